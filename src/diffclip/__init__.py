@@ -1,0 +1,50 @@
+"""CLIP with differential attention, beside the plain CLIP that it is compared with.
+
+Names resolve lazily: importing `diffclip` imports neither torch nor any optional group.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "CLIPConfig": "diffclip.config",
+    "VisionConfig": "diffclip.config",
+    "TextConfig": "diffclip.config",
+    "PreprocessConfig": "diffclip.config",
+    "CLIP": "diffclip.model",
+    "create_model": "diffclip.model",
+    "load_weights": "diffclip.weights",
+    "save_weights": "diffclip.weights",
+    "load": "diffclip.weights",
+    "differential_attention": "diffclip.attention",
+    "InputError": "diffclip.errors",
+}
+
+if TYPE_CHECKING:
+    from diffclip.attention import differential_attention as differential_attention
+    from diffclip.config import CLIPConfig as CLIPConfig
+    from diffclip.config import PreprocessConfig as PreprocessConfig
+    from diffclip.config import TextConfig as TextConfig
+    from diffclip.config import VisionConfig as VisionConfig
+    from diffclip.errors import InputError as InputError
+    from diffclip.model import CLIP as CLIP
+    from diffclip.model import create_model as create_model
+    from diffclip.weights import load as load
+    from diffclip.weights import load_weights as load_weights
+    from diffclip.weights import save_weights as save_weights
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'diffclip' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

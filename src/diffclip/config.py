@@ -1,0 +1,188 @@
+"""What a model is: two towers, the joint space, and how pictures and texts are prepared for it.
+
+Sizes and names follow the paper (TMLR 2025, Section 4) and its baseline, SLIP's CLIP. A named model is
+`<variant>-<size>`, for example `DiffCLIP-dynamic-ViT-B-16`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from diffclip.errors import unknown
+
+AttentionKind = Literal["softmax", "differential"]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "openai": (OPENAI_MEAN, OPENAI_STD)}
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class _TowerConfig(_Config):
+    width: int = Field(gt=0)
+    layers: int = Field(gt=0)
+    heads: int = Field(gt=0, description="query heads; a differential layer pairs them, so the number is even")
+    mlp_ratio: float = Field(default=4.0, gt=0)
+    attention: AttentionKind = "softmax"
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> _TowerConfig:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.attention == "differential" and self.heads % 2:
+            raise ValueError(f"heads {self.heads} is odd: differential attention pairs heads, use an even number")
+        return self
+
+
+class VisionConfig(_TowerConfig):
+    """The vision tower: a timm `VisionTransformer` pooled by its class token.
+
+    `norm_eps` None is resolved when the model is built: 1e-6, but 1e-5 for a differential tower with
+    `init="published"`, as the published code has it.
+    """
+
+    image_size: int = Field(default=224, gt=0)
+    patch_size: int = Field(default=16, gt=0)
+    width: int = Field(default=768, gt=0)
+    layers: int = Field(default=12, gt=0)
+    heads: int = Field(default=12, gt=0)
+    norm_eps: float | None = Field(default=None, gt=0)
+    drop_path: float = Field(default=0.0, ge=0, lt=1)
+    patch_dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _check_patches(self) -> VisionConfig:
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+        return self
+
+
+class TextConfig(_TowerConfig):
+    """The text tower: a causal transformer read at its end-of-text token (the largest id of a row)."""
+
+    context_length: int = Field(default=77, gt=1)
+    vocab_size: int = Field(default=49408, gt=2)
+    width: int = Field(default=512, gt=0)
+    layers: int = Field(default=12, gt=0)
+    heads: int = Field(default=8, gt=0)
+
+
+class PreprocessConfig(_Config):
+    """How a picture becomes the model's input: shorter edge to `resize` (None: the image size), centre crop, statistics."""
+
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    resize: int | None = Field(default=None, gt=0)
+
+
+class CLIPConfig(_Config):
+    """A whole model. `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l), l = 0 in a tower's first layer."""
+
+    embed_dim: int = Field(default=512, gt=0)
+    vision: VisionConfig = Field(default_factory=VisionConfig)
+    text: TextConfig = Field(default_factory=TextConfig)
+    lambda_init: float | Literal["dynamic"] = 0.8
+    preprocess: PreprocessConfig = Field(default_factory=PreprocessConfig)
+    tokenizer: Literal["openclip"] = "openclip"
+
+
+def lambda_init_of_layer(lambda_init: float | Literal["dynamic"], layer: int) -> float:
+    """λ_init of layer `layer` (0-based in its tower), paper Section 4.5 and Differential Transformer Section 2.1."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer) if lambda_init == "dynamic" else float(lambda_init)
+
+
+# variant → (vision attention, text attention, λ_init)
+VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic"]]] = {
+    "CLIP": ("softmax", "softmax", 0.8),
+    "DiffCLIP": ("differential", "differential", 0.8),
+    "DiffCLIP-dynamic": ("differential", "differential", "dynamic"),
+    "DiffCLIP-vision": ("differential", "softmax", 0.8),
+}
+
+# size → (patch, vision (width, layers, heads), text (width, layers, heads), joint width)
+_SIZES = {
+    "ViT-Ti-16": (16, (192, 12, 6), (256, 12, 4), 256),
+    "ViT-S-16": (16, (384, 12, 6), (384, 12, 6), 384),
+    "ViT-B-32": (32, (768, 12, 12), (512, 12, 8), 512),
+    "ViT-B-16": (16, (768, 12, 12), (512, 12, 8), 512),
+    "ViT-L-14": (14, (1024, 24, 16), (768, 12, 12), 768),
+    "ViT-H-14": (14, (1280, 32, 16), (1024, 24, 16), 1024),
+}
+
+MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIANTS)
+
+
+def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
+    """`architecture` (the fields of `CLIPConfig`, sizes only) with the attention of `variant`.
+
+    Raises:
+        InputError: the variant is unknown.
+        pydantic.ValidationError: the architecture does not fit (an odd number of heads, say).
+    """
+    if variant not in VARIANTS:
+        raise unknown("model", variant, VARIANTS)
+    vision, text, lambda_init = VARIANTS[variant]
+    return CLIPConfig.model_validate(
+        {"lambda_init": lambda_init}
+        | architecture
+        | {
+            "vision": {"attention": vision} | architecture.get("vision", {}),
+            "text": {"attention": text} | architecture.get("text", {}),
+        }
+    )
+
+
+def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
+    """The configuration of a named model, at another image size if one is given.
+
+    Raises:
+        InputError: no model has this name; the nearest one is offered.
+    """
+    if name not in MODEL_NAMES:
+        raise unknown("model", name, MODEL_NAMES)
+    size = next(size for size in _SIZES if name.endswith(f"-{size}"))
+    patch, vision, text, embed_dim = _SIZES[size]
+    keys = ("width", "layers", "heads")
+    return variant_config(
+        name.removesuffix(f"-{size}"),
+        {
+            "embed_dim": embed_dim,
+            "vision": {"image_size": image_size or 224, "patch_size": patch, **dict(zip(keys, vision, strict=True))},
+            "text": dict(zip(keys, text, strict=True)),
+        },
+    )
+
+
+def variant_of(config: CLIPConfig) -> str:
+    """The variant that `config` belongs to, or "custom" when its mix of attentions or λ_init has no name."""
+    kinds = (config.vision.attention, config.text.attention)
+    for variant, (vision, text, lambda_init) in VARIANTS.items():
+        if kinds == (vision, text) and ("differential" not in kinds or config.lambda_init == lambda_init):
+            return variant
+    return "custom"
+
+
+def name_of(config: CLIPConfig) -> str:
+    """The named model that has this architecture, else the variant with its sizes, for tables and records."""
+    variant = variant_of(config)
+    for size in _SIZES if variant != "custom" else ():
+        named = named_config(f"{variant}-{size}")
+        same_vision = all(
+            getattr(named.vision, key) == getattr(config.vision, key)
+            for key in ("patch_size", "width", "layers", "heads")
+        )
+        same_text = all(getattr(named.text, key) == getattr(config.text, key) for key in ("width", "layers", "heads"))
+        if same_vision and same_text and named.embed_dim == config.embed_dim:
+            return f"{variant}-{size}"
+    vision, text = config.vision, config.text
+    return (
+        f"{variant}-v{vision.width}x{vision.layers}x{vision.heads}p{vision.patch_size}"
+        f"-t{text.width}x{text.layers}x{text.heads}"
+    )

@@ -1,0 +1,35 @@
+"""What can go wrong for a user, and how it is said: one line that names the input and the way out."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Iterable
+
+
+class DiffCLIPError(Exception):
+    """A failure that is ours or the run's to explain in one line (exit code 1)."""
+
+
+class InputError(DiffCLIPError, ValueError):
+    """Bad input: the message is one line naming the input and the way out (exit code 2)."""
+
+
+def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:
+    """The error for a name that is not among `options`; it offers the nearest one, or lists them all."""
+    options = sorted(options)
+    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
+    lowered = {option.lower(): option for option in options}
+    if not close:
+        close = [lowered[c] for c in difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)]
+    hint = f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(options)}"
+    return InputError(f"unknown {kind} {str(name)!r}: {hint}")
+
+
+def require_group(group: str, *modules: str) -> None:
+    """Raise `InputError` naming the optional group to install when one of `modules` is missing."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise InputError(
+            f"this needs {', '.join(missing)}, which is not installed: run pip install 'diffclip[{group}]'"
+        )
