@@ -19,7 +19,7 @@ _PUBLIC = {
     "create_model": "diffclip.model",
     "load_weights": "diffclip.weights",
     "save_weights": "diffclip.weights",
-    "load": "diffclip.weights",
+    "load": "diffclip.loading",
     "differential_attention": "diffclip.attention",
     "InputError": "diffclip.errors",
 }
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from diffclip.config import TextConfig as TextConfig
     from diffclip.config import VisionConfig as VisionConfig
     from diffclip.errors import InputError as InputError
+    from diffclip.loading import load as load
     from diffclip.model import CLIP as CLIP
     from diffclip.model import create_model as create_model
-    from diffclip.weights import load as load
     from diffclip.weights import load_weights as load_weights
     from diffclip.weights import save_weights as save_weights
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from diffclip.errors import unknown
+from diffclip.errors import InputError, unknown
 
 AttentionKind = Literal["softmax", "differential"]
 
@@ -123,27 +123,49 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     """`architecture` (the fields of `CLIPConfig`, sizes only) with the attention of `variant`.
 
     Raises:
-        InputError: the variant is unknown.
-        pydantic.ValidationError: the architecture does not fit (an odd number of heads, say).
+        InputError: the variant is unknown, or the architecture does not fit (an odd number of heads, say).
     """
     if variant not in VARIANTS:
         raise unknown("model", variant, VARIANTS)
     vision, text, lambda_init = VARIANTS[variant]
-    return CLIPConfig.model_validate(
+    return parse_config(
         {"lambda_init": lambda_init}
         | architecture
         | {
             "vision": {"attention": vision} | architecture.get("vision", {}),
             "text": {"attention": text} | architecture.get("text", {}),
-        }
+        },
+        f"model {variant}",
     )
+
+
+def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
+    """The configuration that `fields` describe; `source` names where they come from.
+
+    Raises:
+        InputError: a field is unknown, has the wrong type, or does not fit the others.
+    """
+    try:
+        return CLIPConfig.model_validate(fields)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error)}") from None
+
+
+def explain(error: ValidationError) -> str:
+    """What pydantic found wrong, in one line: each field with its trouble."""
+    parts = []
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"])
+        message = fault["msg"].removeprefix("Value error, ")
+        parts.append(f"{where}: {message}" if where else message)
+    return "; ".join(parts)
 
 
 def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
     """The configuration of a named model, at another image size if one is given.
 
     Raises:
-        InputError: no model has this name; the nearest one is offered.
+        InputError: no model has this name (the nearest one is offered), or the image size does not fit its patch.
     """
     if name not in MODEL_NAMES:
         raise unknown("model", name, MODEL_NAMES)

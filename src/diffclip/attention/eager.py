@@ -1,0 +1,29 @@
+"""The formulas, literally: every map is made. The reference that the fast backends are held against.
+
+Softmax rows, their difference and λ are float32 whatever the inputs; the product with V is in V's type.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """softmax(Q·Kᵀ/√d) as float32 [B, heads, N, N] for q, k [B, heads, N, d]."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    if causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    return scores.softmax(dim=-1, dtype=torch.float32)
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """A·V for q, k, v [B, heads, N, d]."""
+    return softmax_maps(q, k, causal).to(v.dtype) @ v
+
+
+def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
+    """(A1 − λ·A2)·V before the head norm: q, k [B, 2·H, N, d], v [B, H, N, e], λ as `lambdas.per_head` shapes it."""
+    maps = softmax_maps(q, k, causal)
+    return (maps[:, 0::2] - lam * maps[:, 1::2]).to(v.dtype) @ v

@@ -1,0 +1,145 @@
+"""Self-attention layers with one fused projection for queries, keys and values.
+
+Both take timm's constructor arguments, so that either is an `attn_layer` of timm's `VisionTransformer`, and both
+serve the text tower. Names of the differential layer's parameters are those of the published DiffCLIP code.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from diffclip.attention import eager
+from diffclip.attention.dispatch import differential_attention, softmax_attention
+from diffclip.attention.lambdas import reparameterised
+from diffclip.config import lambda_init_of_layer
+from diffclip.errors import InputError
+
+HEAD_NORM_EPS = 1e-5
+
+
+class AttentionMaps(NamedTuple):
+    """The maps of one layer in float32. `first` [B, H, N, N]; `second` and `lam` are None in a plain layer."""
+
+    first: Tensor
+    second: Tensor | None
+    lam: Tensor | None
+
+    @property
+    def combined(self) -> Tensor:
+        """What multiplies V: A, or A1 − λ·A2."""
+        if self.second is None or self.lam is None:
+            return self.first
+        return self.first - self.lam * self.second
+
+
+class _SelfAttention(nn.Module):
+    """`backend` names the operator's backend; `lambda_init` and `causal` are set by the towers."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        norm_layer: Any = None,  # timm passes its block norm to every attention layer; the head norm is always RMS
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        **unsupported: Any,
+    ) -> None:
+        super().__init__()
+        used = [name for name, value in unsupported.items() if value]
+        if used:
+            raise InputError(f"{type(self).__name__} has no {', '.join(used)}: leave it out")
+        if dim % num_heads:
+            raise InputError(f"width {dim} is not a multiple of heads {num_heads}")
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.backend = "auto"
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
+
+    def _split(self, x: Tensor, value_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, N, C] to q, k [B, heads, N, d] and v [B, value_heads, N, C / value_heads], without copies."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        heads = (self.num_heads, self.num_heads, value_heads)
+        q, k, v = (t.unflatten(-1, (h, -1)).transpose(1, 2) for t, h in zip((q, k, v), heads, strict=True))
+        return q, k, v
+
+    def _attend(self, x: Tensor, causal: bool) -> Tensor:
+        raise NotImplementedError  # pragma: no cover - the two layers below define it
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """x [B, N, C] to [B, N, C].
+
+        Raises:
+            InputError: a mask is given; the towers only know full and causal attention.
+        """
+        if attn_mask is not None:
+            raise InputError("attn_mask is not supported: attention is full, or causal with is_causal=True")
+        out: Tensor = self.out_proj(self._attend(x, is_causal).transpose(1, 2).flatten(2))
+        return out
+
+
+class SoftmaxAttention(_SelfAttention):
+    """Multi-head attention as in the plain CLIP: `num_heads` maps."""
+
+    def _attend(self, x: Tensor, causal: bool) -> Tensor:
+        return softmax_attention(*self._split(x, self.num_heads), causal=causal, backend=self.backend)
+
+    def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
+        """The maps [B, heads, N, N] that `forward` would use for x [B, N, C]."""
+        q, k, _ = self._split(x, self.num_heads)
+        return AttentionMaps(eager.softmax_maps(q, k, causal), None, None)
+
+
+class DifferentialAttention(_SelfAttention):
+    """Multi-head differential attention: `num_heads` query heads in pairs, num_heads/2 values of twice the width.
+
+    λ is one scalar a layer, shared by its heads, and the RMS norm of each head's output is followed by the factor
+    (1 − λ_init). Source: paper Section 3.2 and the published code (github.com/hammoudhasan/DiffCLIP).
+    """
+
+    def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
+        super().__init__(dim, num_heads, device=device, **rest)
+        if num_heads % 2:
+            raise InputError(f"heads {num_heads} is odd: differential attention pairs heads, use an even number")
+        self.lambda_init = lambda_init_of_layer(0.8, 0)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            start = torch.empty(self.head_dim, device=device, dtype=torch.float32)
+            self.register_parameter(name, nn.Parameter(nn.init.normal_(start, std=0.1)))
+        self.diff_norm = HeadNorm(2 * self.head_dim, device=device)
+
+    def current_lambda(self) -> Tensor:
+        """λ of this layer now: 0-dim, float32, with gradients."""
+        return reparameterised(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init)
+
+    def _attend(self, x: Tensor, causal: bool) -> Tensor:
+        q, k, v = self._split(x, self.num_heads // 2)
+        return differential_attention(
+            q,
+            k,
+            v,
+            self.current_lambda(),
+            causal=causal,
+            backend=self.backend,
+            norm_weight=self.diff_norm.weight,
+            norm_eps=HEAD_NORM_EPS,
+            out_scale=1.0 - self.lambda_init,
+        )
+
+    def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
+        """A1, A2 [B, heads/2, N, N] and λ that `forward` would use for x [B, N, C]."""
+        q, k, _ = self._split(x, self.num_heads // 2)
+        both = eager.softmax_maps(q, k, causal)
+        return AttentionMaps(both[:, 0::2], both[:, 1::2], self.current_lambda())
+
+
+class HeadNorm(nn.Module):
+    """Holds the gain [e] of the norm that `differential_attention` applies to each head."""
+
+    def __init__(self, dim: int, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim, device=device))

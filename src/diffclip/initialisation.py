@@ -1,0 +1,121 @@
+"""Starting values of every parameter, drawn by its name, so that two models agree wherever their names do.
+
+`matched` is SLIP's recipe for everything: timm's for the vision tower (Linear weights truncated normal 0.02, zero
+biases), OpenAI's scaled normals for the text tower with zero attention biases. `published` differs where the
+published DiffCLIP code does: its vision blocks are made after timm has initialised its own, so their Linear layers
+keep torch's default, and its text attention keeps torch's default biases.
+Sources: SLIP (github.com/facebookresearch/SLIP, models.py), DiffCLIP (github.com/hammoudhasan/DiffCLIP).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from diffclip.config import CLIPConfig, VisionConfig
+from diffclip.errors import unknown
+
+Init = Literal["matched", "published"]
+INITS = ("matched", "published")
+LOGIT_SCALE_START = math.log(1 / 0.07)
+# LayerNorm epsilon of the published vision towers: (plain, differential)
+_PLAIN_EPS, _PUBLISHED_DIFFERENTIAL_EPS = 1e-6, 1e-5
+
+
+def published_norm_eps(vision: VisionConfig) -> float:
+    """The LayerNorm epsilon of the vision tower in the published weights."""
+    return _PUBLISHED_DIFFERENTIAL_EPS if vision.attention == "differential" else _PLAIN_EPS
+
+
+def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
+    """`norm_eps` as given; None becomes what `init` means.
+
+    Raises:
+        InputError: unknown init.
+    """
+    if init not in INITS:
+        raise unknown("init", init, INITS)
+    if vision.norm_eps is not None:
+        return vision.norm_eps
+    return published_norm_eps(vision) if init == "published" else _PLAIN_EPS
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, config: CLIPConfig, init: str, seed: int) -> None:
+    """Set every parameter of `model` in place. Equal seeds and names give bit-equal values on every machine's CPU."""
+    for name, parameter in model.named_parameters():
+        key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
+        start = torch.empty(parameter.shape, dtype=torch.float32)
+        _draw(start, name, config, init, generator)
+        parameter.copy_(start)
+
+
+def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generator) -> None:
+    module, _, leaf = name.rpartition(".")
+    layer = module.rpartition(".")[2]
+    if name == "logit_scale":
+        t.fill_(LOGIT_SCALE_START)
+    elif leaf.startswith("lambda_"):
+        t.normal_(0, 0.1, generator=g)
+    elif layer == "diff_norm" or (leaf == "weight" and t.ndim == 1):
+        t.fill_(1.0)
+    elif layer.startswith(("norm", "ln_")):
+        t.zero_()
+    elif name.startswith("visual."):
+        _draw_vision(t, name, config, init, g)
+    else:
+        _draw_text(t, name, layer, leaf, config, init, g)
+
+
+def _draw_vision(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generator) -> None:
+    vision = config.vision
+    torch_default = init == "published" and vision.attention == "differential"
+    if name == "visual.pos_embed":
+        nn.init.trunc_normal_(t, std=0.02, a=-2.0, b=2.0, generator=g)
+    elif name == "visual.cls_token":
+        t.normal_(0, 1e-6, generator=g)
+    elif name.startswith("visual.patch_embed."):
+        _torch_default(t, 3 * vision.patch_size**2, g)
+    elif torch_default:
+        _torch_default(t, int(vision.width * vision.mlp_ratio) if ".fc2." in name else vision.width, g)
+    elif name.endswith("weight"):
+        nn.init.trunc_normal_(t, std=0.02, a=-2.0, b=2.0, generator=g)
+    else:
+        t.zero_()
+
+
+def _draw_text(
+    t: Tensor, name: str, layer: str, leaf: str, config: CLIPConfig, init: str, g: torch.Generator
+) -> None:
+    text = config.text
+    residual_std = text.width**-0.5 * (2 * text.layers) ** -0.5
+    stds = {
+        "token_embedding.weight": 0.02,
+        "positional_embedding": 0.01,
+        "image_projection": config.vision.width**-0.5,
+        "text_projection": text.width**-0.5,
+    }
+    layer_stds = {
+        "qkv": text.width**-0.5,
+        "out_proj": residual_std,
+        "c_fc": (2 * text.width) ** -0.5,
+        "c_proj": residual_std,
+    }
+    if name in stds:
+        t.normal_(0, stds[name], generator=g)
+    elif leaf == "weight":
+        t.normal_(0, layer_stds[layer], generator=g)
+    elif layer in ("c_fc", "c_proj") or (init == "published" and text.attention == "differential"):
+        _torch_default(t, int(text.width * text.mlp_ratio) if layer == "c_proj" else text.width, g)
+    else:
+        t.zero_()
+
+
+def _torch_default(t: Tensor, fan_in: int, g: torch.Generator) -> None:
+    """torch's start for Linear and Conv2d, weights and biases alike: uniform within ±1/√fan_in."""
+    t.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=g)

@@ -1,0 +1,77 @@
+"""`load`: a model ready for use, with the picture and text preparation that belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from diffclip.config import CLIPConfig, name_of, named_config
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+from diffclip.model import CLIP
+from diffclip.published import infer_config
+from diffclip.tokenizer import Tokenizer
+from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, load_weights, read_config, read_state
+
+HUB_PREFIX = "hf-hub:"
+
+Preprocess = Callable[[Image.Image], Tensor]
+
+
+def load(
+    source: str | Path, model: str | None = None, image_size: int | None = None
+) -> tuple[CLIP, Preprocess, Tokenizer]:
+    """A model in evaluation mode on the CPU, its `preprocess` (PIL picture to [3, S, S]) and its tokenizer.
+
+    Args:
+        source: a saved folder, a published `.pt` or `.safetensors` file, or `hf-hub:owner/name`.
+        model: the model's name, where the file cannot tell it (a published DiffCLIP-dynamic).
+        image_size: take pictures of this size; position embeddings are resampled.
+
+    Raises:
+        InputError: nothing usable at `source`, or it holds another model than `model`.
+    """
+    path = fetch(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
+    loaded = CLIP(_config(path, model), seed=0)
+    load_weights(loaded, path)
+    if image_size is not None and image_size != loaded.config.vision.image_size:
+        loaded.set_image_size(image_size)
+    loaded.eval()
+    preprocess = eval_transform(loaded.config.vision.image_size, loaded.config.preprocess)
+    return loaded, preprocess, Tokenizer(loaded.config.text)
+
+
+def _config(path: Path, model: str | None) -> CLIPConfig:
+    saved = read_config(path) if path.is_dir() else None
+    if saved is not None:
+        if model is not None and name_of(saved) != model:
+            raise InputError(f"{path} holds {name_of(saved)}, not {model}: leave the model's name out")
+        return saved
+    return named_config(model) if model is not None else infer_config(read_state(path)[0])
+
+
+def fetch(source: str) -> Path:
+    """The local folder of `hf-hub:owner/name`: its saved model, else its `checkpoint_best.pt`.
+
+    Raises:
+        InputError: no such model on the hub, or the hub cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    repository = source.removeprefix(HUB_PREFIX)
+    try:
+        try:
+            file = hf_hub_download(repository, CONFIG_FILE)
+            hf_hub_download(repository, WEIGHTS_FILE)
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError:
+            file = hf_hub_download(repository, PUBLISHED_FILE)
+    except Exception as error:  # the hub's client raises many kinds, and each means that there is no model
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{source} cannot be fetched ({first[:150]}): check the name and the connection") from None
+    return Path(file).parent

@@ -1,0 +1,145 @@
+"""CLIP: two towers, two projections and the logit scale (paper Section 3.3; layout and names as SLIP's CLIP)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffclip.attention import DifferentialAttention, SoftmaxAttention
+from diffclip.attention.dispatch import check_backend
+from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config
+from diffclip.errors import InputError
+from diffclip.initialisation import initialise, resolve_norm_eps
+from diffclip.towers.text import TEXT_NORM_EPS, TextTransformer
+from diffclip.towers.vision import build_vision
+
+
+class CLIP(nn.Module):
+    """A CLIP of any variant; the attention of each tower is in its config.
+
+    Args:
+        config: what to build. `model.config` is a copy with `vision.norm_eps` resolved.
+        init: starting values, "matched" (the same for every variant) or "published" (as the published code).
+        attention_backend: "auto", "eager" or "sdpa", for every layer.
+        seed: of the starting values; None draws one from torch's global generator.
+
+    Raises:
+        InputError: unknown init or backend.
+    """
+
+    def __init__(
+        self,
+        config: CLIPConfig,
+        init: str = "matched",
+        attention_backend: str = "auto",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config.model_copy(deep=True)
+        self.config.vision.norm_eps = resolve_norm_eps(config.vision, init)
+        vision, text = self.config.vision, self.config.text
+        self.visual = build_vision(vision)
+        self.token_embedding = nn.Embedding(text.vocab_size, text.width)
+        self.positional_embedding = nn.Parameter(torch.empty(text.context_length, text.width))
+        self.transformer = TextTransformer(text)
+        self.ln_final = nn.LayerNorm(text.width, eps=TEXT_NORM_EPS)
+        self.image_projection = nn.Parameter(torch.empty(vision.width, config.embed_dim))
+        self.text_projection = nn.Parameter(torch.empty(text.width, config.embed_dim))
+        self.logit_scale = nn.Parameter(torch.empty(()))
+        for layers in self.attention_layers().values():
+            for index, layer in enumerate(layers):
+                if isinstance(layer, DifferentialAttention):
+                    layer.lambda_init = lambda_init_of_layer(self.config.lambda_init, index)
+        self.set_attention_backend(attention_backend)
+        if seed is None:
+            seed = int(torch.randint(2**62, ()).item())
+        initialise(self, self.config, init, seed)
+
+    def attention_layers(self) -> dict[str, list[SoftmaxAttention | DifferentialAttention]]:
+        """The attention layers in order of depth, by tower: "visual" and "text"."""
+        return {
+            "visual": [block.attn for block in self.visual.blocks],
+            "text": [block.attn for block in self.transformer.resblocks],  # type: ignore[misc]
+        }
+
+    def lambdas(self) -> dict[str, Tensor]:
+        """λ of each differential layer by tower, as detached float32 [layers]; a plain tower has none, [0]."""
+        with torch.no_grad():
+            return {
+                tower: torch.stack([layer.current_lambda() for layer in layers if isinstance(layer, DifferentialAttention)])
+                if isinstance(layers[0], DifferentialAttention)
+                else torch.empty(0)
+                for tower, layers in self.attention_layers().items()
+            }
+
+    def set_attention_backend(self, name: str) -> None:
+        """Use backend `name` in every layer.
+
+        Raises:
+            InputError: unknown backend; the nearest one is offered.
+        """
+        check_backend(name)
+        for layers in self.attention_layers().values():
+            for layer in layers:
+                layer.backend = name
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep only block inputs for the backward pass of both towers, and compute the rest again."""
+        self.visual.set_grad_checkpointing(enable)
+        self.transformer.grad_checkpointing = enable
+
+    def set_vision_norm_eps(self, eps: float) -> None:
+        """Use `eps` in every LayerNorm of the vision tower, and record it in the config."""
+        for module in self.visual.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = eps
+        self.config.vision.norm_eps = eps
+
+    def set_image_size(self, image_size: int) -> None:
+        """Take pictures of another size from now on; timm resamples the position embeddings.
+
+        Raises:
+            InputError: the size is not a multiple of the patch.
+        """
+        patch = self.config.vision.patch_size
+        if image_size < patch or image_size % patch:
+            raise InputError(f"image_size {image_size} is not a multiple of patch_size {patch}")
+        self.visual.set_input_size(img_size=(image_size, image_size))
+        self.config.vision.image_size = image_size
+
+    def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:
+        """Normalised pictures [B, 3, S, S] to features [B, embed_dim], of unit length if `normalize`."""
+        features = self.visual(images) @ self.image_projection
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor:
+        """Token ids [B, L ≤ context_length] to features [B, embed_dim], read at the largest id (end of text)."""
+        x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]
+        x = self.ln_final(self.transformer(x))
+        x = x[torch.arange(x.shape[0], device=x.device), tokens.argmax(dim=-1)]
+        features = x @ self.text_projection
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+        """Unit-length "image_features" and "text_features" [B, embed_dim], and "logit_scale" after exp (0-dim)."""
+        return {
+            "image_features": self.encode_image(images, normalize=True),
+            "text_features": self.encode_text(tokens, normalize=True),
+            "logit_scale": self.logit_scale.exp(),
+        }
+
+
+def create_model(
+    name: str,
+    init: str = "matched",
+    attention_backend: str = "auto",
+    image_size: int | None = None,
+    seed: int | None = None,
+) -> CLIP:
+    """A named model, `<variant>-<size>` (for example "DiffCLIP-ViT-B-16"), with fresh weights.
+
+    Raises:
+        InputError: unknown name, init or backend, or an image size that is not a multiple of the patch.
+    """
+    return CLIP(named_config(name, image_size), init=init, attention_backend=attention_backend, seed=seed)

@@ -1,0 +1,65 @@
+"""Reading `.pt` files without running what is in them.
+
+The published checkpoints hold, beside their tensors, an `argparse.Namespace`, paths and NumPy scalars. These are
+read through torch's restricted unpickler with an allow-list of exactly those types; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import pathlib
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diffclip.errors import InputError
+
+
+def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    scalar = np._core.multiarray.scalar  # type: ignore[attr-defined]
+    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdU"}
+    return [
+        argparse.Namespace,
+        np.dtype,
+        *dtypes,
+        # NumPy 1 wrote `numpy.core`, NumPy 2 writes `numpy._core`; a file may come from either
+        (scalar, "numpy.core.multiarray.scalar"),
+        (scalar, "numpy._core.multiarray.scalar"),
+        (codecs.encode, "_codecs.encode"),
+        # pure paths: a path in a file is a name, and need not be of this system's kind
+        *((pathlib.PurePosixPath, f"{module}.PosixPath") for module in ("pathlib", "pathlib._local")),
+        *((pathlib.PureWindowsPath, f"{module}.WindowsPath") for module in ("pathlib", "pathlib._local")),
+    ]
+
+
+def read_pickle(path: Path) -> Any:
+    """The contents of a file written by `torch.save`, tensors on the CPU.
+
+    Raises:
+        InputError: the file is cut short, no torch file, or asks for a type outside the allow-list.
+    """
+    try:
+        with torch.serialization.safe_globals(_allowed()):
+            try:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as error:
+                if "mmap" not in str(error):  # files of torch < 1.6 are no archives and cannot be mapped
+                    raise
+                return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if asked:
+            raise InputError(
+                f"{path} wants to run {asked.group(1)} while it is read: refused, since weights must not run code; "
+                "ask its author for safetensors"
+            ) from None
+        raise InputError(f"{path} is not a file that torch.save wrote, or is damaged: fetch it again") from None
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, UnicodeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{path} cannot be read ({first[:120]}): it may be cut short, fetch it again") from None

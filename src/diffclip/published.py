@@ -1,0 +1,113 @@
+"""The layout of the published checkpoints, and the way between it and ours.
+
+Ours has one fused `qkv` and an `out_proj` in every attention layer. The published files have, by kind of layer:
+differential `{q,k,v,out}_proj`; plain vision `qkv`, `proj`; plain text `in_proj_{weight,bias}`, `out_proj`. All other
+names are the same. Sources: the released DiffCLIP code and SLIP's CLIP, its baseline.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffclip.config import MODEL_NAMES, CLIPConfig, named_config, parse_config
+from diffclip.errors import InputError
+
+State = Mapping[str, Tensor]
+_SPLIT = re.compile(r"(.*\.attn\.)[qkv]_proj\.(weight|bias)$")
+_ONLY_PUBLISHED = re.compile(r"\.attn\.([qkv]_proj|proj)\.|\.attn\.in_proj_(weight|bias)$")
+
+
+def is_published(state: State) -> bool:
+    """Whether the names in `state` (without a `module.` prefix) are those of a published checkpoint."""
+    return any(_ONLY_PUBLISHED.search(name) for name in state)
+
+
+def from_published(state: State) -> dict[str, Tensor]:
+    """Published names to ours; names that belong to neither stay as they are, for the strict check to report."""
+    ours: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if match := _SPLIT.match(name):
+            prefix, kind = match.groups()
+            parts = [state.get(f"{prefix}{part}_proj.{kind}") for part in "qkv"]
+            if any(part is None for part in parts):
+                ours[name] = tensor
+            elif f"{prefix}qkv.{kind}" not in ours:
+                ours[f"{prefix}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
+        elif name.endswith((".attn.in_proj_weight", ".attn.in_proj_bias")):
+            ours[name.replace(".in_proj_", ".qkv.")] = tensor
+        else:
+            ours[name.replace(".attn.proj.", ".attn.out_proj.")] = tensor
+    return ours
+
+
+def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
+    """Our names to the published ones; also splits gradients, or anything else keyed and shaped as the parameters."""
+    published: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        vision = name.startswith("visual.")
+        differential = (config.vision if vision else config.text).attention == "differential"
+        if ".attn.qkv." in name and differential:
+            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
+                published[name.replace(".qkv.", f".{part}_proj.")] = piece.clone()
+        elif ".attn.qkv." in name and not vision:
+            published[name.replace(".attn.qkv.", ".attn.in_proj_")] = tensor
+        elif ".attn.out_proj." in name and vision and not differential:
+            published[name.replace(".attn.out_proj.", ".attn.proj.")] = tensor
+        else:
+            published[name] = tensor
+    return published
+
+
+def infer_config(state: State) -> CLIPConfig:
+    """The configuration that weights with our names belong to, from their names and shapes.
+
+    λ_init leaves no trace in the weights: a differential model is taken to be the one with 0.8. The number of heads
+    of a plain tower leaves none either: it is that of the named model with these widths.
+
+    Raises:
+        InputError: the weights are not those of a CLIP, or a plain tower has widths that no named model has.
+    """
+    try:
+        patch = state["visual.patch_embed.proj.weight"]
+        grid = math.isqrt(state["visual.pos_embed"].shape[1] - 1)
+        vocab, text_width = state["token_embedding.weight"].shape
+        towers: dict[str, dict[str, Any]] = {
+            "vision": _tower(state, "visual.blocks", "mlp.fc1", patch.shape[0])
+            | {"image_size": grid * patch.shape[-1], "patch_size": patch.shape[-1]},
+            "text": _tower(state, "transformer.resblocks", "mlp.c_fc", text_width)
+            | {"vocab_size": vocab, "context_length": state["positional_embedding"].shape[0]},
+        }
+        embed_dim = state["image_projection"].shape[1]
+    except (KeyError, ValueError, IndexError) as error:
+        raise InputError(f"these are not the weights of a CLIP with two transformers: no usable {error}") from None
+    for name in MODEL_NAMES:
+        named = named_config(name)
+        for key, tower in towers.items():
+            of_named = getattr(named, key)
+            if tower["heads"] is None and (tower["width"], tower["layers"]) == (of_named.width, of_named.layers):
+                tower["heads"] = of_named.heads
+    for key, tower in towers.items():
+        if tower["heads"] is None:
+            raise InputError(
+                f"the weights do not tell the number of heads of a plain {key} tower {tower['width']} wide: "
+                "save the model as a folder with its config.json, or name the model"
+            )
+    return parse_config({"embed_dim": embed_dim} | towers, "weights")
+
+
+def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]:
+    indices = {int(name[len(blocks) + 1 :].split(".")[0]) for name in state if name.startswith(f"{blocks}.")}
+    lambda_vector = state.get(f"{blocks}.0.attn.lambda_q1")
+    return {
+        "width": width,
+        "layers": max(indices) + 1,
+        "heads": None if lambda_vector is None else width // lambda_vector.shape[0],
+        "attention": "softmax" if lambda_vector is None else "differential",
+        "mlp_ratio": state[f"{blocks}.0.{hidden}.weight"].shape[0] / width,
+    }

@@ -1,0 +1,38 @@
+"""Texts to ids: OpenCLIP's byte-pair tokenizer, which keeps the end-of-text token when it truncates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from diffclip.config import TextConfig
+from diffclip.errors import InputError
+
+
+class Tokenizer:
+    """Callable: a text or texts to int64 ids [n, context_length], padded with 0.
+
+    Raises (when called):
+        InputError: the model's vocabulary is smaller than the tokenizer's.
+    """
+
+    def __init__(self, config: TextConfig) -> None:
+        self.context_length = config.context_length
+        self.vocab_size = config.vocab_size
+        self._bpe: Any = None
+
+    def __call__(self, texts: str | Sequence[str]) -> Tensor:
+        if self._bpe is None:
+            # open_clip takes seconds to import, and a model that reads no text does not need it
+            from open_clip.tokenizer import SimpleTokenizer
+
+            self._bpe = SimpleTokenizer(context_length=self.context_length)
+            if self._bpe.vocab_size > self.vocab_size:
+                raise InputError(
+                    f"the model's vocabulary of {self.vocab_size} is smaller than the tokenizer's "
+                    f"{self._bpe.vocab_size}: encode_text takes ids of your own"
+                )
+        ids: Tensor = self._bpe([texts] if isinstance(texts, str) else list(texts))
+        return ids

@@ -1,0 +1,69 @@
+"""The text tower: a causal transformer in batch-first layout, with the names of the published checkpoints.
+
+Pre-norm blocks, LayerNorm eps 1e-5 and QuickGELU, as in SLIP and OpenAI's CLIP.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from diffclip.attention import DifferentialAttention, SoftmaxAttention
+
+if TYPE_CHECKING:
+    from diffclip.config import TextConfig
+
+TEXT_NORM_EPS = 1e-5
+ATTENTION = {"softmax": SoftmaxAttention, "differential": DifferentialAttention}
+
+
+class QuickGELU(nn.Module):
+    """x·sigmoid(1.702·x), the sigmoid approximation of GELU that OpenAI's CLIP uses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape to the same shape."""
+        return x * torch.sigmoid(1.702 * x)
+
+
+class ResidualAttentionBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), causal."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        hidden = int(config.width * config.mlp_ratio)
+        self.attn = ATTENTION[config.attention](config.width, config.heads)
+        self.ln_1 = nn.LayerNorm(config.width, eps=TEXT_NORM_EPS)
+        self.mlp = nn.Sequential(
+            OrderedDict(
+                c_fc=nn.Linear(config.width, hidden), gelu=QuickGELU(), c_proj=nn.Linear(hidden, config.width)
+            )
+        )
+        self.ln_2 = nn.LayerNorm(config.width, eps=TEXT_NORM_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, width] to [B, N, width]."""
+        x = x + self.attn(self.ln_1(x), is_causal=True)
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
+
+
+class TextTransformer(nn.Module):
+    """The stack of blocks; embeddings and the final norm belong to the model, where the checkpoints keep them."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.resblocks = nn.ModuleList(ResidualAttentionBlock(config) for _ in range(config.layers))
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, width] to [B, N, width]."""
+        for block in self.resblocks:
+            if self.grad_checkpointing and self.training:
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        return x

@@ -1,0 +1,37 @@
+"""The vision tower: timm's `VisionTransformer` with our attention, pooled by the class token.
+
+timm brings patches, resizing of position embeddings, drop path, patch dropout and gradient checkpointing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from timm.layers import LayerNorm
+from timm.models.vision_transformer import VisionTransformer
+
+from diffclip.attention import DifferentialAttention, SoftmaxAttention
+
+if TYPE_CHECKING:
+    from diffclip.config import VisionConfig
+
+ATTENTION = {"softmax": SoftmaxAttention, "differential": DifferentialAttention}
+
+
+def build_vision(config: VisionConfig) -> VisionTransformer:
+    """The tower for `config`, whose `norm_eps` must be resolved; images [B, 3, S, S] give features [B, width]."""
+    return VisionTransformer(
+        img_size=config.image_size,
+        patch_size=config.patch_size,
+        embed_dim=config.width,
+        depth=config.layers,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp_ratio,
+        num_classes=0,
+        global_pool="token",
+        drop_path_rate=config.drop_path,
+        patch_drop_rate=config.patch_dropout,
+        norm_layer=partial(LayerNorm, eps=config.norm_eps),
+        attn_layer=ATTENTION[config.attention],
+    )

@@ -1,0 +1,192 @@
+"""Reading and writing weights: published `.pt` files, safetensors, and saved folders.
+
+A saved folder holds `config.json` (the model's configuration with its picture and text preparation) and
+`model.safetensors` (our names). Reading is strict and never resizes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from diffclip.config import CLIPConfig, name_of, parse_config
+from diffclip.errors import InputError
+from diffclip.files import write_atomically, write_text
+from diffclip.initialisation import published_norm_eps
+from diffclip.pickled import read_pickle
+from diffclip.published import from_published, infer_config, is_published, to_published
+
+if TYPE_CHECKING:
+    from diffclip.model import CLIP
+
+CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE = "config.json", "model.safetensors", "checkpoint_best.pt"
+
+
+def find_weights(path: str | Path) -> Path:
+    """The weights file that `path` means: itself, or the one in a saved or hub-like folder.
+
+    Raises:
+        InputError: it does not exist, is empty, or is a folder without weights.
+    """
+    path = Path(path)
+    if path.is_dir():
+        for name in (WEIGHTS_FILE, PUBLISHED_FILE):
+            if (path / name).is_file():
+                return find_weights(path / name)
+        raise InputError(f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved model's folder")
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a saved folder, a .safetensors or a published .pt file")
+    if path.stat().st_size == 0:
+        raise InputError(f"{path} is empty: fetch it again")
+    return path
+
+
+def read_state(path: str | Path) -> tuple[dict[str, Tensor], bool]:
+    """The tensors of a file or folder under our names, and whether the file had the published layout.
+
+    Raises:
+        InputError: missing, empty, damaged, without weights, or a pickle that tries to run code.
+    """
+    file = find_weights(path)
+    if file.suffix == ".safetensors":
+        try:
+            state: Mapping[str, Tensor] = load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} is not a whole safetensors file ({error}): fetch it again") from None
+    else:
+        state = _state_of(read_pickle(file), file)
+    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    published = is_published(state)
+    return (from_published(state) if published else dict(state)), published
+
+
+def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
+    for key in ("state_dict", "model"):
+        if isinstance(contents, Mapping) and isinstance(contents.get(key), Mapping):
+            contents = contents[key]
+    if not isinstance(contents, Mapping) or not contents:
+        raise InputError(f"{file} holds no state_dict: give a file with a model's weights")
+    if not all(isinstance(value, Tensor) for value in contents.values()):
+        raise InputError(f"{file} holds no state_dict: its entries are not all tensors")
+    return contents
+
+
+def read_config(folder: str | Path) -> CLIPConfig | None:
+    """The configuration in a saved folder, or None where there is no `config.json`.
+
+    Raises:
+        InputError: the file is not a model's configuration.
+    """
+    file = Path(folder) / CONFIG_FILE
+    if not file.is_file():
+        return None
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"{file} is not JSON ({error}): save the model again") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"{file} is not a model's configuration: save the model again")
+    return parse_config(fields, str(file))
+
+
+def load_weights(model: CLIP, path: str | Path) -> CLIP:
+    """Read weights into `model` and return it. A file in the published layout also sets the published LayerNorm
+    epsilon, whatever the model's init was, and records it in `model.config`; a saved folder sets its own.
+
+    Raises:
+        InputError: unreadable weights, or weights for another model: the line lists what is missing, what is extra
+            and which shapes differ, and names the model that would fit.
+    """
+    state, published = read_state(path)
+    check_fit(model, state, path)
+    model.load_state_dict(state)
+    config = read_config(path)
+    if published:
+        model.set_vision_norm_eps(published_norm_eps(model.config.vision))
+    elif config is not None and config.vision.norm_eps is not None:
+        model.set_vision_norm_eps(config.vision.norm_eps)
+    return model
+
+
+def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> None:
+    """Raise `InputError` unless names and shapes of `state` are exactly those of `model`."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    faults = {
+        "missing": sorted(wanted.keys() - given.keys()),
+        "extra": sorted(given.keys() - wanted.keys()),
+        "of another shape": sorted(
+            f"{name} {list(given[name])} for {list(wanted[name])}"
+            for name in wanted.keys() & given.keys()
+            if wanted[name] != given[name]
+        ),
+    }
+    if not any(faults.values()):
+        return
+    try:
+        fitting = infer_config(state)
+        hint = f"they fit {name_of(fitting)} at {fitting.vision.image_size} px"
+    except InputError as error:
+        hint = str(error)
+    listed = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in faults.items() if names)
+    raise InputError(f"{source} holds weights for another model than {name_of(model.config)}: {listed}; {hint}")
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def save_weights(model: CLIP, folder: str | Path) -> None:
+    """Write `config.json` and `model.safetensors` to `folder`, each whole or not at all.
+
+    Raises:
+        InputError: no space left on the device, or no permission.
+    """
+    folder = Path(folder)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with write_atomically(folder / WEIGHTS_FILE) as temporary:
+        try:
+            save_file(state, temporary)
+        except SafetensorError as error:
+            raise as_disk_error(error) from error
+    write_text(folder / CONFIG_FILE, model.config.model_dump_json(indent=2) + "\n")
+
+
+def save_published(model: CLIP, file: str | Path) -> None:
+    """Write a `.pt` file in the published layout: `state_dict` with `module.` before each name.
+
+    Raises:
+        InputError: no space left on the device, or no permission.
+    """
+    state = to_published(model.state_dict(), model.config)
+    contents = {"state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()}}
+    with write_atomically(file) as temporary:
+        save_torch(contents, temporary)
+
+
+def save_torch(contents: object, file: Path) -> None:
+    """`torch.save`, with a full disk told as the OSError that it is."""
+    try:
+        torch.save(contents, file)
+    except RuntimeError as error:
+        raise as_disk_error(error) from error
+
+
+def as_disk_error(error: Exception) -> Exception:
+    """The writers of torch and safetensors hide the system's error in their text; give it its number again."""
+    import errno
+    import re
+
+    text = str(error)
+    if match := re.search(r"os error (\d+)", text):
+        return OSError(int(match.group(1)), text)
+    if "PytorchStreamWriter" in text or "file write failed" in text or "No space left" in text:
+        return OSError(errno.ENOSPC, text)
+    return error

@@ -1,0 +1,27 @@
+"""What many tests share: threads, and where the measuring data lies if it is there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# open_clip and timm write nothing, but hub clients look for the network unless told not to
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of golden values and real data beside the repository; the test skips where there is none."""
+    if not SHARED.is_dir():
+        pytest.skip("no shared folder beside the repository")
+    return SHARED
