@@ -1,0 +1,145 @@
+"""The model that a command was asked to use, from whatever names it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffclip.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+
+    from diffclip.model import CLIP
+    from diffclip.tokenizer import Tokenizer
+
+MODEL_HELP = (
+    "A run folder, a saved folder, a published file, hf-hub:OWNER/NAME, or a model's name (random weights)."
+)
+_RANDOM_SEED = 0
+_WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode on the CPU, with what belongs to it.
+
+    `label` is the architecture's name, `weights` says where the values came from, and `seed` is the one that
+    the model was trained with, where its run tells.
+    """
+
+    model: CLIP
+    preprocess: Callable[[Image.Image], torch.Tensor]
+    tokenizer: Tokenizer
+    label: str
+    weights: str
+    seed: int | None
+
+
+def load_for_use(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
+    """The model that `source` names.
+
+    Args:
+        source: a run folder (its best checkpoint, else its last), a saved folder, a published file,
+            `hf-hub:OWNER/NAME`, or a model's name, which has random weights: a line on stderr says so.
+        model_name: what a file holds, where it cannot tell (a published DiffCLIP-dynamic).
+        image_size: take pictures of this size; None: the model's own.
+
+    Raises:
+        InputError: nothing has that name (the nearest model is offered), or it holds no usable weights.
+    """
+    path = find_model(source)
+    if path is None:
+        return _random(source, model_name, image_size)
+    from diffclip.config import name_of
+    from diffclip.loading import load
+
+    model, preprocess, tokenizer = load(path, model=model_name, image_size=image_size)
+    return Loaded(model, preprocess, tokenizer, name_of(model.config), path, _training_seed(Path(path)))
+
+
+def find_model(source: str) -> str | None:
+    """What `diffclip.load` is to read for `source`, see `load_for_use`; None if it is a model's name.
+
+    Raises:
+        InputError: nothing has that name.
+    """
+    from diffclip.config import MODEL_NAMES
+    from diffclip.loading import HUB_PREFIX
+
+    if source in MODEL_NAMES and not os.path.exists(source):
+        return None
+    if source.startswith(HUB_PREFIX):
+        return source
+    if not os.path.exists(source):
+        if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
+            raise InputError(
+                f"{source} does not exist: give a run or saved folder, a weights file or a model's name"
+            )
+        raise unknown("model", source, MODEL_NAMES)
+    return str(_checkpoint(Path(source)))
+
+
+def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded:
+    from diffclip.config import name_of
+    from diffclip.data.transforms import eval_transform
+    from diffclip.model import create_model
+    from diffclip.tokenizer import Tokenizer
+
+    if model_name not in (None, name):
+        raise InputError(
+            f"{name} is a model's name, so --model-name {model_name} does not fit: leave one of them out"
+        )
+    print(f"diffclip: WARNING: {name} has random weights, expect results at chance level", file=sys.stderr)
+    model = create_model(name, image_size=image_size, seed=_RANDOM_SEED).eval()
+    config = model.config
+    preprocess = eval_transform(config.vision.image_size, config.preprocess)
+    return Loaded(
+        model, preprocess, Tokenizer(config.text), name_of(config), f"random, seed {_RANDOM_SEED}", None
+    )
+
+
+def _checkpoint(path: Path) -> Path:
+    """The best, else the last checkpoint of a run folder; any other path as it is."""
+    if not (path / "checkpoints").is_dir():
+        return path
+    for name in ("best", "last"):
+        if (path / "checkpoints" / name).exists():
+            return path / "checkpoints" / name
+    raise InputError(f"{path} has no checkpoint yet: wait for the training to write one")
+
+
+def _training_seed(path: Path) -> int | None:
+    """The seed in the recipe of the run that `path` is a checkpoint of, if it is one."""
+    import yaml
+
+    recipe = path.parent.parent / "recipe.yaml"
+    if path.parent.name != "checkpoints" or not recipe.is_file():
+        return None
+    try:
+        fields = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        return None
+    seed = fields.get("seed") if isinstance(fields, dict) else None
+    return seed if isinstance(seed, int) else None
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is the first CUDA device if there is one, else the CPU.
+
+    Raises:
+        InputError: no such device here.
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(f"device {name!r} is not available here: use cpu, or leave --device out") from None

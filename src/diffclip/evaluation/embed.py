@@ -1,0 +1,142 @@
+"""Pictures and texts to unit-length embeddings, in batches, without gradients.
+
+Shapes: N pictures, M texts, B a batch, S picture size, L context length, D joint width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffclip.errors import InputError
+from diffclip.model import CLIP
+
+# What is counted ("pictures", "texts"), how many more are done, and of how many (None: not known)
+Progress = Callable[[str, int, int | None], None]
+Tokenizer = Callable[[list[str]], Tensor]
+
+
+class Encoder(Protocol):
+    """What evaluation asks of a model: an `nn.Module` with two towers into one space."""
+
+    def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor: ...
+
+    def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def train(self, mode: bool = True) -> object: ...
+
+    training: bool
+
+
+@contextmanager
+def evaluating(model: Encoder) -> Iterator[None]:
+    """Evaluation mode without gradients; the mode before is restored, whatever happens inside."""
+    was_training = model.training
+    model.train(False)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def embed_images(model: Encoder, images: Tensor) -> Tensor:
+    """A batch of normalised pictures [B, 3, S, S] to [B, D], unit length, float32, on the model's device."""
+    weight = next(iter(model.parameters()))
+    images = images.to(weight.device, weight.dtype, non_blocking=True)
+    return F.normalize(model.encode_image(images).float(), dim=-1)
+
+
+def embed_texts(
+    model: Encoder,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    batch_size: int = 256,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Texts to [M, D], unit length, float32, on the model's device.
+
+    Raises:
+        InputError: there is no text.
+    """
+    if not texts:
+        raise InputError("there is no text to embed: give at least one")
+    device = next(iter(model.parameters())).device
+    # Texts of like length share a batch, so that little of it is padding
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    features = []
+    for start in range(0, len(texts), batch_size):
+        batch = [texts[index] for index in order[start : start + batch_size]]
+        tokens = tokenizer(batch)
+        if isinstance(model, CLIP):
+            tokens = without_padding(tokens)
+        features.append(F.normalize(model.encode_text(tokens.to(device)).float(), dim=-1))
+        if progress:
+            progress("texts", len(batch), len(texts))
+    place = torch.empty(len(order), dtype=torch.int64)
+    place[torch.tensor(order)] = torch.arange(len(order))
+    return torch.cat(features)[place.to(device)]
+
+
+def without_padding(tokens: Tensor) -> Tensor:
+    """Token ids [B, L] up to the last end of text (the largest id): a causal tower never looks further."""
+    return tokens[:, : int(tokens.argmax(-1).max()) + 1]
+
+
+def embed_labelled(
+    model: Encoder, batches: Iterable[tuple[Tensor, Sequence[int]]], progress: Progress | None = None
+) -> tuple[Tensor, Tensor]:
+    """Batches of (pictures [B, 3, S, S], B labels) to embeddings [N, D] and labels int64 [N].
+
+    Raises:
+        InputError: there is no picture.
+    """
+    features: list[Tensor] = []
+    labels: list[int] = []
+    for images, batch_labels in batches:
+        features.append(embed_images(model, images))
+        labels.extend(int(label) for label in batch_labels)
+        if progress:
+            progress("pictures", len(images), None)
+    return _joined(features), torch.tensor(labels)
+
+
+def embed_captioned(
+    model: Encoder,
+    tokenizer: Tokenizer,
+    batches: Iterable[tuple[Tensor, Sequence[Sequence[str]]]],
+    batch_size: int = 256,
+    progress: Progress | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batches of (pictures [B, 3, S, S], the captions of each) to [N, D], [M, D] and the picture of each text
+    [M].
+
+    Raises:
+        InputError: there is no picture, or no caption.
+    """
+    features: list[Tensor] = []
+    texts: list[str] = []
+    owners: list[int] = []
+    pictures = 0
+    for images, captions in batches:
+        features.append(embed_images(model, images))
+        for index, own in enumerate(captions, pictures):
+            texts.extend(own)
+            owners.extend([index] * len(own))
+        pictures += len(images)
+        if progress:
+            progress("pictures", len(images), None)
+    return _joined(features), embed_texts(model, tokenizer, texts, batch_size, progress), torch.tensor(owners)
+
+
+def _joined(features: list[Tensor]) -> Tensor:
+    if not features:
+        raise InputError("there is no picture to embed: the set is empty")
+    return torch.cat(features)

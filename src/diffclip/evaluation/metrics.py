@@ -1,0 +1,162 @@
+"""Zero-shot classification and retrieval metrics as pure functions on embeddings.
+
+Every metric comes from ranks: how many wrong answers score at least as high as the right one. Ties and NaN
+therefore count against the model, and one that answers the same for everything is right about nothing. Scores
+are computed a few rows at a time, so memory grows with the set and never with its square. The names and,
+where no two scores tie, the values are those of CLIP_benchmark (github.com/LAION-AI/CLIP_benchmark,
+`clip_benchmark/metrics`).
+
+Shapes: N pictures, M texts, K classes, D joint width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from diffclip.errors import InputError
+
+RECALL_AT = (1, 5, 10)
+NEVER = torch.iinfo(torch.int64).max  # the rank of a right answer whose score is NaN: in no top k
+NOT_ASKED = -1  # the rank of a picture without captions: left out of every mean
+
+# Scores held at once (16 MiB in float32); the product of very few rows would round differently.
+_CHUNK_SCORES = 1 << 22
+_MIN_ROWS = 32
+
+
+def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Tensor) -> Tensor:
+    """How many other classes score at least as high as the true one; 0 is right.
+
+    Args:
+        image_features: [N, D], any floating type (scored in float32); its length does not matter.
+        classifier: [D, K], a unit column a class.
+        labels: int64 [N], 0 ≤ label < K.
+
+    Returns:
+        int64 [N] on the CPU; `NEVER` where the true class scores NaN.
+
+    Raises:
+        InputError: shapes do not fit, or a label is out of range.
+    """
+    _check_features(image_features, classifier.transpose(0, -1))
+    classes = classifier.shape[1]
+    _check_indices("labels", labels, len(image_features), classes, "classes")
+    ranks = []
+    for rows, scores in _score_chunks(image_features, classifier):
+        ranks.append(_rank_of_column(scores, labels[rows].to(scores.device)).cpu())
+    return torch.cat(ranks) if ranks else torch.empty(0, dtype=torch.int64)
+
+
+def retrieval_ranks(
+    image_features: Tensor, text_features: Tensor, image_of_text: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Ranks of retrieval in both directions, with any number of captions a picture.
+
+    Args:
+        image_features: [N, D], unit length, any floating type (scored in float32).
+        text_features: [M, D], unit length.
+        image_of_text: int64 [M], the picture each caption belongs to.
+
+    Returns:
+        text→image, int64 [M]: how many other pictures score at least as high as the caption's own.
+        image→text, int64 [N]: how many captions of other pictures score at least as high as the best own
+        caption. A picture without captions has `NOT_ASKED` there (it still distracts the captions of others).
+        `NEVER` where the right answer scores NaN (in image→text: every own caption does). Both on the CPU.
+
+    Raises:
+        InputError: shapes do not fit, or a caption belongs to no picture.
+    """
+    _check_features(image_features, text_features)
+    _check_indices("image_of_text", image_of_text, len(text_features), len(image_features), "pictures")
+    empty = torch.empty(0, dtype=torch.int64)
+    text_to_image, image_to_text = [empty], [empty]
+    for rows, scores in _score_chunks(text_features, image_features.mT):
+        text_to_image.append(_rank_of_column(scores, image_of_text[rows].to(scores.device)).cpu())
+    owner = image_of_text.to(image_features.device)
+    for rows, scores in _score_chunks(image_features, text_features.mT):
+        own = owner == torch.arange(rows.start, rows.stop, device=owner.device)[:, None]
+        image_to_text.append(_rank_of_best(scores, own).cpu())
+    return torch.cat(text_to_image), torch.cat(image_to_text)
+
+
+def hits_at(ranks: Tensor, k: int) -> Tensor:
+    """Whether the right answer is among the top `k`: float64 of 0 and 1, an item each that was asked."""
+    return (ranks[ranks != NOT_ASKED] < k).double()
+
+
+def recall_at(ranks: Tensor, k: int) -> float:
+    """Share of the items whose right answer is among the top `k`; NaN when no item was asked."""
+    return float(hits_at(ranks, k).mean())
+
+
+def retrieval_metrics(text_to_image: Tensor, image_to_text: Tensor) -> dict[str, float]:
+    """`image_retrieval_recall@k` (mean over captions) and `text_retrieval_recall@k` (over pictures)."""
+    return {f"image_retrieval_recall@{k}": recall_at(text_to_image, k) for k in RECALL_AT} | {
+        f"text_retrieval_recall@{k}": recall_at(image_to_text, k) for k in RECALL_AT
+    }
+
+
+def mean_per_class_recall(ranks: Tensor, labels: Tensor) -> float:
+    """Accuracy of each class that occurs in `labels`, averaged over those classes; NaN for an empty set."""
+    classes, index, counts = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
+    right = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, index, (ranks == 0).double())
+    return float((right / counts).mean())
+
+
+def chance_at(k: int, candidates: int, right: int = 1) -> float:
+    """Probability that a random order has one of its `right` answers in the top `k` (hypergeometric)."""
+    k = min(k, candidates)
+    return 1.0 - math.comb(candidates - right, k) / math.comb(candidates, k)
+
+
+def chance_of_image_to_text(k: int, image_of_text: Tensor) -> float:
+    """`text_retrieval_recall@k` of a random order: the mean of `chance_at` over pictures with captions."""
+    captions = torch.unique(image_of_text, return_counts=True)[1]
+    sizes, pictures = torch.unique(captions, return_counts=True)
+    chances = [chance_at(k, len(image_of_text), int(size)) for size in sizes]
+    return sum(c * int(n) for c, n in zip(chances, pictures, strict=True)) / int(pictures.sum())
+
+
+def _score_chunks(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of `queries @ candidates` in float32, a bounded number at a time."""
+    candidates = candidates.float()
+    step = max(_MIN_ROWS, _CHUNK_SCORES // max(1, candidates.shape[1]))
+    for start in range(0, len(queries), step):
+        rows = slice(start, min(start + step, len(queries)))
+        yield rows, queries[rows].float() @ candidates
+
+
+def _rank_of_column(scores: Tensor, right: Tensor) -> Tensor:
+    """How many other columns of [R, C] do not score strictly less than column `right` [R]."""
+    own = scores.gather(1, right[:, None])
+    ranks = scores.shape[1] - 1 - (scores < own).sum(1)
+    return ranks.masked_fill(own[:, 0].isnan(), NEVER)
+
+
+def _rank_of_best(scores: Tensor, own: Tensor) -> Tensor:
+    """How many columns of [R, C] outside `own` do not score strictly less than the best of those inside."""
+    usable = own & ~scores.isnan()
+    best = scores.masked_fill(~usable, -torch.inf).amax(1, keepdim=True)
+    ranks = (~own).sum(1) - ((scores < best) & ~own).sum(1)
+    return ranks.masked_fill(~usable.any(1), NEVER).masked_fill(~own.any(1), NOT_ASKED)
+
+
+def _check_features(first: Tensor, second: Tensor) -> None:
+    if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
+        raise InputError(
+            f"features of shapes {list(first.shape)} and {list(second.shape)} do not share a joint space: "
+            "give two matrices of the same width"
+        )
+
+
+def _check_indices(name: str, indices: Tensor, length: int, limit: int, things: str) -> None:
+    if indices.shape != (length,):
+        raise InputError(f"{name} has shape {list(indices.shape)}, but there are {length} items to label")
+    if length and not 0 <= int(indices.min()) <= int(indices.max()) < limit:
+        raise InputError(
+            f"{name} runs from {indices.min()} to {indices.max()}, but there are {limit} {things}"
+        )

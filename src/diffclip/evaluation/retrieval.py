@@ -1,0 +1,65 @@
+"""Retrieval of pictures by captions and of captions by pictures, as CLIP_benchmark measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from diffclip.evaluation.embed import Encoder, Progress, Tokenizer, embed_captioned, evaluating
+from diffclip.evaluation.metrics import (
+    RECALL_AT,
+    chance_at,
+    chance_of_image_to_text,
+    retrieval_metrics,
+    retrieval_ranks,
+)
+from diffclip.evaluation.scores import Score, recall_score
+
+Captioned = Iterable[tuple[Tensor, Sequence[Sequence[str]]]]
+
+
+def retrieval(
+    model: Encoder,
+    tokenizer: Tokenizer,
+    batches: Captioned,
+    batch_size: int = 256,
+    progress: Progress | None = None,
+) -> list[Score]:
+    """`image_retrieval_recall@k` (text→image) and `text_retrieval_recall@k` (image→text), k = 1, 5, 10.
+
+    The first is averaged over all captions, its interval resamples pictures with all their captions. The
+    second is averaged over the pictures that have captions; a hit is any own caption among the top k.
+
+    Args:
+        batches: pictures [B, 3, S, S] prepared for the model, and the captions of each (any number).
+        batch_size: texts embedded at once.
+
+    Raises:
+        InputError: no picture, or no caption.
+    """
+    with evaluating(model):
+        images, texts, owners = embed_captioned(model, tokenizer, batches, batch_size, progress)
+        to_image, to_text = retrieval_ranks(images, texts, owners)
+    return [
+        recall_score(f"image_retrieval_recall@{k}", to_image, k, chance_at(k, len(images)), clusters=owners)
+        for k in RECALL_AT
+    ] + [
+        recall_score(f"text_retrieval_recall@{k}", to_text, k, chance_of_image_to_text(k, owners))
+        for k in RECALL_AT
+    ]
+
+
+def validate_retrieval(
+    model: Encoder, tokenizer: Tokenizer, batches: Captioned, batch_size: int = 256
+) -> dict[str, float]:
+    """The six recalls of `retrieval` and `score`, their mean, without intervals: for use during training.
+
+    The model's mode is restored afterwards.
+
+    Raises:
+        InputError: no picture, or no caption.
+    """
+    with evaluating(model):
+        recalls = retrieval_metrics(*retrieval_ranks(*embed_captioned(model, tokenizer, batches, batch_size)))
+    return recalls | {"score": sum(recalls.values()) / len(recalls)}

@@ -1,0 +1,178 @@
+"""`differential_attention`: every backend against the formula written out in NumPy, and against timm's layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from timm.layers import DiffAttention
+from torch import Tensor
+
+from diffclip import InputError, differential_attention
+from diffclip.attention import BACKENDS, DifferentialAttention, SoftmaxAttention, softmax_attention
+
+
+def inputs(batch: int, heads: int, tokens: int, d: int, e: int, seed: int = 0, dtype=torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(batch, 2 * heads, tokens, d), (batch, 2 * heads, tokens, d), (batch, heads, tokens, e)]
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, lam: float, causal: bool) -> np.ndarray:
+    """(A1 − λ·A2)·V in NumPy's float64, head by head."""
+    q, k, v = (t.detach().double().numpy() for t in (q, k, v))
+    batch, heads, tokens, _ = v.shape
+    out = np.zeros(v.shape)
+    for b in range(batch):
+        for h in range(heads):
+            maps = []
+            for head in (2 * h, 2 * h + 1):
+                scores = q[b, head] @ k[b, head].T / np.sqrt(q.shape[-1])
+                if causal:
+                    scores[np.triu_indices(tokens, 1)] = -np.inf
+                exp = np.exp(scores - scores.max(axis=1, keepdims=True))
+                maps.append(exp / exp.sum(axis=1, keepdims=True))
+            out[b, h] = (maps[0] - lam * maps[1]) @ v[b, h]
+    return out
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("tokens", "d", "e"), [(1, 8, 16), (7, 8, 16), (33, 16, 16), (600, 8, 16), (600, 16, 8)])
+def test_is_the_formula(backend: str, causal: bool, tokens: int, d: int, e: int) -> None:
+    q, k, v = inputs(2, 3, tokens, d, e)
+    out = differential_attention(q, k, v, 0.7, causal=causal, backend=backend)
+    np.testing.assert_allclose(out.detach().numpy(), by_hand(q, k, v, 0.7, causal), atol=2e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [9, 530])
+def test_sdpa_has_the_gradients_of_eager(causal: bool, tokens: int) -> None:
+    gradients = []
+    for backend in ("eager", "sdpa"):
+        q, k, v = inputs(2, 2, tokens, 8, 16, seed=3)
+        lam = torch.tensor(0.6, requires_grad=True)
+        gain = torch.linspace(0.5, 1.5, 16).requires_grad_()
+        out = differential_attention(q, k, v, lam, causal, backend, norm_weight=gain, out_scale=0.2)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+        gradients.append(torch.autograd.grad((out * weights).sum(), (q, k, v, lam, gain)))
+    for eager, sdpa in zip(*gradients, strict=True):
+        torch.testing.assert_close(sdpa, eager, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lambda_may_be_a_number_a_scalar_by_head_or_by_token(backend: str) -> None:
+    q, k, v = inputs(2, 3, 5, 8, 16)
+    same = [0.4, torch.tensor(0.4), torch.full((3,), 0.4), torch.full((2, 3, 5), 0.4)]
+    first, *others = (differential_attention(q, k, v, lam, backend=backend) for lam in same)
+    for other in others:
+        torch.testing.assert_close(other, first)
+    by_head = torch.tensor([0.1, 0.5, 0.9], requires_grad=True)
+    out = differential_attention(q, k, v, by_head, backend=backend)
+    for head, lam in enumerate((0.1, 0.5, 0.9)):
+        torch.testing.assert_close(out[:, head], differential_attention(q, k, v, lam, backend=backend)[:, head])
+    out.sum().backward()
+    assert by_head.grad is not None
+    assert (by_head.grad != 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_head_norm_and_factor_follow_the_difference(backend: str) -> None:
+    q, k, v = inputs(1, 2, 6, 4, 8)
+    gain = torch.linspace(0.5, 2, 8)
+    plain = differential_attention(q, k, v, 0.8, backend=backend)
+    normed = differential_attention(q, k, v, 0.8, backend=backend, norm_weight=gain, norm_eps=1e-5, out_scale=0.2)
+    rms = (plain.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(normed, plain / rms * gain * 0.2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_half_precision_stays_near_the_formula(backend: str, dtype: torch.dtype, tolerance: float) -> None:
+    q, k, v = inputs(2, 2, 40, 16, 32, dtype=dtype)
+    out = differential_attention(q, k, v, torch.tensor(0.8), causal=True, backend=backend)
+    assert out.dtype == dtype
+    expected = by_hand(q, k, v, 0.8, True)
+    error = np.linalg.norm(out.detach().float().numpy() - expected) / np.linalg.norm(expected)
+    assert error < tolerance
+
+
+def test_lambda_is_not_rounded_to_the_inputs_type() -> None:
+    # with equal maps the output is (1 − λ)·A·V: a λ rounded to bfloat16 (0.99609375) would be 2.5 times too far off
+    q, _, v = inputs(1, 1, 4, 8, 8, dtype=torch.bfloat16)
+    pair = q[:, :1].expand(1, 2, 4, 8)
+    out = differential_attention(pair, pair, v, 0.9975, backend="sdpa")
+    attended = softmax_attention(pair[:, :1], pair[:, :1], v, backend="sdpa")
+    torch.testing.assert_close(out.float(), 0.0025 * attended.float(), rtol=2e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda q, k, v: (q[:, :3], k[:, :3], v, 0.5), "3 heads"),
+        (lambda q, k, v: (q, k[:, :, :2], v, 0.5), "q [2, 4, 5, 8] and k [2, 4, 2, 8]"),
+        (lambda q, k, v: (q, k, v[:, :1], 0.5), "v is [2, 1, 5, 16]"),
+        (lambda q, k, v: (q, k, v, torch.zeros(4)), "lam has shape [4]"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(change, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        differential_attention(*change(*inputs(2, 2, 5, 8, 16)))
+    assert words in str(error.value)
+
+
+def test_an_unknown_backend_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(InputError, match="'sdpa'"):
+        differential_attention(*inputs(1, 1, 2, 4, 8), 0.5, backend="spda")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_layer_agrees_with_timm(backend: str, causal: bool) -> None:
+    torch.manual_seed(0)
+    oracle = DiffAttention(64, num_heads=4, qkv_bias=True)
+    oracle.lambda_init = 0.8
+    layer = DifferentialAttention(64, 8)
+    layer.backend = backend
+    names = {"sub_norm": "diff_norm", "proj": "out_proj"}
+    layer.load_state_dict(
+        {".".join(names.get(part, part) for part in key.split(".")): t for key, t in oracle.state_dict().items()}
+    )
+    x = torch.randn(2, 19, 64)
+    expected = oracle(x, is_causal=causal)
+    torch.testing.assert_close(layer(x, is_causal=causal), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_plain_layer_is_torchs_multi_head_attention(backend: str) -> None:
+    torch.manual_seed(0)
+    oracle = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    layer = SoftmaxAttention(32, 4)
+    layer.backend = backend
+    state = oracle.state_dict()
+    layer.load_state_dict({key.replace("in_proj_", "qkv."): tensor for key, tensor in state.items()})
+    x = torch.randn(2, 7, 32)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(7)
+    torch.testing.assert_close(layer(x, is_causal=True), oracle(x, x, x, attn_mask=mask)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_maps_are_those_that_forward_uses() -> None:
+    torch.manual_seed(0)
+    layer = DifferentialAttention(32, 4)
+    x = torch.randn(2, 6, 32)
+    maps = layer.maps(x, causal=True)
+    assert maps.second is not None
+    torch.testing.assert_close(maps.first.sum(-1), torch.ones(2, 2, 6))
+    torch.testing.assert_close(maps.second.triu(1), torch.zeros_like(maps.second))
+    v = layer.qkv(x).chunk(3, dim=-1)[2].unflatten(-1, (2, 16)).transpose(1, 2)
+    heads = torch.nn.functional.rms_norm(maps.combined @ v, (16,), layer.diff_norm.weight, 1e-5) * 0.2
+    torch.testing.assert_close(layer.out_proj(heads.transpose(1, 2).flatten(2)), layer(x, is_causal=True))
+
+
+def test_layers_refuse_what_they_do_not_have() -> None:
+    with pytest.raises(InputError, match="odd"):
+        DifferentialAttention(33, 3)
+    with pytest.raises(InputError, match="qk_norm"):
+        DifferentialAttention(32, 4, qk_norm=True)
+    with pytest.raises(InputError, match="attn_mask"):
+        SoftmaxAttention(32, 4)(torch.zeros(1, 2, 32), attn_mask=torch.zeros(2, 2))

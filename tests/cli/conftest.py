@@ -1,0 +1,97 @@
+"""Small sets, pictures and a saved model for the commands that use a model."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes of shards stay out of the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def _save_model(folder: Path, seed: int = 0) -> Path:
+    """A differential model of a few thousand weights, saved to `folder`."""
+    import diffclip
+
+    config = diffclip.CLIPConfig(
+        embed_dim=16,
+        vision=diffclip.VisionConfig(
+            image_size=16, patch_size=8, width=16, layers=1, heads=2, attention="differential"
+        ),
+        text=diffclip.TextConfig(context_length=12, width=16, layers=1, heads=2, attention="differential"),
+    )
+    diffclip.save_weights(diffclip.CLIP(config, seed=seed), folder)
+    return folder
+
+
+@pytest.fixture
+def save_model() -> Callable[..., Path]:
+    return _save_model
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _save_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a red, a green and a blue picture."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for name, colour in COLOURS.items():
+        Image.new("RGB", (20, 24), colour).save(folder / f"{name}.png")
+    return folder
+
+
+def write_set(folder: Path, members: list[tuple[str, bytes]], files: dict[str, str]) -> Path:
+    """A set in clip_benchmark's layout with one shard in the split `test`."""
+    (folder / "test").mkdir(parents=True)
+    with tarfile.open(folder / "test" / "0.tar", "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    (folder / "test" / "nshards.txt").write_text("1")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def coloured_png(index: int) -> bytes:
+    buffer = io.BytesIO()
+    colour = tuple(COLOURS.values())[index % 3]
+    Image.new("RGB", (20, 20), tuple(min(255, value + index) for value in colour)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def class_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve pictures of three classes, and one that is broken."""
+    members = []
+    for index in range(12):
+        key = f"s{index:07d}"
+        members += [(f"{key}.png", coloured_png(index)), (f"{key}.cls", str(index % 3).encode())]
+    members += [("s0000012.png", b"not a picture"), ("s0000012.cls", b"0")]
+    templates = "a photo of {c}.\n{c}"
+    files = {"classnames.txt": "\n".join(COLOURS), "zeroshot_classification_templates.txt": templates}
+    return write_set(tmp_path_factory.mktemp("sets") / "colours", members, files)
+
+
+@pytest.fixture(scope="session")
+def caption_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven pictures with one to three captions each."""
+    members = []
+    for index in range(11):
+        captions = "\n".join(f"{'very ' * line}plain picture {index}" for line in range(1 + index % 3))
+        members += [(f"s{index:07d}.png", coloured_png(index)), (f"s{index:07d}.txt", captions.encode())]
+    return write_set(tmp_path_factory.mktemp("sets") / "plain", members, {"dataset_type.txt": "retrieval"})

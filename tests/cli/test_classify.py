@@ -1,0 +1,142 @@
+import json
+import shutil
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from diffclip.cli.classify import classify, parse_labels
+from diffclip.errors import InputError
+
+app = typer.Typer()
+app.command()(classify)
+
+
+def call(*arguments: object) -> tuple[str, str]:
+    """stdout and stderr of `diffclip classify`; what it raises is raised again."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception:
+        raise result.exception
+    return result.stdout, result.stderr
+
+
+def test_probabilities_are_the_models(model_folder, pictures, tmp_path):
+    import diffclip
+    from diffclip.data.images import read_image
+
+    output = tmp_path / "labels.jsonl"
+    labels = ["red", "green", "blue"]
+    printed, _ = call(
+        pictures, "--labels", "red, green, blue", "--model", model_folder, "--json", "--output", output
+    )
+    assert output.read_text() == printed
+    results = [json.loads(line) for line in printed.splitlines()]
+    assert [result["image"] for result in results] == [str(pictures / f"{n}.png") for n in sorted(labels)]
+    model, preprocess, tokenizer = diffclip.load(model_folder)
+    with torch.no_grad():
+        texts = model.encode_text(tokenizer([f"a photo of a {label}." for label in labels]), normalize=True)
+        for result in results:
+            image = model.encode_image(preprocess(read_image(result["image"]))[None], normalize=True)
+            wanted = (model.logit_scale.exp() * image @ texts.T).softmax(-1)[0]
+            expected = dict(zip(labels, wanted.tolist(), strict=True))
+            assert result["probabilities"] == pytest.approx(expected, abs=1e-5)
+            assert result["label"] == labels[int(wanted.argmax())] == next(iter(result["probabilities"]))
+            assert sum(result["probabilities"].values()) == pytest.approx(1)
+
+
+def test_table_with_bars(model_folder, pictures):
+    table, _ = call(pictures / "red.png", "--labels", "red,green", "--model", model_folder)
+    assert "red" in table
+    assert "█" in table
+    assert "%" in table
+
+
+def test_top_template_and_batches(model_folder, pictures):
+    common = (pictures, "--labels", "red,green,blue", "--model", model_folder, "--json")
+    whole, _ = call(*common)
+    assert call(*common, "--batch-size", 1)[0].count("\n") == 3
+    first, _ = call(*common, "--top", 1)
+    assert all(len(json.loads(line)["probabilities"]) == 1 for line in first.splitlines())
+    other, _ = call(*common, "--template", "a bad drawing of one {c}")
+    assert other != whole
+    with pytest.raises(InputError, match="'no place' has no place"):
+        call(*common, "--template", "no place")
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(model_folder, pictures, tmp_path):
+    shutil.copy(pictures / "red.png", tmp_path / "[bold]x.png")
+    table, _ = call(tmp_path / "[bold]x.png", "--labels", "[red]a[/red],b", "--model", model_folder)
+    assert "[red]a[/red]" in table
+    assert "[bold]x.png" in table.replace("\n", "").replace(" ", "")
+
+
+def test_a_broken_picture_among_many_is_left_out_and_named(model_folder, pictures, tmp_path):
+    folder = tmp_path / "mixed"
+    shutil.copytree(pictures, folder)
+    (folder / "broken.jpg").write_bytes((folder / "red.png").read_bytes()[:60])
+    (folder / "empty.png").touch()
+    printed, errors = call(folder, "--labels", "red,green", "--model", model_folder, "--json")
+    assert printed.count("\n") == 3
+    lines = errors.strip().splitlines()
+    assert lines[0] == "diffclip: left out 2 of 5 pictures:"
+    assert "broken.jpg" in lines[1]
+    assert "empty.png" in lines[2]
+
+
+def test_a_single_broken_picture_is_an_error(model_folder, tmp_path):
+    (tmp_path / "note.jpg").write_text("not a picture")
+    output = tmp_path / "labels.jsonl"
+    arguments = ("--labels", "a,b", "--model", model_folder, "--output", output)
+    with pytest.raises(InputError, match=r"note\.jpg is not a picture"):
+        call(tmp_path / "note.jpg", *arguments)
+    (tmp_path / "other.jpg").write_text("nor is this")
+    with pytest.raises(InputError, match=r"note\.jpg.*none of the other 1"):
+        call(tmp_path, *arguments)
+    with pytest.raises(InputError, match=r"gone\.jpg does not exist"):
+        call(tmp_path / "gone.jpg", *arguments)
+    assert not output.exists()
+
+
+def test_weights_without_a_number(save_model, pictures, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = save_model(tmp_path / "broken")
+    state = load_file(folder / "model.safetensors")
+    state["image_projection"].fill_(float("nan"))
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(InputError, match="not finite"):
+        call(pictures, "--labels", "a,b", "--model", folder)
+
+
+@pytest.mark.parametrize("labels", ["", " ", "cat,", "cat,,dog", ","])
+def test_an_empty_label(labels):
+    with pytest.raises(InputError, match="empty label"):
+        parse_labels(labels)
+
+
+@pytest.mark.parametrize("labels", ["cat,cat", "Cat , cat", "straße,STRASSE"])
+def test_the_same_label_twice(labels):
+    with pytest.raises(InputError, match="twice"):
+        parse_labels(labels)
+
+
+def test_labels_from_a_file(tmp_path):
+    file = tmp_path / "labels.txt"
+    file.write_text("cat, small\n\n  dog \n", encoding="utf-8")
+    assert parse_labels(f"@{file}") == ["cat, small", "dog"]
+    assert parse_labels(" cat ,dog") == ["cat", "dog"]
+    file.write_text("\n")
+    with pytest.raises(InputError, match="no label"):
+        parse_labels(f"@{file}")
+    with pytest.raises(InputError, match=r"gone\.txt"):
+        parse_labels(f"@{tmp_path / 'gone.txt'}")
+
+
+def test_labels_are_checked_before_anything_is_loaded(tmp_path):
+    with pytest.raises(InputError, match="twice"):
+        call(tmp_path / "gone.jpg", "--labels", "a,A", "--model", tmp_path / "gone")
+
+
+def test_help_has_an_example():
+    assert "Example: diffclip classify" in call("--help")[0]

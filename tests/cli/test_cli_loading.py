@@ -1,0 +1,78 @@
+import shutil
+
+import pytest
+
+from diffclip.cli.loading import find_model, load_for_use, pick_device
+from diffclip.config import MODEL_NAMES
+from diffclip.errors import InputError
+
+
+@pytest.fixture
+def run_folder(model_folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(model_folder, run / "checkpoints" / "step_00000010")
+    (run / "checkpoints" / "last").symlink_to("step_00000010")
+    (run / "recipe.yaml").write_text("model: DiffCLIP\nseed: 7\n")
+    return run
+
+
+def test_a_saved_folder(model_folder):
+    loaded = load_for_use(str(model_folder))
+    assert loaded.label == "DiffCLIP-v16x1x2p8-t16x1x2"
+    assert loaded.weights == str(model_folder)
+    assert loaded.seed is None
+    assert not loaded.model.training
+    assert loaded.preprocess.image_size == 16
+    assert load_for_use(str(model_folder), image_size=32).preprocess.image_size == 32
+
+
+def test_a_run_folder_gives_its_best_checkpoint_and_seed(run_folder):
+    loaded = load_for_use(str(run_folder))
+    assert loaded.weights == str(run_folder / "checkpoints" / "last")
+    assert loaded.seed == 7
+    (run_folder / "checkpoints" / "best").symlink_to("step_00000010")
+    loaded = load_for_use(str(run_folder))
+    assert loaded.weights == str(run_folder / "checkpoints" / "best")
+    assert load_for_use(loaded.weights).seed == 7
+
+
+@pytest.mark.parametrize("recipe", ["seed: none\n", "[1, 2]", "{", None])
+def test_a_recipe_without_a_seed(run_folder, recipe):
+    if recipe is None:
+        (run_folder / "recipe.yaml").unlink()
+    else:
+        (run_folder / "recipe.yaml").write_text(recipe)
+    assert load_for_use(str(run_folder)).seed is None
+
+
+def test_a_run_without_checkpoints(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(InputError, match="no checkpoint yet"):
+        load_for_use(str(tmp_path))
+
+
+def test_a_name_has_random_weights_and_says_so(capsys):
+    loaded = load_for_use("CLIP-ViT-Ti-16", image_size=32)
+    assert "WARNING: CLIP-ViT-Ti-16 has random weights" in capsys.readouterr().err
+    assert (loaded.label, loaded.weights, loaded.seed) == ("CLIP-ViT-Ti-16", "random, seed 0", None)
+    assert loaded.preprocess.image_size == 32
+    with pytest.raises(InputError, match="does not fit"):
+        load_for_use("CLIP-ViT-Ti-16", model_name="DiffCLIP-ViT-Ti-16")
+
+
+def test_what_nothing_has_for_a_name(tmp_path):
+    assert all(find_model(name) is None for name in MODEL_NAMES)
+    assert find_model("hf-hub:someone/some-model") == "hf-hub:someone/some-model"
+    with pytest.raises(InputError, match="did you mean 'CLIP-ViT-B-16'"):
+        find_model("clip-vit-b16")
+    with pytest.raises(InputError, match="does not exist"):
+        find_model(str(tmp_path / "gone"))
+    with pytest.raises(InputError, match="neither"):
+        load_for_use(str(tmp_path))
+
+
+def test_devices():
+    assert pick_device("cpu").type == "cpu"
+    assert pick_device("auto").type in ("cpu", "cuda")
+    with pytest.raises(InputError, match="'tpu0' is not available"):
+        pick_device("tpu0")

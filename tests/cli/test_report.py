@@ -1,0 +1,78 @@
+import pytest
+import typer
+from run_folders import make_run
+from typer.testing import CliRunner
+
+from diffclip.cli.report import report
+from diffclip.errors import InputError
+
+app = typer.Typer()
+app.command()(report)
+
+
+def call(*arguments: object) -> str:
+    """stdout of `diffclip report`; what it raises is raised again."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for model, level in (("CLIP", 0.2), ("DiffCLIP", 0.6)):
+        make_run(tmp_path / "runs" / model, model, level=level)
+    return tmp_path / "runs"
+
+
+def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("runs", "--save", "benchmarks/results/demo") == "wrote benchmarks/results/demo\n"
+    assert (
+        call("benchmarks/results/demo", "--output", "report.html", "--title", "Demo") == "wrote report.html\n"
+    )
+    page = (tmp_path / "report.html").read_text()
+    assert "<h1>Demo</h1>" in page
+    assert "DiffCLIP is better than CLIP" in page
+    arguments = ("benchmarks/results/demo", "--markdown", "docs/results.md", "--section", "demo")
+    printed = call(*arguments)
+    assert printed.endswith("wrote docs/results.md\n")
+    assert "wrote docs/figures/demo_metrics.png\n" in printed
+    text = (tmp_path / "docs" / "results.md").read_text()
+    assert f"diffclip report {' '.join(arguments)}\n" in text
+    assert str(tmp_path) not in text
+
+
+def test_a_results_file_alone_is_enough(runs, tmp_path):
+    call(
+        runs / "CLIP" / "results.jsonl",
+        runs / "DiffCLIP" / "results.jsonl",
+        "--output",
+        tmp_path / "page.html",
+    )
+    assert "DiffCLIP is better than CLIP" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "nothing to write"),
+        (("--markdown", "docs.md"), "go together"),
+        (("--section", "demo", "--output", "x.html"), "go together"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(runs, options, message):
+    with pytest.raises(InputError, match=message):
+        call(runs, *options)
+
+
+def test_a_folder_with_nothing_to_report_is_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty holds neither a run"):
+        call(tmp_path / "empty", "--output", tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_records_without_a_run_cannot_be_condensed(runs, tmp_path):
+    with pytest.raises(InputError, match="no runs to save"):
+        call(runs / "CLIP" / "results.jsonl", "--save", tmp_path / "saved")

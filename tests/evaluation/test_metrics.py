@@ -1,0 +1,225 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from diffclip.errors import InputError
+from diffclip.evaluation import metrics
+from diffclip.evaluation.metrics import (
+    NEVER,
+    NOT_ASKED,
+    chance_at,
+    chance_of_image_to_text,
+    classification_ranks,
+    hits_at,
+    mean_per_class_recall,
+    recall_at,
+    retrieval_metrics,
+    retrieval_ranks,
+)
+
+
+def unit(*shape: int, seed: int = 0) -> torch.Tensor:
+    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def uneven_owners(pictures: int, seed: int = 0) -> torch.Tensor:
+    """One to seven captions a picture, in a shuffled order."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(1, 8, (pictures,), generator=generator)
+    owners = torch.arange(pictures).repeat_interleave(counts)
+    return owners[torch.randperm(len(owners), generator=generator)]
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 22])
+def test_retrieval_ranks_equal_brute_force(monkeypatch, chunk):
+    monkeypatch.setattr(metrics, "_CHUNK_SCORES", chunk)
+    images, owners = unit(90, 8), uneven_owners(90)
+    texts = unit(len(owners), 8, seed=1)
+    to_image, to_text = retrieval_ranks(images, texts, owners)
+    scores = (texts @ images.T).tolist()
+    for text, owner in enumerate(owners.tolist()):
+        own = scores[text][owner]
+        others = [score for image, score in enumerate(scores[text]) if image != owner]
+        assert to_image[text] == sum(not score < own for score in others)
+    for image in range(90):
+        best = max(scores[text][image] for text, owner in enumerate(owners) if owner == image)
+        others = [scores[text][image] for text, owner in enumerate(owners) if owner != image]
+        assert to_text[image] == sum(not score < best for score in others)
+
+
+@pytest.mark.parametrize("captions", [1, 5, None])
+def test_recalls_equal_clip_benchmark(captions):
+    theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval")
+    pictures = 300
+    owners = (
+        uneven_owners(pictures) if captions is None else torch.arange(pictures).repeat_interleave(captions)
+    )
+    images = unit(pictures, 64)
+    # Captions near their picture, so that the recalls are neither 0 nor 1
+    texts = F.normalize(images[owners] + 0.4 * torch.randn(len(owners), 64), dim=-1)
+    ours = retrieval_metrics(*retrieval_ranks(images, texts, owners))
+    scores = texts @ images.T
+    positive = torch.zeros_like(scores, dtype=torch.bool)
+    positive[torch.arange(len(scores)), owners] = True
+    for k in (1, 5, 10):
+        for name, x, y in (("image", scores, positive), ("text", scores.T, positive.T)):
+            recall = theirs.batchify(theirs.recall_at_k, x, y, 64, "cpu", k=k)
+            expected = (recall > 0).double().mean().item()
+            assert ours[f"{name}_retrieval_recall@{k}"] == pytest.approx(expected, abs=1e-12)
+            assert 0.05 < expected < 1
+
+
+def test_accuracies_equal_clip_benchmark():
+    theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_classification")
+    sklearn_metrics = pytest.importorskip("sklearn.metrics")
+    images, classifier = unit(2000, 32), unit(20, 32, seed=1).T
+    labels = (images @ classifier + 0.2 * torch.randn(2000, 20)).argmax(1)
+    labels[labels == 7] = 8  # a class that does not occur
+    ranks = classification_ranks(images, classifier, labels)
+    logits = images @ classifier
+    acc1, acc5 = theirs.accuracy(logits, labels, topk=(1, 5))
+    assert recall_at(ranks, 1) == pytest.approx(acc1, abs=1e-12)
+    assert recall_at(ranks, 5) == pytest.approx(acc5, abs=1e-12)
+    balanced = sklearn_metrics.balanced_accuracy_score(labels, logits.argmax(1))
+    assert mean_per_class_recall(ranks, labels) == pytest.approx(balanced, abs=1e-12)
+    assert 0.2 < acc1 < acc5 < 1
+
+
+def test_the_same_answer_for_everything_is_no_better_than_chance():
+    owners = torch.arange(40).repeat_interleave(3)
+    to_image, to_text = retrieval_ranks(torch.zeros(40, 8), torch.zeros(120, 8), owners)
+    assert set(retrieval_metrics(to_image, to_text).values()) == {0.0}
+    ranks = classification_ranks(unit(1, 8).repeat(50, 1), torch.zeros(8, 10), torch.arange(50) % 10)
+    assert ranks.tolist() == [9] * 50
+
+
+@pytest.mark.parametrize("pictures", [1, 2, 7, 33, 100])
+@pytest.mark.parametrize("width", [16, 64])
+def test_one_embedding_for_all_is_no_better_than_chance(pictures, width):
+    same, owners = unit(1, width), torch.arange(pictures).repeat_interleave(2)
+    to_image, to_text = retrieval_ranks(same.repeat(pictures, 1), same.repeat(2 * pictures, 1), owners)
+    for k in (1, 5, 10):
+        assert recall_at(to_image, k) <= chance_at(k, pictures)
+        assert recall_at(to_text, k) <= chance_of_image_to_text(k, owners)
+
+
+def test_ties_count_against_the_model():
+    classifier = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert classification_ranks(features, classifier, torch.tensor([0, 1, 2])).tolist() == [1, 1, 0]
+    images = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # the first two are the same picture
+    to_image, to_text = retrieval_ranks(images, images, torch.arange(3))
+    assert to_image.tolist() == [1, 1, 0]
+    assert to_text.tolist() == [1, 1, 0]
+
+
+def test_nan_counts_against_the_model():
+    nan = math.nan
+    classifier = torch.eye(3)
+    features = torch.tensor([[nan, 0.1, 0.2], [0.5, 0.1, 0.2]])
+    assert classification_ranks(features, classifier, torch.tensor([1, 0])).tolist() == [NEVER, 0]
+    # one class of three is NaN: it beats every true class
+    classifier = torch.tensor([[1.0, nan, 0.0]])
+    ranks = classification_ranks(torch.ones(3, 1), classifier, torch.tensor([0, 1, 2]))
+    assert ranks.tolist() == [1, NEVER, 2]
+    assert (
+        recall_at(classification_ranks(torch.full((4, 1), nan), torch.ones(1, 1), torch.zeros(4).long()), 5)
+        == 0
+    )
+
+
+def test_nan_in_retrieval():
+    images, texts = torch.eye(3), torch.eye(3)
+    texts[2] = math.nan
+    to_image, to_text = retrieval_ranks(images, texts, torch.tensor([0, 1, 2]))
+    assert to_image.tolist() == [0, 0, NEVER]
+    assert to_text.tolist() == [1, 1, NEVER]  # the NaN caption is above every other
+    assert recall_at(to_text, 10) == pytest.approx(2 / 3)
+    # a picture with one usable caption beside a NaN one is judged by the usable one
+    _, to_text = retrieval_ranks(
+        torch.eye(2), torch.tensor([[1.0, 0], [math.nan, 0], [0, 1.0]]), torch.tensor([0, 0, 1])
+    )
+    assert to_text.tolist() == [0, 1]
+
+
+def test_captions_of_the_own_picture_do_not_compete():
+    images = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    texts = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.95, 0.05], [0.0, 1.0]])
+    _, to_text = retrieval_ranks(images, texts, torch.tensor([0, 0, 0, 1]))
+    assert to_text.tolist() == [0, 0]
+
+
+def test_a_picture_without_captions_is_not_asked_but_distracts():
+    images = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    texts = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    to_image, to_text = retrieval_ranks(images, texts, torch.tensor([1, 2]))
+    assert to_image.tolist() == [1, 0]
+    assert to_text.tolist() == [NOT_ASKED, 0, 0]
+    assert recall_at(to_text, 1) == 1
+    assert hits_at(to_text, 1).tolist() == [1, 1]
+
+
+def test_one_picture_and_one_class():
+    to_image, to_text = retrieval_ranks(torch.ones(1, 4), torch.ones(2, 4), torch.zeros(2, dtype=torch.long))
+    assert retrieval_metrics(to_image, to_text)["image_retrieval_recall@1"] == 1 == chance_at(1, 1)
+    assert to_text.tolist() == [0]
+    ranks = classification_ranks(torch.ones(2, 4), torch.ones(4, 1), torch.zeros(2, dtype=torch.long))
+    assert ranks.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_types_are_scored_in_float32(dtype):
+    images, texts = unit(30, 16).to(dtype), unit(30, 16, seed=1).to(dtype)
+    wanted = retrieval_ranks(images.float(), texts.float(), torch.arange(30))
+    got = retrieval_ranks(images, texts, torch.arange(30))
+    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+def test_memory_is_linear_in_the_set(monkeypatch):
+    sizes = []
+    product = torch.Tensor.__matmul__
+
+    def watched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = product(a, b)
+        sizes.append(out.numel())
+        return out
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    monkeypatch.setattr(metrics, "_CHUNK_SCORES", 10_000)
+    retrieval_ranks(unit(1000, 4), unit(2000, 4), torch.arange(2000) // 2)
+    assert max(sizes) <= 32 * 2000
+    assert sum(sizes) == 2 * 1000 * 2000
+
+
+def test_mean_per_class_recall_weighs_classes_alike():
+    ranks, labels = torch.tensor([0, 0, 0, 3]), torch.tensor([5, 5, 5, 9])
+    assert mean_per_class_recall(ranks, labels) == 0.5
+    assert recall_at(ranks, 1) == 0.75
+
+
+def test_chance_is_what_random_orders_get():
+    assert chance_at(1, 10) == pytest.approx(0.1)
+    assert chance_at(10, 5) == 1
+    owners = uneven_owners(12)
+    generator = torch.Generator().manual_seed(3)
+    for k in (1, 5):
+        texts_hit, images_hit = [], []
+        for _ in range(400):
+            images = torch.eye(12)
+            texts = torch.rand(len(owners), 12, generator=generator)
+            to_image, to_text = retrieval_ranks(images, texts, owners)
+            texts_hit.append(recall_at(to_image, k))
+            images_hit.append(recall_at(to_text, k))
+        assert sum(texts_hit) / 400 == pytest.approx(chance_at(k, 12), abs=0.02)
+        assert sum(images_hit) / 400 == pytest.approx(chance_of_image_to_text(k, owners), abs=0.02)
+
+
+def test_bad_shapes_and_indices_are_named():
+    with pytest.raises(InputError, match="joint space"):
+        retrieval_ranks(torch.ones(2, 3), torch.ones(2, 4), torch.arange(2))
+    with pytest.raises(InputError, match="labels runs from 0 to 3"):
+        classification_ranks(torch.ones(2, 3), torch.ones(3, 3), torch.tensor([0, 3]))
+    with pytest.raises(InputError, match="2 items"):
+        classification_ranks(torch.ones(2, 3), torch.ones(3, 3), torch.tensor([0]))

@@ -1,0 +1,114 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffclip.errors import InputError
+from diffclip.evaluation.retrieval import retrieval, validate_retrieval
+
+
+class Flat(nn.Module):
+    """Pictures and token rows through a matrix each: the smallest model there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision, self.text = nn.Linear(3 * 4 * 4, 8), nn.Linear(6, 8)
+
+    def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:
+        return self.vision(images.flatten(1))
+
+    def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor:
+        return self.text(tokens.float())
+
+
+def tokenizer(texts: list[str]) -> Tensor:
+    rows = [[ord(letter) % 13 for letter in text.ljust(6)[:6]] for text in texts]
+    return torch.tensor(rows)
+
+
+@pytest.fixture
+def model() -> Flat:
+    torch.manual_seed(0)
+    return Flat()
+
+
+@pytest.fixture
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    captions = [[f"{i}{j}caption"[: 4 + j] for j in range(1 + i % 3)] for i in range(50)]
+    images = torch.randn(50, 3, 4, 4, generator=generator)
+    return [(images[start : start + 16], captions[start : start + 16]) for start in range(0, 50, 16)]
+
+
+def test_it_equals_clip_benchmark(model, batches):
+    theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval")
+    wanted = theirs.evaluate(model, batches, tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
+    scores = retrieval(model, tokenizer, batches, batch_size=7)
+    assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-7)
+    assert len(wanted) == 6
+
+
+def test_scores(model, batches):
+    seen = []
+    scores = retrieval(model, tokenizer, batches, progress=lambda *step: seen.append(step))
+    texts = sum(1 + i % 3 for i in range(50))
+    assert [score.count for score in scores] == [texts] * 3 + [50] * 3
+    assert scores[0].chance == pytest.approx(1 / 50)
+    assert scores[1].chance == pytest.approx(5 / 50)
+    assert scores[3].chance == pytest.approx(1 / 50)  # one of the texts is drawn; on average it is an own one
+    for score in scores:
+        assert 0 <= score.low <= score.value <= score.high <= 1
+    assert sum(done for what, done, _ in seen if what == "pictures") == 50
+    assert sum(done for what, done, _ in seen if what == "texts") == texts
+
+
+def test_validation_gives_the_same_recalls_and_their_mean(model, batches):
+    model.train()
+    got = validate_retrieval(model, tokenizer, iter(batches))
+    assert model.training
+    score = got.pop("score")
+    assert got == {score.metric: score.value for score in retrieval(model, tokenizer, batches)}
+    assert score == pytest.approx(sum(got.values()) / 6)
+
+
+def test_gradients_flow_again_after_validation(model, batches):
+    validate_retrieval(model, tokenizer, batches)
+    model.encode_image(batches[0][0]).sum().backward()
+    assert model.vision.weight.grad is not None
+
+
+def test_pictures_without_captions_are_left_out_of_one_direction(model, batches):
+    batches[0][1][3] = []
+    scores = {score.metric: score for score in retrieval(model, tokenizer, batches)}
+    assert scores["text_retrieval_recall@1"].count == 49
+    assert scores["image_retrieval_recall@1"].count == sum(1 + i % 3 for i in range(50)) - 1
+
+
+def test_the_same_answer_for_everything_gets_nothing(model, batches):
+    nn.init.zeros_(model.vision.weight)
+    nn.init.zeros_(model.vision.bias)
+    assert validate_retrieval(model, tokenizer, batches)["score"] == 0
+    scores = retrieval(model, tokenizer, batches)
+    assert all(score.value <= score.chance for score in scores)
+    assert all(score.high > 0 for score in scores)
+
+
+def test_one_pair(model):
+    scores = retrieval(model, tokenizer, [(torch.randn(1, 3, 4, 4), [["a"]])])
+    assert {(score.value, score.chance, score.count) for score in scores} == {(1.0, 1.0, 1)}
+
+
+def test_two_models_on_the_same_items_are_compared_in_pairs(model, batches):
+    first = retrieval(model, tokenizer, batches)[2]
+    torch.manual_seed(1)
+    second = retrieval(Flat(), tokenizer, batches)[2]
+    low, high = first.gain_over(second)
+    assert low <= first.value - second.value <= high
+    low, high = first.gain_over(first)
+    assert low == -high < 0
+
+
+def test_an_empty_set(model):
+    with pytest.raises(InputError, match="no picture"):
+        retrieval(model, tokenizer, [])
+    with pytest.raises(InputError, match="no text"):
+        retrieval(model, tokenizer, [(torch.randn(1, 3, 4, 4), [[]])])

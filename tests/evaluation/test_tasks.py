@@ -1,0 +1,35 @@
+import pytest
+
+from diffclip.config import OPENAI_MEAN, OPENAI_STD, CLIPConfig
+from diffclip.data.catalog import EvaluationSet
+from diffclip.errors import InputError
+from diffclip.evaluation.tasks import TASKS, describe_pictures, pick_task
+
+
+def a_set(kind: str) -> EvaluationSet:
+    return EvaluationSet("mine", "test", kind, [], [], shards=None, indices=[])
+
+
+def test_every_task_can_be_picked_for_its_kind():
+    for name, task in TASKS.items():
+        assert pick_task(name, a_set(task.kind)) == name
+        assert pick_task(None, a_set(task.kind)) == name
+
+
+def test_the_wrong_task_names_the_right_one():
+    with pytest.raises(InputError, match="unknown task 'retreival': did you mean 'retrieval'"):
+        pick_task("retreival", a_set("retrieval"))
+    with pytest.raises(InputError, match=r"mine is a set for retrieval.*--task retrieval"):
+        pick_task("zero-shot", a_set("retrieval"))
+
+
+def test_the_protocol_says_how_pictures_are_prepared():
+    config = CLIPConfig()
+    assert (
+        describe_pictures(config) == "shorter edge 224 px bilinear, centre crop 224 px, imagenet statistics"
+    )
+    config.preprocess.mean, config.preprocess.std = OPENAI_MEAN, OPENAI_STD
+    config.preprocess.interpolation, config.preprocess.resize = "bicubic", 256
+    assert describe_pictures(config) == "shorter edge 256 px bicubic, centre crop 224 px, openai statistics"
+    config.preprocess.mean = (0.5, 0.5, 0.5)
+    assert describe_pictures(config).endswith("own statistics")

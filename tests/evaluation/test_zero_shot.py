@@ -1,0 +1,158 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
+from diffclip.errors import InputError
+from diffclip.evaluation.embed import embed_texts, evaluating, without_padding
+from diffclip.evaluation.zero_shot import build_classifier, fill_template, zero_shot
+
+NAMES = ["cat", "dog", "tree frog", "{odd} name", "bus"]
+TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
+
+
+@pytest.fixture(scope="module")
+def model() -> CLIP:
+    config = CLIPConfig(
+        embed_dim=24,
+        vision=VisionConfig(
+            image_size=16, patch_size=8, width=32, layers=2, heads=4, attention="differential"
+        ),
+        text=TextConfig(context_length=16, width=32, layers=2, heads=4),
+    )
+    return CLIP(config, seed=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model):
+    from diffclip.tokenizer import Tokenizer
+
+    return Tokenizer(model.config.text)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    sizes = (7, 7, 3)
+    return [(torch.randn(n, 3, 16, 16, generator=generator), [i % 5 for i in range(n)]) for n in sizes]
+
+
+def test_the_classifier_is_the_literal_one(model, tokenizer):
+    columns = []
+    for name in NAMES:
+        texts = tokenizer([template.replace("{c}", name) for template in TEMPLATES])
+        mean = F.normalize(model.encode_text(texts), dim=-1).mean(0)
+        columns.append(mean / mean.norm())
+    wanted = torch.stack(columns, dim=1)
+    for batch_size in (1, 4, 256):
+        got = build_classifier(model, tokenizer, NAMES, TEMPLATES, batch_size)
+        assert got.shape == (24, 5)
+        torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
+
+
+def test_it_equals_clip_benchmark(model, tokenizer, batches):
+    theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_classification")
+
+    class Loader(list):
+        dataset = SimpleNamespace(classes=[*NAMES[:3], "a", "b"])
+
+    names = Loader.dataset.classes
+    with evaluating(model):
+        wanted = theirs.evaluate(
+            model,
+            Loader((x, torch.tensor(y)) for x, y in batches),
+            tokenizer,
+            names,
+            TEMPLATES,
+            "cpu",
+            amp=False,
+        )
+    scores = zero_shot(model, tokenizer, batches, names, TEMPLATES)
+    assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-9)
+
+
+def test_scores(model, tokenizer, batches):
+    seen = []
+    scores = zero_shot(model, tokenizer, batches, NAMES, TEMPLATES, progress=lambda *step: seen.append(step))
+    assert [score.metric for score in scores] == ["acc1", "acc5", "mean_per_class_recall"]
+    assert [score.count for score in scores] == [17, 17, 17]
+    assert [score.chance for score in scores] == pytest.approx([0.2, 1, 0.2])
+    assert scores[1].value == 1
+    for score in scores:
+        assert 0 <= score.low <= score.value <= score.high <= 1
+    assert scores[0].hits.sum() / 17 == scores[0].value
+    assert seen == [("texts", 15, 15), ("pictures", 7, None), ("pictures", 7, None), ("pictures", 3, None)]
+    assert not any(score.hits is None for score in scores[:2])
+
+
+def test_fewer_than_five_classes_have_no_acc5(model, tokenizer):
+    scores = zero_shot(model, tokenizer, [(torch.randn(2, 3, 16, 16), [0, 1])], ["cat", "dog"], ["{c}"])
+    assert [score.metric for score in scores] == ["acc1", "mean_per_class_recall"]
+
+
+def test_one_picture_of_one_class(model, tokenizer):
+    scores = zero_shot(model, tokenizer, [(torch.randn(1, 3, 16, 16), [0])], ["cat"], ["{c}"])
+    assert [(score.value, score.chance) for score in scores] == [(1, 1), (1, 1)]
+    assert scores[0].low < 0.3
+
+
+def test_bad_input(model, tokenizer, batches):
+    with pytest.raises(InputError, match="labels runs from 0 to 4"):
+        zero_shot(model, tokenizer, batches, NAMES[:3], TEMPLATES)
+    with pytest.raises(InputError, match="no picture"):
+        zero_shot(model, tokenizer, [], NAMES, TEMPLATES)
+    with pytest.raises(InputError, match="0 and 3"):
+        build_classifier(model, tokenizer, [], TEMPLATES)
+    with pytest.raises(InputError, match=r"'a photo'.*\{c\}"):
+        build_classifier(model, tokenizer, NAMES, ["a photo"])
+    with pytest.raises(InputError, match="no text"):
+        embed_texts(model, tokenizer, [])
+
+
+def test_order_and_padding_change_nothing(model, tokenizer):
+    texts = ["a much longer text about a tree frog", "cat", "a dog on a bus", "b", "word " * 40]
+    wanted = torch.cat([F.normalize(model.encode_text(tokenizer([text])), dim=-1) for text in texts])
+    with evaluating(model):
+        for batch_size in (1, 2, 256):
+            got = embed_texts(model, tokenizer, texts, batch_size)
+            torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
+    assert without_padding(tokenizer(["cat", "a dog"])).shape == (2, 4)
+
+
+def test_templates():
+    assert fill_template("a {c} of {c}", "x") == "a x of x"
+    assert fill_template("a {}.", "{c}") == "a {c}."
+    assert fill_template("{0} {c}", "x") == "{0} x"
+
+
+def test_the_mode_before_is_restored(model, tokenizer, batches):
+    for mode in (True, False):
+        model.train(mode)
+        zero_shot(model, tokenizer, batches, NAMES, TEMPLATES)
+        assert model.training is mode
+        with pytest.raises(InputError):
+            zero_shot(model, tokenizer, [], NAMES, TEMPLATES)
+        assert model.training is mode
+    model.eval()
+
+
+def test_a_model_in_bfloat16(model, tokenizer, batches):
+    import copy
+
+    low = copy.deepcopy(model).bfloat16()
+    scores = zero_shot(low, tokenizer, batches, NAMES, TEMPLATES)
+    assert scores[0].count == 17
+    assert build_classifier(low, tokenizer, NAMES, TEMPLATES).dtype == torch.float32
+
+
+def test_a_broken_model_is_never_right(model, tokenizer, batches):
+    import copy
+
+    broken = copy.deepcopy(model)
+    nn.init.constant_(broken.image_projection, float("nan"))
+    assert {score.value for score in zero_shot(broken, tokenizer, batches, NAMES, TEMPLATES)} == {0.0}
+    nn.init.zeros_(broken.image_projection)  # the same answer for everything
+    assert zero_shot(broken, tokenizer, batches, NAMES, TEMPLATES)[0].value == 0

@@ -1,0 +1,193 @@
+"""The models: sizes, names, and what timm's tower brings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import diffclip
+from diffclip import CLIP, CLIPConfig, InputError, TextConfig, VisionConfig
+from diffclip.config import MODEL_NAMES, name_of, named_config, variant_config, variant_of
+
+TINY = {
+    "embed_dim": 24,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
+    "text": {"context_length": 16, "vocab_size": 100, "width": 32, "layers": 2, "heads": 4},
+}
+VARIANTS = ["CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"]
+
+
+def tiny(variant: str = "DiffCLIP", **vision: object) -> CLIPConfig:
+    return variant_config(variant, TINY | {"vision": TINY["vision"] | vision})
+
+
+def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    tokens = torch.randint(1, 98, (3, 16))
+    tokens[:, 10] = 99
+    tokens[:, 11:] = 0
+    return torch.randn(3, 3, size, size), tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("CLIP-ViT-B-16", 149_619_969),
+        ("DiffCLIP-ViT-B-16", 149_629_185),
+        ("DiffCLIP-dynamic-ViT-B-16", 149_629_185),
+        ("DiffCLIP-vision-ViT-B-16", 149_619_969 + 4_608),
+    ],
+)
+def test_parameters_are_those_of_the_published_models(name: str, count: int) -> None:
+    with torch.device("meta"):
+        visual, text = named_config(name).vision, named_config(name).text
+        assert (visual.width, text.width) == (768, 512)
+    assert sum(p.numel() for p in diffclip.create_model(name, seed=0).parameters()) == count
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_every_named_model_fits_together(name: str) -> None:
+    config = named_config(name)
+    assert name_of(config) == name
+    for tower in (config.vision, config.text):
+        assert tower.width % tower.heads == 0
+        assert tower.heads % 2 == 0
+    assert name_of(named_config(name, 2 * config.vision.image_size)) == name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_forward_gives_unit_features_and_backends_agree(variant: str) -> None:
+    model = CLIP(tiny(variant), seed=0).eval()
+    images, tokens = batch()
+    out = model(images, tokens)
+    torch.testing.assert_close(out["image_features"].norm(dim=-1), torch.ones(3))
+    torch.testing.assert_close(out["text_features"].norm(dim=-1), torch.ones(3))
+    torch.testing.assert_close(out["logit_scale"], torch.tensor(1 / 0.07))
+    assert model.logit_scale.shape == ()
+    for backend in ("eager", "sdpa"):
+        model.set_attention_backend(backend)
+        other = model(images, tokens)
+        torch.testing.assert_close(other["image_features"], out["image_features"], rtol=0, atol=1e-6)
+        torch.testing.assert_close(other["text_features"], out["text_features"], rtol=0, atol=1e-6)
+
+
+def test_text_after_the_end_changes_nothing() -> None:
+    model = CLIP(tiny(), seed=0).eval()
+    _, tokens = batch()
+    changed = tokens.clone()
+    changed[:, 12:] = 7
+    torch.testing.assert_close(model.encode_text(changed), model.encode_text(tokens))
+    torch.testing.assert_close(model.encode_text(tokens[:, :11]), model.encode_text(tokens), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_half_precision_stays_near(dtype: torch.dtype, variant: str, backend: str) -> None:
+    model = CLIP(tiny(variant), attention_backend=backend, seed=0).eval()
+    images, tokens = batch()
+    exact = model.encode_image(images, normalize=True), model.encode_text(tokens, normalize=True)
+    model.to(dtype)
+    half = model.encode_image(images.to(dtype), normalize=True), model.encode_text(tokens, normalize=True)
+    for a, b in zip(exact, half, strict=True):
+        assert b.dtype == dtype
+        assert torch.cosine_similarity(a, b.float()).min() > 0.995
+
+
+def test_lambda_is_float32_under_autocast() -> None:
+    model = CLIP(tiny(), seed=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer = model.attention_layers()["visual"][0]
+        assert layer.current_lambda().dtype == torch.float32
+
+
+def test_dynamic_lambda_counts_layers_from_zero_in_each_tower() -> None:
+    model = CLIP(tiny("DiffCLIP-dynamic"), seed=0)
+    for layers in model.attention_layers().values():
+        assert [layer.lambda_init for layer in layers] == pytest.approx([0.2, 0.8 - 0.6 * 2.718281828459045**-0.3])
+    assert {tower: len(lam) for tower, lam in CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas().items()} == {
+        "visual": 2,
+        "text": 0,
+    }
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    images, tokens = batch()
+    gradients = []
+    for enable in (False, True):
+        model = CLIP(tiny(), seed=0)
+        model.set_grad_checkpointing(enable)
+        out = model(images, tokens)
+        (out["image_features"] * out["text_features"]).sum().backward()
+        gradients.append([p.grad for name, p in model.named_parameters() if name != "logit_scale"])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)
+
+
+def test_drop_path_and_patch_dropout_act_in_training_only() -> None:
+    images, _ = batch()
+    model = CLIP(tiny(drop_path=0.5, patch_dropout=0.5), seed=0)
+    torch.manual_seed(0)
+    assert not torch.equal(model.encode_image(images), model.encode_image(images))
+    model.eval()
+    assert torch.equal(model.encode_image(images), model.encode_image(images))
+    plain = CLIP(tiny(), seed=0).eval()
+    assert torch.equal(model.encode_image(images), plain.encode_image(images))
+
+
+def test_another_image_size_resamples_positions() -> None:
+    model = CLIP(tiny(), seed=0).eval()
+    model.set_image_size(64)
+    assert model.visual.pos_embed.shape == (1, 65, 32)
+    assert model.encode_image(batch(64)[0]).shape == (3, 24)
+    assert model.config.vision.image_size == 64
+    with pytest.raises(InputError, match="not a multiple of patch_size 8"):
+        model.set_image_size(60)
+
+
+def test_seeds_decide_the_start() -> None:
+    a, b, c = (CLIP(tiny(), seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not torch.equal(a["visual.pos_embed"], c["visual.pos_embed"])
+    torch.manual_seed(5)
+    d = CLIP(tiny()).state_dict()["visual.pos_embed"]
+    torch.manual_seed(5)
+    assert torch.equal(d, CLIP(tiny()).state_dict()["visual.pos_embed"])
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: diffclip.create_model("DifCLIP-ViT-B-16"), "did you mean 'DiffCLIP-ViT-B-16'"),
+        (lambda: diffclip.create_model("CLIP-ViT-B-16", image_size=230), "230 is not a multiple of patch_size 16"),
+        (lambda: variant_config("DiffCLIP", {"vision": {"heads": 3}}), "heads 3 is odd"),
+        (lambda: variant_config("CLIP", {"text": {"width": 100, "heads": 8}}), "not a multiple of heads 8"),
+        (lambda: CLIP(tiny(), init="matchd"), "did you mean 'matched'"),
+        (lambda: CLIP(tiny(), attention_backend="flash"), "unknown attention backend 'flash'"),
+    ],
+)
+def test_bad_requests_are_named(build, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        build()
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_config_of_ones_own_needs_no_name() -> None:
+    config = CLIPConfig(
+        embed_dim=48,
+        vision=VisionConfig(image_size=32, patch_size=8, width=64, layers=3, heads=4, attention="differential"),
+        text=TextConfig(context_length=77, vocab_size=512, width=64, layers=3, heads=4, attention="softmax"),
+        lambda_init=0.8,
+    )
+    assert variant_of(config) == "DiffCLIP-vision"
+    with pytest.raises(ValueError, match="odd"):
+        VisionConfig(width=99, heads=3, attention="differential")
+    with pytest.raises(ValueError, match="multiple of patch_size"):
+        VisionConfig(image_size=30)
+
+
+def test_the_model_compiles_without_graph_breaks() -> None:
+    model = CLIP(tiny(), seed=0).eval()
+    explained = torch._dynamo.explain(model)(*batch())
+    assert explained.graph_break_count == 0
