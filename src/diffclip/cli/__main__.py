@@ -1,0 +1,5 @@
+"""`python -m diffclip.cli`."""
+
+from diffclip.cli.main import main
+
+main()

@@ -1,0 +1,38 @@
+"""`diffclip data make-scenes`: draw the built-in set into a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def make_scenes(
+    folder: Annotated[Path, typer.Argument(help="Where to write; what is there already is reused.")],
+    size: Annotated[int, typer.Option(help="Edge of the pictures in pixels, 16 or more.")] = 64,
+    train: Annotated[int, typer.Option(help="Captioned pictures to train on.")] = 20_000,
+    val: Annotated[int, typer.Option(help="Captioned pictures to validate on.")] = 1_000,
+    test: Annotated[int, typer.Option(help="Captioned pictures to test on.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Another seed draws other pictures.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that draw; 0 takes one a core.")] = 0,
+) -> None:
+    """Draw the built-in set: captions, classes, shifted classes, minimal pairs and questions.
+
+    Example: diffclip data make-scenes data/scenes --train 20000 --seed 1
+    """
+    from diffclip.cli.progress import showing_progress
+    from diffclip.data.scenes import write_scenes
+
+    workers = workers or os.cpu_count() or 1
+    with showing_progress("Drawing scenes", {}) as advance:
+        shown = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal shown
+            advance("pictures", done - shown, total)
+            shown = done
+
+        drawn = write_scenes(folder, size, train, val, test, seed, progress, workers)
+    typer.echo(f"Drew the scenes in {folder}." if drawn else f"{folder} has these scenes already: reused.")

@@ -1,0 +1,103 @@
+"""Bars: the headline metrics of every model with intervals, seeds and chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from matplotlib.axes import Axes
+
+from diffclip.report.charts import Chart, Panel, percent
+from diffclip.report.compare import ENOUGH_SEEDS, Measure, by_series, estimate, measure_of
+from diffclip.report.metrics import chance_of, chance_text, headline_measures, metric_name, percentage
+from diffclip.report.series import Collection
+from diffclip.report.style import INK, MUTED, colours_of
+
+
+def metric_chart(collection: Collection) -> Chart | None:
+    """A panel for each headline measure, a bar a model; None where there are no results."""
+    measures = list(
+        dict.fromkeys(measure_of(one) for one in collection.results if one.record.value is not None)
+    )
+    measures = headline_measures(measures)
+    if not measures:
+        return None
+    several = any(
+        len(seeds) > 1 for measure in measures for seeds in by_series(collection.results, measure).values()
+    )
+    whiskers = (
+        "Bars: mean over seeds. Points: seeds. "
+        f"Whiskers: 95 % interval of the mean from {ENOUGH_SEEDS} seeds on, "
+        "the range for two, sampling of the test set for one."
+        if several
+        else "Whiskers: 95 % interval from the sampling of the test set; one training seed a model."
+    )
+    return Chart(
+        name="metrics",
+        title="Results",
+        caption=f"{whiskers} Dashed: chance.",
+        panels=[_panel(collection, measure) for measure in measures],
+    )
+
+
+def _panel(collection: Collection, measure: Measure) -> Panel:
+    found = by_series(collection.results, measure)
+    rows = [series for series in collection.series if series in found]
+    return Panel(
+        f"{measure.dataset} {measure.split}: {metric_name(measure.metric)}",
+        _draw(collection, measure),
+        height=1.05 + 0.42 * len(rows),
+    )
+
+
+def _draw(collection: Collection, measure: Measure) -> Callable[[Axes], None]:
+    def draw(axes: Axes) -> None:
+        found = by_series(collection.results, measure)
+        colours = colours_of(collection.series)
+        rows = [series for series in collection.series if series in found]
+        chance = chance_of(measure, collection.results)
+        right_end = chance or 0.0
+        for y, series in enumerate(rows):
+            mean = estimate(found[series])
+            axes.barh(y, mean.mean, height=0.62, color=colours[series], alpha=0.85)
+            end = max([mean.mean, mean.high or 0.0, *mean.values.values()])
+            if mean.low is not None and mean.high is not None:
+                axes.plot([mean.low, mean.high], [y, y], color=INK, linewidth=1.3)
+            if mean.n > 1:
+                axes.plot(
+                    list(mean.values.values()),
+                    [y] * mean.n,
+                    "o",
+                    markersize=4.5,
+                    color="white",
+                    markeredgecolor=INK,
+                )
+            axes.annotate(
+                percentage(mean.mean),
+                (end, y),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9.5,
+            )
+            right_end = max(right_end, end)
+        if chance is not None:
+            axes.axvline(chance, color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
+            axes.annotate(
+                f"chance {chance_text(chance)}",
+                (chance, 0),
+                xycoords=("data", "axes fraction"),
+                xytext=(4, 3),
+                textcoords="offset points",
+                ha="left",
+                va="bottom",
+                fontsize=8.5,
+                color=MUTED,
+            )
+        axes.set_yticks(range(len(rows)), [series.label for series in rows])
+        axes.set_ylim(len(rows) - 0.15, -0.55)
+        axes.set_xlim(0, (right_end or 1.0) * 1.18)
+        axes.grid(False, axis="y")
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        percent("x", axes)
+
+    return draw

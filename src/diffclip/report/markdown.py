@@ -1,0 +1,114 @@
+"""A section of a Markdown file made from results: verdict, figures and tables between two comments."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from diffclip.errors import InputError
+from diffclip.files import write_text
+from diffclip.report.bars import metric_chart
+from diffclip.report.charts import save_chart
+from diffclip.report.curves import training_chart, validation_chart
+from diffclip.report.lambdas import lambda_chart, lambda_training_chart
+from diffclip.report.origin import limits, origin_table
+from diffclip.report.series import Collection
+from diffclip.report.tables import result_tables, to_markdown
+from diffclip.report.verdict import judge, spelled_out
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def write_section(
+    file: str | Path, section: str, collection: Collection, figures: str | Path, command: str | None = None
+) -> list[Path]:
+    """Put the results between `<!-- begin SECTION -->` and `<!-- end SECTION -->` of `file`, or at its end.
+
+    The rest of the file stays as it is, to the byte; a file that does not exist is made. Figures go to the
+    folder `figures` as `SECTION_KIND.png` and `.svg` and are linked relatively.
+
+    Returns:
+        What was written, the Markdown file last.
+
+    Raises:
+        InputError: a section name of other signs than letters, digits, - and _, markers that do not match, or
+            a place that cannot be written.
+    """
+    file, figures = Path(file), Path(figures)
+    if not _NAME.fullmatch(section):
+        raise InputError(f"section name {section!r}: use letters, digits, - and _ only")
+    try:
+        before = file.read_bytes().decode() if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {file}: it is not a text file") from error
+    start, end = _span(before, section, file)
+    written, links = _figures(collection, section, file, figures)
+    body = _body(collection, links, command)
+    after = replaced(before, start, end, f"{_begin(section)}\n{body}\n{_end(section)}")
+    write_text(file, after)
+    return [*written, file]
+
+
+def replaced(text: str, start: int, end: int, content: str) -> str:
+    """`text` with `content` from `start` to `end`; at the end of a text it begins a paragraph of its own."""
+    if start < len(text) or not text:
+        return text[:start] + content + (text[end:] or "\n")
+    return text + "\n" * max(0, 2 - (len(text) - len(text.rstrip("\n")))) + content + "\n"
+
+
+def _begin(section: str) -> str:
+    return f"<!-- begin {section} -->"
+
+
+def _end(section: str) -> str:
+    return f"<!-- end {section} -->"
+
+
+def _span(text: str, section: str, file: Path) -> tuple[int, int]:
+    """Where the section lies, its markers included; the end of the text if it is not there."""
+    begins, ends = text.count(_begin(section)), text.count(_end(section))
+    if begins == ends == 0:
+        return len(text), len(text)
+    start, end = text.find(_begin(section)), text.find(_end(section))
+    if begins != 1 or ends != 1 or end < start:
+        raise InputError(f"{file}: section {section!r} needs one begin and one end marker, in this order")
+    return start, end + len(_end(section))
+
+
+def _figures(
+    collection: Collection, section: str, file: Path, folder: Path
+) -> tuple[list[Path], dict[str, str]]:
+    """Save the charts; the Markdown of each, by its name."""
+    charts = [metric_chart(collection)]
+    if collection.runs:
+        charts += [training_chart(collection), validation_chart(collection)]
+    charts += [lambda_chart(collection), lambda_training_chart(collection)]
+    written: list[Path] = []
+    links = {}
+    for chart in filter(None, charts):
+        png, svg = save_chart(chart, folder, f"{section}_{chart.name}")
+        written += [png, svg]
+        png_link, svg_link = (Path(os.path.relpath(path, file.parent)).as_posix() for path in (png, svg))
+        links[chart.name] = f"[![{chart.title}]({png_link})]({svg_link})\n\n*{chart.caption}*\n"
+    return written, links
+
+
+def _body(collection: Collection, links: dict[str, str], command: str | None) -> str:
+    parts = []
+    verdict = judge(collection)
+    if verdict:
+        parts.append(f"**{verdict.headline}**\n")
+        parts += ["".join(f"- {line}\n" for line in verdict.lines)] if verdict.lines else []
+        parts.append(f"{verdict.caveat}\n")
+        # with several models the tables say the same more clearly
+        if verdict.comparisons and not verdict.lines:
+            parts.append("".join(f"- {spelled_out(one, collection)}\n" for one in verdict.comparisons))
+    parts += [links.pop("metrics")] if "metrics" in links else []
+    parts += [to_markdown(table) for table in result_tables(collection)]
+    parts += links.values()
+    if collection.runs:
+        parts += [to_markdown(origin_table(collection)), f"{limits(collection)}\n"]
+    if command:
+        parts.append(f"Made by:\n\n```bash\n{command}\n```\n")
+    return "\n".join(parts)

@@ -1,0 +1,105 @@
+"""How results came about: recipe, init, seed, budget of each run, and versions of what made the report."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from diffclip.report.runs import Run
+from diffclip.report.series import Collection
+from diffclip.report.tables import Row, Table
+
+_SHOWN = ("batch_size", "lr", "weight_decay", "warmup_epochs", "precision")
+
+
+def origin_table(collection: Collection) -> Table:
+    """A row a run: what it was trained on, how, how long, and how far it got."""
+    rows = []
+    for series, run in collection.runs:
+        seed = "–" if run.seed is None else str(run.seed)
+        rows.append(
+            Row(
+                "one",
+                [
+                    series.label,
+                    run.init or "–",
+                    seed,
+                    _training_data(run),
+                    budget(run),
+                    settings(run),
+                    run.name,
+                ],
+            )
+        )
+    skipped = sum(run.skipped for _, run in collection.runs)
+    notes = ["Budget as far as each run has got; time without validation."]
+    if skipped:
+        notes.append(f"{skipped} lines of telemetry were cut short and are left out.")
+    return Table(
+        title="Runs",
+        columns=["model", "init", "seed", "training data", "budget", "settings", "run folder"],
+        rows=rows,
+        notes=notes,
+        numeric=False,
+    )
+
+
+def limits(collection: Collection) -> str:
+    """What results of these runs do not show."""
+    runs = [run for _, run in collection.runs]
+    recipes = {tuple(str(run.recipe.get(name)) for name in ("lr", "weight_decay", "epochs")) for run in runs}
+    shared = (
+        "All runs share learning rate, weight decay and epochs, which were tuned for none of the models. "
+        if len(recipes) == 1 and len(collection.series) > 1
+        else ""
+    )
+    return (
+        "What this does not show: how the models compare at other sizes, with more data or with a longer "
+        f"training. {shared}A model that is better here need not be better there."
+    )
+
+
+def budget(run: Run) -> str:
+    """ "12 epochs, 7,200 steps, 1,843,200 samples, 31 min"."""
+    parts = []
+    epochs = run.recipe.get("epochs")
+    if epochs is not None:
+        parts.append(f"{epochs} epochs")
+    parts.append(f"{int(run.steps['step'][-1]):,} steps")
+    if "samples" in run.steps:
+        parts.append(f"{int(run.steps['samples'][-1]):,} samples")
+    if run.minutes is not None:
+        parts.append(f"{run.minutes:.0f} min" if run.minutes >= 1 else f"{60 * run.minutes:.0f} s")
+    return ", ".join(parts)
+
+
+def settings(run: Run) -> str:
+    """The recipe's main numbers in one line."""
+    return ", ".join(
+        f"{name} {_short(run.recipe[name])}" for name in _SHOWN if run.recipe.get(name) is not None
+    )
+
+
+def versions() -> str:
+    """The versions of what made the report."""
+    found = [f"Python {platform.python_version()}"]
+    for package in ("diffclip", "torch", "matplotlib"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return f"Made with {', '.join(found)}."
+
+
+def _training_data(run: Run) -> str:
+    """The last two parts of the paths that the run was trained on."""
+    data = run.recipe.get("data")
+    train = data.get("train") if isinstance(data, dict) else data
+    paths = train if isinstance(train, list) else [train] if train else []
+    return ", ".join("/".join(Path(str(path)).parts[-2:]) for path in paths) or "–"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

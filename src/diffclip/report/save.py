@@ -1,0 +1,115 @@
+"""Run folders condensed to what is worth committing: small, exact where it counts, readable as runs again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from diffclip.errors import InputError
+from diffclip.evaluation.records import Record, to_lines
+from diffclip.files import write_text
+from diffclip.report.runs import METRICS, RECIPE, VALIDATION, Run, read_run
+
+RECORDS = "records.jsonl"
+MAX_BYTES = 60_000
+"""Of a run's telemetry; every k-th step is kept, k as small as this allows."""
+
+
+def save_results(run_folders: Sequence[str | Path], destination: str | Path) -> Path:
+    """Condense runs into the folder `destination`: `records.jsonl`, and for each run a folder of its name.
+
+    A run's folder holds its recipe, thinned telemetry (numbers of 5 significant digits; first and last step
+    kept) and its validations; `read_run` reads it. Records come whole, with `weights` shortened to begin at
+    the run's folder. What `destination` holds of the same names is replaced.
+
+    Raises:
+        InputError: no runs, one that cannot be read, two of one name, or `destination` cannot be written.
+    """
+    runs = [read_run(folder) for folder in run_folders]
+    destination = Path(destination)
+    if not runs:
+        raise InputError("no runs to save: give at least one run folder")
+    names = [run.name for run in runs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise InputError(
+            f"two runs are called {twice!r}: rename one of the folders, they become folders side by side"
+        )
+    for run in runs:
+        folder = destination / run.name
+        write_text(
+            folder / RECIPE, yaml.safe_dump(_portable(run.recipe), sort_keys=False, allow_unicode=True)
+        )
+        write_text(folder / METRICS, _thinned(run))
+        if run.validation:
+            write_text(folder / VALIDATION, _lines(run.validation))
+    write_text(destination / RECORDS, to_lines(_records(runs)))
+    return destination
+
+
+def _portable(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe with its data's paths relative to the working folder; absolute ones are one machine's."""
+    data = recipe.get("data")
+    if not isinstance(data, dict):
+        return recipe
+
+    def relative(value: Any) -> Any:
+        if isinstance(value, list):
+            return [relative(entry) for entry in value]
+        return os.path.relpath(value) if isinstance(value, str) and os.path.isabs(value) else value
+
+    return {**recipe, "data": {key: relative(value) for key, value in data.items()}}
+
+
+def _records(runs: Sequence[Run]) -> list[Record]:
+    found = []
+    for run in runs:
+        for record in run.records:
+            parts = Path(record.weights).parts
+            inside = parts[parts.index(run.name) + 1 :] if run.name in parts else parts[-1:]
+            weights = "/".join([run.name, *inside])
+            seed = run.seed if record.seed is None else record.seed
+            found.append(record.model_copy(update={"weights": weights, "seed": seed}))
+    return found
+
+
+def _thinned(run: Run) -> str:
+    rows = _rows(run)
+    every = 1
+    while True:
+        kept = [row for index, row in enumerate(rows) if index % every == 0 or index == len(rows) - 1]
+        text = _lines(kept)
+        if len(text.encode()) <= MAX_BYTES or every >= len(rows):
+            return text
+        every += 1
+
+
+def _rows(run: Run) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for index in range(len(run.steps["step"])):
+        row: dict[str, Any] = {name: values[index] for name, values in run.steps.items()}
+        row["lambda"] = {tower: list(values[index]) for tower, values in run.lambdas.items()}
+        rows.append(row)
+    return rows
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> str:
+    return "".join(json.dumps({key: _rounded(value) for key, value in row.items()}) + "\n" for row in rows)
+
+
+def _rounded(value: Any) -> Any:
+    """Whole numbers as they are, others to 5 significant digits, what is not finite as null."""
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry) for entry in value]
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and abs(number) < 2**53 else float(f"{number:.5g}")

@@ -1,0 +1,181 @@
+"""Which runs and records belong together: a series is one model (and init) in all its seeds.
+
+Series are what tables have rows and figures have colours for. A label names the init where it is not the
+usual one of the report; two sources that are still not told apart get the name of their run or weights into
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffclip.config import VARIANTS
+from diffclip.evaluation.records import Record
+from diffclip.report.runs import Run, variant_of_label
+
+_ORDER = [*VARIANTS, "custom"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One model with one init. `label` is what readers see, `size` the model's name without its variant."""
+
+    label: str
+    model: str
+    variant: str
+    init: str | None
+
+    @property
+    def size(self) -> str:
+        return self.model.removeprefix(self.variant).removeprefix("-")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One evaluation record with the series and the training seed that it belongs to."""
+
+    record: Record
+    series: Series
+    seed: int | None
+
+    @property
+    def value(self) -> float:
+        """The record's value, NaN where it has none."""
+        return math.nan if self.record.value is None else self.record.value
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Everything a report is about, in the order of the variants (CLIP first)."""
+
+    series: list[Series]
+    runs: list[tuple[Series, Run]]
+    results: list[Result]
+
+    @property
+    def architecture(self) -> str | None:
+        """The size that all models share, which their labels therefore leave out."""
+        sizes = {series.size for series in self.series}
+        return sizes.pop() if len(sizes) == 1 and sizes != {""} else None
+
+    @property
+    def baselines(self) -> list[Series]:
+        return [series for series in self.series if series.variant == "CLIP"]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What was trained once: a run, or weights that records speak of."""
+
+    name: str
+    model: str
+    init: str | None
+    seed: int | None
+
+
+def collect(runs: Sequence[Run], records: Sequence[Record]) -> Collection:
+    """Sort runs and records into series.
+
+    A run's own records belong to it; of the others, those whose `weights` lie in a run's folder (by its
+    name) do. A record that occurs twice counts once, and the later one does; two checkpoints of a run are
+    two series.
+    """
+    given = [(_run_of(record, runs), record) for record in records]
+    given = [(run, record) for run in runs for record in run.records] + given
+    checkpoints: dict[str, set[str]] = {}
+    for run, record in given:
+        if run is not None:
+            checkpoints.setdefault(str(run.folder), set()).add(Path(record.weights).name)
+
+    # saved runs have no weights to tell their model's whole name, but their records do
+    models = {str(run.folder): run.model for run in runs}
+    models |= {str(run.folder): record.model for run, record in given if run is not None}
+    sources = {
+        key: _Source(run.name, models[key], run.init, run.seed) for run in runs for key in [str(run.folder)]
+    }
+    owned: dict[tuple[object, ...], tuple[str, Record]] = {}
+    for run, record in given:
+        checkpoint = Path(record.weights).name
+        if run is None:
+            owner = f"{record.model}\0{record.weights}\0{record.seed}"
+            sources.setdefault(owner, _Source(_short(record.weights), record.model, None, record.seed))
+        elif len(checkpoints[str(run.folder)]) == 1:
+            owner = str(run.folder)
+        else:
+            owner = f"{run.folder}\0{checkpoint}"
+            sources.setdefault(owner, _Source(f"{run.name}/{checkpoint}", record.model, run.init, run.seed))
+        owned[owner, record.task, record.dataset, record.split, record.metric, record.protocol] = (
+            owner,
+            record,
+        )
+
+    series = _series(sources)
+    order = sorted(
+        set(series.values()), key=lambda one: (_ORDER.index(one.variant), one.size, one.init or "", one.label)
+    )
+    return Collection(
+        series=order,
+        runs=sorted(
+            ((series[str(run.folder)], run) for run in runs),
+            key=lambda pair: (
+                order.index(pair[0]),
+                pair[1].seed if pair[1].seed is not None else -1,
+                pair[1].name,
+            ),
+        ),
+        results=[
+            Result(record, series[owner], sources[owner].seed if record.seed is None else record.seed)
+            for owner, record in owned.values()
+        ],
+    )
+
+
+def usual_init(inits: Sequence[str]) -> str | None:
+    """The init that most have (of equally many the first), which labels leave out; None for none."""
+    return max(dict.fromkeys(inits), key=inits.count, default=None)
+
+
+def baseline_of(series: Series, among: Sequence[Series]) -> Series | None:
+    """The CLIP that `series` is fairly compared with: of its size, and of its init if there is one."""
+    fitting = [one for one in among if one.variant == "CLIP" and one.size == series.size and one != series]
+    if series.variant == "CLIP" or not fitting:
+        return None
+    return next((one for one in fitting if one.init == series.init), fitting[0])
+
+
+def _run_of(record: Record, runs: Sequence[Run]) -> Run | None:
+    """The one run in whose folder, by its name, the record's weights lie."""
+    parts = Path(record.weights).parts
+    fitting = [run for run in runs if run.name in parts and record.seed in (None, run.seed)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _short(weights: str) -> str:
+    """The part of a path to weights that tells a reader which they are."""
+    parts = [part for part in Path(weights).parts if part not in ("checkpoints", "runs", "/")]
+    return "/".join(parts[-2:]) if parts else weights
+
+
+def _series(sources: dict[str, _Source]) -> dict[str, Series]:
+    """The series of each source, with labels that are as short as they can be without being ambiguous."""
+    sizes = {source.model.removeprefix(variant_of_label(source.model)) for source in sources.values()}
+    usual = usual_init([source.init for source in sources.values() if source.init])
+
+    def label(source: _Source) -> str:
+        variant = variant_of_label(source.model)
+        model = variant if len(sizes) == 1 and variant != "custom" else source.model
+        return f"{model} ({source.init} init)" if source.init not in (None, usual) else model
+
+    labels = {key: label(source) for key, source in sources.items()}
+    trained = Counter((labels[key], source.seed) for key, source in sources.items())
+    for key, source in sources.items():
+        if trained[labels[key], source.seed] > 1:
+            labels[key] = f"{labels[key]} · {source.name}"
+    return {
+        key: Series(labels[key], source.model, variant_of_label(source.model), source.init)
+        for key, source in sources.items()
+    }

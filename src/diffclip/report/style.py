@@ -1,0 +1,144 @@
+"""How figures look: colours for the colour-blind, neutral tones, and what becomes of them on a dark page.
+
+The palette is Okabe and Ito's (jfly.uni-koeln.de/color), one colour a variant in every figure.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from diffclip.report.series import Series
+
+LineStyle = Literal["-"] | tuple[float, tuple[float, ...]]
+
+COLOURS = {
+    "CLIP": "#0072b2",
+    "DiffCLIP": "#d55e00",
+    "DiffCLIP-dynamic": "#009e73",
+    "DiffCLIP-vision": "#cc79a7",
+    "custom": "#8a7400",
+}
+# a second series of a variant (another init, another checkpoint) keeps its hue and changes tone
+_TONES = {
+    "CLIP": ("#56b4e9", "#003d66", "#7a9cc6"),
+    "DiffCLIP": ("#e69f00", "#7f3300", "#f2a673"),
+    "DiffCLIP-dynamic": ("#66c2a5", "#00553f", "#a3d9b1"),
+    "DiffCLIP-vision": ("#8e4f78", "#e6b3d0", "#5f2f4f"),
+    "custom": ("#b8a038", "#4d4100", "#d9cc8c"),
+}
+SEED_STYLES: tuple[LineStyle, ...] = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.4)),
+    (0, (6, 2, 1, 2)),
+)
+MARKERS = ("o", "s", "D", "^", "v", "P")
+
+INK, MUTED, GRID, RIGHT = "#24292f", "#6a737d", "#e3e6ea", "#1a9850"
+# neutral tones, and those colours too dark for it, on a dark page
+_DARK = {
+    INK: "#e6e8eb",
+    MUTED: "#9aa3ad",
+    GRID: "#363b42",
+    "#0072b2": "#4aa8e6",
+    "#003d66": "#8ec9f0",
+    "#cc79a7": "#dd93bb",
+}
+
+WIDTH, HEIGHT = 5.4, 3.0
+"""Inches of one panel: a page 1280 px wide holds two abreast, a telephone one."""
+
+_RC: Any = {
+    "figure.dpi": 100,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 9.5,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "path",
+    # equal figures become equal files
+    "svg.hashsalt": "diffclip",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in the report's look inside this block, and leave matplotlib's settings as they were."""
+    with mpl.rc_context(_RC):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure outside pyplot, so that nothing is kept and no window system is asked for."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def colours_of(series: Sequence[Series]) -> dict[Series, str]:
+    """A colour for each series: the variant's own for the first of a variant, other tones for the next."""
+    seen: dict[str, int] = {}
+    colours = {}
+    for one in series:
+        position = seen.setdefault(one.variant, 0)
+        tones = (COLOURS[one.variant], *_TONES[one.variant])
+        colours[one] = tones[position % len(tones)]
+        seen[one.variant] += 1
+    return colours
+
+
+def svg_of(figure: Figure, ground: str = "none") -> str:
+    """The figure as SVG, the same for the same figure whenever it is made; `ground` "none" is transparent."""
+    buffer = io.StringIO()
+    with style():
+        figure.savefig(buffer, format="svg", facecolor=ground, metadata={"Date": None, "Creator": None})
+    # the prologue's DTD is an address on the web, which nothing needs
+    return re.sub(r"<\?xml.*?(?=<svg)", "", buffer.getvalue(), count=1, flags=re.DOTALL)
+
+
+def png_of(figure: Figure, dpi: int = 144, ground: str = "none") -> bytes:
+    """The figure as PNG; `ground` "none" is transparent."""
+    buffer = io.BytesIO()
+    with style():
+        figure.savefig(buffer, format="png", dpi=dpi, facecolor=ground, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def darkened(svg: str) -> str:
+    """An SVG of this module's colours, for a dark page."""
+    return re.sub("|".join(_DARK), lambda match: _DARK[match.group()], svg)
+
+
+def data_uri(content: str | bytes) -> str:
+    """SVG text or PNG bytes as a `data:` address."""
+    kind, raw = ("svg+xml", content.encode()) if isinstance(content, str) else ("png", content)
+    return f"data:image/{kind};base64,{base64.b64encode(raw).decode()}"

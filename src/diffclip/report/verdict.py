@@ -1,0 +1,136 @@
+"""What the numbers say, in plain words made from the numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffclip.report.compare import ENOUGH_SEEDS, Comparison, Measure, compare
+from diffclip.report.metrics import chance_of, chance_text, headline_measures, metric_name, percentage, points
+from diffclip.report.series import Collection, Series
+
+_MANY = 4  # comparisons from which a reader should be told that some stand out by luck
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which model is better at what, and how far that can be trusted.
+
+    `headline` is a sentence; with several models it ends in a colon and `lines` has one line a model.
+    `comparisons` are those that it rests on.
+    """
+
+    headline: str
+    lines: list[str]
+    caveat: str
+    comparisons: list[Comparison]
+
+    @property
+    def measures(self) -> list[Measure]:
+        return list(dict.fromkeys(one.measure for one in self.comparisons))
+
+
+def judge(collection: Collection) -> Verdict | None:
+    """The verdict on the headline measures; None where nothing was evaluated."""
+    if not collection.results:
+        return None
+    comparisons = compare(collection)
+    if not comparisons:
+        return Verdict(
+            "There is no pair to compare.",
+            [],
+            "A comparison needs a CLIP and another model of its size, measured on the same set the same way.",
+            [],
+        )
+    chosen = headline_measures(list(dict.fromkeys(one.measure for one in comparisons)))
+    told = [one for one in comparisons if one.measure in chosen]
+    models: dict[tuple[Series, Series], list[Comparison]] = {}
+    for one in told:
+        models.setdefault((one.series, one.baseline), []).append(one)
+    places = {_place(one.measure) for one in told}
+    where = f" on {places.pop()}" if len(places) == 1 else ""
+    fewest = min(one.difference.n for one in told)
+    seeds = "In one training run each" if fewest == 1 else f"Over {fewest} training seeds"
+    if len(models) == 1:
+        ((series, baseline),) = models
+        headline, lines = f"{seeds}{where}, {_sentence(series, baseline, told, where)}.", []
+    else:
+        headline = f"{seeds}{where}:"
+        lines = [f"{_sentence(*pair, own, where)}." for pair, own in models.items()]
+    return Verdict(headline, lines, _caveat(fewest, len(told)), told)
+
+
+def spelled_out(one: Comparison, collection: Collection) -> str:
+    """One comparison with all its numbers, as a sentence."""
+    chance = chance_of(one.measure, collection.results)
+    level = f" (chance {chance_text(chance)})" if chance is not None else ""
+    name = metric_name(one.measure.metric)
+    own = f"{one.series.label} {percentage(one.own.mean)}"
+    reference = f"{one.baseline.label} {percentage(one.reference.mean)}"
+    return (
+        f"{name[0].upper()}{name[1:]} on {_place(one.measure)}: {own}, {reference}{level}; "
+        f"difference {points(one.difference)} points, {basis(one)}."
+    )
+
+
+def basis(one: Comparison) -> str:
+    """What the bracket of a difference is."""
+    n = one.difference.n
+    if one.difference.low is None:
+        return "without an interval"
+    if n == 1:
+        return "95 % interval from the test set, one training run each"
+    return "range of two seeds" if n < ENOUGH_SEEDS else f"95 % interval over {n} paired seeds"
+
+
+def _place(measure: Measure) -> str:
+    return f"{measure.dataset} ({measure.split})"
+
+
+def _sentence(series: Series, baseline: Series, comparisons: Sequence[Comparison], where: str) -> str:
+    """Which of the two is better at what; sets are named unless `where` has done so."""
+
+    def names(outcome: str) -> str:
+        own = [one.measure for one in comparisons if one.outcome == outcome]
+        if where:
+            return _and([metric_name(measure.metric) for measure in own])
+        places = dict.fromkeys(_place(measure) for measure in own)
+        by_place = {
+            place: [metric_name(one.metric) for one in own if _place(one) == place] for place in places
+        }
+        return "; ".join(f"{_and(metrics)} on {place}" for place, metrics in by_place.items())
+
+    told = {outcome: names(outcome) for outcome in ("higher", "lower", "unclear")}
+    parts = [f"better than {baseline.label} at {told['higher']}"] if told["higher"] else []
+    parts += [f"worse than {baseline.label} at {told['lower']}"] if told["lower"] else []
+    if not parts:
+        return f"{series.label} and {baseline.label} cannot be told apart at {told['unclear']}"
+    rest = f"; no difference can be told at {told['unclear']}" if told["unclear"] else ""
+    return f"{series.label} is {' and '.join(parts)}{rest}"
+
+
+def _and(items: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""
+
+
+def _caveat(fewest: int, tests: int) -> str:
+    if fewest == 2:
+        return (
+            "Two training seeds are too few to tell a difference between the methods from luck; "
+            "the differences are shown all the same."
+        )
+    many = (
+        f" The {tests} comparisons are not corrected for their number: "
+        "where there is no true difference, one in twenty still looks like one."
+        if tests >= _MANY
+        else ""
+    )
+    if fewest == 1:
+        return (
+            "One training seed a model: this compares these trained models on these test sets. "
+            f"Whether the method or the luck of training made a difference, only more seeds can tell.{many}"
+        )
+    return (
+        "Differences are paired by seed, and their 95 % intervals cover the luck of training "
+        f"over {fewest} seeds.{many}"
+    )

@@ -1,0 +1,175 @@
+"""A recipe says all that decides a run. It is a YAML file; `key=value` words change single keys.
+
+The defaults are the paper's where it states them (Section 4) and SLIP's where it does not (AdamW betas, the start and
+end of the learning rate, crops).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+import diffclip
+from diffclip.config import STATISTICS, VARIANTS, CLIPConfig, explain, named_config, variant_config
+from diffclip.errors import InputError, unknown
+from diffclip.initialisation import INITS
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class DataRecipe(_Keys):
+    """Where the pictures and captions come from, and how they are varied."""
+
+    train: str | list[str] = Field(description="shards: files, folders, brace ranges")
+    val: str | list[str] | None = Field(default=None, description="validation split of the training data")
+    caption_key: str = "caption"
+    workers: int = Field(default=0, ge=0, description="processes that read ahead; 0 reads in the training process")
+    scale: tuple[float, float] = Field(default=(0.5, 1.0), description="share of the picture that a crop covers")
+    flip: float = Field(default=0.0, ge=0, le=1, description="probability of a mirror image")
+    statistics: Literal["imagenet", "openai"] = "imagenet"
+
+    @field_validator("scale")
+    @classmethod
+    def _ordered(cls, scale: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError(f"{list(scale)} must be two shares, 0 < least ≤ greatest ≤ 1")
+        return scale
+
+
+class Recipe(_Keys):
+    """Everything that decides a run. `model` is a named model, or a variant with `architecture` giving the sizes."""
+
+    model: str
+    architecture: dict[str, Any] | None = Field(default=None, description="fields of CLIPConfig, sizes only")
+    init: str = "matched"
+    seed: int = Field(default=0, ge=0)
+    epochs: int = Field(gt=0)
+    batch_size: int = Field(gt=1)
+    lr: float = Field(default=5e-4, gt=0)
+    lr_start: float = Field(default=1e-6, ge=0, description="where the warm-up starts")
+    lr_end: float = Field(default=1e-5, ge=0, description="where the cosine ends")
+    weight_decay: float = Field(default=0.5, ge=0)
+    warmup_epochs: float = Field(default=1.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = Field(default=1e-8, gt=0)
+    clip_grad_norm: float | None = Field(default=None, gt=0)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    image_size: int | None = Field(default=None, gt=0, description="None: the model's own")
+    attention_backend: str = "auto"
+    checkpoint_every: int | None = Field(default=None, gt=0, description="steps; None: once an epoch")
+    validate_every: int = Field(default=1, gt=0, description="epochs")
+    data: DataRecipe
+
+    def config(self) -> CLIPConfig:
+        """The model's configuration.
+
+        Raises:
+            InputError: unknown model, or sizes that do not fit together.
+        """
+        if self.architecture is None:
+            config = named_config(self.model, self.image_size)
+        else:
+            architecture = dict(self.architecture)
+            if self.image_size is not None:
+                architecture["vision"] = dict(architecture.get("vision", {})) | {"image_size": self.image_size}
+            config = variant_config(self.model, architecture)
+        config.preprocess.mean, config.preprocess.std = STATISTICS[self.data.statistics]
+        return config
+
+
+def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
+    """The recipe in a file, or the built-in one of that name, with `key=value` changes (`data.train=…` for inner keys).
+
+    Raises:
+        InputError: no such recipe, not YAML, unknown key (the nearest is offered), or a value of the wrong type.
+    """
+    path = find_recipe(source)
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"{path} is not a recipe: it must map keys such as model, epochs, data to values")
+    for change in changes:
+        _apply(fields, change)
+    return parse_recipe(fields, str(path))
+
+
+def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe that `fields` describe; `source` names where they come from.
+
+    Raises:
+        InputError: unknown key, missing key, wrong type, unknown model or init, or sizes that do not fit together.
+    """
+    _check_keys(fields)
+    try:
+        recipe = Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error)}") from None
+    if recipe.init not in INITS:
+        raise unknown("init", recipe.init, INITS)
+    if recipe.architecture is None and recipe.model in VARIANTS:
+        raise InputError(
+            f"{source}: model {recipe.model} has no size: write {recipe.model}-ViT-B-16, or give `architecture`"
+        )
+    recipe.config()
+    return recipe
+
+
+def find_recipe(source: str | Path) -> Path:
+    """The file that `source` means: a path, or the name of a recipe that comes with the package.
+
+    Raises:
+        InputError: there is none; the nearest name is offered.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise InputError(f"{source} is a folder: give a recipe's YAML file or name")
+    names = {file.stem: file for folder in recipe_folders() for file in sorted(folder.glob("**/*.yaml"))}
+    if path.stem in names and path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("recipes")):
+        return names[path.stem]
+    raise unknown("recipe", source, names)
+
+
+def recipe_folders() -> list[Path]:
+    """Where recipes lie: in an installed package, or beside the sources."""
+    package = Path(diffclip.__file__).parent
+    return [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The recipe with every key, as `read_recipe` reads it."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _apply(fields: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise InputError(f"{change!r} is no change to a recipe: write key=value, for example epochs=3")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    *outer, last = key.split(".")
+    for part in outer:
+        fields = fields.setdefault(part, {}) if isinstance(fields.get(part, {}), dict) else {}
+    fields[last] = value
+
+
+def _check_keys(fields: Mapping[str, Any]) -> None:
+    inner = [f"data.{key}" for key in DataRecipe.model_fields]
+    known = [*Recipe.model_fields, *inner]
+    given = [str(key) for key in fields]
+    if isinstance(fields.get("data"), dict):
+        given += [f"data.{key}" for key in fields["data"]]
+    for key in given:
+        if key not in known:
+            raise unknown("recipe key", key, known)

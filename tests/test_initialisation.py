@@ -1,0 +1,132 @@
+"""Both inits: the statistics of each, and that `matched` isolates attention."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import diffclip
+from diffclip import CLIP
+from diffclip.config import named_config, variant_config
+
+SMALL = {
+    "embed_dim": 64,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 128, "layers": 3, "heads": 4},
+    "text": {"context_length": 32, "vocab_size": 2000, "width": 192, "layers": 2, "heads": 4},
+}
+
+
+def model(variant: str, init: str, seed: int = 0) -> CLIP:
+    return CLIP(variant_config(variant, SMALL), init=init, seed=seed)
+
+
+def spread(model: CLIP, name: str) -> float:
+    """Standard deviation over all parameters whose name ends so."""
+    values = [p.detach().flatten() for key, p in model.named_parameters() if key.endswith(name)]
+    assert values, name
+    return float(torch.cat(values).std(unbiased=False))
+
+
+# name (end) → standard deviation in the plain models, and in differential towers of the published code
+UNIFORM = 1 / math.sqrt(3)
+EXPECTED = {
+    "visual.pos_embed": (0.02, 0.02),
+    "visual.cls_token": (1e-6, 1e-6),
+    "visual.patch_embed.proj.weight": (UNIFORM / math.sqrt(192), UNIFORM / math.sqrt(192)),
+    "visual.patch_embed.proj.bias": (UNIFORM / math.sqrt(192), UNIFORM / math.sqrt(192)),
+    "visual.blocks.1.attn.qkv.weight": (0.02, UNIFORM / math.sqrt(128)),
+    "visual.blocks.1.attn.qkv.bias": (0.0, UNIFORM / math.sqrt(128)),
+    "visual.blocks.1.attn.out_proj.weight": (0.02, UNIFORM / math.sqrt(128)),
+    "visual.blocks.1.attn.out_proj.bias": (0.0, UNIFORM / math.sqrt(128)),
+    "visual.blocks.1.mlp.fc1.weight": (0.02, UNIFORM / math.sqrt(128)),
+    "visual.blocks.1.mlp.fc2.weight": (0.02, UNIFORM / math.sqrt(512)),
+    "visual.blocks.1.mlp.fc2.bias": (0.0, UNIFORM / math.sqrt(512)),
+    "token_embedding.weight": (0.02, 0.02),
+    "positional_embedding": (0.01, 0.01),
+    "image_projection": (128**-0.5, 128**-0.5),
+    "text_projection": (192**-0.5, 192**-0.5),
+    "transformer.resblocks.1.attn.qkv.weight": (192**-0.5, 192**-0.5),
+    "transformer.resblocks.1.attn.qkv.bias": (0.0, UNIFORM / math.sqrt(192)),
+    "transformer.resblocks.1.attn.out_proj.weight": (192**-0.5 * 4**-0.5, 192**-0.5 * 4**-0.5),
+    "transformer.resblocks.1.attn.out_proj.bias": (0.0, UNIFORM / math.sqrt(192)),
+    "transformer.resblocks.1.mlp.c_fc.weight": (384**-0.5, 384**-0.5),
+    "transformer.resblocks.1.mlp.c_fc.bias": (UNIFORM / math.sqrt(192), UNIFORM / math.sqrt(192)),
+    "transformer.resblocks.1.mlp.c_proj.weight": (192**-0.5 * 4**-0.5, 192**-0.5 * 4**-0.5),
+    "transformer.resblocks.1.mlp.c_proj.bias": (UNIFORM / math.sqrt(768), UNIFORM / math.sqrt(768)),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-vision"])
+@pytest.mark.parametrize("init", ["matched", "published"])
+def test_statistics(variant: str, init: str, name: str) -> None:
+    built = model(variant, init)
+    vision = name.startswith("visual.")
+    differential = variant == "DiffCLIP" or (variant == "DiffCLIP-vision" and vision)
+    expected = EXPECTED[name][init == "published" and differential]
+    count = dict(built.named_parameters())[name].numel()
+    assert spread(built, name) == pytest.approx(expected, rel=4 / math.sqrt(count), abs=1e-12)
+
+
+@pytest.mark.parametrize("init", ["matched", "published"])
+def test_the_rest_starts_at_ones_zeros_and_small_lambdas(init: str) -> None:
+    built = model("DiffCLIP", init)
+    for name, parameter in built.named_parameters():
+        if name.endswith("norm.weight") or (name.endswith("weight") and parameter.ndim == 1):
+            assert (parameter == 1).all(), name
+        if ".norm" in name and name.endswith("bias"):
+            assert (parameter == 0).all(), name
+    lambdas = torch.cat([p.detach() for name, p in built.named_parameters() if "lambda_" in name])
+    assert float(lambdas.std()) == pytest.approx(0.1, rel=0.1)
+    assert abs(float(lambdas.mean())) < 0.02
+    assert built.logit_scale.item() == pytest.approx(math.log(1 / 0.07))
+
+
+@pytest.mark.parametrize("other", ["DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"])
+def test_matched_models_start_bit_equal_in_all_that_they_share(other: str) -> None:
+    clip, diff = model("CLIP", "matched", 7).state_dict(), model(other, "matched", 7).state_dict()
+    assert clip.keys() <= diff.keys()
+    assert all(torch.equal(clip[name], diff[name]) for name in clip)
+    assert all("lambda_" in name or "diff_norm" in name for name in diff.keys() - clip.keys())
+
+
+def test_published_init_differs_only_where_the_published_code_does() -> None:
+    clip, diff = model("CLIP", "published").state_dict(), model("DiffCLIP", "published").state_dict()
+    differing = {name for name in clip if not torch.equal(clip[name], diff[name])}
+    assert differing
+    for name in differing:
+        assert name.startswith("visual.blocks.") or ".attn." in name, name
+
+
+def epsilons(built: CLIP) -> set[float]:
+    return {m.eps for m in built.visual.modules() if isinstance(m, torch.nn.LayerNorm)}
+
+
+@pytest.mark.parametrize(
+    ("variant", "init", "eps"),
+    [
+        ("CLIP", "matched", 1e-6),
+        ("DiffCLIP", "matched", 1e-6),
+        ("CLIP", "published", 1e-6),
+        ("DiffCLIP", "published", 1e-5),
+        ("DiffCLIP-vision", "published", 1e-5),
+    ],
+)
+def test_epsilon_is_resolved_recorded_and_saved(variant: str, init: str, eps: float, tmp_path) -> None:
+    built = model(variant, init)
+    assert epsilons(built) == {eps}
+    assert built.config.vision.norm_eps == eps
+    assert built.ln_final.eps == 1e-5
+    diffclip.save_weights(built, tmp_path / "saved")
+    loaded, _, _ = diffclip.load(tmp_path / "saved")
+    assert epsilons(loaded) == {eps}
+    assert loaded.config == built.config
+
+
+def test_an_epsilon_of_ones_own_is_kept() -> None:
+    config = variant_config("DiffCLIP", SMALL | {"vision": SMALL["vision"] | {"norm_eps": 1e-4}})
+    for init in ("matched", "published"):
+        assert epsilons(CLIP(config, init=init, seed=0)) == {1e-4}
+    assert named_config("CLIP-ViT-S-16").vision.norm_eps is None

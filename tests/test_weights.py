@@ -1,0 +1,269 @@
+"""Weights: every layout, both ways, and files that are damaged, foreign or hostile."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import pickle
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import diffclip
+from diffclip import CLIP, InputError
+from diffclip.config import PreprocessConfig, named_config, variant_config
+from diffclip.published import from_published, infer_config, to_published
+from diffclip.weights import save_published
+
+VARIANTS = ["CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"]
+TINY = {
+    "embed_dim": 24,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
+    "text": {"context_length": 16, "vocab_size": 100, "width": 32, "layers": 2, "heads": 4},
+}
+
+
+def tiny(variant: str = "DiffCLIP", seed: int = 0, **more: object) -> CLIP:
+    return CLIP(variant_config(variant, TINY | more), seed=seed)
+
+
+def same(a: CLIP, b: CLIP) -> bool:
+    first, second = a.state_dict(), b.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def published_file(model: CLIP, file: Path) -> Path:
+    """A checkpoint as the published training code writes it, with all that stands beside the weights."""
+    state = to_published(model.state_dict(), model.config)
+    torch.save(
+        {
+            "epoch": 39,
+            "state_dict": {f"module.{name}": tensor for name, tensor in state.items()},
+            "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": np.float64(5e-4)}]},
+            "scaler": {"scale": 65536.0},
+            "best_acc1": np.float32(31.8),
+            "count": np.int64(7),
+            "args": argparse.Namespace(output_dir=pathlib.PosixPath("/somewhere/run"), lr=5e-4, name="x"),
+        },
+        file,
+    )
+    return file
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_published_files_are_read_and_written_without_loss(variant: str, tmp_path: Path) -> None:
+    model = tiny(variant)
+    file = published_file(model, tmp_path / "checkpoint_best.pt")
+    assert same(diffclip.load_weights(tiny(variant, seed=9), file), model)
+    save_published(model, tmp_path / "again.pt")
+    assert same(diffclip.load_weights(tiny(variant, seed=9), tmp_path / "again.pt"), model)
+    names = torch.load(tmp_path / "again.pt", weights_only=True)["state_dict"].keys()
+    assert names == torch.load(file, weights_only=False)["state_dict"].keys()
+
+
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-dynamic"])
+def test_published_names_are_exactly_those_of_the_published_code(variant: str, shared: Path) -> None:
+    model = CLIP(named_config(f"{variant}-ViT-B-16"), seed=0)
+    golden = "clip_vitb16" if variant == "CLIP" else "diffclip_vitb16"
+    shapes = json.loads((shared / "golden" / f"{golden}.shapes.json").read_text())
+    published = to_published(model.state_dict(), model.config)
+    assert {name: list(tensor.shape) for name, tensor in published.items()} == shapes
+
+
+@pytest.mark.parametrize("init", ["matched", "published"])
+@pytest.mark.parametrize(("variant", "eps"), [("CLIP", 1e-6), ("DiffCLIP", 1e-5), ("DiffCLIP-vision", 1e-5)])
+def test_published_weights_bring_their_epsilon(variant: str, eps: float, init: str, tmp_path: Path) -> None:
+    file = published_file(tiny(variant), tmp_path / "checkpoint.pt")
+    model = CLIP(variant_config(variant, TINY), init=init, seed=1)
+    assert diffclip.load_weights(model, file) is model
+    assert model.config.vision.norm_eps == eps
+    assert {m.eps for m in model.visual.modules() if isinstance(m, torch.nn.LayerNorm)} == {eps}
+
+
+def renamed_pickle(file: Path, old: bytes, new: bytes) -> None:
+    """The archive with `old` replaced by `new` in its pickle, as another NumPy would have written it."""
+    with zipfile.ZipFile(file) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    changed = {
+        name: body.replace(old, new) if name.endswith("data.pkl") else body for name, body in members.items()
+    }
+    assert changed != members
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, body in changed.items():
+            archive.writestr(name, body)
+
+
+def test_numpy_scalars_are_read_under_old_and_new_module_names(tmp_path: Path) -> None:
+    model = tiny()
+    file = published_file(model, tmp_path / "checkpoint.pt")
+    with zipfile.ZipFile(file) as archive:
+        body = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    new, old = b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"
+    present, other = (new, old) if new in body else (old, new)
+    assert same(diffclip.load_weights(tiny(seed=2), file), model)
+    renamed_pickle(file, present, other)
+    assert same(diffclip.load_weights(tiny(seed=2), file), model)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch ran-code",)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_pickle_that_tries_to_run_code_is_refused_and_does_not(legacy: bool, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    contents = {"state_dict": {"module.x": torch.zeros(1)}, "args": Evil()}
+    torch.save(contents, tmp_path / "evil.pt", _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(InputError, match=r"wants to run (posix|nt|os)\.system") as error:
+        diffclip.load_weights(tiny(), tmp_path / "evil.pt")
+    assert "\n" not in str(error.value)
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": Evil()}))
+    with pytest.raises(InputError):
+        diffclip.load_weights(tiny(), tmp_path / "plain.pt")
+    assert not (tmp_path / "ran-code").exists()
+
+
+def test_saved_folder_keeps_everything(tmp_path: Path) -> None:
+    preprocess = PreprocessConfig(mean=(0.1, 0.2, 0.3), std=(1, 1, 1), interpolation="bicubic", resize=40)
+    model = tiny("DiffCLIP-dynamic", preprocess=preprocess.model_dump())
+    diffclip.save_weights(model, tmp_path / "saved")
+    assert {file.name for file in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["preprocess"] == {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic", "resize": 40}
+    assert config["tokenizer"] == "openclip"
+    loaded, transform, _ = diffclip.load(tmp_path / "saved")
+    assert same(loaded, model)
+    assert loaded.config == model.config
+    assert not loaded.training
+    assert transform.edge == 40
+    assert loaded.attention_layers()["visual"][0].lambda_init == pytest.approx(0.2)
+
+
+def test_safetensors_in_either_layout(tmp_path: Path) -> None:
+    model = tiny()
+    save_file(model.state_dict(), tmp_path / "ours.safetensors")
+    state = {name: t.contiguous() for name, t in to_published(model.state_dict(), model.config).items()}
+    save_file(state, tmp_path / "published.safetensors")
+    for name, eps in (("ours", 1e-6), ("published", 1e-5)):
+        loaded = diffclip.load_weights(tiny(seed=3), tmp_path / f"{name}.safetensors")
+        assert same(loaded, model)
+        assert loaded.config.vision.norm_eps == eps
+
+
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-vision"])
+def test_a_bare_published_file_tells_its_model(variant: str, tmp_path: Path) -> None:
+    config = named_config(f"{variant}-ViT-Ti-16")
+    model = CLIP(config, init="published", seed=0)
+    (tmp_path / "hub").mkdir()
+    published_file(model, tmp_path / "hub" / "checkpoint_best.pt")
+    for source in (tmp_path / "hub", tmp_path / "hub" / "checkpoint_best.pt"):
+        loaded, preprocess, tokenizer = diffclip.load(source)
+        assert same(loaded, model)
+        assert loaded.config == model.config
+        assert (preprocess.image_size, preprocess.edge) == (224, 224)
+        assert preprocess.preprocess.mean == (0.485, 0.456, 0.406)
+        assert tokenizer("a cat").shape == (1, 77)
+
+
+def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
+    model = CLIP(named_config("DiffCLIP-dynamic-ViT-Ti-16"), seed=0)
+    published_file(model, tmp_path / "c.pt")
+    assert diffclip.load(tmp_path / "c.pt")[0].config.lambda_init == 0.8
+    loaded, preprocess, _ = diffclip.load(tmp_path / "c.pt", model="DiffCLIP-dynamic-ViT-Ti-16", image_size=64)
+    assert loaded.config.lambda_init == "dynamic"
+    assert loaded.visual.pos_embed.shape[1] == 17
+    assert preprocess.image_size == 64
+    diffclip.save_weights(tiny("CLIP"), tmp_path / "saved")
+    with pytest.raises(InputError, match="not DiffCLIP-ViT-B-16"):
+        diffclip.load(tmp_path / "saved", model="DiffCLIP-ViT-B-16")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_layout_conversion_is_its_own_inverse(variant: str) -> None:
+    model = tiny(variant)
+    state = model.state_dict()
+    back = from_published(to_published(state, model.config))
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+def test_heads_of_a_plain_tower_of_unknown_width_cannot_be_told() -> None:
+    with pytest.raises(InputError, match="number of heads of a plain vision tower 32 wide"):
+        infer_config(tiny("CLIP").state_dict())
+    assert infer_config(tiny("DiffCLIP").state_dict()) == variant_config("DiffCLIP", TINY)
+
+
+def test_a_mismatch_lists_what_differs_and_names_the_model_that_fits(tmp_path: Path) -> None:
+    file = published_file(CLIP(named_config("CLIP-ViT-Ti-16"), seed=0), tmp_path / "clip.pt")
+    with pytest.raises(InputError) as error:
+        diffclip.load_weights(CLIP(named_config("DiffCLIP-ViT-Ti-16"), seed=0), file)
+    message = str(error.value)
+    assert re.search(r"120 missing \(transformer\.resblocks\.0\.attn\.diff_norm\.weight, .*…\)", message)
+    assert "they fit CLIP-ViT-Ti-16 at 224 px" in message
+    assert "\n" not in message
+
+    other = tiny("DiffCLIP", embed_dim=16)
+    save_file(other.state_dict() | {"head.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(InputError) as error:
+        diffclip.load_weights(tiny("DiffCLIP"), tmp_path / "other.safetensors")
+    assert "1 extra (head.weight)" in str(error.value)
+    assert "image_projection [32, 16] for [32, 24]" in str(error.value)
+
+
+def test_loading_never_resizes_and_a_refused_file_changes_nothing(tmp_path: Path) -> None:
+    larger = tiny(vision=TINY["vision"] | {"image_size": 64})
+    diffclip.save_weights(larger, tmp_path / "larger")
+    model, untouched = tiny(seed=4), tiny(seed=4)
+    with pytest.raises(InputError, match=r"visual\.pos_embed \[1, 65, 32\] for \[1, 17, 32\].* at 64 px"):
+        diffclip.load_weights(model, tmp_path / "larger")
+    assert same(model, untouched)
+
+
+def cut(file: Path, share: float) -> Path:
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
+    return file
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda d: d / "absent.pt", "does not exist"),
+        (lambda d: (d / "empty.pt").touch() or d / "empty.pt", "is empty"),
+        (lambda d: d.joinpath("folder").mkdir() or d / "folder", "neither model.safetensors nor checkpoint_best.pt"),
+        (lambda d: cut(published_file(tiny(), d / "cut.pt"), 0.6), "cut.pt"),
+        (lambda d: d.joinpath("text.pt").write_text("hello") and d / "text.pt", "text.pt"),
+        (lambda d: d.joinpath("a.safetensors").write_text("hello there, no header") and d / "a.safetensors", "safetensors"),
+        (lambda d: torch.save([1, 2], d / "list.pt") or d / "list.pt", "no state_dict"),
+        (lambda d: torch.save({"a": 1}, d / "dict.pt") or d / "dict.pt", "not all tensors"),
+    ],
+)
+def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        diffclip.load_weights(tiny(), make(tmp_path))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "not JSON"), ("[]", "not a model's configuration"), ('{"embed_dim": "wide"}', "embed_dim")],
+)
+def test_a_damaged_config_is_named(text: str, words: str, tmp_path: Path) -> None:
+    diffclip.save_weights(tiny(), tmp_path / "saved")
+    (tmp_path / "saved" / "config.json").write_text(text)
+    with pytest.raises(InputError, match=words):
+        diffclip.load(tmp_path / "saved")
+
+
+def test_the_hub_out_of_reach_is_said_in_one_line() -> None:
+    with pytest.raises(InputError, match="hf-hub:nobody/nothing cannot be fetched") as error:
+        diffclip.load("hf-hub:nobody/nothing")
+    assert "\n" not in str(error.value)
