@@ -1,0 +1,99 @@
+"""Pictures of shards in order, for evaluation; and what both loaders do about a data worker that dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from diffclip.data.samples import PICTURE, Fault, Transform, picture_of, sample_fault
+from diffclip.data.shards import Shards
+from diffclip.errors import DiffCLIPError, InputError
+
+
+@dataclass
+class PictureBatch:
+    """images [B, 3, S, S] as the transform makes them, and their positions [B] in what was asked for."""
+
+    images: Tensor
+    positions: list[int]
+
+
+def evaluation_batches(
+    shards: Shards,
+    indices: Sequence[int],
+    transform: Transform,
+    batch_size: int,
+    faults: list[Fault],
+    workers: int = 0,
+) -> Iterator[PictureBatch]:
+    """The pictures of the samples `indices`, in that order, up to `batch_size` at a time.
+
+    A broken picture is left out and appended to `faults`; a batch of nothing else is not given.
+
+    Raises:
+        InputError: all pictures are broken.
+        DiffCLIPError: a worker died.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        _Pictures(shards, indices, transform),
+        batch_size=batch_size,
+        collate_fn=_collate,
+        num_workers=workers,
+        # Without its own generator a DataLoader draws from the global one.
+        generator=torch.Generator(),
+    )
+    read, broken = 0, []
+    for batch, found in watched(loader):
+        faults += found
+        broken += found
+        if batch is not None:
+            read += len(batch.positions)
+            yield batch
+    if broken and not read:
+        raise InputError(f"every picture in {shards} is broken, the first one: {broken[0]}")
+
+
+def watched(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What `loader` gives.
+
+    Raises:
+        DiffCLIPError: a worker died.
+    """
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        reason = " ".join(str(error).split())
+        raise DiffCLIPError(f"a data worker died, use fewer if memory is short: {reason}") from error
+
+
+class _Pictures(Dataset[tuple[int, Tensor] | Fault]):
+    def __init__(self, shards: Shards, indices: Sequence[int], transform: Transform) -> None:
+        self.shards, self.indices, self.transform = shards, indices, transform
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, position: int) -> tuple[int, Tensor] | Fault:
+        i = int(self.indices[position])
+        name = self.shards.name(i)
+        try:
+            picture = picture_of(self.shards.sample(i, PICTURE), name)
+        except (InputError, OSError) as error:
+            return sample_fault(name, error)
+        return position, self.transform(picture)
+
+
+def _collate(items: list[tuple[int, Tensor] | Fault]) -> tuple[PictureBatch | None, list[Fault]]:
+    faults = [item for item in items if isinstance(item, Fault)]
+    whole = [item for item in items if not isinstance(item, Fault)]
+    if not whole:
+        return None, faults
+    positions, images = zip(*whole, strict=True)
+    return PictureBatch(torch.stack(images), list(positions)), faults

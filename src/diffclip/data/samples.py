@@ -1,0 +1,89 @@
+"""What a sample of a shard holds, a picture and captions; and what is said of one that is broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from PIL import Image
+from torch import Tensor
+
+from diffclip.data.images import read_image
+from diffclip.errors import InputError
+
+PICTURE = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
+CAPTION_KEY = "caption"
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that was skipped: the shard or the sample, and why; together a sentence."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.reason}"
+
+
+def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
+    """Where captions may be: `.txt`, then `.json`; with a key other than the usual, only `.json`."""
+    return ("txt", "json") if caption_key == CAPTION_KEY else ("json",)
+
+
+def picture_of(sample: Mapping[str, bytes], name: str) -> Image.Image:
+    """The sample's picture in RGB.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    for extension in PICTURE:
+        if extension in sample:
+            return read_image(sample[extension], name)
+    raise InputError(f"{name} has no picture")
+
+
+def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
+    """The sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
+
+    Blank captions are dropped.
+
+    Raises:
+        InputError: no caption, none that is not blank, or a member that cannot be read.
+    """
+    extension = next((member for member in caption_members(caption_key) if member in sample), None)
+    if extension is None:
+        raise InputError(f"{name} has no caption")
+    try:
+        text = sample[extension].decode("utf-8-sig")
+        captions = text.splitlines() if extension == "txt" else _from_json(text, caption_key)
+    except UnicodeDecodeError:
+        raise InputError(f"{name} has a caption that is not UTF-8 text") from None
+    except (json.JSONDecodeError, RecursionError):
+        raise InputError(f"{name} has a .json that is not valid JSON") from None
+    except KeyError:
+        raise InputError(f"{name} has no key {caption_key!r} in its .json") from None
+    except TypeError:
+        raise InputError(f"{name} has no string or strings as {caption_key!r} in its .json") from None
+    captions = [caption.strip() for caption in captions if caption.strip()]
+    if not captions:
+        raise InputError(f"{name} has an empty caption")
+    return captions
+
+
+def _from_json(text: str, caption_key: str) -> list[str]:
+    value = json.loads(text)[caption_key]
+    captions = [value] if isinstance(value, str) else value
+    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+        raise TypeError
+    return captions
+
+
+def sample_fault(name: str, error: Exception) -> Fault:
+    """What is said of the sample `name` that `error` makes unusable."""
+    if isinstance(error, InputError):
+        return Fault(name, str(error).removeprefix(f"{name} "))
+    return Fault(name, f"cannot be read ({error})")

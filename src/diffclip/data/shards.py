@@ -1,0 +1,189 @@
+"""WebDataset tar shards with random access: any sample by number, without unpacking the rest."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from braceexpand import braceexpand
+from numpy.typing import NDArray
+
+from diffclip.data.index import read_index
+from diffclip.data.samples import Fault
+from diffclip.errors import InputError
+
+_OPEN_FILES = 64
+
+
+def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The shard files that `spec` names.
+
+    Args:
+        spec: a file, a folder (all its *.tar in natural order: 2.tar before 10.tar), a brace range such as
+            `train/{000..127}.tar`, a pattern with `*`, or several of these.
+
+    Raises:
+        InputError: nothing named, a file that does not exist, a folder or pattern without shards.
+    """
+    specs = [spec] if isinstance(spec, str | Path) else list(spec)
+    shards: list[Path] = []
+    for one in specs:
+        text = os.path.expanduser(str(one))
+        if not text:
+            raise InputError("the name of the shards is empty: give a file, a folder or a range '{0..9}.tar'")
+        found = [Path(text)] if os.path.exists(text) else _expand(text)
+        for path in found:
+            shards += tar_files(path) if path.is_dir() else [path]
+    if not shards:
+        raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
+    return shards
+
+
+def tar_files(folder: Path) -> list[Path]:
+    """All *.tar of `folder`, in natural order.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
+    if not found:
+        raise InputError(f"no .tar shards in folder {folder}: give the folder that holds them")
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[bool, int, str]]:
+    parts = re.split(r"(\d+)", path.name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def _expand(text: str) -> list[Path]:
+    try:
+        names = list(braceexpand(text))
+    except ValueError:
+        raise InputError(f"shards {text!r}: the braces do not pair, write a range as {{0..9}}") from None
+    found: list[Path] = []
+    missing = []
+    for name in names:
+        matches = sorted(map(Path, glob.glob(name)), key=_natural) if glob.has_magic(name) else [Path(name)]
+        found += [path for path in matches if path.exists()]
+        if not matches or not all(path.exists() for path in matches):
+            missing.append(name)
+    if len(names) == 1 and missing:
+        raise InputError(f"shard {text} does not exist: check the path")
+    if missing:
+        raise InputError(
+            f"{len(missing)} of the {len(names)} shards in {text} do not exist, first {missing[0]}: "
+            "check the range and the folder"
+        )
+    return found
+
+
+class Shards:
+    """The samples of several shards, numbered through in the order of the shards.
+
+    Files are opened on first use in each process, so an object may be forked or pickled to data workers; it
+    is not for several threads at once.
+
+    Attributes:
+        paths: the shards.
+        faults: what was skipped: shards cut short, empty or broken. What is whole in them is kept.
+
+    Raises:
+        InputError: not a single sample is left.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        self._indexes = [read_index(path) for path in self.paths]
+        self._ends = np.cumsum([len(index) for index in self._indexes], dtype=np.int64)
+        self.faults = [
+            Fault(str(path), reason)
+            for path, index in zip(self.paths, self._indexes, strict=True)
+            for reason in index.faults
+        ]
+        self._files: OrderedDict[int, IO[bytes]] = OrderedDict()
+        self._process = os.getpid()
+        if not len(self):
+            why = f": {self.faults[0]}" if self.faults else ""
+            raise InputError(f"not one sample in {self}{why}; give uncompressed WebDataset tars")
+
+    def __str__(self) -> str:
+        more = f" and {len(self.paths) - 1} more shards" if len(self.paths) > 1 else ""
+        return f"{self.paths[0]}{more}"
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def key(self, i: int) -> str:
+        """The key of sample `i`: its path in the tar up to the first dot of the base name."""
+        shard, local = self._locate(i)
+        return self._indexes[shard].key(local)
+
+    def name(self, i: int) -> str:
+        """Sample `i` for people: its shard and key."""
+        shard, local = self._locate(i)
+        return f"{self.paths[shard]}:{self._indexes[shard].key(local)}"
+
+    def sample(self, i: int, extensions: Sequence[str] | None = None) -> dict[str, bytes]:
+        """The members of sample `i` by extension, only those in `extensions` if given.
+
+        Raises:
+            InputError: the shard has become shorter since it was indexed.
+            OSError: the shard cannot be read.
+        """
+        shard, local = self._locate(i)
+        file = self._file(shard)
+        sample = {}
+        for extension, (offset, size) in self._indexes[shard].members(local).items():
+            if extensions is None or extension in extensions:
+                file.seek(offset)
+                sample[extension] = file.read(size)
+                if len(sample[extension]) < size:
+                    raise InputError(f"{self.paths[shard]} became shorter while it was read: start again")
+        return sample
+
+    def usable(self, needed: Mapping[str, tuple[str, ...]]) -> tuple[NDArray[np.int64], list[Fault]]:
+        """The numbers of the samples that have a member for each of `needed`, and the faults of the others.
+
+        Only the index is read.
+
+        Args:
+            needed: what a member is called → the extensions it may have.
+        """
+        held = {
+            what: np.concatenate([index.has_any(extensions) for index in self._indexes])
+            for what, extensions in needed.items()
+        }
+        usable = np.logical_and.reduce(list(held.values()))
+        faults = [
+            Fault(self.name(i), "has no " + " and no ".join(what for what in needed if not held[what][i]))
+            for i in np.flatnonzero(~usable).tolist()
+        ]
+        return np.flatnonzero(usable), faults
+
+    def _locate(self, i: int) -> tuple[int, int]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"sample {i} of {len(self)}")
+        shard = int(np.searchsorted(self._ends, i, side="right"))
+        return shard, i - (int(self._ends[shard - 1]) if shard else 0)
+
+    def _file(self, shard: int) -> IO[bytes]:
+        # A handle that a fork has copied shares its position with the parent's.
+        if self._process != os.getpid():
+            self._files, self._process = OrderedDict(), os.getpid()
+        file = self._files.pop(shard, None)
+        if file is None:
+            if len(self._files) >= _OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+            file = self.paths[shard].open("rb")
+        self._files[shard] = file
+        return file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": OrderedDict()}

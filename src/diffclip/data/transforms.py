@@ -1,0 +1,107 @@
+"""From a picture to the model's input: random crops for training, the centre for evaluation.
+
+As in SLIP's training code (facebookresearch/SLIP), which the paper trains with: `RandomResizedCrop` of 0.5 to
+1 of the area without flips; `Resize` and `CenterCrop` for evaluation.
+"""
+
+from __future__ import annotations
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as F
+
+from diffclip.config import PreprocessConfig
+from diffclip.errors import InputError
+
+# A longer picture loses its far ends before it is scaled: 1×100,000 at 224 px would otherwise take 15 GB.
+_LONGEST_RATIO = 64
+
+
+class TrainTransform:
+    """PIL RGB picture → uint8 [3, S, S], cropped at random. See `train_transform`."""
+
+    def __init__(
+        self, image_size: int, preprocess: PreprocessConfig, scale: tuple[float, float], flip: float
+    ) -> None:
+        self.image_size = image_size
+        interpolation = InterpolationMode(preprocess.interpolation)
+        crop = v2.RandomResizedCrop(image_size, scale=scale, interpolation=interpolation, antialias=True)
+        mirror = [v2.RandomHorizontalFlip(flip)] if flip else []
+        self._steps = v2.Compose([crop, *mirror, v2.PILToTensor()])
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        image: Tensor = self._steps(picture)
+        return image
+
+
+class EvalTransform:
+    """PIL RGB picture → float32 [3, S, S], normalised. See `eval_transform`."""
+
+    def __init__(self, image_size: int, preprocess: PreprocessConfig) -> None:
+        self.image_size = image_size
+        self.preprocess = preprocess
+        self.edge = preprocess.resize or image_size
+        self._interpolation = InterpolationMode(preprocess.interpolation)
+        if self.edge < image_size:
+            raise InputError(
+                f"resize {self.edge} is smaller than the image size {image_size}: "
+                "the crop would have black edges, give a resize that is not smaller"
+            )
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        picture = _shorten(picture)
+        picture = F.resize(picture, [self.edge], interpolation=self._interpolation, antialias=True)
+        image: Tensor = F.pil_to_tensor(F.center_crop(picture, [self.image_size, self.image_size]))
+        return normalise(image[None], self.preprocess)[0]
+
+
+def train_transform(
+    image_size: int, preprocess: PreprocessConfig, scale: tuple[float, float] = (0.5, 1.0), flip: float = 0.0
+) -> TrainTransform:
+    """Random resized crop to S = `image_size` pixels, as in training.
+
+    Args:
+        image_size: S.
+        preprocess: gives the interpolation.
+        scale: least and greatest share of the picture's area that a crop covers.
+        flip: probability of a mirror image.
+
+    Returns:
+        A callable, PIL RGB picture → uint8 [3, S, S], to be normalised later by `normalise`. Its randomness
+        comes from torch's global generator.
+    """
+    return TrainTransform(image_size, preprocess, scale, flip)
+
+
+def eval_transform(image_size: int, preprocess: PreprocessConfig) -> EvalTransform:
+    """Shorter edge to `preprocess.resize` (or S = `image_size`), crop the centre S×S, normalise.
+
+    Returns:
+        A callable, PIL RGB picture → float32 [3, S, S].
+
+    Raises:
+        InputError: `preprocess.resize` is smaller than S.
+    """
+    return EvalTransform(image_size, preprocess)
+
+
+def normalise(images: Tensor, preprocess: PreprocessConfig) -> Tensor:
+    """uint8 [B, 3, H, W] → float32 [B, 3, H, W]: to [0, 1], less the mean, by the standard deviation.
+
+    The arithmetic is torchvision's `ToTensor` and `Normalize`, bit for bit, on the device of `images`.
+    """
+    mean = torch.tensor(preprocess.mean, device=images.device)[:, None, None]
+    std = torch.tensor(preprocess.std, device=images.device)[:, None, None]
+    return images.to(torch.float32).div_(255).sub_(mean).div_(std)
+
+
+def _shorten(picture: Image.Image) -> Image.Image:
+    width, height = picture.size
+    longest = _LONGEST_RATIO * min(width, height)
+    if max(width, height) <= longest:
+        return picture
+    keep_width, keep_height = min(width, longest), min(height, longest)
+    left, top = (width - keep_width) // 2, (height - keep_height) // 2
+    return picture.crop((left, top, left + keep_width, top + keep_height))

@@ -1,0 +1,73 @@
+"""Shards made by the tests: real tars of real pictures."""
+
+import io
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+WriteTar = Callable[[Path, Iterable[tuple[str, bytes]]], Path]
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Indexes of shards and drawn sets stay out of the user's cache folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def picture() -> Callable[..., bytes]:
+    """A file of noise, another for each number."""
+
+    def encode(number: int = 0, kind: str = "JPEG") -> bytes:
+        values = np.random.default_rng(number).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(values).save(buffer, kind)
+        return buffer.getvalue()
+
+    return encode
+
+
+@pytest.fixture
+def write_tar() -> WriteTar:
+    def write(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, "w") as tar:
+            for name, content in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def write_shard(write_tar: WriteTar, picture: Callable[..., bytes]) -> Callable[..., Path]:
+    """A shard of the samples `start` to `start + count`, each a picture with two captions.
+
+    `changes` replaces members of a sample by number and extension; None removes one.
+    """
+
+    def write(
+        path: Path,
+        count: int,
+        start: int = 0,
+        changes: Mapping[int, Mapping[str, bytes | None]] | None = None,
+    ) -> Path:
+        members = []
+        for number in range(start, start + count):
+            sample: dict[str, bytes | None] = {
+                "jpg": picture(number),
+                "txt": f"first {number}\nsecond {number}\n".encode(),
+                **(changes or {}).get(number, {}),
+            }
+            members += [(f"s{number:07d}.{ext}", data) for ext, data in sample.items() if data is not None]
+        return write_tar(path, members)
+
+    return write

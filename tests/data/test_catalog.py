@@ -1,0 +1,249 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from diffclip.config import PreprocessConfig
+from diffclip.data.catalog import open_set
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+
+WriteShard = Callable[..., Path]
+TRANSFORM = eval_transform(8, PreprocessConfig())
+
+
+@pytest.fixture
+def classes(tmp_path: Path, write_shard: WriteShard) -> Path:
+    """Five samples of two classes in two shards."""
+    folder = tmp_path / "things"
+    labels = {n: {"txt": None, "cls": str(n % 2).encode()} for n in range(5)}
+    write_shard(folder / "test" / "0.tar", 3, changes=labels)
+    write_shard(folder / "test" / "1.tar", 2, start=3, changes=labels)
+    (folder / "test" / "nshards.txt").write_text("2\n")
+    (folder / "classnames.txt").write_text("cat\ngolden dog\n")
+    (folder / "zeroshot_classification_templates.txt").write_text("a photo of a {c}.\n{c}\n")
+    return folder
+
+
+@pytest.fixture
+def captioned(tmp_path: Path, write_shard: WriteShard) -> Path:
+    folder = tmp_path / "pictures"
+    write_shard(folder / "val" / "0.tar", 5, changes={4: {"txt": b"only one"}})
+    (folder / "val" / "nshards.txt").write_text("1")
+    (folder / "dataset_type.txt").write_text("retrieval\n")
+    return folder
+
+
+def one_line(source: str | Path, split: str) -> str:
+    with pytest.raises(InputError) as raised:
+        open_set(source, split)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_classification(classes: Path, workers: int) -> None:
+    data = open_set(classes, "test")
+    assert (data.name, data.split, data.kind, len(data)) == ("things", "test", "classification", 5)
+    assert data.classnames == ["cat", "golden dog"]
+    assert data.templates == ["a photo of a {c}.", "{c}"]
+    assert data.labels == [0, 1, 0, 1, 0]
+    assert data.key(4) == "s0000004"
+    batches = list(data.batches(TRANSFORM, 2, workers))
+    assert [batch.images.shape[0] for batch in batches] == [2, 2, 1]
+    assert batches[0].images.shape == (2, 3, 8, 8)
+    assert torch.cat([batch.labels for batch in batches]).tolist() == [0, 1, 0, 1, 0]
+    assert batches[0].labels.dtype == torch.int64
+    assert all(batch.captions is None for batch in batches)
+    assert data.faults == []
+
+
+def test_retrieval(captioned: Path) -> None:
+    data = open_set(str(captioned), "val")
+    assert (data.name, data.kind, len(data)) == ("pictures", "retrieval", 5)
+    assert (data.classnames, data.templates, data.labels) == ([], [], [])
+    captions = [caption for batch in data.batches(TRANSFORM, 2) for caption in batch.captions]
+    assert captions == data.captions == [[f"first {n}", f"second {n}"] for n in range(4)] + [["only one"]]
+
+
+def test_broken_pictures_are_left_out_and_named_once(captioned: Path, write_shard: WriteShard) -> None:
+    changes = {1: {"jpg": b"x"}, 2: {"txt": b" "}, 3: {"jpg": None}, 4: {"jpg": b"y"}}
+    path = write_shard(captioned / "val" / "0.tar", 6, changes=changes)
+    data = open_set(captioned, "val")
+    assert len(data) == 4
+    for _ in range(2):
+        batches = list(data.batches(TRANSFORM, 2))
+        assert [position for batch in batches for position in batch.positions] == [0, 3]
+        assert [caption for batch in batches for caption in batch.captions] == [
+            ["first 0", "second 0"],
+            ["first 5", "second 5"],
+        ]
+        assert sorted(fault.name for fault in data.faults) == [f"{path}:s{n:07d}" for n in (1, 2, 3, 4)]
+
+
+def test_a_cut_shard_is_named(classes: Path) -> None:
+    path = classes / "test" / "1.tar"
+    path.write_bytes(path.read_bytes()[:-9500])
+    data = open_set(classes, "test")
+    assert data.faults[0].name == str(path)
+
+
+def test_shards_are_counted_when_nshards_is_missing(classes: Path) -> None:
+    (classes / "test" / "nshards.txt").unlink()
+    assert len(open_set(classes, "test")) == 5
+
+
+def test_nshards_limits_the_shards(classes: Path) -> None:
+    (classes / "test" / "nshards.txt").write_text("1")
+    assert len(open_set(classes, "test")) == 3
+    (classes / "test" / "nshards.txt").write_text("3")
+    assert "2.tar does not exist" in one_line(classes, "test")
+    for text in ("many", "0", "-1"):
+        (classes / "test" / "nshards.txt").write_text(text)
+        assert f"nshards.txt holds '{text}'" in one_line(classes, "test")
+
+
+def test_ten_shards_come_in_natural_order(tmp_path: Path, write_shard: WriteShard) -> None:
+    folder = tmp_path / "set"
+    for n in range(12):
+        write_shard(folder / "test" / f"{n}.tar", 1, start=n, changes={n: {"cls": b"0"}})
+    (folder / "classnames.txt").write_text("thing")
+    data = open_set(folder, "test")
+    assert [data.key(n) for n in range(12)] == [f"s{n:07d}" for n in range(12)]
+    assert data.templates == ["a photo of a {c}"]
+
+
+def test_missing_places(classes: Path, tmp_path: Path) -> None:
+    assert "does not exist" in one_line(tmp_path / "nowhere", "test")
+    assert "is a file" in one_line(classes / "classnames.txt", "test")
+    (classes / "train").mkdir()
+    (classes / "val").mkdir()
+    (classes / "val" / "0.tar").touch()
+    assert "has no split 'testing': choose from test, val" in one_line(classes, "testing")
+    assert "no .tar shards in folder" in one_line(classes, "train")
+    (tmp_path / "bare").mkdir()
+    assert "has no split 'test', nor any other folder of .tar shards" in one_line(tmp_path / "bare", "test")
+    assert "not one sample" in one_line(classes, "val")
+
+
+def test_unknown_name_lists_the_built_in_sets_and_the_layout() -> None:
+    message = one_line("imagenet", "test")
+    assert "unknown set 'imagenet'" in message
+    assert "scenes, scenes-shapes" in message
+    assert "folder in clip_benchmark's layout" in message
+    assert "did you mean 'scenes'?" in one_line("scene", "test")
+
+
+def test_class_names_and_templates(classes: Path) -> None:
+    (classes / "zeroshot_classification_templates.txt").write_text("a photo of a {}.\n")
+    assert "'a photo of a {}.' in" in one_line(classes, "test")
+    (classes / "zeroshot_classification_templates.txt").unlink()
+    (classes / "classnames.txt").write_bytes("\ufeffcat\r\nKäse\r\n\r\n".encode())
+    data = open_set(classes, "test")
+    assert (data.classnames, data.templates) == (["cat", "Käse"], ["a photo of a {c}"])
+    # A blank line within would shift every class behind it.
+    (classes / "classnames.txt").write_text("cat\n\ndog\n")
+    assert "line 2 is blank" in one_line(classes, "test")
+    (classes / "classnames.txt").write_bytes(b"\xff\xfe\xfa")
+    assert "should be UTF-8" in one_line(classes, "test")
+    for text in ("", "\n\n"):
+        (classes / "classnames.txt").write_text(text)
+        assert "has no classnames.txt" in one_line(classes, "test")
+    (classes / "classnames.txt").unlink()
+    assert "has no classnames.txt" in one_line(classes, "test")
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (b"2", "is outside the 2 classes"),
+        (b"-1", "is outside the 2 classes"),
+        (b"cat", "'cat' of"),
+        (b"0.5", "is not a whole number"),
+        (b"1_0", "is not a whole number"),
+        ("²".encode(), "is not a whole number"),
+    ],
+)
+def test_bad_labels(classes: Path, write_shard: WriteShard, label: bytes, words: str) -> None:
+    labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label}}
+    path = write_shard(classes / "test" / "0.tar", 3, changes=labels)
+    message = one_line(classes, "test")
+    assert words in message
+    assert f"{path}:s0000002" in message
+
+
+def test_labels_may_have_a_line_end(classes: Path, write_shard: WriteShard) -> None:
+    write_shard(classes / "test" / "0.tar", 3, changes={n: {"cls": b" 1\n"} for n in range(3)})
+    assert open_set(classes, "test").labels[:3] == [1, 1, 1]
+
+
+def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_shard: WriteShard) -> None:
+    write_shard(classes / "test" / "0.tar", 3, changes={1: {"cls": b"0"}})
+    data = open_set(classes, "test")
+    assert len(data) == 3
+    assert [fault.reason for fault in data.faults] == ["has no label (.cls)"] * 2
+    (classes / "test" / "nshards.txt").write_text("1")
+    write_shard(classes / "test" / "0.tar", 3)
+    assert "has a picture and a label (.cls)" in one_line(classes, "test")
+    write_shard(captioned / "val" / "0.tar", 3, changes={n: {"txt": b""} for n in range(3)})
+    assert "has a picture and captions" in one_line(captioned, "val")
+
+
+def test_other_kinds_of_sets(classes: Path) -> None:
+    (classes / "dataset_type.txt").write_text("multilabel")
+    assert "says 'multilabel'" in one_line(classes, "test")
+    (classes / "dataset_type.txt").write_text("Classification\n")
+    assert open_set(classes, "test").kind == "classification"
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "kind", "count", "classes"),
+    [
+        ("flickr8k", "train", "retrieval", 6000, 0),
+        ("flickr8k", "val", "retrieval", 1000, 0),
+        ("cifar10", "train", "classification", 1200, 10),
+        ("cifar10", "test", "classification", 800, 10),
+        ("caltech101", "train", "classification", 1224, 102),
+        ("caltech101", "test", "classification", 772, 102),
+    ],
+)
+def test_real_sets(shared: Path, name: str, split: str, kind: str, count: int, classes: int) -> None:
+    data = open_set(shared / "data" / name, split)
+    assert (data.name, data.kind, len(data), len(data.classnames)) == (name, kind, count, classes)
+    assert data.faults == []
+    if kind == "classification":
+        assert set(data.labels) == set(range(classes))
+        if name == "cifar10":
+            assert set(np.bincount(data.labels)) == {count // 10}
+    else:
+        assert {len(captions) for captions in data.captions} == {5}
+    batch = next(data.batches(TRANSFORM, 16))
+    assert batch.images.shape == (16, 3, 8, 8)
+
+
+def test_built_in_sets_are_drawn_once_into_the_cache(
+    cache_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffclip.data import scenes
+
+    # The same pictures, only fewer.
+    draw = scenes.write_scenes
+    calls = []
+
+    def draw_few(folder: Path, **options: object) -> bool:
+        drawn = draw(folder, **{**options, "train": 80, "val": 40, "test": 80})
+        calls.append(drawn)
+        return drawn
+
+    monkeypatch.setattr(scenes, "write_scenes", draw_few)
+    captions = open_set("scenes", "val")
+    assert (captions.name, captions.kind, len(captions)) == ("scenes", "retrieval", 40)
+    shapes = open_set("scenes-shapes", "test")
+    assert (shapes.name, shapes.kind) == ("scenes-shapes", "classification")
+    assert len(shapes) > 0
+    assert next(shapes.batches(TRANSFORM, 4)).images.shape == (4, 3, 8, 8)
+    assert calls == [True, False]
+    assert {path.parent for path in cache_home.glob("diffclip/scenes-*")} == {cache_home / "diffclip"}
+    assert "has no split 'nothing': choose from" in one_line("scenes", "nothing")

@@ -1,0 +1,303 @@
+import io
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from diffclip.data.images import MAX_PIXELS, find_images, read_image
+from diffclip.errors import InputError
+
+
+def encode(picture: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def pixels(data: bytes) -> list[list[list[int]]]:
+    picture = read_image(data)
+    assert picture.mode == "RGB"
+    return np.asarray(picture).tolist()
+
+
+def noise(height: int = 24, width: int = 32) -> Image.Image:
+    values = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def one_line(raised: pytest.ExceptionInfo[InputError]) -> str:
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+def test_plain_picture_from_path_text_and_bytes(tmp_path: Path) -> None:
+    picture = noise()
+    file = tmp_path / "a.png"
+    picture.save(file)
+    for source in (file, str(file), file.read_bytes()):
+        assert np.array_equal(np.asarray(read_image(source)), np.asarray(picture))
+
+
+def test_cmyk_jpeg_as_pillow_converts_it() -> None:
+    data = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
+    assert Image.open(io.BytesIO(data)).mode == "CMYK"
+    assert np.allclose(pixels(data)[8][8], [255, 0, 0], atol=6)
+    assert np.array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_cmyk_jpeg_without_adobe_marker() -> None:
+    data = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
+    at = data.index(b"\xff\xee")
+    length = struct.unpack(">H", data[at + 2 : at + 4])[0]
+    plain = data[:at] + data[at + 2 + length :]
+    assert np.array_equal(pixels(plain), np.asarray(Image.open(io.BytesIO(plain)).convert("RGB")))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_16_bit_grey_is_scaled_and_not_clipped(kind: str) -> None:
+    values = np.array([[0, 257, 32768, 65535, 300]], dtype=np.uint16)
+    grey = [row[0] for row in pixels(encode(Image.fromarray(values), kind))[0]]
+    assert grey == [0, 1, 128, 255, 1]
+
+
+def test_big_endian_16_bit_tiff() -> None:
+    picture = Image.frombytes("I;16B", (2, 1), struct.pack(">2H", 32768, 65535))
+    assert [row[0] for row in pixels(encode(picture, "TIFF"))[0]] == [128, 255]
+
+
+def test_32_bit_integers_beyond_16_bits_span_the_grey_range() -> None:
+    values = np.array([[-1000, 0, 1_000_000]], dtype=np.int32)
+    assert [row[0] for row in pixels(encode(Image.fromarray(values), "TIFF"))[0]] == [0, 0, 255]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0, 0.5, 1.0], [0, 128, 255]),
+        ([0.0, 100.0, 255.0], [0, 100, 255]),
+        ([0.0, 25700.0, 65535.0], [0, 100, 255]),
+        ([-1.0, 0.0, 1.0], [0, 128, 255]),
+        ([float("nan"), 0.0, 1.0], [0, 0, 255]),
+        ([0.0, 0.0, 0.0], [0, 0, 0]),
+    ],
+)
+def test_floating_point_grey(values: list[float], expected: list[int]) -> None:
+    picture = Image.fromarray(np.array([values], dtype=np.float32))
+    assert [row[0] for row in pixels(encode(picture, "TIFF"))[0]] == expected
+
+
+def test_16_bit_colour() -> None:
+    assert pixels(png(1, 1, 16, 2, b"\0" + struct.pack(">3H", 65535, 0, 32768))) == [[[255, 0, 128]]]
+
+
+def test_palette() -> None:
+    picture = Image.new("P", (2, 1))
+    picture.putpalette([10, 20, 30, 200, 100, 50])
+    picture.putpixel((1, 0), 1)
+    assert pixels(encode(picture, "PNG")) == [[[10, 20, 30], [200, 100, 50]]]
+    assert pixels(encode(picture, "PNG", transparency=0)) == [[[255, 255, 255], [200, 100, 50]]]
+    half = pixels(encode(picture, "PNG", transparency=bytes([255, 128])))
+    assert half == [[[10, 20, 30], [227, 177, 152]]]
+
+
+def test_alpha_lies_over_white() -> None:
+    picture = Image.new("RGBA", (3, 1))
+    for x, alpha in enumerate((0, 128, 255)):
+        picture.putpixel((x, 0), (200, 0, 0, alpha))
+    assert pixels(encode(picture, "PNG")) == [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
+    grey = Image.new("LA", (2, 1), (0, 0))
+    grey.putpixel((1, 0), (0, 255))
+    assert pixels(encode(grey, "PNG")) == [[[255] * 3, [0] * 3]]
+    assert pixels(encode(Image.new("PA", (1, 1), (0, 0)).convert("RGBA"), "PNG")) == [[[255] * 3]]
+
+
+def test_one_transparent_colour_of_a_picture_without_palette() -> None:
+    white, grey = [255, 255, 255], [80, 80, 80]
+    assert pixels(png(2, 1, 8, 0, b"\0\x00\x50", chunk(b"tRNS", b"\0\0"))) == [[white, grey]]
+    assert pixels(png(2, 1, 8, 2, b"\0\0\0\0\x50\x50\x50", chunk(b"tRNS", bytes(6)))) == [[white, grey]]
+    sixteen = b"\0" + struct.pack(">2H", 30000, 80 * 257)
+    assert pixels(png(2, 1, 16, 0, sixteen, chunk(b"tRNS", struct.pack(">H", 30000)))) == [[white, grey]]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_animation_gives_its_first_frame(kind: str) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=50, **options)
+    assert Image.open(io.BytesIO(data)).n_frames == 3
+    assert pixels(data)[4][4] == [255, 0, 0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
+def test_exif_orientation_is_applied_once(kind: str, orientation: int) -> None:
+    values = np.zeros((16, 32, 3), dtype=np.uint8)
+    values[:8, :16] = 255
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright = {
+        1: values,
+        2: values[:, ::-1],
+        3: values[::-1, ::-1],
+        4: values[::-1],
+        5: values.transpose(1, 0, 2),
+        6: np.rot90(values, -1),
+        7: np.rot90(values, 2).transpose(1, 0, 2),
+        8: np.rot90(values),
+    }[orientation]
+    read = np.asarray(read_image(encode(Image.fromarray(values), kind, exif=exif)))
+    assert read.shape == upright.shape
+    assert np.abs(read.astype(int) - upright).max() < 60
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_exif_does_not_matter() -> None:
+    data = encode(noise(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\x7fnonsense")
+    assert read_image(data).size == (32, 24)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
+def test_one_pixel(mode: str) -> None:
+    assert read_image(encode(Image.new(mode, (1, 1)), "PNG")).size == (1, 1)
+
+
+def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.jpg").write_text("hello, I am no picture")
+    for name, words in {
+        "none.jpg": "does not exist",
+        "empty.jpg": "is empty",
+        "text.jpg": "is not a picture",
+        "": "is a folder",
+    }.items():
+        with pytest.raises(InputError) as raised:
+            read_image(tmp_path / name)
+        assert words in one_line(raised)
+        assert str(tmp_path / name) in one_line(raised)
+    with pytest.raises(InputError, match=r"^shard:key is empty"):
+        read_image(b"", name="shard:key")
+    with pytest.raises(InputError, match="the picture is not a picture"):
+        read_image(b"nothing")
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        read_image(tmp_path / ("x" * 300))
+    assert "cannot read" in one_line(raised)
+
+
+def test_other_programs_are_not_run_for_postscript(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a picture"):
+        read_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.97])
+def test_truncated_picture_is_an_error(kind: str, share: float) -> None:
+    data = encode(noise(), kind)
+    with pytest.raises(InputError) as raised:
+        read_image(data[: int(len(data) * share)], name="cut")
+    assert "cut has a broken header" in one_line(raised) or "cut is cut short or broken" in one_line(raised)
+
+
+def test_no_cut_of_a_jpeg_gives_a_half_grey_picture() -> None:
+    for options in ({}, {"progressive": True}):
+        data = encode(noise(), "JPEG", **options)
+        for length in range(1, len(data), 7):
+            with pytest.raises(InputError):
+                read_image(data[:length])
+
+
+def test_damaged_bytes_raise_nothing_else() -> None:
+    random = np.random.default_rng(0)
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF"):
+        whole = encode(noise(), kind)
+        failed = 0
+        for _ in range(60):
+            data = bytearray(whole)
+            for at in random.integers(len(data), size=4):
+                data[at] = random.integers(256)
+            try:
+                assert read_image(bytes(data)).mode == "RGB"
+            except InputError:
+                failed += 1
+        assert failed, kind
+
+
+def test_above_the_limit_is_refused_from_the_header() -> None:
+    width = MAX_PIXELS // 10
+    too_large = png(width, 11, 8, 2, b"")
+    with pytest.raises(InputError) as raised:
+        read_image(too_large, name="huge.png")
+    assert f"huge.png is larger than 178 megapixels ({width}×11)" in one_line(raised)
+    # At the limit, the size is fine and the missing pixels are what is wrong.
+    with pytest.raises(InputError, match="cut short"):
+        read_image(png(width, 10, 8, 2, b""))
+
+
+def test_large_picture_below_the_limit_is_read_without_a_warning() -> None:
+    width, height = 10_000, 9_000
+    data = png(width, height, 1, 0, (b"\0" + b"\xff" * (width // 8)) * height)
+    assert width * height > Image.MAX_IMAGE_PIXELS
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        picture = read_image(data)
+    assert picture.size == (width, height)
+    assert picture.getpixel((width - 1, height - 1)) == (255, 255, 255)
+
+
+@pytest.mark.slow
+def test_picture_just_below_the_limit(tmp_path: Path) -> None:
+    file = tmp_path / "large.png"
+    row = b"\0" + b"\xff" * (13377 // 8 + 1)
+    file.write_bytes(png(13377, 13377, 1, 0, row * 13377))
+    code = f"from diffclip.data.images import read_image; print(read_image({str(file)!r}).size)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("(13377, 13377)", "")
+
+
+def test_find_images(tmp_path: Path) -> None:
+    for name in ("b.JPG", "a.png", "deep/er/c.webp", "deep/notes.txt", ".hidden/d.png", "._e.png", "odd"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    inside = [tmp_path / name for name in ("a.png", "b.JPG", "deep/er/c.webp")]
+    assert find_images([tmp_path]) == inside
+    assert find_images([str(tmp_path / "odd"), tmp_path, tmp_path / "a.png"]) == [tmp_path / "odd", *inside]
+
+
+def test_find_images_errors(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    for paths, words in (
+        ([], "no picture given"),
+        ([tmp_path], "no picture in"),
+        ([tmp_path / "x"], "does not exist"),
+    ):
+        with pytest.raises(InputError) as raised:
+            find_images(paths)
+        assert words in one_line(raised)
+
+
+def test_lab_and_ycbcr_are_read() -> None:
+    red = Image.new("RGB", (4, 4), (255, 0, 0))
+    assert np.allclose(pixels(encode(red.convert("YCbCr"), "TIFF"))[0][0], [254, 0, 0], atol=2)
+    lab = ImageCms.profileToProfile(
+        red, ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), outputMode="LAB"
+    )
+    assert lab is not None
+    assert np.allclose(pixels(encode(lab, "TIFF"))[0][0], [255, 0, 0], atol=8)

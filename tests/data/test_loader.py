@@ -1,0 +1,323 @@
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from diffclip.config import PreprocessConfig
+from diffclip.data.loader import Batch, CaptionLoader
+from diffclip.data.shards import Shards, expand_shards
+from diffclip.data.transforms import train_transform
+from diffclip.errors import DiffCLIPError, InputError
+
+WriteShard = Callable[..., Path]
+SIZE = 8
+
+
+def tokenize(texts: list[str]) -> Tensor:
+    rows = [list(text.encode()[:12].ljust(12, b"\0")) for text in texts]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(texts), 12)
+
+
+def texts(batch: Batch) -> list[str]:
+    return [bytes(row).rstrip(b"\0").decode() for row in batch.tokens.tolist()]
+
+
+def loader_of(paths: Iterable[Path], batch_size: int = 4, **options: object) -> CaptionLoader:
+    transform = train_transform(SIZE, PreprocessConfig())
+    return CaptionLoader(Shards(list(paths)), transform, tokenize, batch_size, **{"seed": 0, **options})
+
+
+def same(a: list[Batch], b: list[Batch]) -> bool:
+    return len(a) == len(b) and all(
+        x.keys == y.keys and torch.equal(x.images, y.images) and torch.equal(x.tokens, y.tokens)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.fixture
+def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
+    """Shards of unequal size, 23 samples together."""
+    sizes = (3, 1, 19)
+    return [write_shard(tmp_path / f"{n}.tar", size, start=sum(sizes[:n])) for n, size in enumerate(sizes)]
+
+
+def test_an_epoch_shows_each_sample_once_in_whole_batches(paths: list[Path]) -> None:
+    loader = loader_of(paths)
+    assert (loader.samples, loader.batches_per_epoch, loader.dropped, loader.faults) == (23, 5, 3, [])
+    batches = list(loader.epoch(0))
+    assert len(batches) == 5
+    for batch in batches:
+        assert batch.images.shape == (4, 3, SIZE, SIZE)
+        assert batch.images.dtype == torch.uint8
+        assert batch.tokens.shape == (4, 12)
+        assert batch.tokens.dtype == torch.int64
+        assert len(batch) == len(batch.keys) == 4
+        assert batch.faults == []
+    keys = [key for batch in batches for key in batch.keys]
+    assert len(set(keys)) == 20
+    assert keys != sorted(keys)
+    # What an epoch drops is no fixed set of samples.
+    seen = {key for epoch in range(6) for batch in loader.epoch(epoch) for key in batch.keys}
+    assert len(seen) == 23
+
+
+def test_pictures_and_captions_belong_together(paths: list[Path]) -> None:
+    for batch in loader_of(paths).epoch(0):
+        for key, text in zip(batch.keys, texts(batch), strict=True):
+            assert text in (f"first {int(key[1:])}", f"second {int(key[1:])}")
+
+
+def test_one_caption_is_drawn_at_random_each_visit(paths: list[Path]) -> None:
+    loader = loader_of(paths)
+    drawn: dict[str, list[str]] = {}
+    for epoch in range(20):
+        for batch in loader.epoch(epoch):
+            for key, text in zip(batch.keys, texts(batch), strict=True):
+                drawn.setdefault(key, []).append(text.split()[0])
+    shares = [np.mean([word == "first" for word in words]) for words in drawn.values()]
+    assert 0.4 < np.mean(shares) < 0.6
+    assert sum(0 < share < 1 for share in shares) == 23
+
+
+def test_order_and_crops_differ_by_epoch_and_seed_and_repeat(paths: list[Path]) -> None:
+    first, again = list(loader_of(paths).epoch(1)), list(loader_of(paths).epoch(1))
+    assert same(first, again)
+    assert not same(first, list(loader_of(paths).epoch(2)))
+    assert not same(first, list(loader_of(paths, seed=1).epoch(1)))
+    images = {}
+    for epoch in (1, 2):
+        for batch in loader_of(paths).epoch(epoch):
+            for key, image in zip(batch.keys, batch.images, strict=True):
+                images.setdefault(key, []).append(image)
+    assert any(len(pair) == 2 and not torch.equal(*pair) for pair in images.values())
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_entering_an_epoch_at_any_batch(paths: list[Path], workers: int) -> None:
+    whole = list(loader_of(paths).epoch(3))
+    loader = loader_of(paths, workers=workers)
+    for start in (0, 2, 4, 5):
+        assert same(list(loader.epoch(3, start_batch=start)), whole[start:])
+
+
+def test_batches_before_the_start_are_not_read(tmp_path: Path, write_shard: WriteShard) -> None:
+    broken = {n: {"jpg": b"broken"} for n in range(8)}
+    path = write_shard(tmp_path / "0.tar", 8, changes=broken)
+    loader = loader_of([path], 2)
+    order = [fault.name for batch in _until_error(loader, 0) for fault in batch.faults]
+    late = [fault.name for batch in _until_error(loader, 3) for fault in batch.faults]
+    assert len(order) == 8
+    assert late == order[6:]
+
+
+def _until_error(loader: CaptionLoader, start: int) -> list[Batch]:
+    batches: list[Batch] = []
+    with pytest.raises(InputError):
+        batches.extend(loader.epoch(0, start))
+    again = []
+    iterator = loader.epoch(0, start)
+    for _ in range(loader.batches_per_epoch - start):
+        again.append(next(iterator))
+    return again
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_generators_of_this_process_stay_as_they_are(paths: list[Path], workers: int) -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    loader = loader_of(paths, workers=workers)
+    for epoch in range(2):
+        list(loader.epoch(epoch))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
+    # Nor does what this process draws change the batches.
+    expected = list(loader.epoch(7))
+    torch.manual_seed(99)
+    assert same(list(loader.epoch(7)), expected)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_serve_all_epochs(paths: list[Path], workers: int) -> None:
+    loader = loader_of(paths, workers=workers)
+    expected = loader_of(paths)
+    for epoch in (0, 1, 1, 5):
+        assert same(list(loader.epoch(epoch)), list(expected.epoch(epoch)))
+        assert len(multiprocessing.active_children()) >= workers
+    # An epoch that is left early leaves nothing of it behind.
+    next(loader.epoch(2))
+    assert same(list(loader.epoch(3)), list(expected.epoch(3)))
+
+
+def test_with_workers_a_new_epoch_ends_the_one_before(paths: list[Path]) -> None:
+    loader = loader_of(paths, workers=1)
+    first = loader.epoch(0)
+    next(first)
+    second = loader.epoch(1)
+    next(second)
+    with pytest.raises(DiffCLIPError, match="another epoch"):
+        next(first)
+
+
+def test_without_workers_epochs_may_run_side_by_side(paths: list[Path]) -> None:
+    loader = loader_of(paths)
+    pairs = list(zip(loader.epoch(0), loader.epoch(0), strict=True))
+    assert same([a for a, _ in pairs], [b for _, b in pairs])
+
+
+class _Dies:
+    """A transform that ends its worker at the second picture, as a machine short of memory would."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        self.seen += 1
+        if self.seen == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(3, SIZE, SIZE, dtype=torch.uint8)
+
+
+def test_a_worker_that_dies_is_an_error(paths: list[Path]) -> None:
+    loader = CaptionLoader(Shards(paths), _Dies(), tokenize, 4, seed=0, workers=1)
+    with pytest.raises(DiffCLIPError, match="a data worker died") as raised:
+        list(loader.epoch(0))
+    assert "\n" not in str(raised.value)
+
+
+def _fails(picture: Image.Image) -> Tensor:
+    raise RuntimeError("a mistake in the transform")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mistake_in_a_transform_is_not_hidden(paths: list[Path], workers: int) -> None:
+    loader = CaptionLoader(Shards(paths), _fails, tokenize, 4, seed=0, workers=workers)
+    with pytest.raises(RuntimeError, match="a mistake in the transform"):
+        list(loader.epoch(0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_samples_leave_their_batch_smaller(
+    tmp_path: Path, write_shard: WriteShard, picture: Callable[..., bytes], workers: int
+) -> None:
+    changes = {2: {"jpg": picture(2)[:150]}, 5: {"txt": b"\n \n"}, 9: {"jpg": b"text"}, 10: {"txt": b"\xff"}}
+    path = write_shard(tmp_path / "0.tar", 12, changes=changes)
+    batches = list(loader_of([path], workers=workers).epoch(0))
+    assert len(batches) == 3
+    assert sum(len(batch) for batch in batches) == 8
+    for batch in batches:
+        assert len(batch) + len(batch.faults) == 4
+        assert len(batch.images) == len(batch.tokens) == len(batch.keys) == len(batch)
+    faults = {fault.name: fault.reason for batch in batches for fault in batch.faults}
+    assert set(faults) == {f"{path}:s{n:07d}" for n in changes}
+    assert "broken" in faults[f"{path}:s0000002"]
+    assert faults[f"{path}:s0000005"] == "has an empty caption"
+    assert "is not a picture" in faults[f"{path}:s0000009"]
+    assert "not UTF-8" in faults[f"{path}:s0000010"]
+    assert not any("\n" in reason for reason in faults.values())
+    # The whole samples are what they would be without the broken ones.
+    whole = list(loader_of([write_shard(tmp_path / "1.tar", 12)]).epoch(0))
+    images = {key: image for batch in whole for key, image in zip(batch.keys, batch.images, strict=True)}
+    for batch in batches:
+        assert all(
+            torch.equal(images[key], image) for key, image in zip(batch.keys, batch.images, strict=True)
+        )
+
+
+def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: WriteShard) -> None:
+    good = loader_of([write_shard(tmp_path / "good.tar", 6)], 2)
+    lost = [int(key[1:]) for key in list(good.epoch(0))[1].keys]
+    path = write_shard(tmp_path / "0.tar", 6, changes={n: {"jpg": b"x"} for n in lost})
+    batches = list(loader_of([path], 2).epoch(0))
+    assert [len(batch) for batch in batches] == [2, 0, 2]
+    assert batches[1].images.shape == (0, 3, SIZE, SIZE)
+    assert batches[1].images.dtype == torch.uint8
+    assert batches[1].tokens.shape == (0, 12)
+    assert len(batches[1].faults) == 2
+
+
+def test_samples_without_picture_or_caption_never_enter_an_epoch(
+    tmp_path: Path, write_shard: WriteShard
+) -> None:
+    changes = {
+        1: {"jpg": None},
+        3: {"txt": None},
+        4: {"jpg": None, "txt": None, "cls": b"1"},
+        6: {"txt": b""},
+    }
+    path = write_shard(tmp_path / "0.tar", 12, changes=changes)
+    cut = write_shard(tmp_path / "1.tar", 4, start=12)
+    cut.write_bytes(cut.read_bytes()[:4000])
+    loader = loader_of([path, cut], 4)
+    assert loader.samples == 9
+    assert [str(fault).removeprefix(str(tmp_path)) for fault in loader.faults][1:5] == [
+        "/0.tar:s0000001 has no picture",
+        "/0.tar:s0000003 has no caption",
+        "/0.tar:s0000004 has no picture and no caption",
+        "/0.tar:s0000006 has no caption",
+    ]
+    assert "is cut short" in loader.faults[0].reason
+    assert all(batch.faults == [] and len(batch) == 4 for batch in loader.epoch(0))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_but_broken_samples_is_an_error(
+    tmp_path: Path, write_shard: WriteShard, workers: int
+) -> None:
+    path = write_shard(tmp_path / "0.tar", 8, changes={n: {"jpg": b"x"} for n in range(8)})
+    with pytest.raises(InputError) as raised:
+        list(loader_of([path], workers=workers).epoch(0))
+    assert f"every sample in {path} is broken" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> None:
+    path = write_shard(tmp_path / "0.tar", 5, changes={1: {"txt": None}})
+    with pytest.raises(InputError) as raised:
+        loader_of([path], 8)
+    message = str(raised.value)
+    assert message.startswith(f"4 samples with picture and caption in {path} are fewer than the batch size 8")
+    assert "s0000001 has no caption" in message
+    assert loader_of([path], 4).batches_per_epoch == 1
+
+
+def test_captions_from_json(tmp_path: Path, write_shard: WriteShard) -> None:
+    changes = {n: {"json": f'{{"caption": "usual {n}", "alt": ["alt {n}"]}}'.encode()} for n in range(8)}
+    both = write_shard(tmp_path / "both.tar", 8, changes=changes)
+    only = write_shard(tmp_path / "only.tar", 8, changes={n: {**changes[n], "txt": None} for n in range(8)})
+
+    def words(loader: CaptionLoader) -> set[str]:
+        return {text.split()[0] for batch in loader.epoch(0) for text in texts(batch)}
+
+    assert words(loader_of([both])) == {"first", "second"}
+    assert words(loader_of([only])) == {"usual"}
+    assert words(loader_of([both], caption_key="alt")) == {"alt"}
+    with pytest.raises(InputError, match="no key 'title' in its"):
+        list(loader_of([both], caption_key="title").epoch(0))
+
+
+def test_what_workers_receive_can_be_pickled(paths: list[Path]) -> None:
+    dataset = loader_of(paths)._loader.dataset
+    key, image, text = dataset[(0, 3)]
+    again = pickle.loads(pickle.dumps(dataset))[(0, 3)]
+    assert (again[0], again[2]) == (key, text)
+    assert torch.equal(again[1], image)
+
+
+def test_real_captions(shared: Path) -> None:
+    shards = Shards(expand_shards(shared / "data" / "flickr8k" / "train"))
+    loader = CaptionLoader(shards, train_transform(80, PreprocessConfig()), tokenize, 256, seed=0)
+    assert (loader.samples, loader.batches_per_epoch, loader.dropped) == (6000, 23, 112)
+    assert next(loader.epoch(0, start_batch=22)).images.shape == (256, 3, 80, 80)

@@ -1,0 +1,175 @@
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from diffclip.data.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    SHAPES,
+    SIZES,
+    STYLES,
+    TEXTURES,
+    contact_sheet,
+    draw_scene,
+)
+from diffclip.errors import InputError
+
+
+def digest(indices: range) -> str:
+    scenes = [draw_scene(i, seed=5) for i in indices]
+    return hashlib.sha256(b"".join(s.image.tobytes() + str(s.captions).encode() for s in scenes)).hexdigest()
+
+
+def test_depends_on_seed_split_and_index_alone():
+    code = (
+        "import hashlib\nfrom diffclip.data.scenes import draw_scene\n"
+        "scenes = [draw_scene(i, seed=5) for i in reversed(range(8))][::-1]\n"
+        "data = b''.join(s.image.tobytes() + str(s.captions).encode() for s in scenes)\n"
+        "print(hashlib.sha256(data).hexdigest())"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == digest(range(8))
+
+
+def test_splits_seeds_and_indices_share_no_picture():
+    pictures = [
+        draw_scene(index, split=split, seed=seed).image.tobytes()
+        for split in ("train", "val", "test")
+        for seed in (0, 1)
+        for index in range(40)
+    ]
+    assert len(set(pictures)) == len(pictures)
+
+
+def test_everything_in_the_vocabulary_is_drawn():
+    scenes = [draw_scene(index) for index in range(400)]
+    things = [thing for scene in scenes for thing in scene.objects]
+    assert {thing.shape for thing in things} == set(SHAPES)
+    assert {thing.colour for thing in things} == set(COLOURS)
+    assert {thing.size for thing in things} == set(SIZES)
+    assert {thing.texture for thing in things} == set(TEXTURES)
+    assert {scene.background for scene in scenes} == set(BACKGROUNDS)
+    assert {len(scene.objects) for scene in scenes} == {1, 2, 3, 4}
+    assert {thing.orientation for thing in things} == {None, "up", "down", "left", "right"}
+
+
+@pytest.mark.parametrize("size", [16, 64, 100])
+def test_masks_boxes_and_centres_agree(size):
+    for index in range(60):
+        scene = draw_scene(index, size=size)
+        assert scene.image.shape == (size, size, 3)
+        assert scene.image.dtype == np.uint8
+        assert sum(thing.mask.astype(int) for thing in scene.objects).max() == 1
+        assert scene.index_mask.max() == len(scene.objects)
+        for number, thing in enumerate(scene.objects, start=1):
+            assert thing.mask.shape == (size, size)
+            assert np.array_equal(scene.index_mask == number, thing.mask)
+            left, top, right, bottom = thing.box
+            assert thing.mask[top:bottom, left:right].sum() == thing.mask.sum() > 0
+            assert thing.mask[top].any()
+            assert thing.mask[bottom - 1].any()
+            assert thing.mask[:, left].any()
+            assert thing.mask[:, right - 1].any()
+            x, y = thing.centre
+            assert left - 2 <= x <= right + 2
+            assert top - 2 <= y <= bottom + 2
+
+
+def test_an_object_shows_its_named_colour_and_no_other():
+    names = list(COLOURS)
+    palette = np.array([COLOURS[name] for name in names], float)
+    for index in range(300):
+        scene = draw_scene(index, size=96)
+        for thing in scene.objects:
+            if thing.texture != "plain" or thing.detail is not None or thing.shape == "flower":
+                continue
+            pixels = scene.image[thing.mask].astype(float)
+            shown = np.median(pixels, axis=0)
+            assert names[int(np.abs(palette - shown).sum(axis=1).argmin())] == thing.colour
+
+
+def _longest_row(mask):
+    return int(mask.sum(axis=1).argmax()) / (len(mask) - 1)
+
+
+def test_orientation_is_where_the_shape_points():
+    seen = set()
+    for index in range(400):
+        (thing,) = draw_scene(index, objects=1, shape="triangle").objects
+        left, top, right, bottom = thing.box
+        shape = thing.mask[top:bottom, left:right]
+        turned = {
+            "up": shape,
+            "down": shape[::-1],
+            "left": shape.T,
+            "right": shape.T[::-1],
+        }[thing.orientation]
+        assert _longest_row(turned) > 0.7, "the base lies opposite to where a triangle points"
+        seen.add(thing.orientation)
+    assert seen == {"up", "down", "left", "right"}
+
+
+def test_sizes_never_meet():
+    spans = {size: [] for size in SIZES}
+    for index in range(300):
+        (thing,) = draw_scene(index, objects=1, shape="circle").objects
+        if thing.detail in (None, "face"):
+            spans[thing.size].append(thing.box[2] - thing.box[0])
+    assert max(spans["small"]) < min(spans["medium"])
+    assert max(spans["medium"]) < min(spans["large"])
+
+
+@pytest.mark.parametrize("style", [style for style in STYLES if style != "plain"])
+def test_a_shift_keeps_geometry_and_labels(style):
+    for index in range(25):
+        plain, shifted = (
+            draw_scene(index, split="test", style="plain"),
+            draw_scene(index, split="test", style=style),
+        )
+        assert not np.array_equal(plain.image, shifted.image)
+        assert np.array_equal(plain.index_mask, shifted.index_mask)
+        assert [t.shape for t in plain.objects] == [t.shape for t in shifted.objects]
+        if style == "noisy":
+            assert shifted.captions == plain.captions
+        else:
+            words = " ".join(shifted.captions).split()
+            assert not set(words) & {*COLOURS, *TEXTURES, "sand", "grass", "sky", "wood", "stone", "paper"}
+
+
+def test_objects_and_shape_can_be_asked_for():
+    for index in range(20):
+        assert len(draw_scene(index, objects=3).objects) == 3
+        (thing,) = draw_scene(index, objects=1, shape="star").objects
+        assert thing.shape == "star"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 15}, "size 15 is too small"),
+        ({"objects": 5}, "1 to 4 objects"),
+        ({"objects": 0}, "1 to 4 objects"),
+        ({"shape": "sqare"}, "did you mean 'square'"),
+        ({"style": "sketchy"}, "did you mean 'sketch'"),
+        ({"split": "tset"}, "did you mean 'test'"),
+        ({"seed": -1}, "seed -1 is out of range"),
+        ({"index": 2**32}, "out of range"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(InputError, match=message):
+        draw_scene(**({"index": 0} | arguments))
+
+
+def test_contact_sheet_shows_every_picture():
+    scenes = [draw_scene(index) for index in range(5)]
+    sheet = contact_sheet([s.image for s in scenes], [s.captions for s in scenes], columns=3, edge=96)
+    assert sheet.width == 14 + 3 * (96 + 14)
+    pixels = np.asarray(sheet)
+    first = scenes[0].image.astype(float).mean(axis=(0, 1))
+    assert np.abs(pixels[14 : 14 + 96, 14 : 14 + 96].mean(axis=(0, 1)) - first).max() < 3
+    with pytest.raises(InputError, match="one caption a picture"):
+        contact_sheet([scenes[0].image], [])

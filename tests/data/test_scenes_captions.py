@@ -1,0 +1,266 @@
+"""Every caption is read back by a grammar of its own and held against the objects' attributes."""
+
+import re
+
+import pytest
+
+from diffclip.data.scenes import BACKGROUNDS, COLOURS, SHAPES, draw_scene
+
+COUNTS = {"a": 1, "an": 1, "one": 1, "a single": 1, "just one": 1, "two": 2, "three": 3, "four": 4}
+PLURALS = {("crosses" if shape == "cross" else shape + "s"): shape for shape in SHAPES}
+BEFORE = {
+    "glowing": "glowing",
+    "hollow": "hollow",
+    "half-filled": "half-filled",
+    "cracked": "cracked",
+    "thin": "thin",
+}
+AFTER = {
+    "with a spot in its middle": "spot",
+    "with a smiling face": "face",
+    "with a thick border": "border",
+    "with a gap": "gap",
+    "with four points": "four points",
+    "with eight points": "eight points",
+    "with four petals": "four petals",
+    "with rounded corners": "rounded corners",
+    "seen from the side": "side",
+    "seen from close up": "near",
+    "seen from far away": "far",
+}
+PLAIN_BEFORE = ("solid", "completely filled", "unbroken", "closed", "thick")
+PLAIN_AFTER = (
+    "without a spot",
+    "without a face",
+    "without a border",
+    "that does not glow",
+    "with five points",
+    "with six petals",
+    "with sharp corners",
+    "seen from the front",
+)
+POINTING = {
+    "pointing up": "up",
+    "pointing down": "down",
+    "pointing left": "left",
+    "pointing right": "right",
+    "opening upwards": "up",
+    "opening downwards": "down",
+    "opening to the left": "left",
+    "opening to the right": "right",
+}
+PLACES = (
+    "at the top left",
+    "at the top right",
+    "at the bottom left",
+    "at the bottom right",
+    "at the top",
+    "at the bottom",
+    "on the left",
+    "on the right",
+    "in the middle",
+)
+RELATIONS = (" to the left of ", " to the right of ", " above ", " below ")
+
+
+def any_of(words):
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+
+
+THING = re.compile(
+    rf"(?P<count>{any_of(COUNTS)}) "
+    r"((?P<size>small|medium-sized|large) )?"
+    r"((?P<texture>plain|striped|dotted|checked) )?"
+    rf"((?P<before>{any_of([*BEFORE, *PLAIN_BEFORE])}) )?"
+    r"((?P<standing>upright|upside-down) )?"
+    rf"((?P<colour>{any_of(COLOURS)}) )?"
+    rf"(?P<noun>{any_of([*SHAPES, *PLURALS])})"
+    rf"( (?P<pointing>{any_of(POINTING)}))?"
+    rf"( (?P<after>{any_of([*AFTER, *PLAIN_AFTER])}|with the (letter|word) [A-Z]+ on it))?"
+    rf"( (?P<place>{any_of(PLACES)}))?"
+)
+GROUNDS = {phrase: name for name, entry in BACKGROUNDS.items() for phrase in entry.phrases}
+GROUND_END = re.compile(rf" ({any_of(GROUNDS)})$")
+
+
+def matching(scene, said):
+    """The objects that a noun phrase could mean."""
+    found = []
+    for thing in scene.objects:
+        direction = {"upright": "up", "upside-down": "down"}.get(
+            said["standing"], POINTING.get(said["pointing"])
+        )
+        size = {"medium-sized": "medium"}.get(said["size"], said["size"])
+        wanted = {
+            "size": size,
+            "texture": said["texture"],
+            "colour": said["colour"],
+            "orientation": direction,
+        }
+        if thing.shape != PLURALS.get(said["noun"], said["noun"]):
+            continue
+        if any(value is not None and getattr(thing, name) != value for name, value in wanted.items()):
+            continue
+        if said["texture"] == "plain" and thing.detail is not None:
+            continue
+        if said["before"] in PLAIN_BEFORE or said["after"] in PLAIN_AFTER:
+            if thing.detail is not None:
+                continue
+        elif said["before"] is not None and thing.detail != BEFORE[said["before"]]:
+            continue
+        elif said["after"] is not None:
+            text = re.fullmatch(r"with the ((?:letter|word) [A-Z]+) on it", said["after"])
+            if thing.detail != (text.group(1) if text else AFTER[said["after"]]):
+                continue
+        found.append(thing)
+    return found
+
+
+def check_place(scene, thing, place):
+    size = len(scene.image)
+    x, y = thing.centre[0] / size, thing.centre[1] / size
+    if "left" in place:
+        assert x < 0.4
+    if "right" in place:
+        assert x > 0.6
+    if "top" in place:
+        assert y < 0.4
+    if "bottom" in place:
+        assert y > 0.6
+    if "middle" in place:
+        assert abs(x - 0.5) < 0.1
+        assert abs(y - 0.5) < 0.1
+
+
+def check_thing(scene, text):
+    """One noun phrase: its words, its grammar, and that it counts exactly what it could mean."""
+    match = THING.fullmatch(text)
+    assert match, f"not a phrase: {text!r}"
+    said = match.groupdict()
+    count = COUNTS[said["count"]]
+    assert (said["noun"] in PLURALS) == (count > 1), text
+    if said["count"] in ("a", "an"):
+        assert (text.split()[1][0] in "aeiou") == (said["count"] == "an"), text
+    things = matching(scene, said)
+    assert len(things) == count, text
+    if said["place"]:
+        for thing in things:
+            check_place(scene, thing, said["place"])
+    return things
+
+
+def check_list(scene, text):
+    parts = [part for piece in text.split(" and ") for part in piece.split(", ")]
+    assert (" and " in text) == (len(parts) > 1), text
+    found = [thing for part in parts for thing in check_thing(scene, part)]
+    assert len({id(thing) for thing in found}) == len(found), f"something is told twice: {text!r}"
+    return found
+
+
+def check_relation(scene, text, relation):
+    (one,), (two,) = (check_thing(scene, part) for part in text.split(relation))
+    if relation.strip() in ("to the right of", "below"):
+        one, two = two, one
+    axis = 0 if "to the" in relation else 1
+    assert one.centre[axis] < two.centre[axis], text
+    assert one.box[axis + 2] <= two.box[axis], f"not clearly so: {text!r}"
+
+
+def check_counted(scene, head, tail):
+    """ "three shapes: …", "two red shapes: …" or "three stars, one red and two blue"."""
+    words = head.split()
+    assert COUNTS[words[0]] == len(scene.objects)
+    if words[-1] in ("shapes", "objects"):
+        if len(words) == 3:
+            assert {thing.colour for thing in scene.objects} == {words[1]}
+        assert len(check_list(scene, tail)) == len(scene.objects)
+    else:
+        assert {thing.shape for thing in scene.objects} == {PLURALS[words[1]]}
+        told = {}
+        for part in re.split(r", | and ", tail):
+            number, colour = part.split()
+            told[colour] = COUNTS[number]
+        colours = [thing.colour for thing in scene.objects]
+        assert told == {colour: colours.count(colour) for colour in colours}
+
+
+def check(scene, caption):
+    text = caption
+    match = GROUND_END.search(text)
+    if match:
+        assert GROUNDS[match.group(1)] == scene.background, caption
+        text = text[: match.start()]
+    opening = re.match(rf"({any_of(GROUNDS)}), ", text)
+    if opening:
+        assert GROUNDS[opening.group(1)] == scene.background, caption
+        check_list(scene, text[opening.end() :])
+        return
+    frame = re.match(
+        r"a picture of |a drawing of |a picture with |there is (?=an? )|there are (?=two|three|four)", text
+    )
+    if frame:
+        text = text[frame.end() :]
+    inverted = re.fullmatch(rf"({any_of(PLACES)}) there is (.*)", text)
+    if inverted:
+        (thing,) = check_thing(scene, inverted.group(2))
+        check_place(scene, thing, inverted.group(1))
+        return
+    counted = re.fullmatch(
+        rf"(\w+ (?:(?:{any_of(COLOURS)}) )?(?:shapes|objects))(?: ({any_of(GROUNDS)}))?: (.*)", text
+    ) or re.fullmatch(
+        rf"(\w+ (?:{any_of(PLURALS)}))(?: ({any_of(GROUNDS)}))?, "
+        rf"((?:(?:one|two|three) (?:{any_of(COLOURS)})(?:, | and )?)+)",
+        text,
+    )
+    if counted:
+        head, ground, tail = counted.groups()
+        assert ground is None or GROUNDS[ground] == scene.background
+        check_counted(scene, head, tail)
+        return
+    for relation in RELATIONS:
+        if relation in text and not re.search(r"opening to the (left|right)", text):
+            check_relation(scene, text, relation)
+            return
+    check_list(scene, text)
+
+
+@pytest.mark.parametrize("style", ["plain", "sketch"])
+def test_every_caption_is_true_and_grammatical(style):
+    for index in range(1500):
+        scene = draw_scene(index, split="test", size=32, style=style)
+        assert len(scene.captions) == len(set(scene.captions)) == 5
+        for caption in scene.captions:
+            check(scene, caption)
+
+
+def test_captions_tell_pictures_apart():
+    scenes = [draw_scene(index, split="test", size=16) for index in range(600)]
+    captions = [caption for scene in scenes for caption in scene.captions]
+    assert len(set(captions)) > 0.85 * len(captions)
+
+
+def test_captions_use_every_kind_of_statement():
+    text = "\n".join(c for index in range(4000) for c in draw_scene(index, size=16).captions)
+    words = [*COLOURS, *SHAPES, *GROUNDS, *BEFORE, *AFTER, *PLAIN_BEFORE, *PLAIN_AFTER, *POINTING, *PLACES]
+    words += [*PLURALS, "upside-down", "striped", "dotted", "checked", "small", "medium-sized", "large"]
+    words += [
+        *RELATIONS,
+        "there is",
+        "there are",
+        "three shapes",
+        "a single",
+        "with the letter",
+        "with the word",
+    ]
+    missing = [word for word in words if word not in text]
+    assert not missing
+
+
+def test_a_wrong_caption_is_noticed():
+    scene = next(
+        s for s in map(draw_scene, range(50)) if len(s.objects) == 1 and s.objects[0].colour == "red"
+    )
+    with pytest.raises(AssertionError):
+        check(scene, f"a blue {scene.objects[0].shape}")
+    with pytest.raises(AssertionError):
+        check(scene, f"two red {scene.objects[0].shape}s")

@@ -1,0 +1,164 @@
+import numpy as np
+import pytest
+
+from diffclip.data.scenes import COLOURS, PATTERNS, SHAPES, draw_scene, minimal_pair
+from diffclip.data.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
+from diffclip.errors import InputError
+
+OPPOSITES = {
+    "Quantity and Count": [{"one", "two"}, {"two", "three"}, {"three", "four"}],
+    "Structural Characteristics": [
+        {"four points", "five points"},
+        {"eight points", "five points"},
+        {"four petals", "six petals"},
+        {"rounded corners", "sharp corners"},
+        {"thin", "thick"},
+    ],
+    "State and Condition": [
+        {"glowing", "does not glow"},
+        {"hollow", "solid"},
+        {"half-filled", "completely filled"},
+        {"cracked", "unbroken"},
+        {"with a gap", "closed"},
+    ],
+    "Presence of Specific Features": [
+        {"with a spot", "without a spot"},
+        {"with a smiling face", "without a face"},
+        {"with a thick border", "without a border"},
+        {"beside it", "nothing beside it"},
+    ],
+    "Viewpoint and Perspective": [{"from the side", "from the front"}, {"from close up", "from far away"}],
+}
+
+
+def test_patterns_are_the_published_ones_in_order():
+    assert PATTERNS == (
+        "Orientation and Direction",
+        "Presence of Specific Features",
+        "State and Condition",
+        "Quantity and Count",
+        "Positional and Relational Context",
+        "Color and Appearance",
+        "Structural Characteristics",
+        "Texts",
+        "Viewpoint and Perspective",
+    )
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pair_differs_in_one_thing(pattern):
+    for index in range(40):
+        pair = minimal_pair(pattern, index, seed=3)
+        first, second = pair.images
+        assert first.shape == second.shape == (64, 64, 3)
+        equal = (first == second).all(axis=-1)
+        assert 0.2 < equal.mean() < 0.999, "the rest of the picture stays as it is"
+        one, two = pair.statements
+        assert one != two
+        for opposites in OPPOSITES.get(pattern, []):
+            if all(any(word in text for text in (one, two)) for word in opposites):
+                break
+        else:
+            assert pattern not in OPPOSITES, (one, two)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pair_depends_on_its_arguments_alone(pattern):
+    pair, same, other = (minimal_pair(pattern, index, 1, 32) for index in (4, 4, 5))
+    assert pair.statements == same.statements
+    assert all(np.array_equal(a, b) for a, b in zip(pair.images, same.images, strict=True))
+    assert not np.array_equal(pair.images[0], other.images[0])
+
+
+def test_either_picture_may_come_first():
+    pairs = [minimal_pair("Quantity and Count", index) for index in range(30)]
+    more_first = [pair.statements[0].split()[0] > pair.statements[1].split()[0] for pair in pairs]
+    assert 3 < sum(more_first) < 27
+
+
+def shown(image, colour):
+    """Pixels that could be of a named colour, shading included."""
+    ratio = image.astype(float) / np.maximum(np.array(COLOURS[colour], float), 1)
+    return (np.abs(ratio - ratio.mean(axis=-1, keepdims=True)).max(axis=-1) < 0.12) & (
+        ratio.mean(axis=-1) > 0.5
+    )
+
+
+def test_more_is_more_and_near_is_larger():
+    for index in range(30):
+        for pattern in ("Quantity and Count", "Viewpoint and Perspective"):
+            pair = minimal_pair(pattern, index)
+            words = pair.statements[0].split()
+            colour = next(word for word in words if word in COLOURS)
+            if colour not in ("red", "blue", "purple", "pink", "turquoise", "green"):
+                continue
+            areas = [shown(image, colour).sum() for image in pair.images]
+            more = ("two", "three", "four", "close", "front")
+            ranks = [
+                max([0, *(more.index(w) + 1 for w in text.split() if w in more)]) for text in pair.statements
+            ]
+            assert (areas[0] > areas[1]) == (ranks[0] > ranks[1]), pair.statements
+
+
+def test_colours_are_as_stated():
+    checked = 0
+    for index in range(60):
+        pair = minimal_pair("Color and Appearance", index, size=96)
+        colours = [next(w for w in text.split() if w in COLOURS) for text in pair.statements]
+        if colours[0] == colours[1]:
+            continue
+        changed = (pair.images[0].astype(int) - pair.images[1]).any(axis=-1)
+        for image, own, other in zip(pair.images, colours, colours[::-1], strict=True):
+            median = np.median(image[changed], axis=0)
+            assert np.abs(median - COLOURS[own]).sum() < np.abs(median - COLOURS[other]).sum()
+        checked += 1
+    assert checked > 20
+
+
+def test_bad_pairs_are_named():
+    with pytest.raises(InputError, match="did you mean 'Texts'"):
+        minimal_pair("Text", 0)
+    with pytest.raises(InputError, match="index -1"):
+        minimal_pair("Texts", -1)
+    with pytest.raises(InputError, match="too small"):
+        minimal_pair("Texts", 0, size=8)
+
+
+@pytest.mark.parametrize("negatives", NEGATIVES)
+def test_answers_are_true_and_balanced(negatives):
+    pictures = 60
+    asked = questions(pictures, negatives, seed=2)
+    scenes = {image_name(i): question_scene(i, seed=2, size=16) for i in question_indices(pictures, seed=2)}
+    assert [q.question_id for q in asked] == list(range(1, 6 * pictures + 1))
+    assert [q.label for q in asked] == ["yes", "no"] * (3 * pictures)
+    assert len({(q.image, q.text) for q in asked}) == len(asked)
+    for question in asked:
+        start, colour, shape = question.text.removesuffix(" in the picture?").rsplit(" ", 2)
+        assert start in ("Is there a", "Is there an")
+        assert (start[-1] == "n") == (colour[0] in "aeiou")
+        assert colour in COLOURS
+        assert shape in SHAPES
+        things = scenes[question.image].objects
+        assert any((t.colour, t.shape) == (colour, shape) for t in things) == (question.label == "yes")
+        if negatives == "adversarial":
+            assert any(t.colour == colour or t.shape == shape for t in things)
+
+
+def test_popular_negatives_are_the_frequent_kinds():
+    asked = {negatives: questions(80, negatives) for negatives in NEGATIVES}
+    variety = {name: len({q.text for q in those if q.label == "no"}) for name, those in asked.items()}
+    assert variety["popular"] < 0.2 * variety["random"]
+
+
+def test_questions_are_repeatable_and_checked():
+    assert questions(5, "random", 1) == questions(5, "random", 1) != questions(5, "random", 2)
+    with pytest.raises(InputError, match="did you mean 'random'"):
+        questions(5, "randm")
+    with pytest.raises(InputError, match="at least one picture"):
+        questions(0)
+
+
+def test_questions_are_about_test_pictures():
+    index = question_indices(1)[0]
+    scene = question_scene(index)
+    assert np.array_equal(scene.image, draw_scene(index, split="test", objects=len(scene.objects)).image)

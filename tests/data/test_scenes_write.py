@@ -1,0 +1,199 @@
+import csv
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diffclip.data.scenes import PATTERNS, SHAPES, TEMPLATES, draw_scene, minimal_pair, write_scenes
+from diffclip.data.scenes import write as module
+from diffclip.errors import InputError
+
+SETTINGS = {"size": 24, "train": 30, "val": 5, "test": 13, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scenes") / "set"
+    assert write_scenes(path, **SETTINGS)
+    return path
+
+
+def members(path):
+    with tarfile.open(path) as tar:
+        return {info.name: tar.extractfile(info).read() for info in tar}
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_captions_follow_the_layout(folder):
+    root = folder / "captions"
+    assert (root / "dataset_type.txt").read_text() == "retrieval\n"
+    for split in ("train", "val", "test"):
+        assert (root / split / "nshards.txt").read_text() == "1\n"
+        files = members(root / split / "0.tar")
+        assert len(files) == 4 * SETTINGS[split]
+        for index in (0, 3):
+            scene = draw_scene(index, split=split, seed=7, size=24)
+            key = f"s{index:07d}"
+            assert files[f"{key}.txt"].decode().split("\n") == list(scene.captions)
+            image = np.asarray(Image.open(io.BytesIO(files[f"{key}.jpg"]))).astype(int)
+            assert np.abs(image - scene.image).mean() < 3
+            mask = np.asarray(Image.open(io.BytesIO(files[f"{key}.mask.png"])))
+            assert np.array_equal(mask, scene.index_mask)
+            record = json.loads(files[f"{key}.json"])
+            assert record["captions"] == list(scene.captions)
+            assert [o["shape"] for o in record["objects"]] == [o.shape for o in scene.objects]
+            assert record["objects"][0]["box"] == list(scene.objects[0].box)
+
+
+def test_classes_follow_the_layout(folder):
+    for name, split, count in [
+        ("shapes", "train", 12),
+        ("shapes", "test", 24),
+        ("shapes-sketch", "test", 24),
+        ("shapes-recoloured", "test", 24),
+        ("shapes-noisy", "test", 24),
+    ]:
+        root = folder / name
+        assert (root / "classnames.txt").read_text().split("\n")[:-1] == list(SHAPES)
+        templates = (root / "zeroshot_classification_templates.txt").read_text().split("\n")[:-1]
+        assert templates == list(TEMPLATES)
+        assert all("{c}" in template for template in templates)
+        files = members(root / split / "0.tar")
+        labels = [int(data) for key, data in files.items() if key.endswith(".cls")]
+        assert len(labels) == count
+        assert sorted(labels) == sorted(list(range(12)) * (count // 12)), "as many of each shape"
+        assert not (root / "dataset_type.txt").exists()
+        style = name.partition("-")[2] or "plain"
+        scene = draw_scene(5, split=split, seed=7, size=24, style=style, objects=1, shape=SHAPES[5])
+        mask = np.asarray(Image.open(io.BytesIO(files["s0000005.mask.png"])))
+        assert np.array_equal(mask, scene.index_mask)
+
+
+def test_pairs_follow_the_published_layout(folder):
+    with (folder / "mmvp" / "Questions.csv").open(newline="") as file:
+        header, *rows = list(csv.reader(file))
+    assert header == ["Question ID", "Type", "Statement"]
+    assert len(rows) == 2 * 13 * len(PATTERNS)
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
+    assert list(dict.fromkeys(pattern for _, pattern, _ in rows)) == list(PATTERNS)
+    number, pattern, statement = rows[2 * 13 * 3 + 5]
+    pair = minimal_pair(pattern, 2, 7, 24)
+    assert statement == pair.statements[1]
+    image = Image.open(folder / "mmvp" / "MLLM_VLM Images" / pattern / f"{number}.jpg")
+    assert np.abs(np.asarray(image).astype(int) - pair.images[1]).mean() < 3
+
+
+def test_questions_are_json_lines_about_pictures_that_exist(folder):
+    for negatives in ("random", "popular", "adversarial"):
+        lines = (folder / "questions" / f"coco_pope_{negatives}.json").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert len(records) == 6 * 13
+        assert set(records[0]) == {"question_id", "image", "text", "label"}
+        assert all((folder / "questions" / "images" / record["image"]).exists() for record in records)
+
+
+def test_the_same_settings_reuse_and_others_refuse(folder):
+    before = contents(folder)
+    assert not write_scenes(folder, **SETTINGS)
+    assert contents(folder) == before
+    with pytest.raises(InputError, match=r"other settings \(seed 7, train 30\).*choose another folder"):
+        write_scenes(folder, **(SETTINGS | {"seed": 8, "train": 31}))
+    assert contents(folder) == before
+
+
+def test_processes_and_kills_change_no_byte(folder, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill(done, total):
+        raise Killed
+
+    target = tmp_path / "set"
+    with pytest.raises(Killed):
+        write_scenes(target, **SETTINGS, progress=kill)
+    assert not (target / "scenes.json").exists()
+    first = target / "captions" / "train" / "0.tar"
+    finished = first.stat().st_mtime_ns
+    steps = []
+    assert write_scenes(target, **SETTINGS, progress=lambda *step: steps.append(step), workers=2)
+    assert first.stat().st_mtime_ns == finished, "what was finished is kept"
+    assert contents(target) == contents(folder)
+    assert steps[-1][0] == steps[-1][1] == max(done for done, _ in steps)
+
+
+@pytest.mark.slow
+def test_a_real_kill_leaves_a_folder_that_the_next_call_completes(folder, tmp_path):
+    target = tmp_path / "set"
+    settings = SETTINGS | {"train": 3000}
+    code = f"from diffclip.data.scenes import write_scenes; write_scenes({str(target)!r}, **{settings!r})"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    while not (target / "captions" / "train" / "0.tar").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (target / "scenes.json").exists()
+    assert write_scenes(target, **settings)
+    assert write_scenes(tmp_path / "whole", **settings)
+    assert contents(target) == contents(tmp_path / "whole")
+
+
+def test_remains_of_other_settings_are_replaced(folder, tmp_path):
+    target = tmp_path / "set"
+    (target / "captions" / "train").mkdir(parents=True)
+    (target / "captions" / "train" / "0.tar").write_bytes(b"half a tar")
+    (target / "captions" / "train" / "9.tar").write_bytes(b"of a larger set")
+    (target / "scenes.unfinished.json").write_text('{"size": 99}')
+    assert write_scenes(target, **SETTINGS)
+    assert contents(target) == contents(folder)
+
+
+def test_a_lost_file_is_drawn_again(folder, tmp_path):
+    target = tmp_path / "set"
+    write_scenes(target, **SETTINGS)
+    (target / "shapes" / "test" / "0.tar").unlink()
+    assert write_scenes(target, **SETTINGS)
+    assert contents(target) == contents(folder)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "captions").mkdir()
+    (tmp_path / "captions" / "mine.txt").write_text("precious")
+    (tmp_path / "holiday.jpg").write_bytes(b"")
+    with pytest.raises(InputError, match=r"holds other things \(holiday.jpg\)"):
+        write_scenes(tmp_path, **SETTINGS)
+    assert (tmp_path / "captions" / "mine.txt").read_text() == "precious"
+
+
+def test_large_sets_are_cut_into_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SHARD", 10)
+    write_scenes(tmp_path / "set", **SETTINGS)
+    train = tmp_path / "set" / "captions" / "train"
+    assert (train / "nshards.txt").read_text() == "3\n"
+    keys = [name for number in range(3) for name in members(train / f"{number}.tar") if name.endswith(".txt")]
+    assert keys == [f"s{index:07d}.txt" for index in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [({"size": 8}, "size 8 is too small"), ({"val": 0}, "val 0 is too few"), ({"seed": -2}, "seed -2")],
+)
+def test_bad_settings_write_nothing(tmp_path, setting, message):
+    with pytest.raises(InputError, match=message):
+        write_scenes(tmp_path / "set", **(SETTINGS | setting))
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_broken_manifest_names_the_way_out(tmp_path):
+    (tmp_path / "scenes.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be read: remove"):
+        write_scenes(tmp_path, **SETTINGS)

@@ -1,0 +1,249 @@
+import gzip
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from diffclip.data.index import read_index
+from diffclip.data.shards import Shards, expand_shards
+from diffclip.errors import InputError
+
+WriteTar = Callable[..., Path]
+
+
+def members_of(path: Path) -> list[tarfile.TarInfo]:
+    with tarfile.open(path) as tar:
+        return tar.getmembers()
+
+
+def one_line(raised: pytest.ExceptionInfo[InputError]) -> str:
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# --- naming shards ---
+
+
+def test_brace_ranges_folders_files_and_patterns(tmp_path: Path) -> None:
+    names = ["0.tar", "1.tar", "2.tar", "10.tar"]
+    for name in (*names, "notes.txt", "._0.tar"):
+        (tmp_path / name).touch()
+    shards = [tmp_path / name for name in names]
+    assert expand_shards(str(tmp_path)) == shards
+    assert expand_shards(tmp_path) == shards
+    assert expand_shards(f"{tmp_path}/{{0..2}}.tar") == shards[:3]
+    assert expand_shards(f"{tmp_path}/{{0,10}}.tar") == [shards[0], shards[3]]
+    assert expand_shards(f"{tmp_path}/1*.tar") == [shards[1], shards[3]]
+    assert expand_shards([str(shards[2]), f"{tmp_path}/{{0..1}}.tar"]) == [shards[2], *shards[:2]]
+
+
+def test_padded_ranges_and_ranges_of_folders(tmp_path: Path) -> None:
+    for name in ("a/008.tar", "a/009.tar", "a/010.tar", "b/0.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    names = [path.name for path in expand_shards(f"{tmp_path}/a/{{008..010}}.tar")]
+    assert names == ["008.tar", "009.tar", "010.tar"]
+    assert len(expand_shards(f"{tmp_path}/{{a,b}}")) == 4
+
+
+def test_a_file_whose_name_has_braces(tmp_path: Path) -> None:
+    (tmp_path / "{0..1}.tar").touch()
+    assert expand_shards(f"{tmp_path}/{{0..1}}.tar") == [tmp_path / "{0..1}.tar"]
+
+
+def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "0.tar").touch()
+    assert expand_shards("~/0.tar") == [tmp_path / "0.tar"]
+
+
+def test_errors_of_naming(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").touch()
+    (tmp_path / "empty").mkdir()
+    for spec, words in (
+        ("", "is empty"),
+        ([], "no shards given"),
+        (f"{tmp_path}/9.tar", "9.tar does not exist"),
+        (f"{tmp_path}/{{0..3}}.tar", f"3 of the 4 shards in {tmp_path}/{{0..3}}.tar do not exist, first"),
+        (f"{tmp_path}/x*.tar", "does not exist"),
+        (f"{tmp_path}/{{0..3.tar", "braces do not pair"),
+        (tmp_path / "empty", "no .tar shards in folder"),
+    ):
+        with pytest.raises(InputError) as raised:
+            expand_shards(spec)
+        assert words in one_line(raised)
+
+
+# --- reading samples ---
+
+
+def test_samples_by_number_across_shards(
+    tmp_path: Path, write_shard: WriteTar, picture: Callable[..., bytes]
+) -> None:
+    shards = Shards([write_shard(tmp_path / "0.tar", 3), write_shard(tmp_path / "1.tar", 5, start=3)])
+    assert len(shards) == 8
+    assert shards.faults == []
+    for i in (7, 0, 3, 2):
+        assert shards.key(i) == f"s{i:07d}"
+        assert shards.sample(i) == {"jpg": picture(i), "txt": f"first {i}\nsecond {i}\n".encode()}
+    assert shards.sample(4, ["txt"]) == {"txt": b"first 4\nsecond 4\n"}
+    assert shards.name(4) == f"{tmp_path / '1.tar'}:s0000004"
+    for i in (8, -1):
+        with pytest.raises(IndexError):
+            shards.sample(i)
+
+
+def test_keys_and_extensions_as_webdataset_groups_them(tmp_path: Path, write_tar: WriteTar) -> None:
+    members = [
+        ("__meta__/x.txt", b"no sample"),
+        ("README", b"no extension"),
+        ("a/b.c/img.seg.PNG", b"1"),
+        ("a/b.c/img.txt", b"2"),
+        ("img.cls", b"3"),
+        ("a/b.c/img.json", b"4"),
+    ]
+    path = write_tar(tmp_path / "0.tar", members)
+    shards = Shards([path])
+    ours = [(shards.key(i), shards.sample(i)) for i in range(len(shards))]
+    assert ours == [
+        ("a/b.c/img", {"seg.png": b"1", "txt": b"2"}),
+        ("img", {"cls": b"3"}),
+        ("a/b.c/img", {"json": b"4"}),
+    ]
+    webdataset = pytest.importorskip("webdataset")
+    theirs = []
+    for sample in webdataset.WebDataset(str(path), shardshuffle=False):
+        members_of_it = {ext: data for ext, data in sample.items() if not ext.startswith("__")}
+        theirs.append((sample["__key__"], members_of_it))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_names_and_other_alphabets(tmp_path: Path, kind: int) -> None:
+    name = f"{'folder/' * 30}Äpfel-{'x' * 120}"
+    (tmp_path / "content").write_bytes(b"hello")
+    with tarfile.open(tmp_path / "0.tar", "w", format=kind) as tar:
+        tar.add(tmp_path / "content", f"{name}.txt")
+        tar.add(tmp_path, "folder", recursive=False)
+        link = tarfile.TarInfo("link.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "content"
+        tar.addfile(link)
+    shards = Shards([tmp_path / "0.tar"])
+    assert (len(shards), shards.key(0), shards.sample(0)) == (1, name, {"txt": b"hello"})
+    assert shards.faults == []
+
+
+def test_a_member_held_twice_is_named(tmp_path: Path, write_tar: WriteTar) -> None:
+    shards = Shards([write_tar(tmp_path / "0.tar", [("a.txt", b"1"), ("a.TXT", b"2"), ("b.txt", b"3")])])
+    assert [shards.sample(i) for i in range(len(shards))] == [{"txt": b"1"}, {"txt": b"3"}]
+    assert "holds a.TXT twice" in str(shards.faults[0])
+
+
+def test_many_shards_with_few_open_files(tmp_path: Path, write_shard: WriteTar) -> None:
+    shards = Shards([write_shard(tmp_path / f"{n}.tar", 1, start=n) for n in range(80)])
+    for _ in range(2):
+        for i in range(80):
+            assert shards.sample(i, ["txt"])["txt"] == f"first {i}\nsecond {i}\n".encode()
+    folder = Path("/proc/self/fd")
+    if folder.exists():
+        targets = [os.readlink(link) for link in folder.iterdir() if link.is_symlink()]
+        assert sum(target.startswith(str(tmp_path)) for target in targets) <= 64
+
+
+def test_pickled_and_forked_copies_read_for_themselves(tmp_path: Path, write_shard: WriteTar) -> None:
+    shards = Shards([write_shard(tmp_path / "0.tar", 50)])
+    expected = [shards.sample(i) for i in range(50)]
+    assert [pickle.loads(pickle.dumps(shards)).sample(i) for i in range(50)] == expected
+    # With a shared file position, parent and child reading at once would soon read the wrong place.
+    child = os.fork()
+    for _ in range(20):
+        right = [shards.sample(i) for i in range(50)] == expected
+        if not right:
+            break
+    if child == 0:
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert right
+
+
+# --- broken shards ---
+
+
+def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteTar) -> None:
+    whole = write_shard(tmp_path / "whole.tar", 6)
+    expected = {i: Shards([whole]).sample(i) for i in range(6)}
+    data = whole.read_bytes()
+    end = members_of(whole)[-1].offset_data + 512
+    cut = tmp_path / "cut.tar"
+    for length in range(1, end + 1, 171):
+        cut.write_bytes(data[:length])
+        index = read_index(cut)
+        assert index.faults, length
+        assert any(words in index.faults[0] for words in ("is cut short", "is not a tar")), index.faults
+        if len(index):
+            shards = Shards([cut])
+            for i in range(len(shards)):
+                sample = shards.sample(i)
+                assert all(expected[i][ext] == member for ext, member in sample.items()), length
+            assert len(shards) >= max(0, length * 6 // end - 1)
+    cut.write_bytes(data[:end])
+    assert len(Shards([cut])) == 6
+
+
+def test_a_cut_shard_among_others(tmp_path: Path, write_shard: WriteTar) -> None:
+    paths = [write_shard(tmp_path / f"{n}.tar", 4, start=4 * n) for n in range(3)]
+    member = members_of(paths[1])[5]
+    paths[1].write_bytes(paths[1].read_bytes()[: member.offset_data + 3])
+    shards = Shards(paths)
+    assert [fault.name for fault in shards.faults] == [str(paths[1])]
+    assert "is cut short" in shards.faults[0].reason
+    # The third sample of the middle shard has lost its caption.
+    indices, faults = shards.usable({"picture": ("jpg",), "caption": ("txt",)})
+    assert [shards.key(i) for i in indices.tolist()] == [
+        f"s{n:07d}" for n in (0, 1, 2, 3, 4, 5, 8, 9, 10, 11)
+    ]
+    assert [str(fault) for fault in faults] == [f"{paths[1]}:s0000006 has no caption"]
+
+
+def test_a_damaged_header_ends_a_shard(tmp_path: Path, write_shard: WriteTar) -> None:
+    path = write_shard(tmp_path / "0.tar", 5)
+    header = members_of(path)[6].offset
+    data = bytearray(path.read_bytes())
+    data[header : header + 300] = b"\xa5" * 300
+    path.write_bytes(data)
+    shards = Shards([path])
+    assert len(shards) == 3
+    assert f"is broken at byte {header}" in shards.faults[0].reason
+
+
+def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteTar, write_tar: WriteTar) -> None:
+    empty, text, packed = tmp_path / "empty.tar", tmp_path / "text.tar", tmp_path / "packed.tar"
+    empty.touch()
+    text.write_text("this is no tar " * 100)
+    good = write_shard(tmp_path / "good.tar", 2)
+    packed.write_bytes(gzip.compress(good.read_bytes()))
+    for path, words in (
+        (empty, "is empty (0 bytes)"),
+        (text, "is not a tar"),
+        (packed, "is compressed"),
+        (write_tar(tmp_path / "none.tar", []), "not one sample"),
+        (tmp_path, "cannot be read"),
+    ):
+        with pytest.raises(InputError) as raised:
+            Shards([path])
+        assert words in one_line(raised)
+        assert str(path) in one_line(raised)
+    shards = Shards([empty, text, good, packed])
+    assert len(shards) == 2
+    assert [fault.name for fault in shards.faults] == [str(empty), str(text), str(packed)]
+
+
+def test_a_shard_that_shrinks_while_it_is_read(tmp_path: Path, write_shard: WriteTar) -> None:
+    path = write_shard(tmp_path / "0.tar", 3)
+    shards = Shards([path])
+    os.truncate(path, 1000)
+    with pytest.raises(InputError, match="became shorter"):
+        shards.sample(2)
