@@ -1,0 +1,201 @@
+"""Captions of a scene: several true sentences that differ in what they mention and how.
+
+A phrase always names exactly the objects it counts: "a red star" is said only where one red star is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diffclip.data.scenes.layout import Dice, Spec
+from diffclip.data.scenes.phrases import (
+    NUMBERS,
+    join,
+    lacking,
+    noun_phrase,
+    place_of,
+    place_of_all,
+    plural,
+    relation,
+    shared,
+)
+from diffclip.data.scenes.vocabulary import BACKGROUNDS, COMMON_DETAILS
+
+CAPTIONS = 5
+"""Captions a picture, as in Flickr8k and COCO."""
+
+_TITLES = ("a picture of ", "a drawing of ", "a picture with ")
+_SENTENCES = ("there is ", "there are ")
+_BEFORE = ("size", "texture")
+_EXTRAS = ("size", "texture", "orientation", "detail")
+
+
+def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: bool = True) -> tuple[str, ...]:
+    """CAPTIONS different captions; with `look` False none names a colour, texture, detail or background."""
+    writer = _Writer(specs, background, dice, look)
+    found: list[str] = []
+    told: set[str] = set()
+    for attempt in range(200):
+        caption = writer.caption(loose=attempt == 0)
+        # another title alone is no other caption, unless a bare scene offers nothing else to say
+        if caption in found or (attempt < 40 and _unframed(caption) in told):
+            continue
+        found.append(caption)
+        told.add(_unframed(caption))
+        if len(found) == CAPTIONS:
+            break
+    return tuple(writer.dice.shuffle(found))
+
+
+def _unframed(caption: str) -> str:
+    for frame in (*_TITLES, *_SENTENCES):
+        caption = caption.removeprefix(frame)
+    return caption
+
+
+class _Writer:
+    def __init__(self, specs: Sequence[Spec], background: str, dice: Dice, look: bool) -> None:
+        self.specs, self.background, self.dice, self.look = list(specs), background, dice, look
+        groups: dict[tuple[str, str], list[Spec]] = {}
+        for spec in specs:
+            groups.setdefault((spec.shape, spec.colour if look else ""), []).append(spec)
+        self.groups = list(groups.values())
+        self.base = frozenset({"colour"}) if look else frozenset[str]()
+
+    def caption(self, loose: bool) -> str:
+        if len(self.specs) == 1:
+            return self.single(loose)
+        forms = [self.listing, self.listing, self.places, self.related, self.counted]
+        text = self.dice.pick(forms)()
+        return text if text is not None else self.listing()
+
+    def extras(self, group: Sequence[Spec], names: Sequence[str], share: float) -> frozenset[str]:
+        """What to say of a group beside colour and shape: a random part of what its members share."""
+        allowed = [name for name in names if self.look or name not in ("texture", "detail")]
+        said = {name for name in shared(group, allowed) if self.dice.chance(share)}
+        if any(spec.detail for spec in group) or (group[0].texture == "plain" and self.dice.chance(0.6)):
+            said.discard("texture")
+        if group[0].size == "medium" and self.dice.chance(0.4):
+            said.discard("size")
+        if self.look and "detail" in names and len(group) == 1 and self.dice.chance(0.12):
+            said |= self.usual(group[0])
+        return self.base | said
+
+    def usual(self, spec: Spec) -> set[str]:
+        """For an object with nothing special: one special thing that it lacks, if it could have any."""
+        if spec.texture != "plain" or spec.detail is not None:
+            return set()
+        absent = [
+            name
+            for name, entry in COMMON_DETAILS.items()
+            if spec.shape in entry.shapes and any(entry.without)
+        ]
+        return {lacking(self.dice.pick(absent))} if absent else set()
+
+    def ground(self, share: float) -> str:
+        if not self.look or not self.dice.chance(share):
+            return ""
+        return " " + self.dice.pick(BACKGROUNDS[self.background].phrases)
+
+    def framed(self, text: str, first: Sequence[Spec] | None = None, alone: bool = False) -> str:
+        """The bare phrase or a sentence or title around it."""
+        frames = ["", "", "", *_TITLES]
+        if alone and first is not None:
+            frames += [_SENTENCES[len(first) > 1]] * 2
+        return self.dice.pick(frames) + text
+
+    def single(self, loose: bool) -> str:
+        spec = self.specs[0]
+        if loose:
+            determiner = self.dice.pick(("a single", "one", "just one"))
+            return noun_phrase([spec], self.extras([spec], ("detail",), 0.5), determiner) + self.ground(0.5)
+        place = place_of(spec)
+        ground = self.ground(0.55)
+        said = self.extras([spec], _EXTRAS, 0.6)
+        if place is not None and self.dice.chance(0.65):
+            if self.dice.chance(0.2):
+                return f"{place} there is {noun_phrase([spec], said)}{ground}"
+            return self.framed(f"{noun_phrase([spec], said)} {place}{ground}", [spec], alone=True)
+        if not ground or spec.detail is not None:
+            said |= self.extras([spec], ("size", "texture", "orientation"), 1.0) | {"detail"}
+        return self.framed(noun_phrase([spec], said) + ground, [spec], alone=True)
+
+    def parts(self, share: float, names: Sequence[str] = _EXTRAS) -> list[tuple[str, bool]]:
+        """A phrase for every object, groups together or apart, with whether something trails its noun."""
+        parts = []
+        for group in self.dice.shuffle(self.groups):
+            for piece, said in self.split(group, share, names):
+                text = noun_phrase(piece, said)
+                parts.append((text, not text.endswith((piece[0].shape, plural(piece[0].shape)))))
+        # "a star and an arrow pointing left" could mean both: what has a tail goes first
+        return sorted(parts, key=lambda part: not part[1])
+
+    def split(
+        self, group: list[Spec], share: float, names: Sequence[str]
+    ) -> list[tuple[list[Spec], frozenset[str]]]:
+        """A group as one phrase ("two red stars"), or told apart by an attribute ("a small red star")."""
+        if len(group) > 1 and self.dice.chance(0.6):
+            for name in self.dice.shuffle([n for n in names if self.look or n not in ("texture", "detail")]):
+                values = list(dict.fromkeys(getattr(spec, name) for spec in group))
+                if name == "detail" or len(values) != len(group):
+                    continue
+                if name == "texture" and any(spec.detail is not None for spec in group):
+                    continue
+                return [([spec], frozenset({name}) | self.base) for spec in group]
+        return [(group, self.extras(group, names, share))]
+
+    def listing(self) -> str:
+        share = 0.5 if len(self.groups) <= 2 else 0.25
+        parts = [text for text, _tail in self.parts(share)]
+        ground = self.ground(0.4)
+        if ground and self.dice.chance(0.25):
+            return f"{ground.strip()}, {join(parts)}"
+        alone = len(parts) == 1
+        return self.framed(join(parts) + ground, self.groups[0] if alone else None, alone=alone)
+
+    def places(self) -> str | None:
+        """Where each thing is, as far as it is clear; those without a place come last."""
+        told, rest = [], []
+        for group in self.dice.shuffle(self.groups):
+            place = place_of_all(group)
+            said = self.extras(group, _BEFORE, 0.3)
+            if place is None:
+                rest.append(noun_phrase(group, said))
+            else:
+                told.append(f"{noun_phrase(group, said)} {place}")
+        if not told:
+            return None
+        if rest and len(told) > 1 and self.dice.chance(0.5):
+            rest = []
+        return self.framed(join(told + rest) + ("" if rest else self.ground(0.2)))
+
+    def related(self) -> str | None:
+        """Two things that are each one of a kind, and how the first lies to the second."""
+        kinds = [group[0] for group in self.groups if len(group) == 1]
+        pairs = [(a, b, how) for a in kinds for b in kinds if a is not b and (how := relation(a, b))]
+        if not pairs:
+            return None
+        a, b, how = self.dice.pick(pairs)
+        share = 0.5 if len(self.groups) == 2 else 0.3
+        first, second = (noun_phrase([s], self.extras([s], _BEFORE, share)) for s in (a, b))
+        return self.framed(f"{first} {how} {second}{self.ground(0.3)}")
+
+    def counted(self) -> str | None:
+        """How many there are, and of what."""
+        total = NUMBERS[len(self.specs)]
+        shapes = {spec.shape for spec in self.specs}
+        colours = {spec.colour for spec in self.specs}
+        if self.look and len(shapes) == 1 and len(colours) > 1:
+            noun = plural(self.specs[0].shape)
+            each = join([f"{NUMBERS[len(group)]} {group[0].colour}" for group in self.groups])
+            return f"{total} {noun}{self.ground(0.4)}, {each}"
+        if self.look and len(colours) == 1 and len(shapes) > 1:
+            parts = join([noun_phrase(group, frozenset()) for group in self.groups])
+            return f"{total} {self.specs[0].colour} shapes{self.ground(0.4)}: {parts}"
+        if len(self.groups) == 1:
+            return self.framed(
+                noun_phrase(self.groups[0], self.extras(self.groups[0], _EXTRAS, 0.7)) + self.ground(0.5)
+            )
+        noun = self.dice.pick(("shapes", "objects"))
+        parts = join([text for text, _tail in self.parts(0.15, _BEFORE)])
+        return f"{total} {noun}{self.ground(0.4)}: {parts}"

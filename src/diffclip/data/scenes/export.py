@@ -1,0 +1,140 @@
+"""The files of the built-in set: shards, minimal pairs, question files; each whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from webdataset.writer import TarWriter
+
+from diffclip.data.scenes.pairs import PATTERNS, minimal_pair
+from diffclip.data.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
+from diffclip.data.scenes.scene import Scene, Style, draw_scene
+from diffclip.data.scenes.vocabulary import SHAPES
+from diffclip.files import write_atomically
+
+PAIR_IMAGES = "MLLM_VLM Images"
+"""Where the published MMVP script looks for its pictures."""
+QUESTION_IMAGES = "images"
+
+
+def jpeg(image: NDArray[np.uint8]) -> bytes:
+    """A JPEG of quality 95 with full colour resolution: halved chroma would smear small objects."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "JPEG", quality=95, subsampling=0)
+    return buffer.getvalue()
+
+
+def _png(mask: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(mask).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _attributes(scene: Scene) -> dict[str, object]:
+    return {
+        "captions": scene.captions,
+        "background": scene.background,
+        "style": scene.style,
+        "objects": [
+            {
+                "shape": thing.shape,
+                "colour": thing.colour,
+                "size": thing.size,
+                "texture": thing.texture,
+                "orientation": thing.orientation,
+                "detail": thing.detail,
+                "centre": [round(value, 2) for value in thing.centre],
+                "box": thing.box,
+            }
+            for thing in scene.objects
+        ],
+    }
+
+
+def _samples(
+    captioned: bool, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
+) -> Iterator[dict[str, str | bytes]]:
+    for index in indices:
+        shape = None if captioned else SHAPES[index % len(SHAPES)]
+        scene = draw_scene(
+            index,
+            split=split,
+            seed=seed,
+            size=size,
+            style=style,
+            objects=None if captioned else 1,
+            shape=shape,
+        )
+        sample: dict[str, str | bytes] = {
+            "__key__": f"s{index:07d}",
+            "jpg": jpeg(scene.image),
+            "mask.png": _png(scene.index_mask),
+        }
+        if captioned:
+            sample["txt"] = "\n".join(scene.captions).encode()
+            sample["json"] = json.dumps(_attributes(scene)).encode()
+        else:
+            sample["cls"] = str(index % len(SHAPES)).encode()
+        yield sample
+
+
+def write_shard(
+    target: Path, captioned: bool, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
+) -> None:
+    """One tar of captioned scenes, or of single objects labelled with their shape (index modulo shapes).
+
+    Raises:
+        InputError: no space or permission.
+    """
+    # a fixed time makes equal settings give equal bytes
+    with write_atomically(target) as temporary, TarWriter(str(temporary), encoder=False, mtime=0) as tar:
+        for sample in _samples(captioned, split, style, size, seed, indices):
+            tar.write(sample)
+
+
+def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
+    """A folder laid out as the published MMVP_VLM: pictures by pattern and number, and `Questions.csv`.
+
+    Two consecutive rows and pictures are a pair.
+
+    Raises:
+        InputError: no space or permission.
+    """
+    with write_atomically(target) as temporary:
+        temporary.mkdir()
+        rows: list[tuple[int, str, str]] = []
+        for pattern in PATTERNS:
+            folder = temporary / PAIR_IMAGES / pattern
+            folder.mkdir(parents=True)
+            for index in range(pairs):
+                pair = minimal_pair(pattern, index, seed, size)
+                for image, statement in zip(pair.images, pair.statements, strict=True):
+                    rows.append((len(rows) + 1, pattern, statement))
+                    (folder / f"{len(rows)}.jpg").write_bytes(jpeg(image))
+        with (temporary / "Questions.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("Question ID", "Type", "Statement"), *rows])
+
+
+def write_questions(target: Path, pictures: int, size: int, seed: int) -> None:
+    """A folder with POPE's three question files (JSON lines) and the pictures they ask about.
+
+    Raises:
+        InputError: no space or permission.
+    """
+    with write_atomically(target) as temporary:
+        (temporary / QUESTION_IMAGES).mkdir(parents=True)
+        for index in question_indices(pictures, seed):
+            scene = question_scene(index, seed, size)
+            (temporary / QUESTION_IMAGES / image_name(index)).write_bytes(jpeg(scene.image))
+        for negatives in NEGATIVES:
+            lines = [
+                json.dumps(question.record()) + "\n" for question in questions(pictures, negatives, seed)
+            ]
+            (temporary / f"coco_pope_{negatives}.json").write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,224 @@
+"""What is in a scene and where, drawn from one random stream before anything is painted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffclip.data.scenes.shapes import FORMS, TURN, extent
+from diffclip.data.scenes.vocabulary import (
+    BACKGROUNDS,
+    COLOURS,
+    COMMON_DETAILS,
+    DISTANCES,
+    ORIENTATIONS,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    may_have,
+)
+from diffclip.errors import InputError, unknown
+
+STREAMS = {"scene": 0, "pairs": 1, "ground": 2, "questions": 3}
+SPLITS = {"train": 0, "val": 1, "test": 2}
+T = TypeVar("T")
+
+LARGEST_SEED = 2**32 - 1
+SMALLEST_PICTURE = 16
+
+_DETAIL_SHARE = 0.2
+_REPEAT_SHARE = 0.4
+_DISTANCE_SHARE = 0.1
+_GAP = 0.03
+"""Clear space between two objects, as a share of the picture's edge."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One object before it is painted. Lengths are shares of the picture's edge, `tilt` is in radians."""
+
+    shape: str
+    colour: str
+    size: str = "medium"
+    texture: str = "plain"
+    orientation: str | None = None
+    detail: str | None = None
+    x: float = 0.5
+    y: float = 0.5
+    radius: float = 0.148
+    tilt: float = 0.0
+
+    @property
+    def form(self) -> str:
+        """The entry of `shapes.FORMS` that draws this object."""
+        special = f"{self.shape}, {self.detail}"
+        return special if special in FORMS else self.shape
+
+    @property
+    def angle(self) -> float:
+        """Clockwise turn in radians."""
+        return TURN[self.orientation or "up"] + self.tilt
+
+    @property
+    def reach(self) -> float:
+        """Radius of the circle around all of the object, as a share of the picture's edge."""
+        return self.radius * extent(self.form)
+
+
+def stream(name: str, split: str, seed: int, index: int) -> np.random.Generator:
+    """The random numbers of one purpose for one picture, by (seed, split, index) alone.
+
+    Raises:
+        InputError: an unknown split, or a seed or index outside 0 … 2³²−1.
+    """
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    for label, value in (("seed", seed), ("index", index)):
+        if not 0 <= value <= LARGEST_SEED:
+            raise InputError(f"{label} {value} is out of range: give a whole number from 0 to {LARGEST_SEED}")
+    purpose = (STREAMS[name] << 8 | SPLITS[split]) << 32 | index
+    return np.random.Generator(np.random.Philox(key=np.array([seed, purpose], np.uint64)))
+
+
+class Dice:
+    """Cheap draws from a random stream: numpy's own scalar draws would cost more than the painting."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._pool: list[float] = []
+
+    def random(self) -> float:
+        if not self._pool:
+            self._pool = self._rng.random(64).tolist()
+        return self._pool.pop()
+
+    def chance(self, share: float) -> bool:
+        return self.random() < share
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[int(self.random() * len(options))]
+
+    def between(self, low: float, high: float) -> float:
+        return low + (high - low) * self.random()
+
+    def grain(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Standard normal noise."""
+        return self._rng.standard_normal(shape, dtype=np.float32)
+
+    def shuffle(self, items: Sequence[T]) -> list[T]:
+        items = list(items)
+        for last in range(len(items) - 1, 0, -1):
+            other = int(self.random() * (last + 1))
+            items[last], items[other] = items[other], items[last]
+        return items
+
+
+def choose_kind(dice: Dice, background: str, shape: str | None = None) -> Spec:
+    """A shape, colour, size, texture, orientation and perhaps a detail that show well on `background`."""
+    shape = shape or dice.pick(SHAPES)
+    hidden = BACKGROUNDS[background].hides
+    colour = dice.pick([name for name in COLOURS if name not in hidden])
+    size = dice.pick(tuple(SIZES))
+    detail = None
+    texture = "plain"
+    # patterns and details need room to be seen
+    if size != "small":
+        if dice.chance(_DETAIL_SHARE):
+            detail = _choose_detail(dice, shape, colour, background)
+        if detail is None and dice.chance(0.6):
+            texture = dice.pick(TEXTURES[1:])
+    orientation = dice.pick(ORIENTATIONS[shape]) if shape in ORIENTATIONS else None
+    return Spec(shape, colour, size, texture, orientation, detail)
+
+
+def _choose_detail(dice: Dice, shape: str, colour: str, background: str) -> str | None:
+    """One of the details that show here, if any; all letters together are as likely as any other detail."""
+    options = [name for name in COMMON_DETAILS if may_have(name, shape, colour, background)]
+    families = sorted({name.split()[0] for name in options})
+    if not families:
+        return None
+    family = dice.pick(families)
+    return dice.pick([name for name in options if name.split()[0] == family])
+
+
+def _choose_all(dice: Dice, count: int, background: str, shape: str | None) -> list[Spec]:
+    specs = [choose_kind(dice, background, shape)]
+    while len(specs) < count:
+        if dice.chance(_REPEAT_SHARE):
+            twin = specs[-1]
+            if twin.detail is not None or dice.chance(0.3):
+                other = choose_kind(dice, background, twin.shape)
+                twin = replace(other, colour=twin.colour, detail=None)
+            specs.append(twin)
+        else:
+            specs.append(choose_kind(dice, background))
+    return specs
+
+
+def sized(spec: Spec, dice: Dice) -> Spec:
+    """`spec` with a radius of its size and a slight tilt, as if put there by hand."""
+    return replace(spec, radius=SIZES[spec.size] * dice.between(0.95, 1.05), tilt=dice.between(-0.09, 0.09))
+
+
+def at_distance(spec: Spec, distance: str, dice: Dice) -> Spec:
+    """`spec` near the middle, seen from close up or from far away."""
+    _detail, size, radius = DISTANCES[distance]
+    x, y = dice.between(0.47, 0.53), dice.between(0.47, 0.53)
+    tilt = dice.between(-0.05, 0.05)
+    return replace(spec, size=size, texture="plain", detail=distance, radius=radius, x=x, y=y, tilt=tilt)
+
+
+def place(specs: list[Spec], dice: Dice) -> list[Spec]:
+    """Give each object its radius and a place apart from the others; what fits nowhere gets smaller."""
+    specs = [sized(spec, dice) for spec in specs]
+    for _attempt in range(200):
+        placed: list[Spec] = []
+        taken: list[tuple[float, float, float]] = []
+        for spec in sorted(specs, key=lambda spec: -spec.radius):
+            spot = _free_spot(spec.reach, taken, dice)
+            if spot is None:
+                break
+            taken.append((*spot, spec.reach + _GAP))
+            placed.append(replace(spec, x=spot[0], y=spot[1]))
+        if len(placed) == len(specs):
+            return dice.shuffle(placed)
+        specs = _shrink_one(specs, dice)
+    raise AssertionError("small objects always fit")
+
+
+def _free_spot(
+    reach: float, taken: list[tuple[float, float, float]], dice: Dice
+) -> tuple[float, float] | None:
+    """A place for something of this reach, away from the circles (x, y, radius) in `taken`."""
+    low, room = reach + 0.02, 0.96 - 2 * reach
+    for _try in range(30):
+        x, y = low + room * dice.random(), low + room * dice.random()
+        for other_x, other_y, other in taken:
+            if (x - other_x) ** 2 + (y - other_y) ** 2 < (reach + other) ** 2:
+                break
+        else:
+            return x, y
+    return None
+
+
+def _shrink_one(specs: list[Spec], dice: Dice) -> list[Spec]:
+    largest = max(range(len(specs)), key=lambda i: specs[i].radius)
+    spec = specs[largest]
+    smaller = {"large": "medium", "medium": "small", "small": "small"}[spec.size]
+    if smaller == "small":
+        spec = replace(spec, texture="plain", detail=None)
+    return [sized(replace(spec, size=smaller), dice) if i == largest else s for i, s in enumerate(specs)]
+
+
+def lay_out(dice: Dice, objects: int | None, shape: str | None) -> tuple[str, list[Spec]]:
+    """A background's name and one to four placed objects; `shape` fixes the shape of the first one drawn."""
+    background = dice.pick(tuple(BACKGROUNDS))
+    count = objects or dice.pick((1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4))
+    specs = _choose_all(dice, count, background, shape)
+    if count == 1 and dice.chance(_DISTANCE_SHARE):
+        return background, [at_distance(specs[0], dice.pick(tuple(DISTANCES)), dice)]
+    return background, place(specs, dice)

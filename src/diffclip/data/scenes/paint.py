@@ -1,0 +1,218 @@
+"""Paint one object on a canvas, as a clean picture or as a pencil sketch, and give its mask."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from diffclip.data.scenes.layout import Spec
+from diffclip.data.scenes.shapes import sample
+from diffclip.data.scenes.vocabulary import COLOURS
+
+Array = NDArray[np.floating[Any]]
+Mask = NDArray[np.bool_]
+Colour = tuple[float, float, float]
+
+SIDE = 0.36
+"""Width left to something flat that is seen from the side."""
+
+
+def column(colour: Colour) -> Array:
+    """A colour that broadcasts over planes [3, h, w]."""
+    return np.array(colour, np.float32)[:, None, None]
+
+
+def contrast(colour: Colour) -> Colour:
+    """The second tone of a pattern: pale on a dark colour, deep on a pale one, never another hue."""
+    red, green, blue = colour
+    if 0.3 * red + 0.59 * green + 0.11 * blue > 165:
+        return (red * 0.62, green * 0.56, blue * 0.56)
+    return (red + (255 - red) * 0.68, green + (255 - green) * 0.68, blue + (255 - blue) * 0.68)
+
+
+def _stamens(colour: Colour) -> Colour:
+    """The middle of a flower: yellow, or brown in a warm or pale flower."""
+    red, green, _blue = colour
+    return (120.0, 74.0, 40.0) if red > 200 and green > 120 else (252.0, 214.0, 84.0)
+
+
+def ink(colour: Colour) -> Colour:
+    """Black or white, whichever stands out."""
+    red, green, blue = colour
+    return (34.0, 34.0, 40.0) if 0.3 * red + 0.59 * green + 0.11 * blue > 120 else (250.0, 250.0, 246.0)
+
+
+def _step(height: Array) -> Array:
+    """0 to 1 around height 0, one unit wide: the coverage of a pixel by an edge that far away."""
+    coverage: Array = np.clip(height + 0.5, 0, 1)
+    return coverage
+
+
+def _pattern(texture: str, u: Array, v: Array, sharp: float) -> Array:
+    """How much of the second tone shows [h, w], 0 to 1; u, v in radii, `sharp` in pixels a radius."""
+    if texture == "striped":
+        return _step(np.sin((u * 0.8 + v * 0.6) * (2 * math.pi / 0.6)) * (sharp * 0.1))
+    if texture == "dotted":
+        return _step((np.cos((u + v) * 7.6) + np.cos((u - v) * 7.6) - 0.8) * (sharp * 0.12))
+    return _step(np.sin(u * (math.pi / 0.46)) * np.sin(v * (math.pi / 0.46)) * (sharp * 0.22))
+
+
+@lru_cache(maxsize=256)
+def _lettering(text: str, height: int) -> Array:
+    """Coverage [h, w] of `text` whose capitals are `height` pixels high, cut close."""
+    scale = 4
+    font = ImageFont.load_default(scale * height * 1.36)
+    left, top, right, bottom = font.getbbox(text, stroke_width=scale * height * 0.035)
+    width, tall = math.ceil((right - left) / scale), math.ceil((bottom - top) / scale)
+    page = Image.new("L", (width * scale, tall * scale))
+    stroke = scale * height * 0.035
+    ImageDraw.Draw(page).text((-left, -top), text, fill=255, font=font, stroke_width=stroke)
+    return np.asarray(page.reduce(scale), np.float32) / 255
+
+
+def _write(area: Array, text: str, x: float, y: float, height: float, colour: Colour) -> None:
+    letters = _lettering(text, max(3, round(height)))
+    tall, wide = letters.shape
+    top, left = round(y - tall / 2), round(x - wide / 2)
+    y0, x0 = max(0, top), max(0, left)
+    y1, x1 = min(area.shape[1], top + tall), min(area.shape[2], left + wide)
+    part = area[:, y0:y1, x0:x1]
+    part += letters[y0 - top : y1 - top, x0 - left : x1 - left] * (column(colour) - part)
+
+
+def _face(u: Array, v: Array, radius: float) -> Array:
+    eyes = np.minimum(np.hypot(u - 0.32, v + 0.22), np.hypot(u + 0.32, v + 0.22)) - 0.13
+    mouth = np.where(v > 0.18, np.abs(np.hypot(u, v + 0.02) - 0.48) - 0.085, 1.0)
+    return _step(-np.minimum(eyes, mouth) * radius)
+
+
+def _crack(u: Array, v: Array) -> Array:
+    """Distance in radii to a jagged line from top to bottom."""
+    jag = 0.3 * (np.abs((v * 1.7) % 2 - 1) - 0.5)
+    distance: Array = np.abs(u - jag) - 0.1
+    return distance
+
+
+class Window:
+    """The part of a picture around one object, and the object's distances in it (pixels, negative inside)."""
+
+    def __init__(self, spec: Spec, size: int) -> None:
+        self.radius = spec.radius * size
+        x, y = spec.x * size, spec.y * size
+        room = spec.reach * size + 1 + 0.055 * size
+        if spec.detail == "glowing":
+            room = 1.9 * self.radius
+        self.x0, self.y0 = max(0, int(x - room)), max(0, int(y - room))
+        self.x1, self.y1 = min(size, math.ceil(x + room)), min(size, math.ceil(y + room))
+        self.x, self.y = x - self.x0, y - self.y0
+        width, height = self.x1 - self.x0, self.y1 - self.y0
+        side = spec.detail == "side"
+        self.distance = sample(
+            spec.form, width, height, self.x, self.y, self.radius, spec.angle, SIDE if side else 1.0
+        )
+        self.u = ((np.arange(width, dtype=np.float32) + (0.5 - self.x)) / self.radius)[None, :]
+        self.v = ((np.arange(height, dtype=np.float32) + (0.5 - self.y)) / self.radius)[:, None]
+        if spec.detail == "gap":
+            opening = np.maximum(np.abs(self.v) - 0.34, -self.u) * self.radius
+            self.distance = np.maximum(self.distance, -opening)
+        elif spec.detail == "hollow":
+            self.distance = np.maximum(self.distance, -self.distance - 0.26 * self.radius)
+        elif spec.detail == "cracked":
+            self.distance = np.maximum(self.distance, -_crack(self.u, self.v) * self.radius)
+
+    def of(self, canvas: Array) -> Array:
+        return canvas[:, self.y0 : self.y1, self.x0 : self.x1]
+
+    def mask(self, size: int) -> Mask:
+        """Where the object is [size, size]: at least one pixel, however thin it is in a tiny picture."""
+        whole = np.zeros((size, size), np.bool_)
+        whole[self.y0 : self.y1, self.x0 : self.x1] = self.distance <= max(0.0, float(self.distance.min()))
+        return whole
+
+
+def paint(canvas: Array, spec: Spec, colour: Colour | None = None) -> Mask:
+    """Paint `spec` on `canvas` [3, S, S] in place, with a soft shadow; return its mask [S, S].
+
+    `colour` replaces the named colour (recoloured pictures).
+    """
+    size = canvas.shape[1]
+    window = Window(spec, size)
+    area, distance = window.of(canvas), window.distance
+    rgb: Colour = colour or COLOURS[spec.colour]
+    pixel = size / 64
+    if spec.detail == "glowing":
+        halo = np.exp(-np.square(np.maximum(distance, 0) / (0.42 * window.radius))) * 0.95
+        halo *= np.clip((1.85 - np.hypot(window.u, window.v)) * 3, 0, 1)
+        area += halo * (column((255, 250, 200)) - area)
+    else:
+        shift = max(1, round(1.6 * pixel))
+        area[:, shift:, shift:] *= 1 - 0.34 * _step(-distance[:-shift, :-shift] / (3 * pixel))
+    if spec.detail == "side":
+        _thicken(area, spec, window, rgb)
+    area += _step(-distance) * (_fill(spec, window, rgb, pixel) - area)
+    if spec.detail is not None and spec.detail.startswith(("letter ", "word ")):
+        kind, text = spec.detail.split(" ", 1)
+        height = window.radius * (1.0 if kind == "letter" else 0.72)
+        _write(area, text, window.x, window.y, height, ink(rgb))
+    return window.mask(size)
+
+
+def _thicken(area: Array, spec: Spec, window: Window, rgb: Colour) -> None:
+    """Paint the edge of a flat thing that is turned to the side, and count it to the object."""
+    height, width = window.distance.shape
+    behind = window.distance
+    for depth in (0.11, 0.22):
+        x = window.x + depth * window.radius
+        layer = sample(spec.form, width, height, x, window.y, window.radius, spec.angle, SIDE)
+        behind = np.minimum(behind, layer)
+    area += _step(-behind) * (column(rgb) * 0.5 - area)
+    window.distance = behind
+
+
+def _fill(spec: Spec, window: Window, rgb: Colour, pixel: float) -> Array:
+    """The colours [3, h, w] of the surface: pattern, detail, light from the upper left, fine edge."""
+    distance, u, v = window.distance, window.u, window.v
+    surface: Array = column(rgb)
+
+    def stain(surface: Array, amount: Array, colour: Colour) -> Array:
+        stained: Array = surface + amount * (column(colour) - surface)
+        return stained
+
+    if spec.texture != "plain":
+        cosine, sine = math.cos(spec.tilt), math.sin(spec.tilt)
+        amount = _pattern(spec.texture, u * cosine + v * sine, v * cosine - u * sine, window.radius)
+        surface = stain(surface, amount, contrast(rgb))
+    elif spec.detail == "spot":
+        surface = stain(surface, _step((0.3 - np.hypot(u, v)) * window.radius), ink(rgb))
+    elif spec.detail == "face":
+        surface = stain(surface, _face(u, v, window.radius), ink(rgb))
+    elif spec.detail == "border":
+        surface = stain(surface, _step(distance + 0.26 * window.radius), (30, 30, 36))
+    elif spec.detail == "half-filled":
+        empty = _step(-v * window.radius) * _step(-distance - 0.2 * window.radius)
+        surface = stain(surface, empty, (250, 250, 247))
+    if spec.shape == "flower":
+        surface = stain(surface, _step((0.27 - np.hypot(u, v)) * window.radius), _stamens(rgb))
+    light = 1.04 - 0.055 * (u + v)
+    edge = 0.42 * _step(distance + min(0.9 * pixel, 0.09 * window.radius))
+    return surface * (light * (1 - edge))
+
+
+def sketch(canvas: Array, spec: Spec) -> Mask:
+    """Draw the outline of `spec` in pencil on `canvas` [3, S, S] in place; return its mask [S, S]."""
+    size = canvas.shape[1]
+    window = Window(spec, size)
+    area = window.of(canvas)
+    pixel = size / 64
+    pressure = 0.82 + 0.18 * np.sin(5 * window.u + 3 * window.v)
+    line = _step(0.55 * pixel - np.abs(window.distance)) * pressure
+    hatching = np.clip(np.sin((window.u + window.v) * window.radius * (1.7 / pixel)) - 0.55, 0, 1)
+    shade = hatching * _step(-window.distance) * np.clip(0.35 + 0.4 * (window.u + window.v), 0, 1)
+    alpha = 0.88 * np.maximum(line, 0.6 * shade)
+    area += alpha * (column((58, 58, 64)) - area)
+    return window.mask(size)

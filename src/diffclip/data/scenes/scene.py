@@ -1,0 +1,173 @@
+"""One scene: a picture with its objects, masks and captions, determined by (seed, split, index) alone."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+from diffclip.data.scenes.backgrounds import ground
+from diffclip.data.scenes.captions import write_captions
+from diffclip.data.scenes.layout import SMALLEST_PICTURE, Dice, Spec, lay_out, stream
+from diffclip.data.scenes.paint import Array, Mask, paint, sketch
+from diffclip.data.scenes.vocabulary import SHAPES
+from diffclip.errors import InputError, unknown
+
+Style = Literal["plain", "sketch", "recoloured", "noisy"]
+STYLES: tuple[Style, ...] = get_args(Style)
+
+
+@dataclass(frozen=True, eq=False)
+class SceneObject:
+    """One object of a scene.
+
+    `centre` (x, y) and `box` (left, top, right, bottom; right and bottom exclusive) are in pixels;
+    `mask` is boolean [H, W]. `orientation` is None for shapes without a direction. In the sketch and
+    recoloured styles `colour` and `texture` are those of the plain picture.
+    """
+
+    shape: str
+    colour: str
+    size: str
+    texture: str
+    orientation: str | None
+    detail: str | None
+    centre: tuple[float, float]
+    box: tuple[int, int, int, int]
+    mask: Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A picture (`image`, uint8 [H, W, 3]) with its objects, its background's name and its captions."""
+
+    image: NDArray[np.uint8]
+    objects: tuple[SceneObject, ...]
+    background: str
+    captions: tuple[str, ...]
+    style: Style
+
+    @property
+    def index_mask(self) -> NDArray[np.uint8]:
+        """All masks in one, uint8 [H, W]: 0 is background, n is the n-th object."""
+        union = np.zeros(self.image.shape[:2], np.uint8)
+        for number, thing in enumerate(self.objects, start=1):
+            union[thing.mask] = number
+        return union
+
+
+def draw_scene(
+    index: int,
+    *,
+    split: str = "train",
+    seed: int = 0,
+    size: int = 64,
+    style: Style = "plain",
+    objects: int | None = None,
+    shape: str | None = None,
+) -> Scene:
+    """Draw scene number `index` of a split: the same for the same arguments, in any order and process.
+
+    The styles share geometry and labels, so that each is a shifted version of the plain picture.
+
+    Args:
+        index, seed: whole numbers from 0 to 2³²−1.
+        split: train, val or test; splits share no scene.
+        size: edge of the picture in pixels, 16 or more.
+        style: plain, or one of the shifts sketch, recoloured and noisy. Captions of sketch and recoloured
+            pictures name no colour, texture or background.
+        objects: how many objects, 1 to 4; None draws the number too.
+        shape: the shape of one object (of all when `objects` is 1); None draws it.
+
+    Raises:
+        InputError: an argument outside these ranges.
+    """
+    if style not in STYLES:
+        raise unknown("style", style, STYLES)
+    if shape is not None and shape not in SHAPES:
+        raise unknown("shape", shape, SHAPES)
+    if objects is not None and not 1 <= objects <= 4:
+        raise InputError(f"a scene has 1 to 4 objects, not {objects}")
+    check_size(size)
+    dice = Dice(stream("scene", split, seed, index))
+    background, specs = lay_out(dice, objects, shape)
+    captions = write_captions(specs, background, dice, look=style in ("plain", "noisy"))
+    image, things = compose(specs, background, size, style, dice)
+    return Scene(image, things, background, captions, style)
+
+
+def check_size(size: int) -> None:
+    """Raise `InputError` for a picture too small to show its objects."""
+    if size < SMALLEST_PICTURE:
+        raise InputError(f"size {size} is too small: scenes need {SMALLEST_PICTURE} pixels or more")
+
+
+def compose(
+    specs: Sequence[Spec],
+    background: str,
+    size: int,
+    style: Style,
+    dice: Dice,
+) -> tuple[NDArray[np.uint8], tuple[SceneObject, ...]]:
+    """Paint `specs` on a fresh piece of `background`."""
+    if style == "sketch":
+        canvas = ground("paper", size, dice)
+        masks = [sketch(canvas, spec) for spec in specs]
+    elif style == "recoloured":
+        canvas = ground("velvet", size, dice)
+        turn = dice.random()
+        masks = [paint(canvas, spec, _odd_colour(spec.colour, turn)) for spec in specs]
+    else:
+        canvas = ground(background, size, dice)
+        masks = [paint(canvas, spec) for spec in specs]
+    image = np.clip(canvas + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0).copy()
+    if style == "noisy":
+        image = _spoil(image, dice)
+    things = tuple(
+        SceneObject(
+            spec.shape,
+            spec.colour,
+            spec.size,
+            spec.texture,
+            spec.orientation,
+            spec.detail,
+            (spec.x * size, spec.y * size),
+            _box(mask),
+            mask,
+        )
+        for spec, mask in zip(specs, masks, strict=True)
+    )
+    return image, things
+
+
+@lru_cache(maxsize=512)
+def _pastel(name: str, step: int) -> tuple[float, float, float]:
+    hue = (sum(map(ord, name)) * 0.137 + step / 16) % 1.0
+    red, green, blue = colorsys.hls_to_rgb(hue, 0.74, 0.78)
+    return (255 * red, 255 * green, 255 * blue)
+
+
+def _odd_colour(name: str, turn: float) -> tuple[float, float, float]:
+    """A candy tone that the plain pictures lack; objects of one colour keep one tone within a picture."""
+    return _pastel(name, int(turn * 16))
+
+
+def _spoil(image: NDArray[np.uint8], dice: Dice) -> NDArray[np.uint8]:
+    """Blur, lower the contrast and add grain, each by a random amount."""
+    blur, contrast, grain, level = (dice.random() for _ in range(4))
+    radius = (0.3 + 0.6 * blur) * image.shape[0] / 64
+    soft: Array = np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)), np.float32)
+    soft = (soft - 128) * (0.55 + 0.3 * contrast) + (108 + 40 * level)
+    soft += dice.grain(image.shape) * (10 + 14 * grain)
+    return np.clip(soft, 0, 255).astype(np.uint8)
+
+
+def _box(mask: Mask) -> tuple[int, int, int, int]:
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

@@ -1,0 +1,176 @@
+"""Shapes as tables of signed distance, made once, from which any size, tilt and foreshortening is sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Array = NDArray[np.floating[Any]]
+Points = list[tuple[float, float]]
+
+REACH = 3.0
+"""Half edge of a table in units of the shape's radius: room for a soft shadow or a glow around it."""
+CELLS = 264
+TURN = {"up": 0.0, "right": 0.5 * math.pi, "down": math.pi, "left": 1.5 * math.pi}
+
+
+def _star(points: int, outer: float, inner: float) -> Points:
+    corners = []
+    for step in range(2 * points):
+        radius = outer if step % 2 == 0 else inner
+        angle = math.pi * step / points
+        corners.append((radius * math.sin(angle), -radius * math.cos(angle)))
+    return corners
+
+
+def _flower(petals: int) -> Points:
+    corners = []
+    for step in range(96):
+        angle = 2 * math.pi * step / 96
+        radius = 0.6 + 0.52 * abs(math.cos(petals * angle / 2)) ** 0.8
+        corners.append((radius * math.sin(angle), -radius * math.cos(angle)))
+    return corners
+
+
+def _heart() -> Points:
+    corners = []
+    for step in range(64):
+        angle = 2 * math.pi * step / 64
+        wave = 13 * math.cos(angle) - 5 * math.cos(2 * angle) - 2 * math.cos(3 * angle) - math.cos(4 * angle)
+        corners.append((16 * math.sin(angle) ** 3 / 15.5, -(wave + 2.5) / 15.5))
+    return corners
+
+
+def _teardrop() -> Points:
+    tip, middle, radius = -1.2, 0.34, 0.72
+    opening = math.acos(radius / (middle - tip))
+    corners = [(0.0, tip)]
+    for step in range(49):
+        angle = -0.5 * math.pi + opening + (2 * math.pi - 2 * opening) * step / 48
+        corners.append((radius * math.cos(angle), middle + radius * math.sin(angle)))
+    return corners
+
+
+def _cross(arm: float) -> Points:
+    a, b = arm, 1.0
+    return [
+        (-a, -b),
+        (a, -b),
+        (a, -a),
+        (b, -a),
+        (b, a),
+        (a, a),
+        (a, b),
+        (-a, b),
+        (-a, a),
+        (-b, a),
+        (-b, -a),
+        (-a, -a),
+    ]
+
+
+_ARROW: Points = [
+    (0, -1.1),
+    (0.86, -0.12),
+    (0.34, -0.12),
+    (0.34, 1.05),
+    (-0.34, 1.05),
+    (-0.34, -0.12),
+    (-0.86, -0.12),
+]
+_TRIANGLE: Points = [(0, -1.1), (0.86, 0.84), (-0.86, 0.84)]
+_DIAMOND: Points = [(0, -1.16), (0.82, 0), (0, 1.16), (-0.82, 0)]
+
+
+def _box(half: float) -> Points:
+    return [(-half, -half), (half, -half), (half, half), (-half, half)]
+
+
+def _polygon(corners: Points, x: Array, y: Array, rounding: float = 0.0) -> Array:
+    """Exact signed distance to a polygon [CELLS, CELLS], negative inside; `rounding` swells it round."""
+    nearest = np.full(x.shape, np.inf, np.float32)
+    inside = np.zeros(x.shape, bool)
+    for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True):
+        ex, ey = bx - ax, by - ay
+        px, py = x - ax, y - ay
+        along = np.clip((px * ex + py * ey) / (ex * ex + ey * ey), 0.0, 1.0)
+        nearest = np.minimum(nearest, (px - along * ex) ** 2 + (py - along * ey) ** 2)
+        if ey != 0.0:
+            inside ^= ((y < ay) != (y < by)) & (px < ex * py / ey)
+    distance: Array = np.where(inside, -np.sqrt(nearest), np.sqrt(nearest)) - np.float32(rounding)
+    return distance
+
+
+def _crescent(x: Array, y: Array) -> Array:
+    y = y + 0.22
+    outer, cut = np.hypot(x, y) - 1.06, np.hypot(x, y + 0.46) - 0.86
+    distance: Array = np.maximum(outer, -cut)
+    return distance
+
+
+def _ring(half_width: float) -> Callable[[Array, Array], Array]:
+    return lambda x, y: np.abs(np.hypot(x, y) - (1.0 - half_width)) - half_width
+
+
+FORMS: dict[str, Callable[[Array, Array], Array]] = {
+    "circle": lambda x, y: np.hypot(x, y) - 0.98,
+    "square": lambda x, y: _polygon(_box(0.84), x, y, 0.03),
+    "square, rounded corners": lambda x, y: _polygon(_box(0.44), x, y, 0.43),
+    "triangle": lambda x, y: _polygon(_TRIANGLE, x, y, 0.03),
+    "diamond": lambda x, y: _polygon(_DIAMOND, x, y, 0.02),
+    "star": lambda x, y: _polygon(_star(5, 1.16, 0.5), x, y, 0.02),
+    "star, four points": lambda x, y: _polygon(_star(4, 1.16, 0.42), x, y, 0.02),
+    "star, eight points": lambda x, y: _polygon(_star(8, 1.16, 0.6), x, y, 0.02),
+    "heart": lambda x, y: _polygon(_heart(), x, y),
+    "ring": _ring(0.25),
+    "ring, thin": _ring(0.1),
+    "cross": lambda x, y: _polygon(_cross(0.34), x, y, 0.02),
+    "cross, thin": lambda x, y: _polygon(_cross(0.12), x, y, 0.02),
+    "crescent": _crescent,
+    "arrow": lambda x, y: _polygon(_ARROW, x, y, 0.02),
+    "flower": lambda x, y: _polygon(_flower(6), x, y),
+    "flower, four petals": lambda x, y: _polygon(_flower(4), x, y),
+    "teardrop": lambda x, y: _polygon(_teardrop(), x, y),
+}
+"""Every drawable form, pointing up where it points: x and y grow right and down, in units of the radius."""
+
+
+@cache
+def table(form: str) -> Image.Image:
+    """The signed distance of `form` as a float picture of CELLS x CELLS over [-REACH, REACH]²."""
+    axis = ((np.arange(CELLS, dtype=np.float32) + 0.5) / CELLS * 2 - 1) * np.float32(REACH)
+    y, x = np.meshgrid(axis, axis, indexing="ij")
+    return Image.fromarray(np.ascontiguousarray(FORMS[form](x, y), dtype=np.float32))
+
+
+@cache
+def extent(form: str) -> float:
+    """The distance from the centre to the farthest point of `form`, in radii."""
+    axis = ((np.arange(CELLS) + 0.5) / CELLS * 2 - 1) * REACH
+    y, x = np.nonzero(np.asarray(table(form)) < 0)
+    return float(np.hypot(axis[y], axis[x]).max())
+
+
+def sample(
+    form: str, width: int, height: int, x: float, y: float, radius: float, angle: float, squash: float = 1.0
+) -> Array:
+    """Signed distance in pixels [height, width] of `form` centred at (x, y) of that window.
+
+    `angle` turns clockwise; `squash` below 1 narrows the width, as of a flat thing seen from the side.
+    """
+    scale = CELLS / (2 * REACH * radius)
+    cosine, sine = math.cos(angle) * scale, math.sin(angle) * scale
+    a, b, d, e = cosine / squash, sine, -sine / squash, cosine
+    middle = CELLS / 2
+    matrix = (a, b, middle - a * x - b * y, d, e, middle - d * x - e * y)
+    window = table(form).transform(
+        (width, height), Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR, fillcolor=REACH
+    )
+    distance: Array = np.asarray(window) * np.float32(radius * min(1.0, squash * 1.4))
+    return distance

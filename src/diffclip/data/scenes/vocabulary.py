@@ -1,0 +1,175 @@
+"""The words of the built-in set: shapes, colours, sizes, textures, backgrounds, details and prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHAPES = (
+    "circle",
+    "square",
+    "triangle",
+    "diamond",
+    "star",
+    "heart",
+    "ring",
+    "cross",
+    "crescent",
+    "arrow",
+    "flower",
+    "teardrop",
+)
+
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (214, 44, 48),
+    "orange": (242, 132, 30),
+    "yellow": (250, 212, 50),
+    "green": (48, 150, 66),
+    "turquoise": (44, 196, 192),
+    "blue": (46, 92, 214),
+    "purple": (128, 62, 178),
+    "pink": (246, 138, 182),
+    "brown": (124, 76, 44),
+    "black": (36, 36, 42),
+    "white": (250, 250, 247),
+}
+
+SIZES: dict[str, float] = {"small": 0.10, "medium": 0.148, "large": 0.205}
+"""Nominal radius as a share of the picture's edge; drawn radii vary by 5 %, so the three never meet."""
+
+TEXTURES = ("plain", "striped", "dotted", "checked")
+
+DIRECTIONS = ("up", "right", "down", "left")
+
+ORIENTATIONS: dict[str, tuple[str, ...]] = {
+    "triangle": DIRECTIONS,
+    "crescent": DIRECTIONS,
+    "arrow": DIRECTIONS,
+    "teardrop": DIRECTIONS,
+    "heart": ("up", "down"),
+}
+"""Shapes that have a direction, and the directions they are drawn in."""
+
+
+@dataclass(frozen=True)
+class Background:
+    """How a background is said, and which object colours would be lost on it."""
+
+    phrases: tuple[str, ...]
+    hides: tuple[str, ...]
+
+
+BACKGROUNDS: dict[str, Background] = {
+    "paper": Background(("on paper", "on squared paper"), ("white", "yellow")),
+    "sand": Background(("on sand", "on a sandy beach"), ("yellow", "white", "orange")),
+    "grass": Background(("on grass", "on a meadow"), ("green",)),
+    "sky": Background(("in the sky", "against a cloudy sky"), ("white", "turquoise")),
+    "wood": Background(("on wood", "on a wooden table"), ("brown", "orange")),
+    "night": Background(("at night", "in the night sky"), ("black", "blue", "purple", "brown")),
+    "stone": Background(("on stone", "on a stone wall"), ()),
+}
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Something special about one object.
+
+    `before` is said before the colour and `after` behind the noun; `without` is the same two for an object
+    that lacks the detail. `hides` and `not_on` are colours and backgrounds on which it could not be seen.
+    """
+
+    shapes: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+    without: tuple[str, str] = ("", "")
+    hides: tuple[str, ...] = ()
+    not_on: tuple[str, ...] = ()
+
+
+LETTERS = ("A", "B", "C", "E", "H", "K", "L", "M", "O", "R", "S", "T", "X", "Z")
+WORDS = ("GO", "NO", "UP", "ON", "HI", "IN", "OK", "BY", "WE", "ME")
+
+FEATURES: dict[str, Detail] = {
+    "spot": Detail(
+        # a circle with a pale spot would look like a ring
+        ("square", "star", "diamond", "heart"),
+        after="with a spot in its middle",
+        without=("", "without a spot"),
+    ),
+    "face": Detail(
+        ("circle", "square", "heart"),
+        after="with a smiling face",
+        without=("", "without a face"),
+        hides=("black",),
+    ),
+    "border": Detail(
+        ("circle", "square", "heart", "diamond"),
+        after="with a thick border",
+        without=("", "without a border"),
+        hides=("black", "brown"),
+        not_on=("night",),
+    ),
+}
+STATES: dict[str, Detail] = {
+    "glowing": Detail(
+        ("circle", "star", "heart", "diamond"),
+        "glowing",
+        without=("", "that does not glow"),
+        hides=("black", "brown"),
+        not_on=("paper", "sand"),
+    ),
+    "hollow": Detail(("square", "star", "heart", "diamond"), "hollow", without=("solid", "")),
+    "half-filled": Detail(
+        ("circle", "square", "heart"), "half-filled", without=("completely filled", ""), hides=("white",)
+    ),
+    "cracked": Detail(("circle", "square", "heart", "star"), "cracked", without=("unbroken", "")),
+    "gap": Detail(("ring",), after="with a gap", without=("closed", "")),
+}
+STRUCTURES: dict[str, Detail] = {
+    "four points": Detail(("star",), after="with four points", without=("", "with five points")),
+    "eight points": Detail(("star",), after="with eight points", without=("", "with five points")),
+    "four petals": Detail(("flower",), after="with four petals", without=("", "with six petals")),
+    "rounded corners": Detail(("square",), after="with rounded corners", without=("", "with sharp corners")),
+    "thin": Detail(("ring", "cross"), "thin", without=("thick", "")),
+}
+VIEWS: dict[str, Detail] = {
+    "side": Detail(
+        ("circle", "square", "ring"), after="seen from the side", without=("", "seen from the front")
+    ),
+}
+DISTANCES: dict[str, tuple[Detail, str, float]] = {
+    "near": (Detail(SHAPES, after="seen from close up"), "large", 0.39),
+    "far": (Detail(SHAPES, after="seen from far away"), "small", 0.072),
+}
+"""Details of a lone object that set its size and radius too."""
+TEXTS: dict[str, Detail] = {
+    **{
+        f"letter {text}": Detail(("circle", "square"), after=f"with the letter {text} on it")
+        for text in LETTERS
+    },
+    **{f"word {text}": Detail(("square",), after=f"with the word {text} on it") for text in WORDS},
+}
+
+COMMON_DETAILS: dict[str, Detail] = {**FEATURES, **STATES, **STRUCTURES, **VIEWS, **TEXTS}
+"""Details that any medium or large object of a fitting shape may have."""
+DETAILS: dict[str, Detail] = COMMON_DETAILS | {name: entry[0] for name, entry in DISTANCES.items()}
+
+TEMPLATES = (
+    "a single {c}",
+    "one {c}",
+    "a picture of one {c}",
+    "a small {c}",
+    "a medium-sized {c}",
+    "a large {c}",
+    "a plain {c}",
+    "a striped {c}",
+    "a dotted {c}",
+    "a checked {c}",
+    *(f"a {colour} {{c}}" for colour in COLOURS if colour != "orange"),
+)
+"""Zero-shot prompts in the captions' wording; no article stands beside the name, so that each name fits."""
+
+
+def may_have(detail: str, shape: str, colour: str, background: str) -> bool:
+    """Whether `detail` can be seen on such an object before such a background."""
+    entry = DETAILS[detail]
+    return shape in entry.shapes and colour not in entry.hides and background not in entry.not_on

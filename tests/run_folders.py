@@ -1,0 +1,127 @@
+"""Run folders as training leaves them, with made-up but reproducible numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from diffclip.evaluation.records import Record, write_records
+
+SIZE = "v16x3x2p8-t16x2x2"
+LAYERS = {"visual": 3, "text": 2}
+DIFFERENTIAL = {
+    "CLIP": (),
+    "DiffCLIP": ("visual", "text"),
+    "DiffCLIP-dynamic": ("visual", "text"),
+    "DiffCLIP-vision": ("visual",),
+}
+ZERO_SHOT = "zero-shot; 10 classes, 2 templates averaged after normalisation; ties count against"
+RETRIEVAL = "retrieval; ties count against"
+
+
+def make_run(
+    folder: Path,
+    model: str = "DiffCLIP",
+    seed: int = 0,
+    init: str = "matched",
+    steps: int = 40,
+    level: float = 0.5,
+    evaluated: bool = True,
+) -> Path:
+    """A run of `steps` steps with two validations, and records if `evaluated`; recalls end near `level`."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng([seed, len(model), len(init)])
+    recipe = {
+        "model": model,
+        "architecture": {
+            "embed_dim": 16,
+            "vision": {"image_size": 16, "patch_size": 8, "width": 16, "layers": 3, "heads": 2},
+            "text": {"context_length": 12, "width": 16, "layers": 2, "heads": 2},
+        },
+        "init": init,
+        "seed": seed,
+        "epochs": 2,
+        "batch_size": 8,
+        "lr": 1e-3,
+        "weight_decay": 0.2,
+        "data": {"train": "sets/scenes/train", "val": "sets/scenes/val"},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    write_lines(
+        folder / "metrics.jsonl", [step_record(model, step, steps, rng) for step in range(1, steps + 1)]
+    )
+    write_lines(folder / "validation.jsonl", [_validation(epoch, steps, level) for epoch in (1, 2)])
+    if evaluated:
+        write_records(
+            folder / "results.jsonl", records(model, seed, level, str(folder / "checkpoints" / "best"), rng)
+        )
+    return folder
+
+
+def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def step_record(model: str, step: int, steps: int, rng: np.random.Generator) -> dict[str, object]:
+    share = step / steps
+    lambdas = {
+        tower: [0.8 + 0.1 * share * math.sin(layer + 1) for layer in range(count)]
+        if tower in DIFFERENTIAL[model]
+        else []
+        for tower, count in LAYERS.items()
+    }
+    return {
+        "step": step,
+        "epoch": 1 + (2 * step - 1) // (2 * steps),
+        "samples": 8 * step,
+        "loss": 2 - share + 0.01 * float(rng.standard_normal()),
+        "accuracy": 0.4 * share,
+        "lr": 1e-3 * (1 - share),
+        "logit_scale": 14.3,
+        "grad_norm": 1.5,
+        "samples_per_second": 80.0,
+        "data_wait": 0.02,
+        "lambda": lambdas,
+    }
+
+
+def records(
+    model: str, seed: int | None, level: float, weights: str, rng: np.random.Generator
+) -> list[Record]:
+    def record(task: str, metric: str, count: int, protocol: str) -> Record:
+        value = min(1.0, max(0.0, level + 0.01 * float(rng.standard_normal())))
+        half = 1.96 * math.sqrt(value * (1 - value) / count)
+        return Record(
+            model=f"{model}-{SIZE}",
+            weights=weights,
+            task=task,
+            dataset="scenes",
+            split="test",
+            metric=metric,
+            value=value,
+            count=count,
+            low=max(0.0, value - half),
+            high=min(1.0, value + half),
+            seed=seed,
+            protocol=protocol,
+        )
+
+    return [
+        record("zero-shot", "acc1", 400, ZERO_SHOT),
+        record("retrieval", "image_retrieval_recall@5", 1000, RETRIEVAL),
+        record("retrieval", "text_retrieval_recall@5", 200, RETRIEVAL),
+    ]
+
+
+def _validation(epoch: int, steps: int, level: float) -> dict[str, object]:
+    recalls = {
+        f"{direction}_retrieval_recall@{k}": level * epoch / 2
+        for direction in ("image", "text")
+        for k in (1, 5, 10)
+    }
+    step = steps * epoch // 2
+    return {"step": step, "epoch": epoch, "samples": 8 * step, **recalls, "score": level * epoch / 2}
