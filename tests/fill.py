@@ -10,6 +10,9 @@ import zlib
 import numpy as np
 import torch
 
+# arrays that are no linear map: drawn small, whatever their shape
+SMALL = ("token_embedding.weight", "pos_embed", "positional_embedding", "cls_token", "bias")
+
 
 def stream(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
@@ -25,10 +28,9 @@ def weight(seed: int, name: str, shape: list[int]) -> torch.Tensor:
         scale = np.float32(0.1)
     elif name.endswith("weight") and len(shape) == 1:
         scale, centre = np.float32(0.1), np.float32(1)
-    elif len(shape) > 1 and name != "token_embedding.weight" and not name.endswith(("pos_embed", "bias")):
-        if not name.endswith(("positional_embedding", "cls_token")):
-            fan_in = shape[0] if name.endswith("_projection") else int(np.prod(shape[1:]))
-            scale = np.float32(fan_in**-0.5)
+    elif len(shape) > 1 and not name.endswith(SMALL):
+        fan_in = shape[0] if name.endswith("_projection") else int(np.prod(shape[1:]))
+        scale = np.float32(fan_in**-0.5)
     return torch.from_numpy(np.asarray(centre + scale * draw, dtype=np.float32))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import fill
@@ -16,13 +17,14 @@ from diffclip.config import named_config, variant_config
 from diffclip.published import to_published
 
 OWN = Path(__file__).parent / "golden"
+OWN_SEED = 5
 TINY = {
     "embed_dim": 48,
     "vision": {"image_size": 32, "patch_size": 8, "width": 64, "layers": 3, "heads": 4},
     "text": {"vocab_size": 512, "width": 64, "layers": 3, "heads": 4},
 }
-# golden name → (variant, config, seed, batch, shapes file)
-MODELS = {
+# golden name → (variant, named config, seed, batch, shapes file)
+PUBLISHED = {
     "clip_tiny": ("CLIP", None, 1, 4, "clip_tiny"),
     "diffclip_tiny": ("DiffCLIP", None, 1, 4, "diffclip_tiny"),
     "diffclip_tiny_star": ("DiffCLIP-dynamic", None, 1, 4, "diffclip_tiny"),
@@ -30,19 +32,23 @@ MODELS = {
     "clip_vitb16": ("CLIP", "CLIP-ViT-B-16", 2, 2, "clip_vitb16"),
     "diffclip_vitb16": ("DiffCLIP", "DiffCLIP-ViT-B-16", 2, 2, "diffclip_vitb16"),
 }
+OURS = {name: (*PUBLISHED[name][:2], OWN_SEED, *PUBLISHED[name][3:]) for name in PUBLISHED if "tiny" in name}
+Case = tuple[str, str | None, int, int, str]
 
 
-def compute(name: str, backend: str, folder: Path, scratch: Path) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def compute(
+    case: Case, backend: str, folder: Path, scratch: Path
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Embeddings, logit scale, loss, and gradient norms under the published names.
 
     The model starts with `init="matched"`, and takes the published epsilon by reading a published file.
     """
-    variant, named, seed, batch, shapes_file = MODELS[name]
+    variant, named, seed, batch, shapes_file = case
     config = named_config(named) if named else variant_config(variant, TINY)
     shapes = json.loads((folder / f"{shapes_file}.shapes.json").read_text())
     state = {f"module.{key}": fill.weight(seed, key, shape) for key, shape in shapes.items()}
     model = diffclip.CLIP(config, attention_backend=backend, seed=0)
-    file = scratch / f"{name}.pt"
+    file = scratch / "weights.pt"
     torch.save({"state_dict": state}, file)
     diffclip.load_weights(model, file)
 
@@ -65,8 +71,8 @@ def compute(name: str, backend: str, folder: Path, scratch: Path) -> tuple[dict[
     )
 
 
-def check(name: str, backend: str, folder: Path, scratch: Path) -> None:
-    values, norms = compute(name, backend, folder, scratch)
+def check(name: str, case: Case, backend: str, folder: Path, scratch: Path) -> None:
+    values, norms = compute(case, backend, folder, scratch)
     expected = np.load(folder / f"{name}.npz")
     for key, value in values.items():
         tolerance = 1e-5 * max(1.0, float(np.abs(expected[key]).max()))
@@ -77,7 +83,38 @@ def check(name: str, backend: str, folder: Path, scratch: Path) -> None:
         assert abs(norm - expected_norms[key]) <= max(1e-4 * abs(expected_norms[key]), 1e-6), key
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_agrees_with_the_published_implementations(
+    name: str, backend: str, shared: Path, tmp_path: Path
+) -> None:
+    check(name, PUBLISHED[name], backend, shared / "golden", tmp_path)
+
+
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "auto"])
-@pytest.mark.parametrize("name", MODELS)
-def test_agrees_with_the_published_implementations(name: str, backend: str, shared: Path, tmp_path: Path) -> None:
-    check(name, backend, shared / "golden", tmp_path)
+@pytest.mark.parametrize("name", OURS)
+def test_agrees_with_our_own_values(name: str, backend: str, tmp_path: Path) -> None:
+    check(name, OURS[name], backend, OWN, tmp_path)
+
+
+def test_a_wrong_factor_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffclip.attention.module.HEAD_NORM_EPS", 1e-3)
+    with pytest.raises(AssertionError):
+        check("diffclip_tiny", OURS["diffclip_tiny"], "eager", OWN, tmp_path)
+
+
+def write_own_values() -> None:
+    """Make `tests/golden` anew, with the eager backend; only after the published values agree."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, case in OURS.items():
+            config = variant_config(case[0], TINY)
+            published = to_published(diffclip.CLIP(config, seed=0).state_dict(), config)
+            shapes = {key: list(tensor.shape) for key, tensor in published.items()}
+            (OWN / f"{case[4]}.shapes.json").write_text(json.dumps(shapes, indent=0) + "\n")
+            values, norms = compute(case, "eager", OWN, Path(scratch))
+            np.savez(OWN / f"{name}.npz", **values)
+            (OWN / f"{name}.grad_norms.json").write_text(json.dumps(norms, indent=0) + "\n")
+
+
+if __name__ == "__main__":
+    write_own_values()

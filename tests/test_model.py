@@ -77,7 +77,9 @@ def test_text_after_the_end_changes_nothing() -> None:
     changed = tokens.clone()
     changed[:, 12:] = 7
     torch.testing.assert_close(model.encode_text(changed), model.encode_text(tokens))
-    torch.testing.assert_close(model.encode_text(tokens[:, :11]), model.encode_text(tokens), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        model.encode_text(tokens[:, :11]), model.encode_text(tokens), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -104,7 +106,9 @@ def test_lambda_is_float32_under_autocast() -> None:
 def test_dynamic_lambda_counts_layers_from_zero_in_each_tower() -> None:
     model = CLIP(tiny("DiffCLIP-dynamic"), seed=0)
     for layers in model.attention_layers().values():
-        assert [layer.lambda_init for layer in layers] == pytest.approx([0.2, 0.8 - 0.6 * 2.718281828459045**-0.3])
+        assert [layer.lambda_init for layer in layers] == pytest.approx(
+            [0.2, 0.8 - 0.6 * 2.718281828459045**-0.3]
+        )
     assert {tower: len(lam) for tower, lam in CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas().items()} == {
         "visual": 2,
         "text": 0,
@@ -159,7 +163,10 @@ def test_seeds_decide_the_start() -> None:
     ("build", "words"),
     [
         (lambda: diffclip.create_model("DifCLIP-ViT-B-16"), "did you mean 'DiffCLIP-ViT-B-16'"),
-        (lambda: diffclip.create_model("CLIP-ViT-B-16", image_size=230), "230 is not a multiple of patch_size 16"),
+        (
+            lambda: diffclip.create_model("CLIP-ViT-B-16", image_size=230),
+            "230 is not a multiple of patch_size 16",
+        ),
         (lambda: variant_config("DiffCLIP", {"vision": {"heads": 3}}), "heads 3 is odd"),
         (lambda: variant_config("CLIP", {"text": {"width": 100, "heads": 8}}), "not a multiple of heads 8"),
         (lambda: CLIP(tiny(), init="matchd"), "did you mean 'matched'"),
@@ -176,7 +183,9 @@ def test_bad_requests_are_named(build, words: str) -> None:
 def test_a_config_of_ones_own_needs_no_name() -> None:
     config = CLIPConfig(
         embed_dim=48,
-        vision=VisionConfig(image_size=32, patch_size=8, width=64, layers=3, heads=4, attention="differential"),
+        vision=VisionConfig(
+            image_size=32, patch_size=8, width=64, layers=3, heads=4, attention="differential"
+        ),
         text=TextConfig(context_length=77, vocab_size=512, width=64, layers=3, heads=4, attention="softmax"),
         lambda_init=0.8,
     )

@@ -46,7 +46,10 @@ def published_file(model: CLIP, file: Path) -> Path:
         {
             "epoch": 39,
             "state_dict": {f"module.{name}": tensor for name, tensor in state.items()},
-            "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": np.float64(5e-4)}]},
+            "optimizer": {
+                "state": {0: {"step": torch.tensor(3.0)}},
+                "param_groups": [{"lr": np.float64(5e-4)}],
+            },
             "scaler": {"scale": 65536.0},
             "best_acc1": np.float32(31.8),
             "count": np.int64(7),
@@ -118,7 +121,9 @@ class Evil:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_pickle_that_tries_to_run_code_is_refused_and_does_not(legacy: bool, tmp_path: Path, monkeypatch) -> None:
+def test_a_pickle_that_tries_to_run_code_is_refused_and_does_not(
+    legacy: bool, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     contents = {"state_dict": {"module.x": torch.zeros(1)}, "args": Evil()}
     torch.save(contents, tmp_path / "evil.pt", _use_new_zipfile_serialization=not legacy)
@@ -137,7 +142,12 @@ def test_saved_folder_keeps_everything(tmp_path: Path) -> None:
     diffclip.save_weights(model, tmp_path / "saved")
     assert {file.name for file in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert config["preprocess"] == {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic", "resize": 40}
+    assert config["preprocess"] == {
+        "mean": [0.1, 0.2, 0.3],
+        "std": [1, 1, 1],
+        "interpolation": "bicubic",
+        "resize": 40,
+    }
     assert config["tokenizer"] == "openclip"
     loaded, transform, _ = diffclip.load(tmp_path / "saved")
     assert same(loaded, model)
@@ -177,7 +187,9 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
     model = CLIP(named_config("DiffCLIP-dynamic-ViT-Ti-16"), seed=0)
     published_file(model, tmp_path / "c.pt")
     assert diffclip.load(tmp_path / "c.pt")[0].config.lambda_init == 0.8
-    loaded, preprocess, _ = diffclip.load(tmp_path / "c.pt", model="DiffCLIP-dynamic-ViT-Ti-16", image_size=64)
+    loaded, preprocess, _ = diffclip.load(
+        tmp_path / "c.pt", model="DiffCLIP-dynamic-ViT-Ti-16", image_size=64
+    )
     assert loaded.config.lambda_init == "dynamic"
     assert loaded.visual.pos_embed.shape[1] == 17
     assert preprocess.image_size == 64
@@ -237,10 +249,18 @@ def cut(file: Path, share: float) -> Path:
     [
         (lambda d: d / "absent.pt", "does not exist"),
         (lambda d: (d / "empty.pt").touch() or d / "empty.pt", "is empty"),
-        (lambda d: d.joinpath("folder").mkdir() or d / "folder", "neither model.safetensors nor checkpoint_best.pt"),
+        (
+            lambda d: d.joinpath("folder").mkdir() or d / "folder",
+            "neither model.safetensors nor checkpoint_best.pt",
+        ),
         (lambda d: cut(published_file(tiny(), d / "cut.pt"), 0.6), "cut.pt"),
         (lambda d: d.joinpath("text.pt").write_text("hello") and d / "text.pt", "text.pt"),
-        (lambda d: d.joinpath("a.safetensors").write_text("hello there, no header") and d / "a.safetensors", "safetensors"),
+        (
+            lambda d: (
+                d.joinpath("a.safetensors").write_text("hello there, no header") and d / "a.safetensors"
+            ),
+            "safetensors",
+        ),
         (lambda d: torch.save([1, 2], d / "list.pt") or d / "list.pt", "no state_dict"),
         (lambda d: torch.save({"a": 1}, d / "dict.pt") or d / "dict.pt", "not all tensors"),
     ],

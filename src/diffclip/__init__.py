@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from diffclip.weights import load_weights as load_weights
     from diffclip.weights import save_weights as save_weights
 
-__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,9 @@ class _Config(BaseModel):
 class _TowerConfig(_Config):
     width: int = Field(gt=0)
     layers: int = Field(gt=0)
-    heads: int = Field(gt=0, description="query heads; a differential layer pairs them, so the number is even")
+    heads: int = Field(
+        gt=0, description="query heads; a differential layer pairs them, so the number is even"
+    )
     mlp_ratio: float = Field(default=4.0, gt=0)
     attention: AttentionKind = "softmax"
 
@@ -36,7 +38,9 @@ class _TowerConfig(_Config):
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.attention == "differential" and self.heads % 2:
-            raise ValueError(f"heads {self.heads} is odd: differential attention pairs heads, use an even number")
+            raise ValueError(
+                f"heads {self.heads} is odd: differential attention pairs heads, use an even number"
+            )
         return self
 
 
@@ -59,7 +63,9 @@ class VisionConfig(_TowerConfig):
     @model_validator(mode="after")
     def _check_patches(self) -> VisionConfig:
         if self.image_size % self.patch_size:
-            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+            raise ValueError(
+                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
+            )
         return self
 
 
@@ -74,7 +80,7 @@ class TextConfig(_TowerConfig):
 
 
 class PreprocessConfig(_Config):
-    """How a picture becomes the model's input: shorter edge to `resize` (None: the image size), centre crop, statistics."""
+    """How a picture becomes the model's input: shorter edge to `resize` (None: image size), centre crop, statistics."""
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
@@ -176,7 +182,11 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
         name.removesuffix(f"-{size}"),
         {
             "embed_dim": embed_dim,
-            "vision": {"image_size": image_size or 224, "patch_size": patch, **dict(zip(keys, vision, strict=True))},
+            "vision": {
+                "image_size": image_size or 224,
+                "patch_size": patch,
+                **dict(zip(keys, vision, strict=True)),
+            },
             "text": dict(zip(keys, text, strict=True)),
         },
     )
@@ -200,7 +210,9 @@ def name_of(config: CLIPConfig) -> str:
             getattr(named.vision, key) == getattr(config.vision, key)
             for key in ("patch_size", "width", "layers", "heads")
         )
-        same_text = all(getattr(named.text, key) == getattr(config.text, key) for key in ("width", "layers", "heads"))
+        same_text = all(
+            getattr(named.text, key) == getattr(config.text, key) for key in ("width", "layers", "heads")
+        )
         if same_vision and same_text and named.embed_dim == config.embed_dim:
             return f"{variant}-{size}"
     vision, text = config.vision, config.text

@@ -28,7 +28,7 @@ MODELS = ("CLIP", "DiffCLIP")
 RECIPE = "scenes_demo"
 # task → the set's folder within the scenes
 TASKS = {"retrieval": "captions", "zero-shot": "shapes"}
-_PICTURES = {"train": 6000, "val": 500, "test": 1000}
+_TRAIN, _VAL, _TEST = 6000, 500, 1000
 _EXAMPLES, _ATTENTION_PICTURES = 4, 6
 
 
@@ -39,8 +39,10 @@ def run_demo(folder: Path, say: Callable[[str], None]) -> Path:
         InputError: the folder holds something else, or the disk is full.
     """
     scenes = folder / "scenes"
-    drawn = write_scenes(scenes, size=64, seed=0, **_PICTURES)
-    say(f"scenes: {'drawn in' if drawn else 'reusing'} {scenes} ({sum(_PICTURES.values()):,} captioned pictures)")
+    drawn = write_scenes(scenes, size=64, train=_TRAIN, val=_VAL, test=_TEST, seed=0, workers=2)
+    say(
+        f"scenes: {'drawn in' if drawn else 'reusing'} {scenes} ({_TRAIN + _VAL + _TEST:,} captioned pictures)"
+    )
 
     runs = [_train(folder, scenes, model, say) for model in MODELS]
     records = [record for run in runs for record in _evaluate(run, scenes, say)]

@@ -24,7 +24,9 @@ def disk_errors(target: Path) -> Iterator[None]:
                 f"no space left on device while writing {target}: free some space or choose another place"
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise InputError(f"cannot write {target}: {os.strerror(error.errno)}; choose another place") from error
+            raise InputError(
+                f"cannot write {target}: {os.strerror(error.errno)}; choose another place"
+            ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
             raise InputError(f"cannot write {target}: a file or folder of that name is in the way") from error
         raise

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from PIL import Image
-from torch import Tensor
-
 from diffclip.config import CLIPConfig, name_of, named_config
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform, eval_transform
 from diffclip.errors import InputError
 from diffclip.model import CLIP
 from diffclip.published import infer_config
@@ -18,12 +14,10 @@ from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, load_wei
 
 HUB_PREFIX = "hf-hub:"
 
-Preprocess = Callable[[Image.Image], Tensor]
-
 
 def load(
     source: str | Path, model: str | None = None, image_size: int | None = None
-) -> tuple[CLIP, Preprocess, Tokenizer]:
+) -> tuple[CLIP, EvalTransform, Tokenizer]:
     """A model in evaluation mode on the CPU, its `preprocess` (PIL picture to [3, S, S]) and its tokenizer.
 
     Args:
@@ -73,5 +67,7 @@ def fetch(source: str) -> Path:
             file = hf_hub_download(repository, PUBLISHED_FILE)
     except Exception as error:  # the hub's client raises many kinds, and each means that there is no model
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{source} cannot be fetched ({first[:150]}): check the name and the connection") from None
+        raise InputError(
+            f"{source} cannot be fetched ({first[:150]}): check the name and the connection"
+        ) from None
     return Path(file).parent

@@ -60,14 +60,16 @@ class CLIP(nn.Module):
         """The attention layers in order of depth, by tower: "visual" and "text"."""
         return {
             "visual": [block.attn for block in self.visual.blocks],
-            "text": [block.attn for block in self.transformer.resblocks],  # type: ignore[misc]
+            "text": [block.attn for block in self.transformer.resblocks],
         }
 
     def lambdas(self) -> dict[str, Tensor]:
         """λ of each differential layer by tower, as detached float32 [layers]; a plain tower has none, [0]."""
         with torch.no_grad():
             return {
-                tower: torch.stack([layer.current_lambda() for layer in layers if isinstance(layer, DifferentialAttention)])
+                tower: torch.stack(
+                    [layer.current_lambda() for layer in layers if isinstance(layer, DifferentialAttention)]
+                )
                 if isinstance(layers[0], DifferentialAttention)
                 else torch.empty(0)
                 for tower, layers in self.attention_layers().items()
@@ -106,6 +108,9 @@ class CLIP(nn.Module):
         if image_size < patch or image_size % patch:
             raise InputError(f"image_size {image_size} is not a multiple of patch_size {patch}")
         self.visual.set_input_size(img_size=(image_size, image_size))
+        preprocess = self.config.preprocess
+        if preprocess.resize is not None:  # the margin around the crop keeps its share
+            preprocess.resize = round(preprocess.resize * image_size / self.config.vision.image_size)
         self.config.vision.image_size = image_size
 
     def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:

@@ -59,7 +59,11 @@ def read_pickle(path: Path) -> Any:
                 f"{path} wants to run {asked.group(1)} while it is read: refused, since weights must not run code; "
                 "ask its author for safetensors"
             ) from None
-        raise InputError(f"{path} is not a file that torch.save wrote, or is damaged: fetch it again") from None
+        raise InputError(
+            f"{path} is not a file that torch.save wrote, or is damaged: fetch it again"
+        ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, UnicodeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} cannot be read ({first[:120]}): it may be cut short, fetch it again") from None
+        raise InputError(
+            f"{path} cannot be read ({first[:120]}): it may be cut short, fetch it again"
+        ) from None

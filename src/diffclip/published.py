@@ -85,12 +85,17 @@ def infer_config(state: State) -> CLIPConfig:
         }
         embed_dim = state["image_projection"].shape[1]
     except (KeyError, ValueError, IndexError) as error:
-        raise InputError(f"these are not the weights of a CLIP with two transformers: no usable {error}") from None
+        raise InputError(
+            f"these are not the weights of a CLIP with two transformers: no usable {error}"
+        ) from None
     for name in MODEL_NAMES:
         named = named_config(name)
         for key, tower in towers.items():
             of_named = getattr(named, key)
-            if tower["heads"] is None and (tower["width"], tower["layers"]) == (of_named.width, of_named.layers):
+            if tower["heads"] is None and (tower["width"], tower["layers"]) == (
+                of_named.width,
+                of_named.layers,
+            ):
                 tower["heads"] = of_named.heads
     for key, tower in towers.items():
         if tower["heads"] is None:

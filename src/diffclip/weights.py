@@ -6,7 +6,9 @@ A saved folder holds `config.json` (the model's configuration with its picture a
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,9 +42,13 @@ def find_weights(path: str | Path) -> Path:
         for name in (WEIGHTS_FILE, PUBLISHED_FILE):
             if (path / name).is_file():
                 return find_weights(path / name)
-        raise InputError(f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved model's folder")
+        raise InputError(
+            f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved model's folder"
+        )
     if not path.exists():
-        raise InputError(f"{path} does not exist: give a saved folder, a .safetensors or a published .pt file")
+        raise InputError(
+            f"{path} does not exist: give a saved folder, a .safetensors or a published .pt file"
+        )
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty: fetch it again")
     return path
@@ -136,7 +142,9 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
     except InputError as error:
         hint = str(error)
     listed = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in faults.items() if names)
-    raise InputError(f"{source} holds weights for another model than {name_of(model.config)}: {listed}; {hint}")
+    raise InputError(
+        f"{source} holds weights for another model than {name_of(model.config)}: {listed}; {hint}"
+    )
 
 
 def _some(names: list[str], most: int = 4) -> str:
@@ -173,20 +181,24 @@ def save_published(model: CLIP, file: str | Path) -> None:
 
 def save_torch(contents: object, file: Path) -> None:
     """`torch.save`, with a full disk told as the OSError that it is."""
-    try:
-        torch.save(contents, file)
-    except RuntimeError as error:
-        raise as_disk_error(error) from error
+    # torch keeps a file that it opened itself open when writing fails; ours is closed
+    with file.open("wb", buffering=0) as handle:
+        try:
+            torch.save(contents, handle)
+        except RuntimeError as error:
+            raise as_disk_error(error) from error
 
 
 def as_disk_error(error: Exception) -> Exception:
-    """The writers of torch and safetensors hide the system's error in their text; give it its number again."""
-    import errno
-    import re
-
+    """The writers of torch and safetensors hide the system's error behind their own; this brings it out again."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
     text = str(error)
     if match := re.search(r"os error (\d+)", text):
         return OSError(int(match.group(1)), text)
-    if "PytorchStreamWriter" in text or "file write failed" in text or "No space left" in text:
+    if "PytorchStreamWriter" in text or "unexpected pos" in text:
         return OSError(errno.ENOSPC, text)
     return error

@@ -12,7 +12,9 @@ from diffclip import InputError, differential_attention
 from diffclip.attention import BACKENDS, DifferentialAttention, SoftmaxAttention, softmax_attention
 
 
-def inputs(batch: int, heads: int, tokens: int, d: int, e: int, seed: int = 0, dtype=torch.float32) -> list[Tensor]:
+def inputs(
+    batch: int, heads: int, tokens: int, d: int, e: int, seed: int = 0, dtype=torch.float32
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(batch, 2 * heads, tokens, d), (batch, 2 * heads, tokens, d), (batch, heads, tokens, e)]
     return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
@@ -38,7 +40,9 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, lam: float, causal: bool) -> np.nda
 
 @pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("tokens", "d", "e"), [(1, 8, 16), (7, 8, 16), (33, 16, 16), (600, 8, 16), (600, 16, 8)])
+@pytest.mark.parametrize(
+    ("tokens", "d", "e"), [(1, 8, 16), (7, 8, 16), (33, 16, 16), (600, 8, 16), (600, 16, 8)]
+)
 def test_is_the_formula(backend: str, causal: bool, tokens: int, d: int, e: int) -> None:
     q, k, v = inputs(2, 3, tokens, d, e)
     out = differential_attention(q, k, v, 0.7, causal=causal, backend=backend)
@@ -70,7 +74,9 @@ def test_lambda_may_be_a_number_a_scalar_by_head_or_by_token(backend: str) -> No
     by_head = torch.tensor([0.1, 0.5, 0.9], requires_grad=True)
     out = differential_attention(q, k, v, by_head, backend=backend)
     for head, lam in enumerate((0.1, 0.5, 0.9)):
-        torch.testing.assert_close(out[:, head], differential_attention(q, k, v, lam, backend=backend)[:, head])
+        torch.testing.assert_close(
+            out[:, head], differential_attention(q, k, v, lam, backend=backend)[:, head]
+        )
     out.sum().backward()
     assert by_head.grad is not None
     assert (by_head.grad != 0).all()
@@ -81,7 +87,9 @@ def test_head_norm_and_factor_follow_the_difference(backend: str) -> None:
     q, k, v = inputs(1, 2, 6, 4, 8)
     gain = torch.linspace(0.5, 2, 8)
     plain = differential_attention(q, k, v, 0.8, backend=backend)
-    normed = differential_attention(q, k, v, 0.8, backend=backend, norm_weight=gain, norm_eps=1e-5, out_scale=0.2)
+    normed = differential_attention(
+        q, k, v, 0.8, backend=backend, norm_weight=gain, norm_eps=1e-5, out_scale=0.2
+    )
     rms = (plain.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(normed, plain / rms * gain * 0.2)
 
@@ -136,7 +144,10 @@ def test_layer_agrees_with_timm(backend: str, causal: bool) -> None:
     layer.backend = backend
     names = {"sub_norm": "diff_norm", "proj": "out_proj"}
     layer.load_state_dict(
-        {".".join(names.get(part, part) for part in key.split(".")): t for key, t in oracle.state_dict().items()}
+        {
+            ".".join(names.get(part, part) for part in key.split(".")): t
+            for key, t in oracle.state_dict().items()
+        }
     )
     x = torch.randn(2, 19, 64)
     expected = oracle(x, is_causal=causal)
@@ -153,7 +164,9 @@ def test_plain_layer_is_torchs_multi_head_attention(backend: str) -> None:
     layer.load_state_dict({key.replace("in_proj_", "qkv."): tensor for key, tensor in state.items()})
     x = torch.randn(2, 7, 32)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(7)
-    torch.testing.assert_close(layer(x, is_causal=True), oracle(x, x, x, attn_mask=mask)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        layer(x, is_causal=True), oracle(x, x, x, attn_mask=mask)[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_maps_are_those_that_forward_uses() -> None:

@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from diffclip.cli.report import report
 from diffclip.errors import InputError
+from diffclip.evaluation.records import read_records
 
 app = typer.Typer()
 app.command()(report)
@@ -73,6 +74,12 @@ def test_a_folder_with_nothing_to_report_is_named(tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_records_without_a_run_cannot_be_condensed(runs, tmp_path):
-    with pytest.raises(InputError, match="no runs to save"):
-        call(runs / "CLIP" / "results.jsonl", "--save", tmp_path / "saved")
+def test_results_files_are_kept_beside_the_runs(runs, tmp_path):
+    results = runs / "CLIP" / "results.jsonl"
+    more = tmp_path / "more.jsonl"
+    more.write_text(results.read_text().replace("scenes", "other"))
+    results.unlink()
+    call(runs, more, "--save", tmp_path / "saved")
+    saved = read_records(tmp_path / "saved" / "records.jsonl")
+    assert [record.dataset for record in saved] == ["scenes"] * 3 + ["other"] * 3
+    assert {record.weights for record in saved} == {"CLIP/checkpoints/best", "DiffCLIP/checkpoints/best"}

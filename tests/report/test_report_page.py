@@ -12,7 +12,7 @@ from diffclip.report.pictures import caption_examples_figure, retrieval_examples
 from diffclip.report.runs import read_run
 from diffclip.report.style import png_of
 
-VOID = {"meta", "img", "source", "br", "line", "circle", "link"}
+VOID = {"meta", "img", "source"}
 PICTURES = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3), dtype=np.uint8)
 
 

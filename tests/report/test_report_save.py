@@ -63,10 +63,20 @@ def test_paths_of_this_machine_are_not_saved(tmp_path, monkeypatch):
     assert read_run("saved/run").recipe["data"] == {"train": ["sets/a.tar"], "val": "sets/val"}
 
 
+def test_records_of_no_run_keep_their_weights_but_not_this_machines_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = read_run(make_run(tmp_path / "run")).records
+    save_results([], "saved", [*records, records[0].model_copy(update={"weights": "hf-hub:some/model"})])
+    assert [record.weights for record in read_records("saved/records.jsonl")] == [
+        *["run/checkpoints/best"] * 3,
+        "hf-hub:some/model",
+    ]
+
+
 def test_runs_of_one_name_and_no_runs_are_refused(tmp_path):
     folders = [make_run(tmp_path / side / "run") for side in ("a", "b")]
     with pytest.raises(InputError, match="two runs are called 'run'"):
         save_results(folders, tmp_path / "saved")
-    with pytest.raises(InputError, match="no runs"):
+    with pytest.raises(InputError, match="nothing to save"):
         save_results([], tmp_path / "saved")
     assert not (tmp_path / "saved").exists()

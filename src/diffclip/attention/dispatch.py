@@ -16,8 +16,9 @@ from diffclip.errors import InputError, unknown
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa}
 
-# On a CPU one product with V beats two fused calls while the maps are small: see benchmarks/attention_cpu.py.
-_CPU_EAGER_UP_TO_TOKENS = 256
+# On a CPU the maps are cheap while rows are short, and fused calls are not (in bfloat16 least of all): up to so
+# many tokens `auto` makes the maps there. See benchmarks/attention.py.
+_CPU_EAGER_UP_TO_TOKENS = {"softmax": 128, "differential": 256}
 
 
 def check_backend(name: str) -> str:
@@ -37,8 +38,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, bac
     Raises:
         InputError: unknown backend.
     """
-    chosen = BACKENDS["sdpa" if check_backend(backend) == "auto" else backend]
-    out: Tensor = chosen.softmax(q, k, v, causal)
+    out: Tensor = _choose(backend, "softmax", q).softmax(q, k, v, causal)
     return out
 
 
@@ -73,22 +73,32 @@ def differential_attention(
     """
     _check_shapes(q, k, v, norm_weight)
     batch, heads, tokens, value_dim = v.shape
-    if check_backend(backend) == "auto":
-        small = q.device.type == "cpu" and tokens <= _CPU_EAGER_UP_TO_TOKENS
-        backend = "eager" if small else "sdpa"
     lam = per_head(lam, batch, heads, tokens, q.device)
-    out: Tensor = BACKENDS[backend].differential(q, k, v, lam, causal).float()
+    out: Tensor = _choose(backend, "differential", q).differential(q, k, v, lam, causal).float()
     if norm_weight is not None:
         out = F.rms_norm(out, (value_dim,), norm_weight.float(), norm_eps)
     return (out * out_scale if out_scale != 1.0 else out).to(v.dtype)
 
 
+def _choose(backend: str, kind: str, q: Tensor) -> ModuleType:
+    if check_backend(backend) == "auto":
+        short = q.device.type == "cpu" and q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS[kind]
+        backend = "eager" if short else "sdpa"
+    return BACKENDS[backend]
+
+
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor | None) -> None:
     if not q.ndim == k.ndim == v.ndim == 4 or q.shape != k.shape:
-        raise InputError(f"q {list(q.shape)} and k {list(k.shape)} must both be [B, 2·H, N, d], and v [B, H, N, e]")
+        raise InputError(
+            f"q {list(q.shape)} and k {list(k.shape)} must both be [B, 2·H, N, d], and v [B, H, N, e]"
+        )
     if q.shape[1] % 2:
         raise InputError(f"q has {q.shape[1]} heads: differential attention pairs heads, give an even number")
     if v.shape[:3] != (q.shape[0], q.shape[1] // 2, q.shape[2]):
-        raise InputError(f"v is {list(v.shape)} where q is {list(q.shape)}: v must be [B, H, N, e] for q [B, 2·H, N, d]")
+        raise InputError(
+            f"v is {list(v.shape)} where q is {list(q.shape)}: v must be [B, H, N, e] for q [B, 2·H, N, d]"
+        )
     if norm_weight is not None and norm_weight.shape != v.shape[3:]:
-        raise InputError(f"norm_weight has shape {list(norm_weight.shape)}: it must be [{v.shape[3]}], v's last size")
+        raise InputError(
+            f"norm_weight has shape {list(norm_weight.shape)}: it must be [{v.shape[3]}], v's last size"
+        )

@@ -15,7 +15,8 @@ def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(future, float("-inf"))
-    return scores.softmax(dim=-1, dtype=torch.float32)
+    maps: Tensor = scores.softmax(dim=-1, dtype=torch.float32)
+    return maps
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

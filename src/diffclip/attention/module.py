@@ -105,16 +105,23 @@ class DifferentialAttention(_SelfAttention):
     def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
         super().__init__(dim, num_heads, device=device, **rest)
         if num_heads % 2:
-            raise InputError(f"heads {num_heads} is odd: differential attention pairs heads, use an even number")
+            raise InputError(
+                f"heads {num_heads} is odd: differential attention pairs heads, use an even number"
+            )
         self.lambda_init = lambda_init_of_layer(0.8, 0)
-        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            start = torch.empty(self.head_dim, device=device, dtype=torch.float32)
-            self.register_parameter(name, nn.Parameter(nn.init.normal_(start, std=0.1)))
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
+            nn.Parameter(
+                nn.init.normal_(torch.empty(self.head_dim, device=device, dtype=torch.float32), std=0.1)
+            )
+            for _ in range(4)
+        )
         self.diff_norm = HeadNorm(2 * self.head_dim, device=device)
 
     def current_lambda(self) -> Tensor:
         """λ of this layer now: 0-dim, float32, with gradients."""
-        return reparameterised(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init)
+        return reparameterised(
+            self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init
+        )
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         q, k, v = self._split(x, self.num_heads // 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-# Shorter rows than this are quicker through the fallback than padded: see benchmarks/attention_cpu.py.
+# Shorter rows than this are quicker through the fallback than padded: see benchmarks/attention.py.
 PAD_FROM_TOKENS = 512
 
 
@@ -25,7 +25,9 @@ def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> 
     if q.device.type == "cpu" and q.shape[-2] >= PAD_FROM_TOKENS and missing:
         q, k, v = (F.pad(t, (0, max(m, 0))) for t, m in ((q, missing), (k, missing), (v, -missing)))
     first, second = (
-        F.scaled_dot_product_attention(q[:, i::2], k[:, i::2], v, is_causal=causal, scale=scale)[..., :value_dim]
+        F.scaled_dot_product_attention(q[:, i::2], k[:, i::2], v, is_causal=causal, scale=scale)[
+            ..., :value_dim
+        ]
         for i in (0, 1)
     )
     return first.float() - lam * second.float()

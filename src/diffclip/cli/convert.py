@@ -11,7 +11,9 @@ from diffclip.cli.loading import find_model
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A run or saved folder, a published file, or hf-hub:OWNER/NAME.")],
+    source: Annotated[
+        str, typer.Argument(help="A run or saved folder, a published file, or hf-hub:OWNER/NAME.")
+    ],
     target: Annotated[Path, typer.Argument(help="NAME.pt for the published layout, else a folder.")],
     model_name: Annotated[
         str | None, typer.Option(help="What a published file holds, if it cannot tell (DiffCLIP-dynamic-…).")
@@ -30,9 +32,13 @@ def convert(
 
     found = find_model(source)
     if found is None:
-        raise InputError(f"{source} is a model's name, which has no weights to convert: give a folder or a file")
+        raise InputError(
+            f"{source} is a model's name, which has no weights to convert: give a folder or a file"
+        )
     if target.suffix == ".safetensors":
-        raise InputError(f"{target}: give a folder (it gets model.safetensors and config.json), or a .pt file")
+        raise InputError(
+            f"{target}: give a folder (it gets model.safetensors and config.json), or a .pt file"
+        )
     model, _, _ = load(found, model=model_name)
     if target.suffix in (".pt", ".pth"):
         save_published(model, target)

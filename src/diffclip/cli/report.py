@@ -55,7 +55,7 @@ def report(
     if save is not None:
         from diffclip.report.save import save_results
 
-        typer.echo(f"wrote {save_results([run.folder for run in runs], save)}")
+        typer.echo(f"wrote {save_results([run.folder for run in runs], save, records)}")
     if output is not None:
         from diffclip.report.page import write_report
 

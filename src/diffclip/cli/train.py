@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's YAML file, or the name of one that comes with the package.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's YAML file, or the name of one that comes with the package.")
+    ],
     changes: Annotated[
         list[str] | None, typer.Argument(help="Changes to the recipe.", metavar="[KEY=VALUE]...")
     ] = None,
@@ -44,6 +46,11 @@ def train_and_report(recipe: Recipe, run: Path, resume: bool) -> Outcome:
     if outcome.skipped:
         named = "; ".join(f"{fault.name}: {fault.reason}" for fault in list(outcome.skipped.values())[:5])
         more = f"; and {len(outcome.skipped) - 5} more" if len(outcome.skipped) > 5 else ""
-        print(f"diffclip: skipped {len(outcome.skipped)} broken samples or shards: {named}{more}", file=sys.stderr)
-    print(f"{run}: {outcome.progress.step} steps, {outcome.progress.samples} samples; see {run / 'report.html'}")
+        print(
+            f"diffclip: skipped {len(outcome.skipped)} broken samples or shards: {named}{more}",
+            file=sys.stderr,
+        )
+    print(
+        f"{run}: {outcome.progress.step} steps, {outcome.progress.samples} samples; see {run / 'report.html'}"
+    )
     return outcome

@@ -59,7 +59,8 @@ def _run_zero_shot(setting: Setting) -> list[Score]:
 
 def _describe_zero_shot(data: EvaluationSet) -> str:
     count = len(data.templates)
-    return f"{count} template{'s' if count != 1 else ''} averaged after normalisation; ties count against"
+    templates = f"{count} template{'s' if count != 1 else ''} averaged after normalisation"
+    return f"{len(data.classnames)} classes, {templates}; ties count against"
 
 
 def _run_retrieval(setting: Setting) -> list[Score]:

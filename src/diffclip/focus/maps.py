@@ -49,10 +49,14 @@ def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, 
         InputError: the tower has no such layer.
     """
     maps = vision_maps(model, images, layer)
-    named = {"A": maps.first} if maps.second is None else {"A1": maps.first, "A2": maps.second, "A1 − λ·A2": maps.combined}
+    named = (
+        {"A": maps.first}
+        if maps.second is None
+        else {"A1": maps.first, "A2": maps.second, "A1 − λ·A2": maps.combined}
+    )
     return {name: _patches(full.mean(1)[:, 0, 1:]) for name, full in named.items()}
 
 
 def _patches(row: Tensor) -> Tensor:
     side = math.isqrt(row.shape[-1])
-    return row.unflatten(-1, (side, side))
+    return row.reshape(*row.shape[:-1], side, side)

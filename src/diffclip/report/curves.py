@@ -22,7 +22,6 @@ _TELEMETRY = {
     "lr": "Learning rate",
     "samples_per_second": "Samples a second",
 }
-Curve = Callable[[Run], tuple[Array, Array]]
 
 
 def training_chart(collection: Collection) -> Chart:

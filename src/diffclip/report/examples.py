@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +104,7 @@ def _picture(data: EvaluationSet, position: int) -> npt.NDArray[np.uint8]:
 
 
 def _stack(
-    pictures: list[npt.NDArray[np.uint8] | None], like: npt.NDArray[np.uint8]
+    pictures: Sequence[npt.NDArray[np.uint8] | None], like: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.uint8]:
     """[N, H, W, 3]; pictures that nothing shows are left black."""
     blank = np.zeros_like(like)

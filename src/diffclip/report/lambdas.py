@@ -120,8 +120,8 @@ def _over_training(runs: Sequence[Run], tower: str) -> Callable[[Axes], None]:
 
 
 def _depth_colours(layers: int) -> list[str]:
-    # viridis without its palest end, which is hard to see on white
-    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0.05, 0.85, layers))]
+    # viridis without its ends, of which one is lost on white and the other on a dark page
+    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0.22, 0.85, layers))]
 
 
 def _lambda_init(series: Series, run: Run, layers: int) -> list[float] | None:

@@ -108,7 +108,8 @@ def _body(collection: Collection, links: dict[str, str], command: str | None) ->
     parts += [to_markdown(table) for table in result_tables(collection)]
     parts += links.values()
     if collection.runs:
-        parts += [to_markdown(origin_table(collection)), f"{limits(collection)}\n"]
+        unknown = limits(collection)
+        parts += [to_markdown(origin_table(collection)), *([f"{unknown}\n"] if unknown else [])]
     if command:
         parts.append(f"Made by:\n\n```bash\n{command}\n```\n")
     return "\n".join(parts)

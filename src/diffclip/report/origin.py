@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from diffclip.config import CLIPConfig
 from diffclip.report.runs import Run
 from diffclip.report.series import Collection
 from diffclip.report.tables import Row, Table
@@ -33,8 +34,9 @@ def origin_table(collection: Collection) -> Table:
                 ],
             )
         )
+    sizes = dict.fromkeys(_sizes(run.config) for _, run in collection.runs if run.config is not None)
     skipped = sum(run.skipped for _, run in collection.runs)
-    notes = ["Budget as far as each run has got; time without validation."]
+    notes = ["Budget as far as each run has got; time without validation.", *sizes]
     if skipped:
         notes.append(f"{skipped} lines of telemetry were cut short and are left out.")
     return Table(
@@ -47,12 +49,16 @@ def origin_table(collection: Collection) -> Table:
 
 
 def limits(collection: Collection) -> str:
-    """What results of these runs do not show."""
-    runs = [run for _, run in collection.runs]
-    recipes = {tuple(str(run.recipe.get(name)) for name in ("lr", "weight_decay", "epochs")) for run in runs}
+    """What the comparison of these runs does not show; empty where there is none."""
+    if len({series for series, _ in collection.runs}) < 2:
+        return ""
+    recipes = {
+        tuple(str(run.recipe.get(name)) for name in ("lr", "weight_decay", "epochs"))
+        for _, run in collection.runs
+    }
     shared = (
-        "All runs share learning rate, weight decay and epochs, which were tuned for none of the models. "
-        if len(recipes) == 1 and len(collection.series) > 1
+        "All runs share learning rate, weight decay and epochs; with settings of its own each may do better. "
+        if len(recipes) == 1
         else ""
     )
     return (
@@ -91,6 +97,17 @@ def versions() -> str:
         except PackageNotFoundError:
             continue
     return f"Made with {', '.join(found)}."
+
+
+def _sizes(config: CLIPConfig) -> str:
+    """A model's sizes in words."""
+    vision, text = config.vision, config.text
+    return (
+        f"Vision tower: {vision.width} wide, {vision.layers} layers, {vision.heads} heads, patches of "
+        f"{vision.patch_size} px in pictures of {vision.image_size} px; text tower: {text.width} wide, "
+        f"{text.layers} layers, {text.heads} heads, {text.context_length} tokens; "
+        f"joint space: {config.embed_dim} wide."
+    )
 
 
 def _training_data(run: Run) -> str:

@@ -22,7 +22,7 @@ from diffclip.report.origin import limits, origin_table, versions
 from diffclip.report.runs import Run
 from diffclip.report.scoreboard import scoreboard
 from diffclip.report.series import Collection, Series, collect
-from diffclip.report.style import darkened, data_uri, png_of, svg_of
+from diffclip.report.style import dark_rules, darkened, data_uri, png_of, svg_of
 from diffclip.report.tables import result_tables, to_html
 from diffclip.report.verdict import basis, judge
 
@@ -78,7 +78,7 @@ def page(collection: Collection, title: str, extras: Sequence[Extra] = (), comma
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{css}</style></head><body><main>"
+        f"<title>{html.escape(title)}</title><style>{css}{dark_rules()}</style></head><body><main>"
         f'<header><p class="kicker">{html.escape(kicker)}</p><h1>{html.escape(title)}</h1>'
         f"{_verdict(collection)}</header><nav>{links}</nav>{body}"
         f"<footer>{html.escape(versions())}</footer></main></body></html>\n"
@@ -153,7 +153,8 @@ def _origin(collection: Collection, command: str | None) -> str:
     parts = []
     if collection.runs:
         parts.append(to_html(origin_table(collection)))
-        parts.append(f"<p>{html.escape(limits(collection))}</p>")
+        unknown = limits(collection)
+        parts += [f"<p>{html.escape(unknown)}</p>"] if unknown else []
         parts.append("<p>Any of these runs, again:</p><pre>diffclip train RUN/recipe.yaml --run FOLDER</pre>")
     if command:
         parts.append(f"<p>This page:</p><pre>{html.escape(command)}</pre>")
@@ -167,7 +168,7 @@ def _verdict(collection: Collection) -> str:
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdict.lines)
     note = ""
     if verdict.comparisons:
-        bracket = html.escape(basis(verdict.comparisons[0]))
+        bracket = html.escape(" or ".join(dict.fromkeys(basis(one) for one in verdict.comparisons)))
         note = f'<p class="note">Beneath each value: difference to CLIP in points, {bracket}.</p>'
     return (
         f'<p class="headline">{html.escape(verdict.headline)}</p>'

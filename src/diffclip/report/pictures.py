@@ -19,7 +19,7 @@ from diffclip.report.style import INK, MUTED, RIGHT, new_figure, style
 
 Indices = npt.NDArray[np.integer[Any]]
 
-_LETTERS = 56  # of a caption, beside the picture
+_LETTERS = 61  # of a caption, beside the picture
 _LABEL = 1.15  # inches for a model's name at the left
 
 
@@ -41,14 +41,14 @@ def retrieval_examples_figure(
         _check(label, best, len(captions), len(pictures))
     answers = max(best.shape[1] for best in top.values())
     cell = (PICTURES_WIDTH - _LABEL) / answers
-    queries = [textwrap.wrap(f"“{caption}”", 74) for caption in captions]
-    head = 0.16 + 0.17 * max(len(lines) for lines in queries)
-    height = head + len(top) * (cell + 0.06) + 0.12
+    queries = [textwrap.wrap(f"“{caption}”", 84) for caption in captions]
+    heads = [0.16 + 0.17 * len(lines) for lines in queries]
+    heights = [head + len(top) * (cell + 0.06) + 0.16 for head in heads]
     with style():
-        figure = new_figure(PICTURES_WIDTH, height * len(captions))
+        figure = new_figure(PICTURES_WIDTH, sum(heights))
         figure.set_layout_engine("none")
-        for query, lines in enumerate(queries):
-            block = Block(figure, 1 - query / len(captions))
+        for query, (lines, head) in enumerate(zip(queries, heads, strict=True)):
+            block = Block(figure, 1 - sum(heights[:query]) / sum(heights))
             block.text(0.04, head - 0.1, "\n".join(lines), style="italic", va="bottom")
             for row, (label, best) in enumerate(top.items()):
                 y = head + row * (cell + 0.06)

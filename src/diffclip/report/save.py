@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +21,57 @@ MAX_BYTES = 60_000
 """Of a run's telemetry; every k-th step is kept, k as small as this allows."""
 
 
-def save_results(run_folders: Sequence[str | Path], destination: str | Path) -> Path:
+def save_results(
+    run_folders: Sequence[str | Path], destination: str | Path, records: Sequence[Record] = ()
+) -> Path:
     """Condense runs into the folder `destination`: `records.jsonl`, and for each run a folder of its name.
 
     A run's folder holds its recipe, thinned telemetry (numbers of 5 significant digits; first and last step
-    kept) and its validations; `read_run` reads it. Records come whole, with `weights` shortened to begin at
-    the run's folder. What `destination` holds of the same names is replaced.
+    kept) and its validations; `read_run` reads it. The records of the runs and `records` come whole, with
+    `weights` shortened to begin at the run's folder. What `destination` holds of the same names is replaced.
 
     Raises:
-        InputError: no runs, one that cannot be read, two of one name, or `destination` cannot be written.
+        InputError: nothing to save, a run that cannot be read, two of one name, or no place to write.
     """
-    runs = [read_run(folder) for folder in run_folders]
+    runs = {run.name: run for run in map(read_run, run_folders)}
     destination = Path(destination)
-    if not runs:
-        raise InputError("no runs to save: give at least one run folder")
-    names = [run.name for run in runs]
+    if not runs and not records:
+        raise InputError("nothing to save: give at least one run folder or one file of records")
+    names = [Path(folder).name for folder in run_folders]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise InputError(
-            f"two runs are called {twice!r}: rename one of the folders, they become folders side by side"
-        )
-    for run in runs:
-        folder = destination / run.name
+        raise InputError(f"two runs are called {twice!r}: rename one, as they become folders side by side")
+    for name, run in runs.items():
+        folder = destination / name
         write_text(
             folder / RECIPE, yaml.safe_dump(_portable(run.recipe), sort_keys=False, allow_unicode=True)
         )
         write_text(folder / METRICS, _thinned(run))
         if run.validation:
             write_text(folder / VALIDATION, _lines(run.validation))
-    write_text(destination / RECORDS, to_lines(_records(runs)))
+    everything = [record for run in runs.values() for record in run.records] + list(records)
+    write_text(destination / RECORDS, to_lines(_shortened(record, runs) for record in everything))
     return destination
 
 
+def _shortened(record: Record, runs: Mapping[str, Run]) -> Record:
+    """The record with `weights` that mean something elsewhere, and the seed of its run if it names none."""
+    parts = Path(record.weights).parts
+    name = next((name for name in runs if name in parts), None)
+    if name is None:
+        return record.model_copy(update={"weights": _relative(record.weights)})
+    seed = runs[name].seed if record.seed is None else record.seed
+    weights = "/".join(parts[parts.index(name) :])
+    return record.model_copy(update={"weights": weights, "seed": seed})
+
+
+def _relative(path: str) -> str:
+    """An absolute path from the working folder: from the root it is one machine's."""
+    return os.path.relpath(path) if os.path.isabs(path) else path
+
+
 def _portable(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe with its data's paths relative to the working folder; absolute ones are one machine's."""
+    """The recipe without absolute paths to its data."""
     data = recipe.get("data")
     if not isinstance(data, dict):
         return recipe
@@ -62,21 +79,9 @@ def _portable(recipe: dict[str, Any]) -> dict[str, Any]:
     def relative(value: Any) -> Any:
         if isinstance(value, list):
             return [relative(entry) for entry in value]
-        return os.path.relpath(value) if isinstance(value, str) and os.path.isabs(value) else value
+        return _relative(value) if isinstance(value, str) else value
 
     return {**recipe, "data": {key: relative(value) for key, value in data.items()}}
-
-
-def _records(runs: Sequence[Run]) -> list[Record]:
-    found = []
-    for run in runs:
-        for record in run.records:
-            parts = Path(record.weights).parts
-            inside = parts[parts.index(run.name) + 1 :] if run.name in parts else parts[-1:]
-            weights = "/".join([run.name, *inside])
-            seed = run.seed if record.seed is None else record.seed
-            found.append(record.model_copy(update={"weights": weights, "seed": seed}))
-    return found
 
 
 def _thinned(run: Run) -> str:

@@ -25,7 +25,8 @@ def scoreboard(collection: Collection, verdict: Verdict) -> str:
         cells = [
             _cell(collection, series, measure, told.get((series, measure))) for measure in verdict.measures
         ]
-        dot = f'<i style="background:{colours[series]}"></i>'
+        square = f'<rect width="12" height="12" rx="3" fill="{colours[series]}"/>'
+        dot = f'<svg viewBox="0 0 12 12" aria-hidden="true">{square}</svg>'
         rows.append(f"<tr><th scope=row>{dot}{html.escape(series.label)}</th>{''.join(cells)}</tr>")
     head = "".join(_head(collection, measure) for measure in verdict.measures)
     return (

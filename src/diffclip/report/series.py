@@ -62,10 +62,6 @@ class Collection:
         sizes = {series.size for series in self.series}
         return sizes.pop() if len(sizes) == 1 and sizes != {""} else None
 
-    @property
-    def baselines(self) -> list[Series]:
-        return [series for series in self.series if series.variant == "CLIP"]
-
 
 @dataclass(frozen=True)
 class _Source:

@@ -138,6 +138,14 @@ def darkened(svg: str) -> str:
     return re.sub("|".join(_DARK), lambda match: _DARK[match.group()], svg)
 
 
+def dark_rules() -> str:
+    """CSS that gives drawings within a page the colours that `darkened` gives to figures."""
+    rules = (
+        f'[{kind}="{light}"]{{{kind}:{dark}}}' for light, dark in _DARK.items() for kind in ("stroke", "fill")
+    )
+    return f"@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
+
+
 def data_uri(content: str | bytes) -> str:
     """SVG text or PNG bytes as a `data:` address."""
     kind, raw = ("svg+xml", content.encode()) if isinstance(content, str) else ("png", content)

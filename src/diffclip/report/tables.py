@@ -116,7 +116,7 @@ def _table(
         title=f"{group.task.replace('_', ' ').capitalize()} on {group.dataset}, {group.split} split",
         columns=["model", *(_head(measure, collection.results) for measure in measures)],
         rows=rows,
-        notes=_notes(collection, group, found, [one for one in comparisons if one.measure in measures]),
+        notes=_notes(collection, found, [one for one in comparisons if one.measure in measures], every_seed),
     )
 
 
@@ -154,11 +154,12 @@ def _difference_rows(
 
 def _notes(
     collection: Collection,
-    group: Measure,
     found: dict[Measure, dict[Series, dict[int | None, Result]]],
     comparisons: Sequence[Comparison],
+    every_seed: bool,
 ) -> list[str]:
-    notes = [f"Protocol: {group.protocol}."]
+    """What a reader needs to read one table, whose measures (of one protocol) are those of `found`."""
+    notes = [f"Protocol: {next(iter(found)).protocol}."]
     shown = dict.fromkeys(series for own in found.values() for series in own)
     inits = [series.init for series in shown if series.init]
     if inits:
@@ -166,8 +167,9 @@ def _notes(
         notes.append(f"Init: {usual_init(inits)}{unless}.")
     if collection.architecture:
         notes.append(f"Architecture of all models: {collection.architecture}.")
-    notes.append("In brackets: 95 % interval of a single model, from sampling the test set.")
     sizes = {len(seeds) for own in found.values() for seeds in own.values()}
+    if every_seed or 1 in sizes:
+        notes.append("In brackets: 95 % interval of a single model, from sampling the test set.")
     pairs = {one.difference.n for one in comparisons}
     if any(size >= ENOUGH_SEEDS for size in sizes):
         notes.append("Of a mean: 95 % interval over training seeds (Student's t).")

@@ -49,8 +49,11 @@ def judge(collection: Collection) -> Verdict | None:
         models.setdefault((one.series, one.baseline), []).append(one)
     places = {_place(one.measure) for one in told}
     where = f" on {places.pop()}" if len(places) == 1 else ""
-    fewest = min(one.difference.n for one in told)
-    seeds = "In one training run each" if fewest == 1 else f"Over {fewest} training seeds"
+    fewest, most = min(one.difference.n for one in told), max(one.difference.n for one in told)
+    if most == 1:
+        seeds = "In one training run each"
+    else:
+        seeds = f"Over {fewest if fewest == most else f'{fewest} to {most}'} training seeds"
     if len(models) == 1:
         ((series, baseline),) = models
         headline, lines = f"{seeds}{where}, {_sentence(series, baseline, told, where)}.", []
@@ -98,7 +101,7 @@ def _sentence(series: Series, baseline: Series, comparisons: Sequence[Comparison
         by_place = {
             place: [metric_name(one.metric) for one in own if _place(one) == place] for place in places
         }
-        return "; ".join(f"{_and(metrics)} on {place}" for place, metrics in by_place.items())
+        return ", and at ".join(f"{_and(metrics)} on {place}" for place, metrics in by_place.items())
 
     told = {outcome: names(outcome) for outcome in ("higher", "lower", "unclear")}
     parts = [f"better than {baseline.label} at {told['higher']}"] if told["higher"] else []

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from diffclip.data.catalog import EvaluationSet, caption_set
 from diffclip.data.loader import Batch, CaptionLoader
-from diffclip.data.shards import Fault, Shards, expand_shards
+from diffclip.data.samples import Fault
+from diffclip.data.shards import Shards, expand_shards
 from diffclip.data.transforms import eval_transform, normalise, train_transform
 from diffclip.errors import DiffCLIPError, InputError, require_group
 from diffclip.evaluation.retrieval import validate_retrieval
@@ -166,7 +167,9 @@ def claim_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     file = run / RECIPE_FILE
     if not resume:
         if (run / "checkpoints" / "last").exists():
-            raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
+            raise InputError(
+                f"{run} holds a run already: add --resume to go on with it, or choose another --run"
+            )
         with disk_errors(run):
             run.mkdir(parents=True, exist_ok=True)
         write_text(file, to_yaml(recipe))
@@ -176,7 +179,9 @@ def claim_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     before, now = (_flat(r.model_dump()) for r in (read_recipe(file), recipe))
     for key in now:
         if key not in _FREE_KEYS and now[key] != before[key]:
-            raise InputError(f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe")
+            raise InputError(
+                f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe"
+            )
 
 
 def validate(
@@ -195,7 +200,9 @@ def validate(
         for batch in data.batches(transform, recipe.batch_size, recipe.data.workers)
     )
     scores = validate_retrieval(model, tokenizer, batches)
-    telemetry.validation({"step": progress.step, "epoch": progress.epoch, "samples": progress.samples} | scores)
+    size = {"pictures": len(data), "captions": sum(map(len, data.captions))}
+    done = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+    telemetry.validation(done | size | scores)
     return scores["score"]
 
 

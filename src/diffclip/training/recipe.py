@@ -29,8 +29,12 @@ class DataRecipe(_Keys):
     train: str | list[str] = Field(description="shards: files, folders, brace ranges")
     val: str | list[str] | None = Field(default=None, description="validation split of the training data")
     caption_key: str = "caption"
-    workers: int = Field(default=0, ge=0, description="processes that read ahead; 0 reads in the training process")
-    scale: tuple[float, float] = Field(default=(0.5, 1.0), description="share of the picture that a crop covers")
+    workers: int = Field(
+        default=0, ge=0, description="processes that read ahead; 0 reads in the training process"
+    )
+    scale: tuple[float, float] = Field(
+        default=(0.5, 1.0), description="share of the picture that a crop covers"
+    )
     flip: float = Field(default=0.0, ge=0, le=1, description="probability of a mirror image")
     statistics: Literal["imagenet", "openai"] = "imagenet"
 
@@ -77,7 +81,9 @@ class Recipe(_Keys):
         else:
             architecture = dict(self.architecture)
             if self.image_size is not None:
-                architecture["vision"] = dict(architecture.get("vision", {})) | {"image_size": self.image_size}
+                architecture["vision"] = dict(architecture.get("vision", {})) | {
+                    "image_size": self.image_size
+                }
             config = variant_config(self.model, architecture)
         config.preprocess.mean, config.preprocess.std = STATISTICS[self.data.statistics]
         return config

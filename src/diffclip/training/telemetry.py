@@ -33,7 +33,7 @@ class Telemetry:
         for name in (METRICS_FILE, VALIDATION_FILE):
             _forget_after(run / name, done)
         self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)  # type: ignore[no-untyped-call]
+        self._tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)
         self._console = Console(file=sys.stderr)
         self._bar = ProgressBar(
             TextColumn("{task.description}"),
@@ -58,7 +58,7 @@ class Telemetry:
     ) -> None:
         self._bar.stop()
         self._metrics.close()
-        self._tensorboard.close()  # type: ignore[no-untyped-call]
+        self._tensorboard.close()
 
     def step(self, record: dict[str, Any]) -> None:
         """Write and show one training step."""
@@ -90,7 +90,7 @@ class Telemetry:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         write_text(file, before + json.dumps(record) + "\n")
         for name, value in record.items():
-            if name not in ("step", "epoch", "samples"):
+            if name not in ("step", "epoch", "samples", "pictures", "captions"):
                 self._scalar(f"validation/{name}", value, record["step"])
         self.say(
             f"epoch {record['epoch']}: validation R@5 text→image {record['image_retrieval_recall@5']:.1%}, "
@@ -102,7 +102,7 @@ class Telemetry:
         self._console.print(f"{self._label}: {line}", highlight=False, markup=False, soft_wrap=True)
 
     def _scalar(self, name: str, value: float, step: int) -> None:
-        self._tensorboard.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        self._tensorboard.add_scalar(name, value, step)
 
 
 def _forget_after(file: Path, step: int) -> None:

@@ -1,0 +1,234 @@
+"""The command line as a process: what it imports, what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from diffclip.cli import main as cli
+from diffclip.data.scenes import write_scenes
+from diffclip.errors import DiffCLIPError
+
+COMMANDS = ["demo", "train", "evaluate", "classify", "report", "convert", "data make-scenes"]
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "diffclip.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2, and one plain line on stderr with the words."""
+    assert result.returncode == 2, result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("diffclip: ")
+    for word in words:
+        assert word in lines[0]
+
+
+def in_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
+    """Exit code and stderr of `diffclip ARGUMENTS` without a new process."""
+    monkeypatch.setattr(sys, "argv", ["diffclip", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0), capsys.readouterr().err
+
+
+def test_help_imports_neither_torch_nor_any_optional_group() -> None:
+    code = (
+        "import sys\nsys.argv = ['diffclip', '--help']\n"
+        "from diffclip.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'timm', 'open_clip', 'numpy', 'PIL', 'lightning', 'matplotlib', 'pydantic', 'webdataset'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+    imported = subprocess.run(
+        [sys.executable, "-c", "import sys, diffclip; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+    )
+    assert imported.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["diffclip", *command.split(), "--help"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    assert f"diffclip {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_version_and_unknown_words(monkeypatch, capsys) -> None:
+    assert in_process(monkeypatch, capsys, "--version") == (0, "")
+    for arguments in (["trian"], ["train"], ["train", "x", "--epochs", "3"], ["classify"], ["evaluate", "a"]):
+        code, error = in_process(monkeypatch, capsys, *arguments)
+        assert code == 2, arguments
+        assert len(error.splitlines()) == 1, error
+
+
+def test_our_own_failures_exit_with_1(monkeypatch, capsys) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise DiffCLIPError("step 3: the loss is nan")
+
+    monkeypatch.setattr("diffclip.demo.run_demo", fail)
+    assert in_process(monkeypatch, capsys, "demo") == (1, "diffclip: step 3: the loss is nan\n")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes, and a recipe over them."""
+    folder = tmp_path_factory.mktemp("work")
+    write_scenes(folder / "scenes", size=32, train=24, val=12, test=12, seed=0)
+    recipe = {
+        "model": "DiffCLIP",
+        "architecture": {
+            "embed_dim": 16,
+            "vision": {"image_size": 32, "patch_size": 16, "width": 16, "layers": 1, "heads": 2},
+            "text": {"context_length": 16, "width": 16, "layers": 1, "heads": 2},
+        },
+        "epochs": 1,
+        "batch_size": 8,
+        "data": {"train": "scenes/captions/train", "val": "scenes/captions/val"},
+    }
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Path) -> Path:
+    """A run made by the real command."""
+    result = run("train", "tiny.yaml", "seed=3", "--run", "runs/a", cwd=workplace)
+    assert result.returncode == 0, result.stderr
+    assert "3 steps, 24 samples" in result.stdout
+    return workplace / "runs" / "a"
+
+
+def test_train_leaves_a_run_with_its_report(trained: Path) -> None:
+    assert {"recipe.yaml", "metrics.jsonl", "validation.jsonl", "checkpoints", "report.html"} <= {
+        path.name for path in trained.iterdir()
+    }
+    assert yaml.safe_load((trained / "recipe.yaml").read_text())["seed"] == 3
+
+
+def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, workplace: Path) -> None:
+    result = run(
+        *("evaluate", "runs/a", "--task", "retrieval", "--data", "scenes/captions", "--output", "r.jsonl"),
+        cwd=workplace,
+    )
+    assert result.returncode == 0, result.stderr
+    records = [json.loads(line) for line in (workplace / "r.jsonl").read_text().splitlines()]
+    assert {record["metric"] for record in records} == {
+        f"{direction}_retrieval_recall@{k}" for direction in ("image", "text") for k in (1, 5, 10)
+    }
+    assert {(record["seed"], record["split"], record["count"]) for record in records} == {
+        (3, "test", 60),
+        (3, "test", 12),
+    }
+
+    assert run("convert", "runs/a", "published.pt", cwd=workplace).returncode == 0
+    assert run("convert", "published.pt", "back", cwd=workplace).returncode == 0
+    from safetensors.torch import load_file
+
+    first, second = (
+        load_file(path / "model.safetensors") for path in (trained / "checkpoints/last", workplace / "back")
+    )
+    assert first.keys() == second.keys()
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_a_folder_with_only_a_published_file_classifies(trained: Path, workplace: Path) -> None:
+    assert run("convert", "runs/a", "hub/checkpoint_best.pt", cwd=workplace).returncode == 0
+    pictures = workplace / "pictures"
+    pictures.mkdir()
+    from PIL import Image
+
+    from diffclip.data.scenes import draw_scene
+
+    Image.fromarray(draw_scene(0).image).save(pictures / "a.png")
+    result = run("classify", "pictures", "--labels", "star, heart", "--model", "hub", "--json", cwd=workplace)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[0])["label"] in ("star", "heart")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "flickr8k_cpuu"], ["unknown recipe", "flickr8k_cpu"]),
+        (["train", "tiny.yaml", "epoch=2"], ["unknown recipe key 'epoch'", "'epochs'"]),
+        (["train", "tiny.yaml", "epochs=two"], ["epochs", "valid integer"]),
+        (["train", "tiny.yaml", "architecture.vision.heads=1"], ["heads 1 is odd"]),
+        (["train", "tiny.yaml", "image_size=40"], ["not a multiple of patch_size 16"]),
+        (["train", "tiny.yaml", "model=DiffCLIPP"], ["unknown model", "'DiffCLIP'"]),
+        (["train", "tiny.yaml", "data.train=absent"], ["absent"]),
+        (["evaluate", "DiffCLIP-ViT-B16", "--data", "scenes/captions"], ["'DiffCLIP-ViT-B-16'"]),
+        (["evaluate", "runs/a", "--task", "retreival", "--data", "scenes/captions"], ["'retrieval'"]),
+        (["evaluate", "runs/a", "--data", "absent/set"], ["absent/set"]),
+        (["classify", "absent.png", "--labels", "a, b", "--model", "runs/a"], ["absent.png"]),
+        (["classify", "tiny.yaml", "--labels", "a, b", "--model", "runs/a"], ["tiny.yaml"]),
+        (["classify", "p.png", "--labels", " , ", "--model", "runs/a"], ["label"]),
+        (["classify", "p.png", "--labels", "cat, Cat", "--model", "runs/a"], ["twice"]),
+        (["convert", "absent.pt", "x"], ["absent.pt"]),
+        (["convert", "CLIP-ViT-B-16", "x"], ["no weights"]),
+        (["report", "scenes/questions", "--output", "r.html"], ["scenes/questions"]),
+        (["data", "make-scenes", "s", "--size", "4"], ["4"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], words: list[str], trained: Path, workplace: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(workplace)
+    shutil.copy(next((workplace / "scenes" / "questions" / "images").iterdir()), workplace / "p.png")
+    before = sorted(workplace.rglob("*"))
+    code, error = in_process(monkeypatch, capsys, *arguments)
+    assert code == 2, error
+    assert len(error.splitlines()) == 1, error
+    assert error.startswith("diffclip: ")
+    for word in words:
+        assert word in error
+    assert sorted(workplace.rglob("*")) == before
+
+
+def test_bad_input_in_a_real_process(trained: Path, workplace: Path) -> None:
+    (workplace / "empty.png").touch()
+    refused(
+        run("classify", "empty.png", "--labels", "a, b", "--model", "runs/a", cwd=workplace),
+        "empty.png",
+        "empty",
+    )
+    refused(run("train", "tiny.yaml", "--run", "runs/a", cwd=workplace), "--resume")
+    (workplace / "evil.pt").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    refused(run("evaluate", "evil.pt", "--data", "scenes/captions", cwd=workplace), "evil.pt")
+    assert not (workplace / "ran").exists()
+
+
+def test_a_full_device_is_exit_code_2(trained: Path, workplace: Path) -> None:
+    disk = workplace / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("cannot mount a small file system here")
+    try:
+        result = run("convert", "runs/a", "disk/model", cwd=workplace)
+        refused(result, "no space left on device", "disk/model")
+        assert [path for path in disk.rglob("*") if path.is_file()] == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

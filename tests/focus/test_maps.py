@@ -1,0 +1,59 @@
+"""Attention maps: what they are made of, and that the model is left as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diffclip import CLIP, InputError
+from diffclip.config import variant_config
+from diffclip.focus import class_token_maps, vision_maps
+
+TINY = {
+    "embed_dim": 16,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
+    "text": {"context_length": 8, "vocab_size": 50, "width": 32, "layers": 1, "heads": 2},
+}
+
+
+def tiny(variant: str) -> CLIP:
+    return CLIP(variant_config(variant, TINY), seed=0).eval()
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+def test_maps_reproduce_the_layers_output(layer: int) -> None:
+    model, images = tiny("DiffCLIP"), torch.randn(2, 3, 32, 32)
+    attention = model.attention_layers()["visual"][layer]
+    seen = {}
+    handle = attention.register_forward_hook(lambda _, args, out: seen.update(x=args[0], out=out))
+    model.encode_image(images)
+    handle.remove()
+    maps = vision_maps(model, images, layer)
+    assert maps.first.shape == (2, 2, 17, 17)
+    v = attention.qkv(seen["x"]).chunk(3, dim=-1)[2].unflatten(-1, (2, 16)).transpose(1, 2)
+    heads = torch.nn.functional.rms_norm(maps.combined @ v, (16,), attention.diff_norm.weight, 1e-5)
+    heads = heads * (1 - attention.lambda_init)
+    torch.testing.assert_close(
+        attention.out_proj(heads.transpose(1, 2).flatten(2)), seen["out"], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_class_token_maps_by_kind_of_layer() -> None:
+    images = torch.randn(3, 3, 32, 32)
+    plain = class_token_maps(tiny("CLIP"), images)
+    assert list(plain) == ["A"]
+    assert plain["A"].shape == (3, 4, 4)
+    assert (plain["A"] >= 0).all()
+    model = tiny("DiffCLIP")
+    maps = class_token_maps(model, images)
+    assert list(maps) == ["A1", "A2", "A1 − λ·A2"]
+    lam = model.lambdas()["visual"][-1]
+    torch.testing.assert_close(maps["A1 − λ·A2"], maps["A1"] - lam * maps["A2"])
+
+
+def test_no_hook_is_left_behind_and_a_wrong_layer_is_named() -> None:
+    model = tiny("DiffCLIP")
+    class_token_maps(model, torch.randn(1, 3, 32, 32))
+    with pytest.raises(InputError, match="there is no layer 2"):
+        vision_maps(model, torch.randn(1, 3, 32, 32), layer=2)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())

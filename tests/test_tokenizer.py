@@ -1,0 +1,59 @@
+"""Texts to ids."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffclip import InputError, TextConfig
+from diffclip.tokenizer import Tokenizer
+
+START, END = 49406, 49407
+
+
+def test_ids_of_known_texts() -> None:
+    ids = Tokenizer(TextConfig())(["a photo of a cat", "A PHOTO of a   Dog!"])
+    assert ids.dtype == torch.int64
+    assert ids.shape == (2, 77)
+    assert ids[0, :8].tolist() == [START, 320, 1125, 539, 320, 2368, END, 0]
+    assert ids[1, :8].tolist() == [START, 320, 1125, 539, 320, 1929, 256, END]
+
+
+def test_one_text_is_a_batch_of_one() -> None:
+    tokenizer = Tokenizer(TextConfig())
+    assert torch.equal(tokenizer("a cat"), tokenizer(["a cat"]))
+
+
+def test_truncation_keeps_the_end() -> None:
+    ids = Tokenizer(TextConfig(context_length=8))("one two three four five six seven eight nine")
+    assert ids.shape == (1, 8)
+    assert (ids[0, 0], ids[0, -1]) == (START, END)
+
+
+def test_a_small_vocabulary_is_refused_when_it_is_used() -> None:
+    tokenizer = Tokenizer(TextConfig(vocab_size=512))
+    with pytest.raises(InputError, match="vocabulary of 512"):
+        tokenizer("a cat")
+
+
+def test_it_travels_to_worker_processes() -> None:
+    tokenizer = Tokenizer(TextConfig())
+    tokenizer("warm")
+    assert torch.equal(pickle.loads(pickle.dumps(tokenizer))("a cat"), tokenizer("a cat"))
+
+
+def test_ids_equal_the_published_tokenizers(shared: Path) -> None:
+    tokenizer = Tokenizer(TextConfig())
+    compared = 0
+    for case in json.loads((shared / "golden" / "tokens.json").read_text()):
+        if (
+            END not in case["ids"] or "<|" in case["text"]
+        ):  # cut without an end, or a special token in the text
+            continue
+        assert tokenizer(case["text"])[0].tolist() == case["ids"], case["text"]
+        compared += 1
+    assert compared > 5

@@ -1,0 +1,56 @@
+"""A tiny recipe over scenes that the tests draw themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from diffclip.data.scenes import write_scenes
+from diffclip.training.recipe import Recipe, parse_recipe
+
+ARCHITECTURE = {
+    "embed_dim": 16,
+    "vision": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "heads": 4},
+    "text": {"context_length": 24, "width": 32, "layers": 2, "heads": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scenes(folder / "s", size=32, train=40, val=12, test=12, seed=0)
+    return folder / "s" / "captions"
+
+
+@pytest.fixture(scope="session")
+def fields(scenes: Path) -> dict[str, Any]:
+    """The fields of a recipe: 3 epochs of 5 steps."""
+    return {
+        "model": "DiffCLIP",
+        "architecture": ARCHITECTURE,
+        "epochs": 3,
+        "batch_size": 8,
+        "lr": 1e-3,
+        "weight_decay": 0.1,
+        "data": {"train": str(scenes / "train"), "val": str(scenes / "val")},
+    }
+
+
+@pytest.fixture
+def recipe(fields: dict[str, Any]) -> Recipe:
+    return parse_recipe(fields, "test")
+
+
+@pytest.fixture
+def recipe_file(fields: dict[str, Any], tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(fields))
+    return file

@@ -1,0 +1,262 @@
+"""Whole runs: what they leave, that they repeat and resume exactly, and how they stop."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import diffclip
+from diffclip import InputError
+from diffclip.data.shards import Shards, expand_shards
+from diffclip.errors import DiffCLIPError
+from diffclip.model import CLIP
+from diffclip.training import loop
+from diffclip.training.checkpoint import read_progress
+from diffclip.training.recipe import Recipe, parse_recipe
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+# what a clock decides
+TIMES = ("samples_per_second", "data_wait")
+
+
+def without_times(file: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines(file)]
+
+
+def changed(recipe: Recipe, **keys: Any) -> Recipe:
+    fields = recipe.model_dump()
+    fields["data"] |= keys.pop("data", {})
+    return parse_recipe(fields | keys, "test")
+
+
+@pytest.fixture(scope="module")
+def finished(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the tiny recipe."""
+    run = tmp_path_factory.mktemp("run") / "a"
+    loop.train(parse_recipe(fields, "test"), run)
+    return run
+
+
+def test_a_run_leaves_everything(finished: Path, recipe: Recipe) -> None:
+    assert {"recipe.yaml", "metrics.jsonl", "validation.jsonl", "checkpoints", "tensorboard"} <= {
+        path.name for path in finished.iterdir()
+    }
+    records = lines(finished / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, 16))
+    assert [record["epoch"] for record in records] == [1] * 5 + [2] * 5 + [3] * 5
+    for record in records:
+        assert record.keys() == {
+            "step",
+            "epoch",
+            "samples",
+            "loss",
+            "accuracy",
+            "lr",
+            "logit_scale",
+            "grad_norm",
+            "samples_per_second",
+            "data_wait",
+            "lambda",
+        }
+        assert {tower: len(values) for tower, values in record["lambda"].items()} == {"visual": 2, "text": 2}
+        assert 0 <= record["data_wait"] <= 1
+        assert 0 <= record["accuracy"] <= 1
+    assert records[0]["logit_scale"] == pytest.approx(1 / 0.07, rel=1e-5)
+    assert records[-1]["lr"] == pytest.approx(recipe.lr_end)
+    assert len(list((finished / "tensorboard").iterdir())) == 1
+    validations = lines(finished / "validation.jsonl")
+    assert [v["epoch"] for v in validations] == [1, 2, 3]
+    assert (validations[0]["pictures"], validations[0]["captions"]) == (12, 60)
+
+
+def test_training_lowers_the_loss(recipe: Recipe, tmp_path: Path) -> None:
+    # a model that tells nothing apart has a loss of ln 8 in batches of 8
+    loop.train(changed(recipe, epochs=40, lr=2e-3, data={"scale": (0.9, 1.0), "val": None}), tmp_path / "run")
+    losses = [record["loss"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
+    assert sum(losses[-10:]) / 10 < 0.8 * math.log(8)
+    assert not (tmp_path / "run" / "validation.jsonl").exists()
+    assert not (tmp_path / "run" / "checkpoints" / "best").exists()
+
+
+def test_checkpoints_are_saved_models_and_best_is_by_validation(finished: Path) -> None:
+    checkpoints = finished / "checkpoints"
+    scores = [v["score"] for v in lines(finished / "validation.jsonl")]
+    best_step = 5 * (1 + scores.index(max(scores)))
+    assert (checkpoints / "last").readlink() == Path("step_00000015")
+    assert (checkpoints / "best").readlink() == Path(f"step_{best_step:08d}")
+    kept = {path.name for path in checkpoints.iterdir()}
+    assert kept == {"last", "best", "step_00000015", f"step_{best_step:08d}"}
+    model, preprocess, tokenizer = diffclip.load(checkpoints / "last")
+    assert preprocess.image_size == 32
+    assert tokenizer("x").shape == (1, 24)
+    assert model.logit_scale.item() != pytest.approx(2.6593, abs=1e-6)
+
+
+def test_the_same_recipe_gives_the_same_numbers(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
+    loop.train(recipe, tmp_path / "b")
+    for name in ("metrics.jsonl", "validation.jsonl"):
+        assert without_times(tmp_path / "b" / name) == without_times(finished / name)
+
+
+def test_another_model_sees_the_same_data_in_the_same_order(recipe: Recipe) -> None:
+    orders = []
+    for model in ("CLIP", "DiffCLIP"):
+        loader = loop.open_training_data(changed(recipe, model=model))
+        orders.append(
+            [(batch.keys, batch.images.sum().item(), batch.tokens.sum().item()) for batch in loader.epoch(1)]
+        )
+    assert orders[0] == orders[1]
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("at", "checkpoint_every", "drop_path"), [(7, 2, 0.0), (7, None, 0.3), (12, 3, 0.3)])
+def test_a_resumed_run_has_the_numbers_of_one_never_stopped(
+    at: int, checkpoint_every: int | None, drop_path: float, recipe: Recipe, tmp_path: Path, monkeypatch
+) -> None:
+    architecture = recipe.architecture | {"vision": recipe.architecture["vision"] | {"drop_path": drop_path}}
+    recipe = changed(recipe, architecture=architecture, checkpoint_every=checkpoint_every)
+    loop.train(recipe, tmp_path / "whole")
+
+    step = torch.optim.AdamW.step
+    calls = iter(range(1, 1000))
+
+    def step_or_die(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        if next(calls) == at:
+            raise KilledError
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", step_or_die)
+        with pytest.raises(KilledError):
+            loop.train(recipe, tmp_path / "cut")
+    saved = {5, 10, *range(0, 15, checkpoint_every or 15)}  # at the end of an epoch, and every so many steps
+    assert read_progress(tmp_path / "cut").step == max(step for step in saved if step < at)
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "los')
+    torch.manual_seed(123)
+    loop.train(recipe, tmp_path / "cut", resume=True)
+    for name in ("metrics.jsonl", "validation.jsonl"):
+        assert without_times(tmp_path / "cut" / name) == without_times(tmp_path / "whole" / name)
+    whole, cut = (diffclip.load(tmp_path / name / "checkpoints" / "last")[0] for name in ("whole", "cut"))
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), cut.parameters(), strict=True))
+
+
+def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(
+    finished: Path, recipe: Recipe, tmp_path
+) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run, symlinks=True)
+    with pytest.raises(InputError, match="holds a run already: add --resume"):
+        loop.train(recipe, run)
+    with pytest.raises(InputError, match=r"was started with lr=0\.001, not 0\.002"):
+        loop.train(changed(recipe, lr=2e-3), run, resume=True)
+    with pytest.raises(InputError, match="holds no run to resume"):
+        loop.train(recipe, tmp_path / "absent", resume=True)
+    before = (run / "metrics.jsonl").read_text()
+    outcome = loop.train(changed(recipe, checkpoint_every=4), run, resume=True)
+    assert outcome.progress.step == 15
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(("where", "step"), [("loss", 8), ("gradient", 8), ("loss", 1)])
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(
+    where: str, step: int, recipe: Recipe, tmp_path: Path, monkeypatch
+) -> None:
+    forward = CLIP.forward
+    calls = iter(range(1, 1000))
+
+    def spoiled(self: CLIP, images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = forward(self, images, tokens)
+        if next(calls) == step:
+            if where == "loss":
+                out["logit_scale"] = out["logit_scale"] * float("nan")
+            else:
+                out["image_features"].register_hook(lambda gradient: gradient * float("inf"))
+        return out
+
+    monkeypatch.setattr(CLIP, "forward", spoiled)
+    run = tmp_path / "run"
+    with pytest.raises(DiffCLIPError, match=f"step {step}: ") as error:
+        loop.train(recipe, run)
+    assert not isinstance(error.value, InputError)
+    assert "\n" not in str(error.value)
+    if step == 1:
+        assert not (run / "checkpoints").exists()
+        return
+    assert read_progress(run).step == step - 1
+    model, _, _ = diffclip.load(run / "checkpoints" / "last")
+    assert all(p.isfinite().all() for p in model.parameters())
+    monkeypatch.undo()
+    assert loop.train(recipe, run, resume=True).progress.step == 15
+
+
+def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
+    shard = expand_shards(str(scenes / "train"))[0]
+    copy = tmp_path / "train" / "0.tar"
+    copy.parent.mkdir()
+    data = bytearray(shard.read_bytes())
+    shards = Shards([shard])
+    picture = shards.sample(3, ("jpg",))["jpg"]
+    start = data.index(picture)
+    data[start : start + len(picture)] = bytes(len(picture))
+    copy.write_bytes(bytes(data))
+    outcome = loop.train(changed(recipe, data={"train": str(copy.parent)}), tmp_path / "run")
+    assert list(outcome.skipped) == [f"{copy}:{shards.key(3)}"]
+    assert outcome.progress.samples == 3 * 39
+    assert outcome.progress.step == 15
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"train": "nowhere/{0..3}.tar"}, "nowhere/0.tar"),
+        ({"val": "nowhere"}, "nowhere"),
+    ],
+)
+def test_missing_data_is_named_before_anything_is_written(
+    data: dict[str, str], words: str, recipe: Recipe, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
+        loop.train(changed(recipe, data=data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_samples_for_a_batch(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"40 samples .* batch size 64"):
+        loop.train(changed(recipe, batch_size=64), tmp_path / "run")
+
+
+def test_bf16_follows_the_same_curve(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
+    loop.train(changed(recipe, precision="bf16"), tmp_path / "run")
+    exact = [record["loss"] for record in lines(finished / "metrics.jsonl")]
+    rounded = [record["loss"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
+    assert rounded == pytest.approx(exact, rel=0.05)
+    assert rounded != exact
+    state = diffclip.load(tmp_path / "run" / "checkpoints" / "last")[0].state_dict()
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+
+
+def test_the_logit_scale_never_passes_100(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("diffclip.initialisation.LOGIT_SCALE_START", 4.7)
+    loop.train(changed(recipe, epochs=1, data={"val": None}), tmp_path / "run")
+    scales = [record["logit_scale"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
+    assert scales[0] > 100
+    assert all(scale <= 100.001 for scale in scales[1:])
+
+
+def test_clipping_bounds_the_step_but_not_what_is_told(recipe: Recipe, tmp_path: Path) -> None:
+    loop.train(changed(recipe, epochs=1, clip_grad_norm=1e-3, data={"val": None}), tmp_path / "run")
+    assert all(record["grad_norm"] > 1e-3 for record in lines(tmp_path / "run" / "metrics.jsonl"))

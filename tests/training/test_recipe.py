@@ -1,0 +1,103 @@
+"""Recipes: what they decide, how they are changed, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffclip import InputError
+from diffclip.config import OPENAI_MEAN
+from diffclip.training.recipe import parse_recipe, read_recipe, recipe_folders, to_yaml
+
+
+def test_defaults_are_the_papers(fields: dict[str, Any]) -> None:
+    recipe = parse_recipe(
+        {"model": "DiffCLIP-ViT-B-16", "epochs": 40, "batch_size": 4096, "data": {"train": "x"}}, "t"
+    )
+    assert (recipe.lr, recipe.weight_decay, recipe.warmup_epochs, recipe.betas) == (
+        5e-4,
+        0.5,
+        1.0,
+        (0.9, 0.98),
+    )
+    assert (recipe.data.scale, recipe.data.flip, recipe.data.statistics) == ((0.5, 1.0), 0.0, "imagenet")
+    assert (recipe.init, recipe.precision, recipe.clip_grad_norm) == ("matched", "fp32", None)
+
+
+def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
+    recipe = read_recipe(
+        recipe_file, ["epochs=7", "lr=1e-3", "init=published", "data.workers=2", "image_size=64", "seed=4"]
+    )
+    assert (recipe.epochs, recipe.lr, recipe.init, recipe.data.workers, recipe.seed) == (
+        7,
+        1e-3,
+        "published",
+        2,
+        4,
+    )
+    assert recipe.config().vision.image_size == 64
+    assert recipe.batch_size == 8
+    assert read_recipe(recipe_file, ["architecture.vision.layers=1"]).config().vision.layers == 1
+    assert read_recipe(recipe_file, ["data.statistics=openai"]).config().preprocess.mean == OPENAI_MEAN
+
+
+def test_a_recipe_as_resolved_is_read_back_the_same(recipe_file: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(recipe_file, ["lr=3e-4"])
+    (tmp_path / "again.yaml").write_text(to_yaml(recipe))
+    assert read_recipe(tmp_path / "again.yaml") == recipe
+
+
+def test_every_recipe_of_the_package_is_whole_and_says_what_it_is() -> None:
+    files = [file for folder in recipe_folders() for file in folder.glob("**/*.yaml")]
+    assert {"flickr8k_cpu", "scenes_demo"} <= {file.stem for file in files}
+    for file in files:
+        read_recipe(file)
+        head = file.read_text().split("\nmodel:")[0]
+        assert [word for word in ("Reproduces:", "Command:", "Expected:", "Cost:") if word not in head] == []
+    assert read_recipe("scenes_demo").model == "DiffCLIP"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("epoch=3", "unknown recipe key 'epoch': did you mean 'epochs'?"),
+        ("data.trian=x", "unknown recipe key 'data.trian': did you mean 'data.train'?"),
+        ("epochs=ten", "epochs: Input should be a valid integer"),
+        ("lr=fast", "lr: Input should be a valid number"),
+        ("epochs=0", "epochs: Input should be greater than 0"),
+        ("data=here", "data: "),
+        ("data.scale=[0.9, 0.5]", "two shares"),
+        ("precision=fp8", "precision: Input should be 'fp32' or 'bf16'"),
+        ("model=DifCLIP", "did you mean 'DiffCLIP'?"),
+        ("init=mached", "did you mean 'matched'?"),
+        ("architecture.vision.heads=5", "width 32 is not a multiple of heads 5"),
+        ("architecture.text.heads=1", "heads 1 is odd"),
+        ("image_size=40", "image_size 40 is not a multiple of patch_size 16"),
+        ("architecture.vision.wide=5", "vision.wide: Extra inputs are not permitted"),
+        ("architecture=null", "has no size"),
+        ("epochs", "write key=value"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, recipe_file: Path) -> None:
+    with pytest.raises(InputError) as error:
+        read_recipe(recipe_file, [change])
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("model: [", "is not YAML"), ("- a\n- b", "is not a recipe"), ("", "is not a recipe")]
+)
+def test_a_file_that_is_no_recipe_is_named(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_recipe(tmp_path / "bad.yaml")
+
+
+def test_an_unknown_recipe_is_offered_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'flickr8k_cpu'"):
+        read_recipe("flickr8kcpu")
+    with pytest.raises(InputError, match="is a folder"):
+        read_recipe(tmp_path)
