@@ -5,14 +5,14 @@ VENV := .venv
 READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 
-.PHONY: help demo test test-slow lint format bench clean
+.PHONY: help demo test test-slow lint format bench bench-gpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
 	@echo "make test       set up if needed, then the tests (minutes)"
 	@echo "make test-slow  the tests that need real kills or minutes"
 	@echo "make lint       ruff, format check, strict types"
-	@echo "make bench      speed of attention on this machine, into benchmarks/results/"
+	@echo "make bench      speed of attention and of a training step on this machine, into benchmarks/results/"
 
 demo: $(READY)
 	$(VENV)/bin/diffclip demo --folder runs/demo
@@ -34,6 +34,25 @@ format: $(READY)
 
 bench: $(READY)
 	$(RUN) benchmarks.attention
+	$(RUN) benchmarks.training
+
+# On a machine with a GPU, with its own interpreter and packages: make bench-gpu PYTHON=python3 DATA=… OUT=…
+# (DEVICE=cpu rehearses them without one.)
+DATA ?= ../shared/data
+OUT ?= benchmarks/results
+DEVICE ?= cuda
+BARE := PYTHONPATH=src $(PYTHON) -m
+
+bench-gpu:
+	$(BARE) benchmarks.parity --device $(DEVICE) --output $(OUT)
+	$(BARE) benchmarks.attention --device $(DEVICE) --dtype bfloat16 --output $(OUT)
+	$(BARE) benchmarks.training --device $(DEVICE) --output $(OUT)
+	$(BARE) benchmarks.training --device $(DEVICE) --compile --output $(OUT)
+
+study-gpu:
+	$(BARE) benchmarks.study --data $(DATA) --runs $(OUT)/runs --output $(OUT)/study --seeds 0 1 2 3 4 \
+		--models CLIP DiffCLIP DiffCLIP-dynamic DiffCLIP-vision
+	tar -C $(OUT) -czf $(OUT)/study.tgz study && rm -r $(OUT)/study $(OUT)/runs
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -68,10 +68,9 @@ def measure(
     """Name → median and spread in milliseconds, forward alone and forward with backward."""
     batch, heads, tokens, d, causal = shape
     generator = torch.Generator().manual_seed(0)
-    draw = lambda h, e: (
-        torch.randn(batch, tokens, h, e, generator=generator).to(device, dtype).transpose(1, 2)
-    )
-    q, k, v = draw(heads, d), draw(heads, d), draw(heads // 2, 2 * d)
+    sizes = [(heads, d), (heads, d), (heads // 2, 2 * d)]
+    drawn = [torch.randn(batch, tokens, h, e, generator=generator) for h, e in sizes]
+    q, k, v = (t.to(device, dtype).transpose(1, 2) for t in drawn)
     lam = torch.tensor(0.8, device=device)
     times: dict[str, dict[str, list[float]]] = {name: {"forward": [], "both": []} for name in operators()}
     for turn in range(rounds + 1):

@@ -20,8 +20,7 @@ from diffclip.loading import load
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.report.runs import read_run
-from diffclip.training.checkpoint import STATE_FILE, read_progress
-from diffclip.training.loop import claim_folder, train
+from diffclip.training.complete import complete_run
 from diffclip.training.recipe import read_recipe
 
 MODELS = ("CLIP", "DiffCLIP")
@@ -77,13 +76,7 @@ def _train(folder: Path, scenes: Path, model: str, say: Callable[[str], None]) -
         RECIPE,
         [f"model={model}", *(f"data.{split}={scenes / 'captions' / split}" for split in ("train", "val"))],
     )
-    started = (run / "checkpoints" / "last" / STATE_FILE).is_file()
-    if started and read_progress(run).epoch == recipe.epochs:
-        claim_folder(recipe, run, resume=True)
-        say(f"{model}: reusing the finished run in {run}")
-        return run
-    say(f"{model}: {'going on with' if started else 'training in'} {run}")
-    train(recipe, run, resume=started)
+    complete_run(recipe, run, say)
     return run
 
 

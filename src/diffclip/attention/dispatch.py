@@ -58,7 +58,8 @@ def differential_attention(
     Args:
         q, k: [B, 2·H, N, d]; heads 2i and 2i+1 are a pair.
         v: [B, H, N, e]; e = 2·d in DiffCLIP, any in general. The output has its type.
-        lam: λ as a number, a 0-dim tensor, [H], or [B, H, N]; gradients flow to it. Used in float32.
+        lam: λ as a number, a 0-dim tensor, [H], or [B, H, N]; gradients flow to it. Used in float32 (float64
+            where the inputs are).
         causal: token n sees tokens 0 … n.
         backend: "auto", "eager" (the formula) or "sdpa" (torch's fused attention).
         norm_weight: [e], the gain of the RMS norm over each head's output, or None for no norm.
@@ -72,11 +73,10 @@ def differential_attention(
         InputError: shapes that do not fit together, or an unknown backend.
     """
     _check_shapes(q, k, v, norm_weight)
-    batch, heads, tokens, value_dim = v.shape
-    lam = per_head(lam, batch, heads, tokens, q.device)
-    out: Tensor = _choose(backend, "differential", q).differential(q, k, v, lam, causal).float()
+    lam = per_head(lam, v)
+    out: Tensor = _choose(backend, "differential", q).differential(q, k, v, lam, causal).to(lam.dtype)
     if norm_weight is not None:
-        out = F.rms_norm(out, (value_dim,), norm_weight.float(), norm_eps)
+        out = F.rms_norm(out, (v.shape[-1],), norm_weight.to(lam.dtype), norm_eps)
     return (out * out_scale if out_scale != 1.0 else out).to(v.dtype)
 
 

@@ -1,6 +1,6 @@
 """The formulas, literally: every map is made. The reference that the fast backends are held against.
 
-Softmax rows, their difference and λ are float32 whatever the inputs; the product with V is in V's type.
+Softmax rows, their difference and λ are float32 at least; the product with V is in V's type.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diffclip.attention.lambdas import accumulator
+
 
 def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """softmax(Q·Kᵀ/√d) as float32 [B, heads, N, N] for q, k [B, heads, N, d]."""
+    """softmax(Q·Kᵀ/√d), float32 at least, [B, heads, N, N] for q, k [B, heads, N, d]."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(future, float("-inf"))
-    maps: Tensor = scores.softmax(dim=-1, dtype=torch.float32)
+    maps: Tensor = scores.softmax(dim=-1, dtype=accumulator(q.dtype))
     return maps
 
 

@@ -1,6 +1,7 @@
 """λ: its re-parameterisation, and how the shapes it may have meet the heads.
 
-λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init (paper Section 3.2; Differential Transformer, arXiv:2410.05258, Section 2.1).
+λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init (paper Section 3.2,
+after Differential Transformer, arXiv:2410.05258, Section 2.1).
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ def reparameterised(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, lambda_init:
     return first - second + lambda_init
 
 
-def per_head(lam: float | Tensor, batch: int, heads: int, tokens: int, device: torch.device) -> Tensor:
-    """λ in float32, shaped to scale maps or outputs [B, H, N, …]: one of [], [1, H, 1, 1] and [B, H, N, 1].
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type that maps, λ and norms are computed in: float32, or float64 where the inputs are."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def per_head(lam: float | Tensor, v: Tensor) -> Tensor:
+    """λ in float32 (float64 where v [B, H, N, e] is), shaped to scale [B, H, N, …]: [], [1, H, 1, 1] or [B, H, N, 1].
 
     Raises:
         InputError: λ is neither a number, nor 0-dim, nor [H], nor [B, H, N].
     """
-    lam = torch.as_tensor(lam, dtype=torch.float32, device=device)
+    batch, heads, tokens, _ = v.shape
+    lam = torch.as_tensor(lam, dtype=accumulator(v.dtype), device=v.device)
     if lam.ndim == 0:
         return lam
     if lam.shape == (heads,):

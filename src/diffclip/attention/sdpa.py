@@ -30,4 +30,4 @@ def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> 
         ]
         for i in (0, 1)
     )
-    return first.float() - lam * second.float()
+    return first.to(lam.dtype) - lam * second.to(lam.dtype)

@@ -1,0 +1,27 @@
+"""A run brought to its end, from wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from diffclip.training.checkpoint import STATE_FILE, read_progress
+from diffclip.training.loop import Outcome, claim_folder, train
+from diffclip.training.recipe import Recipe
+
+
+def complete_run(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Outcome:
+    """Train `recipe` in `run`; go on with a run that was stopped; use a finished one again. `say` tells which.
+
+    Raises:
+        InputError: as `train`, or the folder holds a run of another recipe.
+    """
+    started = (run / "checkpoints" / "last" / STATE_FILE).is_file()
+    if started:
+        claim_folder(recipe, run, resume=True)
+        progress = read_progress(run)
+        if progress.epoch == recipe.epochs:
+            say(f"{run.name}: reusing the finished run in {run}")
+            return Outcome(run, progress)
+    say(f"{run.name}: {'going on with' if started else 'training in'} {run}")
+    return train(recipe, run, resume=started)
