@@ -54,20 +54,17 @@ def fetch(source: str) -> Path:
         InputError: no such model on the hub, or the hub cannot be reached.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError
 
     repository = source.removeprefix(HUB_PREFIX)
-    try:
+    fault: Exception | None = None
+    for files in ((CONFIG_FILE, WEIGHTS_FILE), (PUBLISHED_FILE,)):
         try:
-            file = hf_hub_download(repository, CONFIG_FILE)
-            hf_hub_download(repository, WEIGHTS_FILE)
-        except LocalEntryNotFoundError:
-            raise
-        except EntryNotFoundError:
-            file = hf_hub_download(repository, PUBLISHED_FILE)
-    except Exception as error:  # the hub's client raises many kinds, and each means that there is no model
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"{source} cannot be fetched ({first[:150]}): check the name and the connection"
-        ) from None
-    return Path(file).parent
+            return [Path(hf_hub_download(repository, file)) for file in files][0].parent
+        except EntryNotFoundError as error:  # not in the repository, or offline and not in the cache
+            fault = error
+        except Exception as error:  # the client raises many kinds, and each means that there is no model
+            fault = error
+            break
+    lines = str(fault).strip().splitlines() or [type(fault).__name__]
+    raise InputError(f"{source} cannot be fetched ({lines[0][:150]}): check the name and the connection")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ def train(recipe: Recipe, run: Path, resume: bool = False) -> Outcome:
     require_group("train", "lightning", "tensorboard")
     from lightning.fabric import Fabric
     from open_clip.loss import ClipLoss
+
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces what the recipe says
 
     config = recipe.config()
     tokenizer = Tokenizer(config.text)

@@ -1,0 +1,40 @@
+"""The demonstration from end to end, as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def demo(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "diffclip.cli", "demo", "--folder", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1500)
+
+
+@pytest.mark.slow
+def test_the_demo_trains_both_models_far_above_chance_and_is_used_again(tmp_path: Path) -> None:
+    first = demo(tmp_path / "demo")
+    assert first.returncode == 0, first.stderr[-2000:]
+    page = (tmp_path / "demo" / "report.html").read_text()
+    for section in ("Retrieved examples", "Attention pictures", "How it was made"):
+        assert section in page
+    assert not re.search(r'(src|href)="https?:', page)
+    for model in ("CLIP", "DiffCLIP"):
+        lines = (tmp_path / "demo" / model / "results.jsonl").read_text().splitlines()
+        values = {record["metric"]: record["value"] for record in map(json.loads, lines)}
+        # chance: 0.5 % for pictures among 1,000; 0.5 % for captions, 5 of 5,000 being right; 8.3 % for 12 shapes
+        assert values["image_retrieval_recall@5"] > 0.1
+        assert values["text_retrieval_recall@5"] > 0.1
+        assert values["acc1"] > 0.3
+        assert f"{model}: acc1" in first.stdout
+    made = (tmp_path / "demo" / "CLIP" / "checkpoints" / "last").readlink()
+
+    second = demo(tmp_path / "demo")
+    assert second.returncode == 0, second.stderr[-2000:]
+    assert second.stdout.count("reusing") == 5  # the scenes, and each model's run and results
+    assert (tmp_path / "demo" / "CLIP" / "checkpoints" / "last").readlink() == made
