@@ -60,7 +60,8 @@ def fetch(source: str) -> Path:
     fault: Exception | None = None
     for files in ((CONFIG_FILE, WEIGHTS_FILE), (PUBLISHED_FILE,)):
         try:
-            return [Path(hf_hub_download(repository, file)) for file in files][0].parent
+            fetched = [Path(hf_hub_download(repository, file)) for file in files]
+            return fetched[0].parent
         except EntryNotFoundError as error:  # not in the repository, or offline and not in the cache
             fault = error
         except Exception as error:  # the client raises many kinds, and each means that there is no model
