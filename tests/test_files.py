@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import torch
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import variant_config
-from diffclip.files import write_atomically, write_text
+from diffclip.files import check_writable, disk_errors, write_atomically, write_text
 from diffclip.weights import save_published
 
 SIZES = {"text": {"width": 32, "layers": 1, "heads": 2}, "vision": {"width": 32, "layers": 1, "heads": 2}}
@@ -47,6 +50,108 @@ def test_something_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="in the way"):
         write_text(tmp_path / "file" / "inner", "x")
+
+
+@pytest.mark.parametrize("code", [errno.ENAMETOOLONG, errno.EIO, errno.ENOENT, errno.EFBIG, errno.EROFS])
+def test_whatever_the_system_refuses_is_one_line(code: int, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error, write_atomically(tmp_path / "file"):
+        raise OSError(code, "x")
+    wanted = f"cannot write {tmp_path / 'file'}: {os.strerror(code)}; choose another place"
+    assert str(error.value) == wanted
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_fault_of_the_target_passes() -> None:
+    for fault in (BrokenPipeError(errno.EPIPE, "x"), OSError("no number")):
+        with pytest.raises(OSError) as error, disk_errors(Path("x")):
+            raise fault
+        assert error.value is fault
+
+
+def test_long_names(tmp_path: Path) -> None:
+    write_text(tmp_path / ("a" * 250), "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["a" * 250]
+    for check in (check_writable, lambda path: write_text(path, "text")):
+        with pytest.raises(InputError, match="name too long; choose another place"):
+            check(tmp_path / ("b" * 256))
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("there/file")
+    for text in ("first", "second"):
+        write_text(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "there" / "file").read_text() == text
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
+
+
+def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    check_writable(pipe)
+    write_text(pipe, "text")
+    reader.join(30)
+    assert read == ["text"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+
+
+@needs_full
+def test_a_full_device_is_named_and_kept(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    with pytest.raises(InputError, match=f"no space left on device while writing {full}: free some space"):
+        write_text(full, "text")
+    assert full.is_symlink()
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+
+
+@needs_full
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_disk_that_fills_up_meanwhile_leaves_what_was_there(folder: bool, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    if not folder:
+        target.write_text("before")
+    with (
+        pytest.raises(InputError, match=f"no space left on device while writing {target}: free"),
+        write_atomically(target) as temporary,
+    ):
+        if folder:
+            temporary.mkdir()
+            (temporary / "half").touch()
+        else:
+            temporary.write_text("half")
+        with open("/dev/full", "w") as full:
+            full.write("x")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ([] if folder else ["before"])
+
+
+def test_what_cannot_be_written_is_found_before(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for target in (tmp_path / "file", tmp_path / "new", tmp_path / "a" / "b" / "new", Path(os.devnull)):
+        check_writable(target)
+    for target in (tmp_path / "folder", tmp_path / "file" / "inner", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(InputError, match=f"cannot write {target}: .* is in the way"):
+            check_writable(target)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system without new files")
+def test_a_place_that_takes_no_files(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc")
+    for place in (Path("/proc"), tmp_path / "link"):
+        for check in (check_writable, lambda path: write_text(path, "text")):
+            for target in (place / "new", place / "a" / "new"):
+                with pytest.raises(InputError, match=f"cannot write {target}: .*; choose another place"):
+                    check(target)
 
 
 @pytest.fixture

@@ -96,6 +96,24 @@ def test_half_precision_stays_near(dtype: torch.dtype, variant: str, backend: st
         assert torch.cosine_similarity(a, b.float()).min() > 0.995
 
 
+def test_lambda_stays_exact_when_the_model_is_cast() -> None:
+    model = CLIP(tiny(), seed=0)
+    before = model.lambdas()
+    model.to(torch.bfloat16)
+    assert model.visual.blocks[0].attn.qkv.weight.dtype == torch.bfloat16
+    assert all(torch.equal(before[tower], lam) for tower, lam in model.lambdas().items())
+    model.float()
+    assert all(torch.equal(before[tower], lam) for tower, lam in model.lambdas().items())
+
+
+def test_inputs_of_another_size_are_named() -> None:
+    model = CLIP(tiny(), seed=0)
+    with pytest.raises(InputError, match=r"images are \[1, 3, 40, 40\]: this model takes \[B, 3, 32, 32\]"):
+        model.encode_image(torch.zeros(1, 3, 40, 40))
+    with pytest.raises(InputError, match=r"tokens are \[1, 17\].* up to 16"):
+        model.encode_text(torch.ones(1, 17, dtype=torch.int64))
+
+
 def test_lambda_is_float32_under_autocast() -> None:
     model = CLIP(tiny(), seed=0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -169,6 +187,7 @@ def test_seeds_decide_the_start() -> None:
         ),
         (lambda: variant_config("DiffCLIP", {"vision": {"heads": 3}}), "heads 3 is odd"),
         (lambda: variant_config("CLIP", {"text": {"width": 100, "heads": 8}}), "not a multiple of heads 8"),
+        (lambda: diffclip.create_model("CLIP-ViT-B-16", image_size=0), "image_size"),
         (lambda: CLIP(tiny(), init="matchd"), "did you mean 'matched'"),
         (lambda: CLIP(tiny(), attention_backend="flash"), "unknown attention backend 'flash'"),
     ],

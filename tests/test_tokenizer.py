@@ -36,8 +36,9 @@ def test_truncation_keeps_the_end() -> None:
 
 def test_a_small_vocabulary_is_refused_when_it_is_used() -> None:
     tokenizer = Tokenizer(TextConfig(vocab_size=512))
-    with pytest.raises(InputError, match="vocabulary of 512"):
-        tokenizer("a cat")
+    for _ in range(2):
+        with pytest.raises(InputError, match="vocabulary of 512"):
+            tokenizer("a cat")
 
 
 def test_it_travels_to_worker_processes() -> None:

@@ -215,6 +215,81 @@ def test_heads_of_a_plain_tower_of_unknown_width_cannot_be_told() -> None:
     assert infer_config(tiny("DiffCLIP").state_dict()) == variant_config("DiffCLIP", TINY)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_our_own_published_file_keeps_what_the_weights_do_not_tell(variant: str, tmp_path: Path) -> None:
+    model = tiny(variant, preprocess={"mean": [0.5, 0.5, 0.5]}).eval()
+    save_published(model, tmp_path / "ours.pt")
+    loaded, _, _ = diffclip.load(tmp_path / "ours.pt")
+    assert loaded.config == model.config
+    images, tokens = torch.randn(2, 3, 32, 32), torch.randint(1, 99, (2, 16))
+    assert torch.equal(loaded.encode_image(images), model.encode_image(images))
+    assert torch.equal(loaded.encode_text(tokens), model.encode_text(tokens))
+
+
+def test_a_moved_safetensors_file_keeps_its_configuration(tmp_path: Path) -> None:
+    model = tiny("DiffCLIP-dynamic")
+    diffclip.save_weights(model, tmp_path / "saved")
+    (tmp_path / "saved" / "model.safetensors").rename(tmp_path / "moved.safetensors")
+    assert diffclip.load(tmp_path / "moved.safetensors")[0].config == model.config
+    diffclip.save_weights(model, tmp_path / "saved")
+    assert diffclip.load(tmp_path / "saved" / "model.safetensors")[0].config == model.config
+
+
+def test_a_foreign_config_beside_a_published_file_is_not_read(tmp_path: Path) -> None:
+    published_file(tiny(), tmp_path / "checkpoint_best.pt")
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    assert same(diffclip.load(tmp_path)[0], tiny())
+
+
+def test_a_saved_model_that_differs_where_shapes_do_not_show_it_is_refused(tmp_path: Path) -> None:
+    diffclip.save_weights(tiny("CLIP"), tmp_path / "four")
+    eight = tiny("CLIP", vision=TINY["vision"] | {"heads": 8})
+    with pytest.raises(InputError, match="vision heads 4 for 8"):
+        diffclip.load_weights(eight, tmp_path / "four")
+    diffclip.save_weights(tiny("DiffCLIP"), tmp_path / "constant")
+    with pytest.raises(InputError, match=r"lambda_init 0\.8 for dynamic"):
+        diffclip.load_weights(tiny("DiffCLIP-dynamic"), tmp_path / "constant")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {3: torch.zeros(1)},
+        {"x": torch.zeros(2, 2).to_sparse()},
+        {"x": torch.zeros(2, dtype=torch.complex64)},
+        {f"visual.blocks.0.attn.{part}_proj.weight": torch.tensor(0.0) for part in "qkv"},
+        {
+            f"visual.blocks.0.attn.{part}_proj.weight": torch.zeros(2, size)
+            for part, size in zip("qkv", (2, 3, 4), strict=True)
+        },
+        {"visual.blocks.0.attn.lambda_q1": torch.zeros(0)},
+    ],
+)
+def test_odd_contents_are_refused_in_one_line(odd: dict, tmp_path: Path) -> None:
+    state = to_published(tiny().state_dict(), tiny().config) | odd
+    torch.save({"state_dict": state}, tmp_path / "odd.pt")
+    for use in (diffclip.load, lambda file: diffclip.load_weights(tiny(), file)):
+        with pytest.raises(InputError) as error:
+            use(tmp_path / "odd.pt")
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_damaged_files_never_raise_anything_else(legacy: bool, tmp_path: Path) -> None:
+    torch.save(
+        {"a": torch.zeros(3), "b": [1, 2]}, tmp_path / "f.pt", _use_new_zipfile_serialization=not legacy
+    )
+    whole = (tmp_path / "f.pt").read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        damaged = bytearray(whole[: rng.integers(1, len(whole))])
+        for place in rng.integers(0, len(damaged), 3):
+            damaged[place] = rng.integers(256)
+        (tmp_path / "g.pt").write_bytes(bytes(damaged))
+        with pytest.raises(InputError):
+            diffclip.load(tmp_path / "g.pt")
+
+
 def test_a_mismatch_lists_what_differs_and_names_the_model_that_fits(tmp_path: Path) -> None:
     file = published_file(CLIP(named_config("CLIP-ViT-Ti-16"), seed=0), tmp_path / "clip.pt")
     with pytest.raises(InputError) as error:
@@ -264,7 +339,7 @@ def cut(file: Path, share: float) -> Path:
             "safetensors",
         ),
         (lambda d: torch.save([1, 2], d / "list.pt") or d / "list.pt", "no state_dict"),
-        (lambda d: torch.save({"a": 1}, d / "dict.pt") or d / "dict.pt", "not all tensors"),
+        (lambda d: torch.save({"a": 1}, d / "dict.pt") or d / "dict.pt", "'a' is not a named tensor"),
     ],
 )
 def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "openai": (OPENAI_MEAN,
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
 
 class _TowerConfig(_Config):
@@ -133,13 +133,25 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     """
     if variant not in VARIANTS:
         raise unknown("model", variant, VARIANTS)
+    towers = {tower: architecture.get(tower, {}) for tower in ("vision", "text")}
+    for tower, sizes in towers.items():
+        if not isinstance(sizes, dict):
+            raise InputError(
+                f"architecture.{tower} is {sizes!r}: it must map sizes such as width, layers, heads"
+            )
+    decided = {"lambda_init"} & architecture.keys()
+    decided |= {f"{tower}.attention" for tower, sizes in towers.items() if "attention" in sizes}
+    if decided:
+        raise InputError(
+            f"architecture has {', '.join(sorted(decided))}: the model {variant} decides that, leave it out"
+        )
     vision, text, lambda_init = VARIANTS[variant]
     return parse_config(
-        {"lambda_init": lambda_init}
-        | architecture
+        architecture
         | {
-            "vision": {"attention": vision} | architecture.get("vision", {}),
-            "text": {"attention": text} | architecture.get("text", {}),
+            "lambda_init": lambda_init,
+            "vision": {"attention": vision} | towers["vision"],
+            "text": {"attention": text} | towers["text"],
         },
         f"model {variant}",
     )
@@ -183,7 +195,7 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
         {
             "embed_dim": embed_dim,
             "vision": {
-                "image_size": image_size or 224,
+                "image_size": 224 if image_size is None else image_size,
                 "patch_size": patch,
                 **dict(zip(keys, vision, strict=True)),
             },

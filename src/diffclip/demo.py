@@ -20,6 +20,7 @@ from diffclip.loading import load
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.report.runs import read_run
+from diffclip.training.checkpoint import STATE_FILE
 from diffclip.training.complete import complete_run
 from diffclip.training.recipe import read_recipe
 
@@ -83,7 +84,7 @@ def _train(folder: Path, scenes: Path, model: str, say: Callable[[str], None]) -
 def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> list[Record]:
     """The records of `run`'s best checkpoint on the held-out scenes, made once and kept in its folder."""
     file, checkpoint = run / "results.jsonl", run / "checkpoints" / "best"
-    if file.is_file():
+    if file.is_file() and file.stat().st_mtime >= (checkpoint / STATE_FILE).stat().st_mtime:
         say(f"{run.name}: reusing the results in {file}")
         return read_records(file)
     model, preprocess, tokenizer = load(checkpoint)

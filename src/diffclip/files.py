@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,40 +17,52 @@ from diffclip.errors import InputError
 
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """Turn a full disk, a read-only place or a missing permission into one line that names `target`."""
+    """Turn what the operating system refuses into one line that names `target`.
+
+    A reader that left (`BrokenPipeError`) is no fault of the target and passes.
+    """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
+        if error.errno is None:
+            raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
                 f"no space left on device while writing {target}: free some space or choose another place"
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise InputError(
-                f"cannot write {target}: {os.strerror(error.errno)}; choose another place"
-            ) from error
-        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
             raise InputError(f"cannot write {target}: a file or folder of that name is in the way") from error
-        raise
+        raise InputError(
+            f"cannot write {target}: {os.strerror(error.errno)}; choose another place"
+        ) from error
 
 
 @contextmanager
 def write_atomically(target: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`; rename it to `target` when the block ends well, else remove it.
 
-    The block may create a file or a folder at the temporary path. A folder never replaces an existing one.
+    The block may create a file or a folder at the temporary path. A folder never replaces an existing one. Where
+    `target` is a link, what it points to is replaced. A pipe or a device is no file to replace: it is yielded itself,
+    and the block writes straight into it.
 
     Raises:
-        InputError: no space left, no permission, or a folder is in the way.
+        InputError: no space left, no permission, a folder is in the way, or anything else the system refuses.
     """
     target = Path(target)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if _is_special(_kind(target)):
+            yield target
+            return
+        place = Path(os.path.realpath(target))
+        # without the target's name, which may be as long as a name can be
+        temporary = place.parent / f".{uuid.uuid4().hex[:8]}.tmp"
+        place.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             _flush(temporary)
-            os.replace(temporary, target)
+            os.replace(temporary, place)
         finally:
             if temporary.is_dir():
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -56,10 +70,43 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
+def check_writable(target: str | Path) -> None:
+    """Find out before long work whether the file `target` can be written after it; nothing is left behind.
+
+    Raises:
+        InputError: it is a folder, or a file cannot be made there.
+    """
+    target = Path(target)
+    with disk_errors(target):
+        kind = _kind(target)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if _is_special(kind):
+            if not os.access(target, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        folder = Path(os.path.realpath(target)).parent
+        while _kind(folder) is None:
+            folder = folder.parent
+        tempfile.TemporaryFile(dir=folder).close()
+
+
 def write_text(target: str | Path, text: str) -> None:
     """Write `text` as UTF-8 to `target`, whole or not at all."""
     with write_atomically(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def _kind(path: Path) -> int | None:
+    """What `path` is or links to, as in the `stat` module; None where there is nothing."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _is_special(kind: int | None) -> bool:
+    return kind not in (None, stat.S_IFREG, stat.S_IFDIR)
 
 
 def _flush(path: Path) -> None:

@@ -39,7 +39,7 @@ def load(
 
 
 def _config(path: Path, model: str | None) -> CLIPConfig:
-    saved = read_config(path) if path.is_dir() else None
+    saved = read_config(path)
     if saved is not None:
         if model is not None and name_of(saved) != model:
             raise InputError(f"{path} holds {name_of(saved)}, not {model}: leave the model's name out")

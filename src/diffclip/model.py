@@ -114,12 +114,28 @@ class CLIP(nn.Module):
         self.config.vision.image_size = image_size
 
     def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:
-        """Normalised pictures [B, 3, S, S] to features [B, embed_dim], of unit length if `normalize`."""
+        """Normalised pictures [B, 3, S, S] to features [B, embed_dim], of unit length if `normalize`.
+
+        Raises:
+            InputError: pictures of another size.
+        """
+        size = self.config.vision.image_size
+        if images.ndim != 4 or images.shape[1:] != (3, size, size):
+            raise InputError(f"images are {list(images.shape)}: this model takes [B, 3, {size}, {size}]")
         features = self.visual(images) @ self.image_projection
         return F.normalize(features, dim=-1) if normalize else features
 
     def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor:
-        """Token ids [B, L ≤ context_length] to features [B, embed_dim], read at the largest id (end of text)."""
+        """Token ids [B, L ≤ context_length] to features [B, embed_dim], read at the largest id (end of text).
+
+        Raises:
+            InputError: more tokens than the context.
+        """
+        if tokens.ndim != 2 or tokens.shape[1] > self.config.text.context_length:
+            longest = self.config.text.context_length
+            raise InputError(
+                f"tokens are {list(tokens.shape)}: this model takes [B, L] with L up to {longest}"
+            )
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]
         x = self.ln_final(self.transformer(x))
         x = x[torch.arange(x.shape[0], device=x.device), tokens.argmax(dim=-1)]

@@ -35,7 +35,13 @@ def from_published(state: State) -> dict[str, Tensor]:
         if match := _SPLIT.match(name):
             prefix, kind = match.groups()
             parts = [state.get(f"{prefix}{part}_proj.{kind}") for part in "qkv"]
-            if any(part is None for part in parts):
+            if (
+                any(
+                    part is None or part.ndim != tensor.ndim or part.shape[1:] != tensor.shape[1:]
+                    for part in parts
+                )
+                or not tensor.ndim
+            ):
                 ours[name] = tensor
             elif f"{prefix}qkv.{kind}" not in ours:
                 ours[f"{prefix}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
@@ -84,7 +90,7 @@ def infer_config(state: State) -> CLIPConfig:
             | {"vocab_size": vocab, "context_length": state["positional_embedding"].shape[0]},
         }
         embed_dim = state["image_projection"].shape[1]
-    except (KeyError, ValueError, IndexError) as error:
+    except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
         raise InputError(
             f"these are not the weights of a CLIP with two transformers: no usable {error}"
         ) from None

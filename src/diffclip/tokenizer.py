@@ -28,11 +28,12 @@ class Tokenizer:
             # open_clip takes seconds to import, and a model that reads no text does not need it
             from open_clip.tokenizer import SimpleTokenizer
 
-            self._bpe = SimpleTokenizer(context_length=self.context_length)
-            if self._bpe.vocab_size > self.vocab_size:
+            bpe = SimpleTokenizer(context_length=self.context_length)
+            if bpe.vocab_size > self.vocab_size:
                 raise InputError(
                     f"the model's vocabulary of {self.vocab_size} is smaller than the tokenizer's "
-                    f"{self._bpe.vocab_size}: encode_text takes ids of your own"
+                    f"{bpe.vocab_size}: encode_text takes ids of your own"
                 )
+            self._bpe = bpe
         ids: Tensor = self._bpe([texts] if isinstance(texts, str) else list(texts))
         return ids

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
 
 CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE = "config.json", "model.safetensors", "checkpoint_best.pt"
+CONFIG_KEY = "diffclip_config"  # in a `.pt` file of ours
 
 
 def find_weights(path: str | Path) -> Path:
@@ -79,20 +80,27 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
             contents = contents[key]
     if not isinstance(contents, Mapping) or not contents:
         raise InputError(f"{file} holds no state_dict: give a file with a model's weights")
-    if not all(isinstance(value, Tensor) for value in contents.values()):
-        raise InputError(f"{file} holds no state_dict: its entries are not all tensors")
+    for name, value in contents.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(f"{file} holds no state_dict: {str(name)[:60]!r} is not a named tensor")
+        if value.layout != torch.strided or value.is_complex():
+            raise InputError(f"{file} holds {name} as a sparse or complex tensor: give dense, real weights")
     return contents
 
 
-def read_config(folder: str | Path) -> CLIPConfig | None:
-    """The configuration in a saved folder, or None where there is no `config.json`.
+def read_config(path: str | Path) -> CLIPConfig | None:
+    """The configuration saved beside the weights that `path` means, or None where they bring none.
+
+    A `config.json` counts only beside `model.safetensors`: elsewhere it is another program's. Files of ours carry the
+    configuration inside too, so that they may be moved.
 
     Raises:
-        InputError: the file is not a model's configuration.
+        InputError: unusable weights, or the file is not a model's configuration.
     """
-    file = Path(folder) / CONFIG_FILE
-    if not file.is_file():
-        return None
+    weights = find_weights(path)
+    file = weights.with_name(CONFIG_FILE)
+    if weights.name != WEIGHTS_FILE or not file.is_file():
+        return _config_inside(weights)
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -102,9 +110,20 @@ def read_config(folder: str | Path) -> CLIPConfig | None:
     return parse_config(fields, str(file))
 
 
+def _config_inside(file: Path) -> CLIPConfig | None:
+    contents: object
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt") as opened:
+            contents = opened.metadata()
+    else:
+        contents = read_pickle(file)
+    text = contents.get(CONFIG_KEY) if isinstance(contents, Mapping) else None
+    return parse_config(json.loads(text), str(file)) if isinstance(text, str) else None
+
+
 def load_weights(model: CLIP, path: str | Path) -> CLIP:
     """Read weights into `model` and return it. A file in the published layout also sets the published LayerNorm
-    epsilon, whatever the model's init was, and records it in `model.config`; a saved folder sets its own.
+    epsilon, whatever the model's init was, and records it in `model.config`; one with a configuration sets its own.
 
     Raises:
         InputError: unreadable weights, or weights for another model: the line lists what is missing, what is extra
@@ -112,13 +131,32 @@ def load_weights(model: CLIP, path: str | Path) -> CLIP:
     """
     state, published = read_state(path)
     check_fit(model, state, path)
-    model.load_state_dict(state)
     config = read_config(path)
-    if published:
-        model.set_vision_norm_eps(published_norm_eps(model.config.vision))
-    elif config is not None and config.vision.norm_eps is not None:
+    if config is not None:
+        _check_same(model, config, path)
+    model.load_state_dict(state)
+    if config is not None and config.vision.norm_eps is not None:
         model.set_vision_norm_eps(config.vision.norm_eps)
+    elif published:
+        model.set_vision_norm_eps(published_norm_eps(model.config.vision))
     return model
+
+
+def _check_same(model: CLIP, config: CLIPConfig, source: str | Path) -> None:
+    """Refuse weights whose saved configuration differs where shapes do not show it."""
+    differing = [
+        f"{tower} heads {getattr(config, tower).heads} for {getattr(model.config, tower).heads}"
+        for tower in ("vision", "text")
+        if getattr(config, tower).heads != getattr(model.config, tower).heads
+    ]
+    differential = "differential" in (config.vision.attention, config.text.attention)
+    if differential and config.lambda_init != model.config.lambda_init:
+        differing.append(f"lambda_init {config.lambda_init} for {model.config.lambda_init}")
+    if differing:
+        raise InputError(
+            f"{source} holds weights for another model than {name_of(model.config)}: {'; '.join(differing)}; "
+            f"they fit {name_of(config)}"
+        )
 
 
 def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> None:
@@ -161,7 +199,7 @@ def save_weights(model: CLIP, folder: str | Path) -> None:
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with write_atomically(folder / WEIGHTS_FILE) as temporary:
         try:
-            save_file(state, temporary)
+            save_file(state, temporary, metadata={CONFIG_KEY: model.config.model_dump_json()})
         except SafetensorError as error:
             raise as_disk_error(error) from error
     write_text(folder / CONFIG_FILE, model.config.model_dump_json(indent=2) + "\n")
@@ -170,11 +208,16 @@ def save_weights(model: CLIP, folder: str | Path) -> None:
 def save_published(model: CLIP, file: str | Path) -> None:
     """Write a `.pt` file in the published layout: `state_dict` with `module.` before each name.
 
+    The configuration goes beside it as JSON text, so that nothing is lost on the way back; other readers ignore it.
+
     Raises:
         InputError: no space left on the device, or no permission.
     """
     state = to_published(model.state_dict(), model.config)
-    contents = {"state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()}}
+    contents = {
+        "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},
+        CONFIG_KEY: model.config.model_dump_json(),
+    }
     with write_atomically(file) as temporary:
         save_torch(contents, temporary)
 

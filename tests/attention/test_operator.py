@@ -121,6 +121,7 @@ def test_lambda_is_not_rounded_to_the_inputs_type() -> None:
         (lambda q, k, v: (q, k[:, :, :2], v, 0.5), "q [2, 4, 5, 8] and k [2, 4, 2, 8]"),
         (lambda q, k, v: (q, k, v[:, :1], 0.5), "v is [2, 1, 5, 16]"),
         (lambda q, k, v: (q, k, v, torch.zeros(4)), "lam has shape [4]"),
+        (lambda q, k, v: (q, k, v.bfloat16(), 0.5), "torch.bfloat16: give them one type"),
     ],
 )
 def test_shapes_that_do_not_fit_are_named(change, words: str) -> None:

@@ -78,10 +78,46 @@ def test_a_broken_picture_among_many_is_left_out_and_named(model_folder, picture
     (folder / "empty.png").touch()
     printed, errors = call(folder, "--labels", "red,green", "--model", model_folder, "--json")
     assert printed.count("\n") == 3
-    lines = errors.strip().splitlines()
-    assert lines[0] == "diffclip: left out 2 of 5 pictures:"
-    assert "broken.jpg" in lines[1]
-    assert "empty.png" in lines[2]
+    (line,) = errors.splitlines()
+    assert line.startswith("diffclip: left out 2 of 5 pictures: ")
+    assert "broken.jpg: is cut short" in line
+    assert "empty.png: is empty" in line
+
+
+def test_many_broken_pictures_are_one_line_too(model_folder, pictures, tmp_path):
+    folder = tmp_path / "mixed"
+    shutil.copytree(pictures, folder)
+    for index in range(9):
+        (folder / f"empty{index}.png").touch()
+    _, errors = call(folder, "--labels", "red,green", "--model", model_folder)
+    (line,) = errors.splitlines()
+    assert line.startswith("diffclip: left out 9 of 12 pictures: ")
+    assert "empty4.png" in line
+    assert "empty5.png" not in line
+    assert line.endswith("; and 4 more")
+
+
+def test_a_picture_that_was_named_must_be_readable(model_folder, pictures, tmp_path):
+    output = tmp_path / "labels.jsonl"
+    bad = [tmp_path / f"bad{index}.png" for index in range(3)]
+    for file in bad:
+        file.touch()
+    arguments = ("--labels", "a,b", "--model", model_folder, "--json", "--output", output)
+    with pytest.raises(InputError, match=r"bad0\.png is empty .*\(and 2 more of the named pictures\)"):
+        call(pictures, *bad, *arguments)
+    with pytest.raises(InputError, match=r"bad1\.png is empty[^(]*\(0 bytes\)[^(]*$"):
+        call(bad[1], pictures / "red.png", *arguments)
+    with pytest.raises(InputError, match=r"bad2\.png is empty"):
+        call(pictures, tmp_path, bad[2], *arguments)
+    assert not output.exists()
+
+
+def test_an_output_that_cannot_be_written_is_found_first(model_folder, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr("diffclip.cli.classify.load_for_use", lambda *_: pytest.fail("a model was loaded"))
+    (tmp_path / "file").touch()
+    for output in (tmp_path, tmp_path / "file" / "inner"):
+        with pytest.raises(InputError, match=f"cannot write {output}: .* in the way"):
+            call(pictures, "--labels", "a,b", "--model", model_folder, "--output", output)
 
 
 def test_a_single_broken_picture_is_an_error(model_folder, tmp_path):
@@ -139,4 +175,6 @@ def test_labels_are_checked_before_anything_is_loaded(tmp_path):
 
 
 def test_help_has_an_example():
-    assert "Example: diffclip classify" in call("--help")[0]
+    text = " ".join(call("--help")[0].split())
+    assert "Example: diffclip classify" in text
+    assert "--model runs/demo/DiffCLIP" in text

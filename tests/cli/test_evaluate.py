@@ -36,8 +36,9 @@ def test_zero_shot_table_and_records(model_folder, class_set, tmp_path):
         assert "shorter edge 16 px bilinear, centre crop 16 px, imagenet statistics" in record.protocol
         assert record.metric in table
     assert "33.3" in table  # chance
-    assert "left out 1 broken" in errors
-    assert "s0000012" in errors
+    (line,) = errors.splitlines()
+    assert line.startswith("diffclip: left out 1 broken samples or shards: ")
+    assert "s0000012" in line
 
 
 def test_retrieval_picks_its_task_and_prints_json(model_folder, caption_set):
@@ -115,6 +116,14 @@ def test_a_bad_second_model_is_found_before_the_first_runs(model_folder, class_s
     monkeypatch.setattr(diffclip.evaluation.tasks, "run_task", lambda *_: pytest.fail("a model was run"))
     with pytest.raises(InputError, match="unknown model 'nothing'"):
         call(model_folder, "nothing", "--data", class_set)
+
+
+def test_an_output_that_cannot_be_written_is_found_first(model_folder, class_set, tmp_path, monkeypatch):
+    monkeypatch.setattr("diffclip.cli.evaluate.load_for_use", lambda *_: pytest.fail("a model was loaded"))
+    (tmp_path / "file").touch()
+    for output in (tmp_path, tmp_path / "file" / "inner"):
+        with pytest.raises(InputError, match=f"cannot write {output}: .* in the way"):
+            call(model_folder, "--data", class_set, "--output", output)
 
 
 def test_help_has_an_example():

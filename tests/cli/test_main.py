@@ -91,6 +91,93 @@ def test_our_own_failures_exit_with_1(monkeypatch, capsys) -> None:
     assert in_process(monkeypatch, capsys, "demo") == (1, "diffclip: step 3: the loss is nan\n")
 
 
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let `diffclip demo` end with `error`."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("diffclip.demo.run_demo", fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (
+            PermissionError(13, "Permission denied", "a.png"),
+            2,
+            "cannot read or write a.png: Permission denied; ",
+        ),
+        (OSError(28, "No space left on device"), 2, "cannot read or write: No space left on device; "),
+        (OSError("no\nnumber"), 2, "cannot read or write: no number; "),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 1, "a data worker died, "),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_failures_of_the_system_are_one_line(
+    error: BaseException, code: int, line: str, monkeypatch, capsys
+) -> None:
+    failing(monkeypatch, error)
+    got, told = in_process(monkeypatch, capsys, "demo")
+    assert got == code
+    assert told.startswith(f"diffclip: {line}")
+    assert len(told.splitlines()) == 1
+
+
+def test_a_configuration_that_escapes_is_one_line(monkeypatch, capsys) -> None:
+    from pydantic import ValidationError
+
+    from diffclip.config import VisionConfig
+
+    with pytest.raises(ValidationError) as caught:
+        VisionConfig(width=-1, layers="x")
+    failing(monkeypatch, caught.value)
+    code, told = in_process(monkeypatch, capsys, "demo")
+    assert code == 2
+    assert told.startswith("diffclip: VisionConfig: width: ")
+    assert "; layers: " in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), RuntimeError("ours")])
+def test_our_own_mistakes_keep_their_traceback(error: Exception, monkeypatch) -> None:
+    failing(monkeypatch, error)
+    monkeypatch.setattr(sys, "argv", ["diffclip", "demo"])
+    with pytest.raises(type(error), match="ours"):
+        cli.main()
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "lightning", "tensorboard"])
+def test_the_demo_names_the_group_to_install(module: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.delitem(sys.modules, "diffclip.demo", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    code, told = in_process(monkeypatch, capsys, "demo", "--folder", str(tmp_path / "demo"))
+    assert code == 2
+    assert (
+        told == f"diffclip: this needs {module}, which is not installed: run pip install 'diffclip[train]'\n"
+    )
+    assert "diffclip.demo" not in sys.modules
+
+
+def test_output_that_nothing_takes() -> None:
+    command = [sys.executable, "-m", "diffclip.cli", "--help"]
+    left = subprocess.run(
+        ["sh", "-c", 'exec "$@" | true', "sh", *command], capture_output=True, text=True, timeout=60
+    )
+    assert left.stderr == ""
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], capture_output=True, text=True, timeout=60
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
+    if not Path("/dev/full").exists():
+        pytest.skip("needs a device that is always full")
+    with open("/dev/full", "w") as full:
+        refused(
+            subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60),
+            "No space left on device",
+        )
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scenes, and a recipe over them."""
@@ -125,6 +212,44 @@ def test_train_leaves_a_run_with_its_report(trained: Path) -> None:
         path.name for path in trained.iterdir()
     }
     assert yaml.safe_load((trained / "recipe.yaml").read_text())["seed"] == 3
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_interrupted_run_says_how_to_go_on(
+    kept: bool, workplace: Path, tmp_path, monkeypatch, capsys
+) -> None:
+    def interrupted(*_: object) -> None:
+        if kept:
+            (tmp_path / "run" / "checkpoints" / "last").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffclip.training.loop.train", interrupted)
+    monkeypatch.chdir(workplace)
+    code, told = in_process(monkeypatch, capsys, "train", "tiny.yaml", "--run", str(tmp_path / "run"))
+    assert code == 130
+    way_on = "go on with --resume" if kept else "there is no checkpoint yet, start again"
+    assert told == f"diffclip: interrupted: {way_on}\n"
+
+
+def test_a_full_device_for_output_is_exit_code_2(trained: Path, workplace: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs a device that is always full")
+    picture = next((workplace / "scenes" / "questions" / "images").iterdir())
+    command = ["classify", str(picture), "--labels", "a, b", "--model", "runs/a", "--json"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "diffclip.cli", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=workplace,
+            timeout=300,
+        )
+    refused(result, "No space left on device")
+    refused(
+        run(*command, "--output", "/dev/full", cwd=workplace),
+        "no space left on device while writing /dev/full",
+    )
 
 
 def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, workplace: Path) -> None:

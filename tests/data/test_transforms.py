@@ -109,3 +109,12 @@ def test_transforms_go_to_other_processes() -> None:
     expected = train(picture)
     torch.manual_seed(0)
     assert torch.equal(pickle.loads(pickle.dumps(train))(picture), expected)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "I;16"])
+def test_pictures_of_any_mode_become_rgb(mode: str) -> None:
+    picture = Image.new("RGB", (20, 30), (10, 200, 30)).convert("L" if mode == "I;16" else mode)
+    if mode == "I;16":
+        picture = Image.fromarray(np.asarray(picture, dtype=np.uint16) * 257)
+    assert eval_transform(16, PreprocessConfig())(picture).shape == (3, 16, 16)
+    assert train_transform(16, PreprocessConfig())(picture).shape == (3, 16, 16)

@@ -57,3 +57,16 @@ def test_no_hook_is_left_behind_and_a_wrong_layer_is_named() -> None:
     with pytest.raises(InputError, match="there is no layer 2"):
         vision_maps(model, torch.randn(1, 3, 32, 32), layer=2)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_maps_are_those_of_evaluation_whatever_the_mode(training: bool) -> None:
+    sizes = TINY | {"vision": TINY["vision"] | {"patch_dropout": 0.5, "drop_path": 0.5}}
+    model, images = CLIP(variant_config("DiffCLIP", sizes), seed=0), torch.randn(2, 3, 32, 32)
+    wanted = class_token_maps(tiny("DiffCLIP"), images)
+    maps = class_token_maps(model.train(training), images)
+    for name, values in wanted.items():
+        torch.testing.assert_close(maps[name], values)
+    with pytest.raises(RuntimeError):
+        vision_maps(model, images[:, :1])
+    assert {module.training for module in model.modules()} == {training}

@@ -95,7 +95,14 @@ def test_checkpoints_are_saved_models_and_best_is_by_validation(finished: Path) 
     assert (checkpoints / "last").readlink() == Path("step_00000015")
     assert (checkpoints / "best").readlink() == Path(f"step_{best_step:08d}")
     kept = {path.name for path in checkpoints.iterdir()}
-    assert kept == {"last", "best", "step_00000015", f"step_{best_step:08d}"}
+    assert kept == {
+        "last",
+        "best",
+        "previous",
+        "step_00000010",
+        "step_00000015",
+        f"step_{best_step:08d}",
+    }
     model, preprocess, tokenizer = diffclip.load(checkpoints / "last")
     assert preprocess.image_size == 32
     assert tokenizer("x").shape == (1, 24)
@@ -171,10 +178,8 @@ def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(
     assert (run / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize(("where", "step"), [("loss", 8), ("gradient", 8), ("loss", 1)])
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(
-    where: str, step: int, recipe: Recipe, tmp_path: Path, monkeypatch
-) -> None:
+def spoil(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
+    """Let the loss or the gradient of one step be no number."""
     forward = CLIP.forward
     calls = iter(range(1, 1000))
 
@@ -188,19 +193,85 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(
         return out
 
     monkeypatch.setattr(CLIP, "forward", spoiled)
+
+
+# the state before a bad loss may be what made it bad, so the checkpoint before stays; a bad gradient leaves
+# a state whose loss was finite
+@pytest.mark.parametrize(("where", "kept"), [("loss", 5), ("gradient", 7)])
+def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
+    where: str, kept: int, recipe: Recipe, tmp_path: Path, monkeypatch
+) -> None:
+    spoil(monkeypatch, where, 8)
     run = tmp_path / "run"
-    with pytest.raises(DiffCLIPError, match=f"step {step}: ") as error:
+    with pytest.raises(DiffCLIPError, match=r"step 8: .*the last good state is .*step_0000000") as error:
         loop.train(recipe, run)
     assert not isinstance(error.value, InputError)
     assert "\n" not in str(error.value)
-    if step == 1:
-        assert not (run / "checkpoints").exists()
-        return
-    assert read_progress(run).step == step - 1
+    assert read_progress(run).step == kept
     model, _, _ = diffclip.load(run / "checkpoints" / "last")
     assert all(p.isfinite().all() for p in model.parameters())
     monkeypatch.undo()
     assert loop.train(recipe, run, resume=True).progress.step == 15
+
+
+def test_a_checkpoint_that_proves_bad_is_withdrawn(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
+    spoil(monkeypatch, "loss", 11)  # the state after step 10, just saved, gives no finite loss
+    run = tmp_path / "run"
+    with pytest.raises(DiffCLIPError, match="step 11"):
+        loop.train(recipe, run)
+    assert read_progress(run).step == 5
+
+
+def test_nothing_is_kept_of_a_run_that_fails_at_once(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
+    spoil(monkeypatch, "loss", 1)
+    with pytest.raises(DiffCLIPError, match=r"step 1: .*there is no earlier checkpoint"):
+        loop.train(recipe, tmp_path / "run")
+    monkeypatch.undo()
+    assert loop.train(recipe, tmp_path / "run").progress.step == 15
+
+
+def test_weights_that_explode_do_not_replace_the_last_good_ones(recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(DiffCLIPError, match=r"not finite|the loss is|the gradient"):
+        loop.train(changed(recipe, lr=1e30, lr_start=1e30, checkpoint_every=1), run)
+    assert not (run / "checkpoints" / "last").exists()
+
+
+def test_a_damaged_training_state_is_named(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run, symlinks=True)
+    state = run / "checkpoints" / "last" / "training.pt"
+    torch.save({"progress": {"step": 1}}, state)
+    with pytest.raises(InputError, match=r"training\.pt is no training state of this model"):
+        loop.train(recipe, run, resume=True)
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"training\.pt"):
+        loop.train(recipe, run, resume=True)
+
+
+def test_a_folder_with_other_files_is_not_taken(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("mine")
+    with pytest.raises(InputError, match="holds other files"):
+        loop.train(recipe, tmp_path)
+    assert (tmp_path / "recipe.yaml").read_text() == "mine"
+
+
+def test_progress_after_a_last_broken_batch_is_kept(
+    recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch
+) -> None:
+    batches = loop.CaptionLoader.epoch
+
+    def last_is_broken(self: Any, epoch: int, start_batch: int = 0) -> Any:
+        for index, batch in enumerate(batches(self, epoch, start_batch)):
+            if start_batch + index == 4:
+                batch.images, batch.tokens, batch.keys = batch.images[:0], batch.tokens[:0], []
+            yield batch
+
+    monkeypatch.setattr(loop.CaptionLoader, "epoch", last_is_broken)
+    outcome = loop.train(changed(recipe, checkpoint_every=1), tmp_path / "run")
+    assert outcome.progress.step == 12
+    assert read_progress(tmp_path / "run") == outcome.progress
+    assert outcome.progress.epoch == 3
 
 
 def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:

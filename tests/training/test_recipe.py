@@ -78,6 +78,23 @@ def test_every_recipe_of_the_package_is_whole_and_says_what_it_is() -> None:
         ("architecture.vision.wide=5", "vision.wide: Extra inputs are not permitted"),
         ("architecture=null", "has no size"),
         ("epochs", "write key=value"),
+        ("architecture=5", "architecture: Input should be a valid dictionary"),
+        ("architecture.vision=3", "architecture.vision is 3: it must map sizes"),
+        ("architecture.text=[1]", "architecture.text is [1]: it must map sizes"),
+        ("data=[1]", "data: "),
+        ("seed=2024-99-99", "seed: Input should be a valid integer"),
+        ("seed=true", "seed: Input should be a valid integer"),
+        ("seed=18446744073709551616", "seed: Input should be less than"),
+        ("betas=[1.5, 2]", "betas: [1.5, 2.0] must be two numbers"),
+        ("warmup_epochs=.inf", "warmup_epochs: Input should be a finite number"),
+        ("batch_size=1", "batch_size: Input should be greater than 1"),
+        ("attention_backend=sdap", "did you mean 'sdpa'?"),
+        ("epochs.x=5", "epochs is 3, which has no keys of its own"),
+        ("data.train.x=5", "which has no keys of its own"),
+        ("architecture.vision.attention=softmax", "the model DiffCLIP decides that"),
+        ("architecture.preprocess.mean=[0, 0, 0]", "data.statistics decides"),
+        ("architecture.lambda_init=0.3", "architecture has lambda_init"),
+        ("model=DiffCLIP-ViT-Ti-16", "brings its sizes: leave architecture out"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, recipe_file: Path) -> None:
@@ -94,6 +111,22 @@ def test_a_file_that_is_no_recipe_is_named(text: str, words: str, tmp_path: Path
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(InputError, match=words):
         read_recipe(tmp_path / "bad.yaml")
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes(b"model: \xff\xfe")
+    with pytest.raises(InputError, match="is not YAML"):
+        read_recipe(tmp_path / "bad.yaml")
+    (tmp_path / "date.yaml").write_text("model: CLIP\nseed: 2024-99-99\n")
+    with pytest.raises(InputError, match="is not YAML"):
+        read_recipe(tmp_path / "date.yaml")
+
+
+def test_a_named_model_needs_no_architecture(recipe_file: Path) -> None:
+    recipe = read_recipe(recipe_file, ["model=DiffCLIP-ViT-Ti-16", "architecture=null", "image_size=64"])
+    assert recipe.config().vision.image_size == 64
+    sized = read_recipe(recipe_file, ["architecture=null", "architecture.embed_dim=8"])
+    assert sized.config().embed_dim == 8
 
 
 def test_an_unknown_recipe_is_offered_the_nearest(tmp_path: Path) -> None:

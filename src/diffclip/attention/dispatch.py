@@ -92,6 +92,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor | None) -
         raise InputError(
             f"q {list(q.shape)} and k {list(k.shape)} must both be [B, 2·H, N, d], and v [B, H, N, e]"
         )
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: give them one type")
     if q.shape[1] % 2:
         raise InputError(f"q has {q.shape[1]} heads: differential attention pairs heads, give an even number")
     if v.shape[:3] != (q.shape[0], q.shape[1] // 2, q.shape[2]):

@@ -6,6 +6,7 @@ serve the text tower. Names of the differential layer's parameters are those of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from diffclip.config import lambda_init_of_layer
 from diffclip.errors import InputError
 
 HEAD_NORM_EPS = 1e-5
+LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 
 class AttentionMaps(NamedTuple):
@@ -116,6 +118,16 @@ class DifferentialAttention(_SelfAttention):
             for _ in range(4)
         )
         self.diff_norm = HeadNorm(2 * self.head_dim, device=device)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> DifferentialAttention:
+        """Move or cast the layer; λ's vectors move along but stay float32, as the published code keeps them."""
+        before = {name: getattr(self, name).data for name in LAMBDA_VECTORS}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, exact in before.items():
+            parameter = getattr(self, name)
+            if parameter.dtype != torch.float32:
+                parameter.data = exact.to(parameter.device)
+        return self
 
     def current_lambda(self) -> Tensor:
         """λ of this layer now: 0-dim, float32, with gradients."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffclip.cli.left_out import say_left_out
 from diffclip.cli.loading import MODEL_HELP, load_for_use, pick_device
 from diffclip.errors import InputError
 
@@ -37,34 +37,33 @@ def classify(
 ) -> None:
     """Say which of your labels fits each picture, with probabilities.
 
-    Example: diffclip classify photos/ --labels "cat, dog, train" --model runs/demo
+    Example: diffclip classify photos/ --labels "cat, dog, train" --model runs/demo/DiffCLIP
 
-    Of many pictures, those that cannot be read are left out and named at the end.
+    Pictures of a folder that cannot be read are left out and told at the end; one named here must be readable.
     """
     names = parse_labels(labels)
     from diffclip.data.images import find_images
     from diffclip.evaluation.zero_shot import fill_template
+    from diffclip.files import check_writable, write_text
 
     fill_template(template, names[0])
     files = find_images(images)
+    named = {path for path in images if not path.is_dir()}
+    if output is not None:
+        check_writable(output)
     place = pick_device(device)
     loaded = load_for_use(model, model_name)
     loaded.model.to(place)
-    read, probabilities, faults = _probabilities(loaded, files, names, template, batch_size)
+    read, probabilities, faults = _probabilities(loaded, files, named, names, template, batch_size)
     results = [_result(file, names, row, top) for file, row in zip(read, probabilities.tolist(), strict=True)]
     lines = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results)
     if output is not None:
-        from diffclip.files import write_text
-
         write_text(output, lines)
     if json_lines:
-        sys.stdout.write(lines)
+        print(lines, end="")
     else:
         _show(results)
-    if faults:
-        print(f"diffclip: left out {len(faults)} of {len(files)} pictures:", file=sys.stderr)
-        for fault in faults:
-            print(f"  {fault.reason}", file=sys.stderr)
+    say_left_out(f"{len(faults)} of {len(files)} pictures", faults)
 
 
 def parse_labels(labels: str) -> list[str]:
@@ -97,20 +96,25 @@ def parse_labels(labels: str) -> list[str]:
 
 
 def _probabilities(
-    loaded: Loaded, files: list[Path], names: list[str], template: str, batch_size: int
+    loaded: Loaded, files: list[Path], named: set[Path], names: list[str], template: str, batch_size: int
 ) -> tuple[list[Path], Tensor, list[Fault]]:
-    """The files that could be read, their probabilities [files, labels], and what was left out."""
+    """The files that could be read, their probabilities [files, labels], and what was left out.
+
+    Raises:
+        InputError: one of the files in `named` or all others cannot be read, or the weights give no finite numbers.
+    """
     import torch
 
     from diffclip.cli.progress import showing_progress
     from diffclip.data.images import read_image
-    from diffclip.data.samples import Fault
+    from diffclip.data.samples import sample_fault
     from diffclip.evaluation.embed import embed_images, evaluating
     from diffclip.evaluation.zero_shot import build_classifier
 
     classifier = build_classifier(loaded.model, loaded.tokenizer, names, [template], batch_size)
     read: list[Path] = []
     faults: list[Fault] = []
+    broken: list[str] = []
     rows = []
     with showing_progress("classify", {"pictures": len(files)}) as progress, evaluating(loaded.model):
         for start in range(0, len(files), batch_size):
@@ -121,15 +125,19 @@ def _probabilities(
                     batch.append(loaded.preprocess(read_image(file)))
                     read.append(file)
                 except InputError as error:
-                    faults.append(Fault(str(file), str(error)))
-            if batch:
+                    faults.append(sample_fault(str(file), error))
+                    broken += [str(error)] if file in named else []
+            if batch and not broken:
                 features = embed_images(loaded.model, torch.stack(batch))
                 logits = loaded.model.logit_scale.exp() * features @ classifier
                 rows.append(logits.softmax(-1).cpu())
             progress("pictures", len(chunk), None)
+    if broken:
+        more = f" (and {len(broken) - 1} more of the named pictures)" if len(broken) > 1 else ""
+        raise InputError(broken[0] + more)
     if not read:
         more = f" (and none of the other {len(files) - 1} can be read either)" if len(files) > 1 else ""
-        raise InputError(faults[0].reason + more)
+        raise InputError(f"{faults[0].name}: {faults[0].reason}{more}")
     probabilities = torch.cat(rows)
     if not probabilities.isfinite().all():
         raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")

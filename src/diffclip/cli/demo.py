@@ -17,6 +17,9 @@ def demo(
 
     A second call reuses what is there. About four minutes on 2 CPU cores.
     """
+    from diffclip.errors import require_group
+
+    require_group("train", "lightning", "tensorboard", "matplotlib")
     from diffclip.demo import run_demo
 
     run_demo(folder, say=print)

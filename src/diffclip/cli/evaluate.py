@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffclip.cli.left_out import say_left_out
 from diffclip.cli.loading import MODEL_HELP, find_model, load_for_use, pick_device
 
 if TYPE_CHECKING:
@@ -57,9 +57,12 @@ def evaluate(
     from diffclip.errors import unknown
     from diffclip.evaluation.records import to_lines, write_records
     from diffclip.evaluation.tasks import TASKS, pick_task
+    from diffclip.files import check_writable
 
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
+    if output is not None:
+        check_writable(output)
     for model in models:
         find_model(model)
     place = pick_device(device)
@@ -74,13 +77,10 @@ def evaluate(
     if output is not None:
         write_records(output, records)
     if json_lines:
-        sys.stdout.write(to_lines(records))
+        print(to_lines(records), end="")
     else:
         _show(results)
-    if opened.faults:
-        print(f"diffclip: left out {len(opened.faults)} broken samples or shards:", file=sys.stderr)
-        for fault in opened.faults:
-            print(f"  {fault.name}: {fault.reason}", file=sys.stderr)
+    say_left_out(f"{len(opened.faults)} broken samples or shards", opened.faults)
 
 
 def _run(

@@ -5,7 +5,9 @@ Nothing here or at the top of a command's file imports torch, so that `--help` a
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
@@ -20,6 +22,8 @@ from diffclip.cli.make_scenes import make_scenes
 from diffclip.cli.report import report
 from diffclip.cli.train import train
 from diffclip.errors import DiffCLIPError, InputError
+
+_INTERRUPTED = 130  # also what typer returns when it has caught Ctrl-C itself
 
 app = typer.Typer(
     name="diffclip",
@@ -52,23 +56,69 @@ def _options(
 
 
 def main() -> NoReturn:
-    """Run the command line. Exit codes: 0, 2 for bad input (one line on stderr), 1 for anything else."""
+    """Run the command line.
+
+    Exit codes: 0; 2 for bad input and for what the system refuses, 130 for Ctrl-C (one line on stderr); 1 for anything
+    else.
+    """
     try:
         code = app(standalone_mode=False)
-    except (InputError, TyperException) as error:
-        message = error.format_message() if isinstance(error, TyperException) else str(error)
-        _leave(message, error.exit_code if isinstance(error, TyperException) else 2)
-    except DiffCLIPError as error:
-        _leave(str(error), 1)
+        _flush_output()
     except KeyboardInterrupt:
-        _leave("interrupted", 130)
+        code = _INTERRUPTED
     except BrokenPipeError:  # the reader of our output left, as `head` does
-        sys.stderr.close()
+        _drop_output()
         sys.exit(1)
+    except Exception as error:
+        told = _told(error)
+        if told is None:
+            raise
+        _leave(*told)
+    if code == _INTERRUPTED:
+        _leave("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _told(error: Exception) -> tuple[str, int] | None:
+    """The line and the exit code for a failure that is not a fault of ours; None for one that is."""
+    if isinstance(error, TyperException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, DiffCLIPError):
+        return str(error), 2 if isinstance(error, InputError) else 1
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error) or type(error).__name__
+        if error.filename is None:
+            return f"cannot read or write: {reason}; check where the output goes and the space there", 2
+        return f"cannot read or write {error.filename}: {reason}; check the path and its permissions", 2
+    # torch raises this from its handler of SIGCHLD, wherever the program is at that moment
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
+        return f"a data worker died, use fewer if memory is short: {error}", 1
+    if isinstance(error, ValueError):
+        from pydantic import ValidationError
+
+        from diffclip.config import explain
+
+        return (f"{error.title}: {explain(error)}", 2) if isinstance(error, ValidationError) else None
+    return None
+
+
+def _flush_output() -> None:
+    # None where the caller closed it
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Let what stdout still holds go nowhere: Python writes it on its way out, and would complain again."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _leave(message: str, code: int) -> NoReturn:
+    try:
+        _flush_output()
+    except OSError:
+        _drop_output()
     line = " ".join(message.split())
     print(f"diffclip: {line or 'no command given: see diffclip --help'}", file=sys.stderr)
     sys.exit(code)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.exceptions import TyperException
+
+from diffclip.cli.left_out import say_left_out
 
 if TYPE_CHECKING:
     from diffclip.training.loop import Outcome
     from diffclip.training.recipe import Recipe
+
+
+class InterruptedRun(TyperException):
+    """Ctrl-C during a run: the line that tells how to go on, and the exit code of an interrupt."""
+
+    exit_code = 130
 
 
 def train(
@@ -33,7 +41,12 @@ def train(
 
     resolved = read_recipe(recipe, changes or [])
     run = run or Path("runs") / f"{Path(recipe).stem}-{resolved.model}-s{resolved.seed}"
-    train_and_report(resolved, run, resume)
+    try:
+        train_and_report(resolved, run, resume)
+    except KeyboardInterrupt:
+        kept = (run / "checkpoints" / "last").exists()
+        way_on = "go on with --resume" if kept else "there is no checkpoint yet, start again"
+        raise InterruptedRun(f"interrupted: {way_on}") from None
 
 
 def train_and_report(recipe: Recipe, run: Path, resume: bool) -> Outcome:
@@ -43,13 +56,7 @@ def train_and_report(recipe: Recipe, run: Path, resume: bool) -> Outcome:
 
     outcome = run_training(recipe, run, resume)
     report_run(run)
-    if outcome.skipped:
-        named = "; ".join(f"{fault.name}: {fault.reason}" for fault in list(outcome.skipped.values())[:5])
-        more = f"; and {len(outcome.skipped) - 5} more" if len(outcome.skipped) > 5 else ""
-        print(
-            f"diffclip: skipped {len(outcome.skipped)} broken samples or shards: {named}{more}",
-            file=sys.stderr,
-        )
+    say_left_out(f"{len(outcome.skipped)} broken samples or shards", list(outcome.skipped.values()))
     print(
         f"{run}: {outcome.progress.step} steps, {outcome.progress.samples} samples; see {run / 'report.html'}"
     )

@@ -103,7 +103,7 @@ def _read(handle: IO[bytes], size: int, name: str) -> Image.Image:
     try:
         picture.load()
         _turn_upright(picture)
-        return _to_rgb(picture)
+        return to_rgb(picture)
     # A damaged file makes Pillow's readers raise nearly anything, from SyntaxError to struct.error.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -141,7 +141,7 @@ def _turn_upright(picture: Image.Image) -> None:
         return
 
 
-def _to_rgb(picture: Image.Image) -> Image.Image:
+def to_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I") or picture.mode == "F":
         picture = _grey_to_8_bit(picture)
     if picture.has_transparency_data:

@@ -13,6 +13,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from diffclip.config import PreprocessConfig
+from diffclip.data.images import to_rgb
 from diffclip.errors import InputError
 
 # A longer picture loses its far ends before it is scaled: 1×100,000 at 224 px would otherwise take 15 GB.
@@ -20,7 +21,7 @@ _LONGEST_RATIO = 64
 
 
 class TrainTransform:
-    """PIL RGB picture → uint8 [3, S, S], cropped at random. See `train_transform`."""
+    """PIL picture → uint8 [3, S, S], cropped at random. See `train_transform`."""
 
     def __init__(
         self, image_size: int, preprocess: PreprocessConfig, scale: tuple[float, float], flip: float
@@ -32,12 +33,12 @@ class TrainTransform:
         self._steps = v2.Compose([crop, *mirror, v2.PILToTensor()])
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        image: Tensor = self._steps(picture)
+        image: Tensor = self._steps(to_rgb(picture))
         return image
 
 
 class EvalTransform:
-    """PIL RGB picture → float32 [3, S, S], normalised. See `eval_transform`."""
+    """PIL picture → float32 [3, S, S], normalised. See `eval_transform`."""
 
     def __init__(self, image_size: int, preprocess: PreprocessConfig) -> None:
         self.image_size = image_size
@@ -51,7 +52,7 @@ class EvalTransform:
             )
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        picture = _shorten(picture)
+        picture = _shorten(to_rgb(picture))
         picture = F.resize(picture, [self.edge], interpolation=self._interpolation, antialias=True)
         image: Tensor = F.pil_to_tensor(F.center_crop(picture, [self.image_size, self.image_size]))
         return normalise(image[None], self.preprocess)[0]

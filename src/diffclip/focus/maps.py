@@ -28,6 +28,8 @@ def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 def vision_maps(model: CLIP, images: Tensor, layer: int = -1) -> AttentionMaps:
     """The maps of one vision layer for `images` [B, 3, S, S]: each [B, heads, N, N], N patches and the class token.
 
+    They are those of evaluation, all patches kept, whatever mode the model is in; the mode is restored.
+
     Raises:
         InputError: the tower has no such layer.
     """
@@ -35,9 +37,14 @@ def vision_maps(model: CLIP, images: Tensor, layer: int = -1) -> AttentionMaps:
     if not -len(layers) <= layer < len(layers):
         raise InputError(f"the vision tower has {len(layers)} layers: there is no layer {layer}")
     attention = layers[layer]
-    with torch.inference_mode(), _inputs_of(attention) as seen:
-        model.encode_image(images)
-        return attention.maps(seen[0])
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), _inputs_of(attention) as seen:
+            model.encode_image(images)
+            return attention.maps(seen[0])
+    finally:
+        model.train(was_training)
 
 
 def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from diffclip.tokenizer import Tokenizer
 Loaded = tuple[CLIP, EvalTransform, Tokenizer]
 
 _TOP = 5
-_LARGEST_SIDE = 160  # pixels of a picture on the page
+_SIDE = 128  # pixels of a picture on the page
 
 
 def retrieval_examples(models: Mapping[str, Loaded], data: EvaluationSet, count: int, seed: int = 0) -> Extra:
@@ -100,7 +100,7 @@ def _picture(data: EvaluationSet, position: int) -> npt.NDArray[np.uint8]:
     side = min(*picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     square = picture.crop((left, top, left + side, top + side))
-    return np.asarray(square.resize((min(side, _LARGEST_SIDE),) * 2))
+    return np.asarray(square.resize((_SIDE, _SIDE)))
 
 
 def _stack(

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that appear whole, with `last` and `best` as links to them.
+"""Checkpoints: folders that appear whole, with `last`, `previous` and `best` as links to them.
 
 `checkpoints/step_00000120/` is a saved model (`config.json`, `model.safetensors`) with `training.pt`, the state of the
 optimiser, the generators and the place in the data. A folder is written under a temporary name and renamed, and only
@@ -22,6 +22,7 @@ from diffclip.pickled import read_pickle
 from diffclip.weights import load_weights, save_torch, save_weights
 
 STATE_FILE = "training.pt"
+LINKS = ("last", "best", "previous")
 
 
 @dataclass
@@ -44,6 +45,10 @@ def save_checkpoint(
         InputError: no space left on the device, or no permission. The checkpoints before stay as they were.
     """
     folder = run / "checkpoints" / f"step_{progress.step:08d}"
+    if folder in _linked(run) and read_state(folder).get("progress") != asdict(progress):
+        folder = folder.with_name(
+            f"{folder.name}_epoch_{progress.epoch}"
+        )  # same weights, further in the data
     if folder.is_dir() and folder not in _linked(run):  # a kill came between this folder and its link
         shutil.rmtree(folder)
     if not folder.exists():
@@ -57,12 +62,27 @@ def save_checkpoint(
                 "cuda_generators": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             }
             save_torch(state, temporary / STATE_FILE)
+    before = _target(run, "last")
+    if before not in (None, folder):
+        _link(run, "previous", before)
     _link(run, "last", folder)
     if best:
         _link(run, "best", folder)
-    for old in set(_folders(run)) - _linked(run):
-        shutil.rmtree(old)
+    _remove_unlinked(run)
     return folder
+
+
+def withdraw_checkpoint(run: Path, step: int) -> Path | None:
+    """Forget the last checkpoint if it is the state after `step`, which proved bad; returns the last that remains."""
+    last, previous = _target(run, "last"), _target(run, "previous")
+    if last is not None and read_progress(run).step == step:
+        for name in ("last", "best"):
+            if _target(run, name) == last:
+                (run / "checkpoints" / name).unlink()
+        if previous is not None and previous != last:
+            _link(run, "last", previous)
+        _remove_unlinked(run)
+    return _target(run, "last")
 
 
 def restore_checkpoint(run: Path, model: CLIP, optimiser: torch.optim.Optimizer) -> Progress:
@@ -73,12 +93,17 @@ def restore_checkpoint(run: Path, model: CLIP, optimiser: torch.optim.Optimizer)
     """
     folder = find_checkpoint(run, "last")
     load_weights(model, folder)
-    state: dict[str, Any] = read_pickle(folder / STATE_FILE)
-    optimiser.load_state_dict(state["optimiser"])
-    torch.set_rng_state(state["torch_generator"])
-    if torch.cuda.is_available() and state["cuda_generators"]:
-        torch.cuda.set_rng_state_all(state["cuda_generators"])
-    return Progress(**state["progress"])
+    state = read_state(folder)
+    try:
+        optimiser.load_state_dict(state["optimiser"])
+        torch.set_rng_state(state["torch_generator"])
+        if torch.cuda.is_available() and state["cuda_generators"]:
+            torch.cuda.set_rng_state_all(state["cuda_generators"])
+        return Progress(**state["progress"])
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{folder / STATE_FILE} is no training state of this model ({error}): start a new run"
+        ) from None
 
 
 def read_progress(run: Path) -> Progress:
@@ -87,7 +112,21 @@ def read_progress(run: Path) -> Progress:
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    return Progress(**read_pickle(find_checkpoint(run, "last") / STATE_FILE)["progress"])
+    folder = find_checkpoint(run, "last")
+    try:
+        return Progress(**read_state(folder)["progress"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{folder / STATE_FILE} is no training state ({error}): start a new run") from None
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The training state in a checkpoint's folder.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    state = read_pickle(folder / STATE_FILE)
+    return state if isinstance(state, dict) else {}
 
 
 def find_checkpoint(run: Path, name: str) -> Path:
@@ -102,13 +141,18 @@ def find_checkpoint(run: Path, name: str) -> Path:
     return folder
 
 
-def _folders(run: Path) -> list[Path]:
-    return sorted((run / "checkpoints").glob("step_*"))
+def _target(run: Path, name: str) -> Path | None:
+    link = run / "checkpoints" / name
+    return link.parent / os.readlink(link) if link.is_symlink() else None
 
 
 def _linked(run: Path) -> set[Path]:
-    links = (run / "checkpoints" / name for name in ("last", "best"))
-    return {link.parent / os.readlink(link) for link in links if link.is_symlink()}
+    return {target for name in LINKS if (target := _target(run, name)) is not None}
+
+
+def _remove_unlinked(run: Path) -> None:
+    for folder in set((run / "checkpoints").glob("step_*")) - _linked(run):
+        shutil.rmtree(folder)
 
 
 def _link(run: Path, name: str, folder: Path) -> None:

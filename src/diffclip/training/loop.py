@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from diffclip.evaluation.retrieval import validate_retrieval
 from diffclip.files import disk_errors, write_text
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
-from diffclip.training.checkpoint import Progress, restore_checkpoint, save_checkpoint
+from diffclip.training.checkpoint import Progress, restore_checkpoint, save_checkpoint, withdraw_checkpoint
 from diffclip.training.optimiser import MAX_LOGIT_SCALE, learning_rate, make_optimiser
 from diffclip.training.recipe import Recipe, read_recipe, to_yaml
 from diffclip.training.telemetry import Telemetry
@@ -31,6 +31,8 @@ from diffclip.training.telemetry import Telemetry
 RECIPE_FILE = "recipe.yaml"
 # keys that change nothing about the numbers of a run, so that a resumed run may have others
 _FREE_KEYS = {"data.workers", "checkpoint_every"}
+# what a run that was stopped before its first checkpoint may have left
+_OF_A_RUN = {RECIPE_FILE, "metrics.jsonl", "validation.jsonl", "tensorboard", "checkpoints", "report.html"}
 
 
 @dataclass
@@ -57,12 +59,13 @@ def train(recipe: Recipe, run: Path, resume: bool = False) -> Outcome:
 
     config = recipe.config()
     tokenizer = Tokenizer(config.text)
+    tokenizer("a text, to see that the vocabulary fits")
     loader = open_training_data(recipe)
     validation = open_validation_data(recipe)
-    claim_folder(recipe, run, resume)
-
     torch.manual_seed(recipe.seed)
     model = CLIP(config, init=recipe.init, attention_backend=recipe.attention_backend, seed=recipe.seed)
+    claim_folder(recipe, run, resume)
+
     fabric = Fabric(devices=1, precision="bf16-mixed" if recipe.precision == "bf16" else "32-true")
     model.to(fabric.device)
     optimiser = make_optimiser(model, recipe)
@@ -175,6 +178,9 @@ def claim_folder(recipe: Recipe, run: Path, resume: bool) -> None:
             )
         with disk_errors(run):
             run.mkdir(parents=True, exist_ok=True)
+            found = {path.name for path in run.iterdir()}
+        if found and not (found <= _OF_A_RUN and "tensorboard" in found):
+            raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
         write_text(file, to_yaml(recipe))
         return
     if not file.is_file():
@@ -220,16 +226,20 @@ def accuracy_within(out: dict[str, Tensor]) -> float:
 
 def _stop(
     run: Path, model: CLIP, optimiser: torch.optim.Optimizer, progress: Progress, loss: Tensor, norm: Tensor
-) -> None:
-    """Keep the state before the step that failed, which is still whole, and raise."""
-    failed, what = progress.step + 1, f"the loss is {loss.item()}, the gradient's norm {norm.item()}"
-    progress.batch -= 1  # the failing batch is not done
-    if progress.step:
-        save_checkpoint(run, model, optimiser, progress)
-    raise DiffCLIPError(
-        f"step {failed}: {what}; the state after step {progress.step} is kept in {run / 'checkpoints'}: "
-        "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
-    )
+) -> NoReturn:
+    """Keep the last state that is known to be good, and raise.
+
+    A loss that is not finite says that the state before this step is bad (or its batch is): then the checkpoint before
+    it stays. A gradient that is not finite leaves a state whose loss was still finite: that one is kept.
+    """
+    what = f"step {progress.step + 1}: the loss is {loss.item()}, the gradient's norm {norm.item()}"
+    if torch.isfinite(loss) and progress.step:
+        progress.batch -= 1  # the failing batch is not done
+        kept: Path | None = save_checkpoint(run, model, optimiser, progress)
+    else:
+        kept = withdraw_checkpoint(run, progress.step)
+    state = f"the last good state is {kept}" if kept else "there is no earlier checkpoint"
+    raise DiffCLIPError(f"{what}; {state}: start again with a lower lr, a longer warm-up or clip_grad_norm=1")
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:

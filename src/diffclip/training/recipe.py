@@ -14,13 +14,22 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import diffclip
-from diffclip.config import STATISTICS, VARIANTS, CLIPConfig, explain, named_config, variant_config
+from diffclip.attention.dispatch import check_backend
+from diffclip.config import (
+    MODEL_NAMES,
+    STATISTICS,
+    VARIANTS,
+    CLIPConfig,
+    explain,
+    named_config,
+    variant_config,
+)
 from diffclip.errors import InputError, unknown
 from diffclip.initialisation import INITS
 
 
 class _Keys(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class DataRecipe(_Keys):
@@ -52,7 +61,7 @@ class Recipe(_Keys):
     model: str
     architecture: dict[str, Any] | None = Field(default=None, description="fields of CLIPConfig, sizes only")
     init: str = "matched"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
     epochs: int = Field(gt=0)
     batch_size: int = Field(gt=1)
     lr: float = Field(default=5e-4, gt=0)
@@ -70,6 +79,13 @@ class Recipe(_Keys):
     validate_every: int = Field(default=1, gt=0, description="epochs")
     data: DataRecipe
 
+    @field_validator("betas")
+    @classmethod
+    def _decay_rates(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"{list(betas)} must be two numbers from 0 up to, not including, 1")
+        return betas
+
     def config(self) -> CLIPConfig:
         """The model's configuration.
 
@@ -79,12 +95,12 @@ class Recipe(_Keys):
         if self.architecture is None:
             config = named_config(self.model, self.image_size)
         else:
-            architecture = dict(self.architecture)
+            config = variant_config(self.model, self.architecture)
             if self.image_size is not None:
-                architecture["vision"] = dict(architecture.get("vision", {})) | {
-                    "image_size": self.image_size
-                }
-            config = variant_config(self.model, architecture)
+                vision = self.architecture.get("vision", {}) | {"image_size": self.image_size}
+                config = variant_config(self.model, self.architecture | {"vision": vision})
+        if {"mean", "std"} & (self.architecture or {}).get("preprocess", {}).keys():
+            raise InputError("architecture.preprocess has a mean or std: data.statistics decides them")
         config.preprocess.mean, config.preprocess.std = STATISTICS[self.data.statistics]
         return config
 
@@ -98,7 +114,7 @@ def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
     path = find_recipe(source)
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
         raise InputError(f"{path} is not a recipe: it must map keys such as model, epochs, data to values")
@@ -120,6 +136,12 @@ def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
         raise InputError(f"{source}: {explain(error)}") from None
     if recipe.init not in INITS:
         raise unknown("init", recipe.init, INITS)
+    check_backend(recipe.attention_backend)
+    if recipe.architecture is not None and recipe.model in MODEL_NAMES:
+        raise InputError(
+            f"{source}: model {recipe.model} brings its sizes: leave architecture out (architecture=null), "
+            "or give the variant alone"
+        )
     if recipe.architecture is None and recipe.model in VARIANTS:
         raise InputError(
             f"{source}: model {recipe.model} has no size: write {recipe.model}-ViT-B-16, or give `architecture`"
@@ -162,11 +184,15 @@ def _apply(fields: dict[str, Any], change: str) -> None:
         raise InputError(f"{change!r} is no change to a recipe: write key=value, for example epochs=3")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         value = text
     *outer, last = key.split(".")
     for part in outer:
-        fields = fields.setdefault(part, {}) if isinstance(fields.get(part, {}), dict) else {}
+        if fields.get(part) is None:
+            fields[part] = {}
+        if not isinstance(fields[part], dict):
+            raise InputError(f"{change!r}: {part} is {fields[part]!r}, which has no keys of its own")
+        fields = fields[part]
     fields[last] = value
 
 

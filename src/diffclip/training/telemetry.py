@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from diffclip.files import disk_errors, write_text
+from diffclip.errors import InputError
+from diffclip.files import check_writable, disk_errors, write_text
 
-METRICS_FILE, VALIDATION_FILE = "metrics.jsonl", "validation.jsonl"
+METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation.jsonl", "tensorboard"
 # without a terminal, a line this often (seconds)
 _LINE_EVERY = 15.0
 
@@ -31,9 +33,12 @@ class Telemetry:
 
         self._run, self._label, self._steps = run, label, steps
         for name in (METRICS_FILE, VALIDATION_FILE):
+            check_writable(run / name)
             _forget_after(run / name, done)
-        self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)
+        with disk_errors(run / METRICS_FILE):
+            self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
+        with disk_errors(run / TENSORBOARD_FOLDER):
+            self._tensorboard = SummaryWriter(str(run / TENSORBOARD_FOLDER), purge_step=done + 1)
         self._console = Console(file=sys.stderr)
         self._bar = ProgressBar(
             TextColumn("{task.description}"),
@@ -50,6 +55,8 @@ class Telemetry:
         self._started, self._started_at, self._last_line = time.monotonic(), done, time.monotonic()
 
     def __enter__(self) -> Telemetry:
+        self._threads = threading.excepthook
+        threading.excepthook = self._failed_thread
         self._bar.start()
         return self
 
@@ -57,8 +64,20 @@ class Telemetry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
-        self._metrics.close()
-        self._tensorboard.close()
+        # each writes what it still holds, which a full disk refuses once more
+        failures = []
+        for name, close in (
+            (METRICS_FILE, self._metrics.close),
+            (TENSORBOARD_FOLDER, self._tensorboard.close),
+        ):
+            try:
+                with disk_errors(self._run / name):
+                    close()
+            except (OSError, InputError) as failure:
+                failures.append(failure)
+        threading.excepthook = self._threads
+        if failures and error is None:
+            raise failures[0]
 
     def step(self, record: dict[str, Any]) -> None:
         """Write and show one training step."""
@@ -87,7 +106,8 @@ class Telemetry:
     def validation(self, record: dict[str, Any]) -> None:
         """Write and show one validation."""
         file = self._run / VALIDATION_FILE
-        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        with disk_errors(file):
+            before = file.read_text(encoding="utf-8") if file.is_file() else ""
         write_text(file, before + json.dumps(record) + "\n")
         for name, value in record.items():
             if name not in ("step", "epoch", "samples", "pictures", "captions"):
@@ -102,15 +122,23 @@ class Telemetry:
         self._console.print(f"{self._label}: {line}", highlight=False, markup=False, soft_wrap=True)
 
     def _scalar(self, name: str, value: float, step: int) -> None:
-        self._tensorboard.add_scalar(name, value, step)
+        with disk_errors(self._run / TENSORBOARD_FOLDER):
+            self._tensorboard.add_scalar(name, value, step)
+
+    def _failed_thread(self, failure: threading.ExceptHookArgs) -> None:
+        """TensorBoard's thread fails in silence: what stopped it is raised where the next value is handed to it."""
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            self._threads(failure)
 
 
 def _forget_after(file: Path, step: int) -> None:
     """Keep the records of `file` up to `step`; a line that was cut off goes too."""
-    if not file.exists():
+    if not file.is_file():
         return
     kept = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    with disk_errors(file):
+        text = file.read_text(encoding="utf-8")
+    for line in text.splitlines():
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")

@@ -1,0 +1,21 @@
+"""What a command did without, in one line on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffclip.data.samples import Fault
+
+_NAMED = 5
+
+
+def say_left_out(what: str, faults: Sequence[Fault]) -> None:
+    """Say that `what` was left out, with the names and troubles of the first few; nothing where there is none."""
+    if not faults:
+        return
+    named = "; ".join(f"{fault.name}: {fault.reason}" for fault in faults[:_NAMED])
+    more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+    print("diffclip: left out", " ".join(f"{what}: {named}{more}".split()), file=sys.stderr)
