@@ -67,6 +67,6 @@ def test_the_maps_are_those_of_evaluation_whatever_the_mode(training: bool) -> N
     maps = class_token_maps(model.train(training), images)
     for name, values in wanted.items():
         torch.testing.assert_close(maps[name], values)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError):
         vision_maps(model, images[:, :1])
     assert {module.training for module in model.modules()} == {training}

@@ -68,9 +68,11 @@ def test_what_stopped_the_run_is_not_replaced(full: Path) -> None:
 
 
 def test_what_only_closing_finds_is_raised(full: Path) -> None:
-    with pytest.raises(InputError, match=r"metrics\.jsonl"), Telemetry(full, "test", 5) as telemetry:
-        with pytest.raises(InputError):
-            telemetry.step(record(1))
+    telemetry = Telemetry(full, "test", 5).__enter__()
+    with pytest.raises(InputError):
+        telemetry.step(record(1))
+    with pytest.raises(InputError, match=r"metrics\.jsonl"):
+        telemetry.__exit__(None, None, None)
 
 
 def test_tensorboard_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
