@@ -79,7 +79,7 @@ def test_a_broken_picture_among_many_is_left_out_and_named(model_folder, picture
     printed, errors = call(folder, "--labels", "red,green", "--model", model_folder, "--json")
     assert printed.count("\n") == 3
     (line,) = errors.splitlines()
-    assert line.startswith("diffclip: left out 2 of 5 pictures: ")
+    assert line.startswith("diffclip: skipped 2 of 5 pictures: ")
     assert "broken.jpg: is cut short" in line
     assert "empty.png: is empty" in line
 
@@ -91,7 +91,7 @@ def test_many_broken_pictures_are_one_line_too(model_folder, pictures, tmp_path)
         (folder / f"empty{index}.png").touch()
     _, errors = call(folder, "--labels", "red,green", "--model", model_folder)
     (line,) = errors.splitlines()
-    assert line.startswith("diffclip: left out 9 of 12 pictures: ")
+    assert line.startswith("diffclip: skipped 9 of 12 pictures: ")
     assert "empty4.png" in line
     assert "empty5.png" not in line
     assert line.endswith("; and 4 more")

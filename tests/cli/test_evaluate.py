@@ -37,7 +37,7 @@ def test_zero_shot_table_and_records(model_folder, class_set, tmp_path):
         assert record.metric in table
     assert "33.3" in table  # chance
     (line,) = errors.splitlines()
-    assert line.startswith("diffclip: left out 1 broken samples or shards: ")
+    assert line.startswith("diffclip: skipped 1 broken samples or shards: ")
     assert "s0000012" in line
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.left_out import say_left_out
+from diffclip.cli.skipped import say_skipped
 from diffclip.cli.loading import MODEL_HELP, load_for_use, pick_device
 from diffclip.errors import InputError
 
@@ -39,7 +39,7 @@ def classify(
 
     Example: diffclip classify photos/ --labels "cat, dog, train" --model runs/demo/DiffCLIP
 
-    Pictures of a folder that cannot be read are left out and told at the end; one named here must be readable.
+    Pictures of a folder that cannot be read are skipped, counted and named at the end; one named here must be readable.
     """
     names = parse_labels(labels)
     from diffclip.data.images import find_images
@@ -63,7 +63,7 @@ def classify(
         print(lines, end="")
     else:
         _show(results)
-    say_left_out(f"{len(faults)} of {len(files)} pictures", faults)
+    say_skipped(f"{len(faults)} of {len(files)} pictures", faults)
 
 
 def parse_labels(labels: str) -> list[str]:
@@ -98,7 +98,7 @@ def parse_labels(labels: str) -> list[str]:
 def _probabilities(
     loaded: Loaded, files: list[Path], named: set[Path], names: list[str], template: str, batch_size: int
 ) -> tuple[list[Path], Tensor, list[Fault]]:
-    """The files that could be read, their probabilities [files, labels], and what was left out.
+    """The files that could be read, their probabilities [files, labels], and what was skipped.
 
     Raises:
         InputError: one of the files in `named` or all others cannot be read, or the weights give no finite numbers.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.left_out import say_left_out
+from diffclip.cli.skipped import say_skipped
 from diffclip.cli.loading import MODEL_HELP, find_model, load_for_use, pick_device
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def evaluate(
         print(to_lines(records), end="")
     else:
         _show(results)
-    say_left_out(f"{len(opened.faults)} broken samples or shards", opened.faults)
+    say_skipped(f"{len(opened.faults)} broken samples or shards", opened.faults)
 
 
 def _run(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import TyperException
 
-from diffclip.cli.left_out import say_left_out
+from diffclip.cli.skipped import say_skipped
 
 if TYPE_CHECKING:
     from diffclip.training.loop import Outcome
@@ -56,7 +56,7 @@ def train_and_report(recipe: Recipe, run: Path, resume: bool) -> Outcome:
 
     outcome = run_training(recipe, run, resume)
     report_run(run)
-    say_left_out(f"{len(outcome.skipped)} broken samples or shards", list(outcome.skipped.values()))
+    say_skipped(f"{len(outcome.skipped)} broken samples or shards", list(outcome.skipped.values()))
     print(
         f"{run}: {outcome.progress.step} steps, {outcome.progress.samples} samples; see {run / 'report.html'}"
     )

@@ -1,4 +1,4 @@
-"""What a command did without, in one line on stderr."""
+"""What a command skipped, in one line on stderr."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-def say_left_out(what: str, faults: Sequence[Fault]) -> None:
-    """Say that `what` was left out, with the names and troubles of the first few; nothing where there is none."""
+def say_skipped(what: str, faults: Sequence[Fault]) -> None:
+    """Say that `what` was skipped, with the names and troubles of the first few; nothing where there is none."""
     if not faults:
         return
     named = "; ".join(f"{fault.name}: {fault.reason}" for fault in faults[:_NAMED])
     more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-    print("diffclip: left out", " ".join(f"{what}: {named}{more}".split()), file=sys.stderr)
+    print("diffclip: skipped", " ".join(f"{what}: {named}{more}".split()), file=sys.stderr)
