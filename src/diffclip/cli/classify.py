@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.skipped import say_skipped
 from diffclip.cli.loading import MODEL_HELP, load_for_use, pick_device
+from diffclip.cli.skipped import say_skipped
 from diffclip.errors import InputError
 
 if TYPE_CHECKING:

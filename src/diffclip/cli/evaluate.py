@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.skipped import say_skipped
 from diffclip.cli.loading import MODEL_HELP, find_model, load_for_use, pick_device
+from diffclip.cli.skipped import say_skipped
 
 if TYPE_CHECKING:
     import torch
