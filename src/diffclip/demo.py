@@ -27,7 +27,7 @@ from diffclip.training.recipe import read_recipe
 MODELS = ("CLIP", "DiffCLIP")
 RECIPE = "scenes_demo"
 # task → the set's folder within the scenes
-TASKS = {"retrieval": "captions", "zero-shot": "shapes"}
+TASKS = {"retrieval": "captions", "zero-shot": "colours"}
 _TRAIN, _VAL, _TEST = 6000, 500, 1000
 _EXAMPLES, _ATTENTION_PICTURES = 4, 6
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffclip.data.scenes import PATTERNS, SHAPES, TEMPLATES, draw_scene, minimal_pair, write_scenes
+from diffclip.data.scenes import COLOURS, PATTERNS, SHAPES, TEMPLATES, draw_scene, minimal_pair, write_scenes
 from diffclip.data.scenes import write as module
 from diffclip.errors import InputError
 
@@ -52,6 +52,23 @@ def test_captions_follow_the_layout(folder):
             assert record["captions"] == list(scene.captions)
             assert [o["shape"] for o in record["objects"]] == [o.shape for o in scene.objects]
             assert record["objects"][0]["box"] == list(scene.objects[0].box)
+
+
+def test_colours_are_the_same_pictures_with_other_labels(folder):
+    root = folder / "colours"
+    assert (root / "classnames.txt").read_text().split("\n")[:-1] == list(COLOURS)
+    templates = (root / "zeroshot_classification_templates.txt").read_text().split("\n")[:-1]
+    assert templates == [f"a single {{c}} {shape}" for shape in SHAPES]
+    for split in ("train", "test"):
+        colours, shapes = (members(folder / name / split / "0.tar") for name in ("colours", "shapes"))
+        assert colours.keys() == shapes.keys()
+        for key, data in colours.items():
+            if not key.endswith(".cls"):
+                assert data == shapes[key]
+                continue
+            index = int(key[1:8])
+            scene = draw_scene(index, split=split, seed=7, size=24, objects=1, shape=SHAPES[index % 12])
+            assert list(COLOURS)[int(data)] == scene.objects[0].colour
 
 
 def test_classes_follow_the_layout(folder):

@@ -35,7 +35,7 @@ Kind = Literal["classification", "retrieval"]
 
 DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
-BUILT_IN = {"scenes": "captions", "scenes-shapes": "shapes"}
+BUILT_IN = {"scenes": "captions", "scenes-shapes": "shapes", "scenes-colours": "colours"}
 
 
 @dataclass
@@ -115,8 +115,8 @@ def open_set(source: str | Path, split: str) -> EvaluationSet:
     """Open one split of a set.
 
     Args:
-        source: a folder in clip_benchmark's layout, or the name of a built-in set: `scenes` (retrieval) or
-            `scenes-shapes` (classification), drawn into the user's cache folder on first use.
+        source: a folder in clip_benchmark's layout, or the name of a built-in set: `scenes` (retrieval),
+            `scenes-shapes` or `scenes-colours` (classification), drawn into the user's cache folder on first use.
         split: a folder of shards in it, for example `test`.
 
     Raises:

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,10 @@ from webdataset.writer import TarWriter
 from diffclip.data.scenes.pairs import PATTERNS, minimal_pair
 from diffclip.data.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
 from diffclip.data.scenes.scene import Scene, Style, draw_scene
-from diffclip.data.scenes.vocabulary import SHAPES
+from diffclip.data.scenes.vocabulary import COLOURS, SHAPES
 from diffclip.files import write_atomically
+
+Kind = Literal["captions", "shapes", "colours"]
 
 PAIR_IMAGES = "MLLM_VLM Images"
 """Where the published MMVP script looks for its pictures."""
@@ -59,8 +62,9 @@ def _attributes(scene: Scene) -> dict[str, object]:
 
 
 def _samples(
-    captioned: bool, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
+    kind: Kind, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
 ) -> Iterator[dict[str, str | bytes]]:
+    captioned = kind == "captions"
     for index in indices:
         shape = None if captioned else SHAPES[index % len(SHAPES)]
         scene = draw_scene(
@@ -80,22 +84,26 @@ def _samples(
         if captioned:
             sample["txt"] = "\n".join(scene.captions).encode()
             sample["json"] = json.dumps(_attributes(scene)).encode()
-        else:
+        elif kind == "shapes":
             sample["cls"] = str(index % len(SHAPES)).encode()
+        else:
+            sample["cls"] = str(list(COLOURS).index(scene.objects[0].colour)).encode()
         yield sample
 
 
 def write_shard(
-    target: Path, captioned: bool, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
+    target: Path, kind: Kind, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
 ) -> None:
-    """One tar of captioned scenes, or of single objects labelled with their shape (index modulo shapes).
+    """One tar of captioned scenes, or of single objects labelled with their shape (index modulo shapes) or colour.
+
+    "shapes" and "colours" hold the same pictures with other labels.
 
     Raises:
         InputError: no space or permission.
     """
     # a fixed time makes equal settings give equal bytes
     with write_atomically(target) as temporary, TarWriter(str(temporary), encoder=False, mtime=0) as tar:
-        for sample in _samples(captioned, split, style, size, seed, indices):
+        for sample in _samples(kind, split, style, size, seed, indices):
             tar.write(sample)
 
 

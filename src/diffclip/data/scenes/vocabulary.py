@@ -168,6 +168,9 @@ TEMPLATES = (
 )
 """Zero-shot prompts in the captions' wording; no article stands beside the name, so that each name fits."""
 
+COLOUR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
+"""Zero-shot prompts for colours, one a shape."""
+
 
 def may_have(detail: str, shape: str, colour: str, background: str) -> bool:
     """Whether `detail` can be seen on such an object before such a background."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from diffclip.data.scenes.export import write_pairs, write_questions, write_shard
 from diffclip.data.scenes.layout import LARGEST_SEED
 from diffclip.data.scenes.scene import Style, check_size
-from diffclip.data.scenes.vocabulary import SHAPES, TEMPLATES
+from diffclip.data.scenes.vocabulary import COLOUR_TEMPLATES, COLOURS, SHAPES, TEMPLATES
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, write_text
 
@@ -23,13 +23,13 @@ PAIRS = 60
 """Most minimal pairs a pattern."""
 QUESTIONED = 500
 """Most pictures with questions, as in POPE."""
-FORMAT = 1
+FORMAT = 2
 """Counts up when the same settings draw other pictures, so that older folders are not reused."""
 
 MANIFEST = "scenes.json"
 MARKER = "scenes.unfinished.json"
 SHIFTS: tuple[Style, ...] = ("sketch", "recoloured", "noisy")
-FOLDERS = ("captions", "shapes", *(f"shapes-{style}" for style in SHIFTS), "mmvp", "questions")
+FOLDERS = ("captions", "shapes", "colours", *(f"shapes-{style}" for style in SHIFTS), "mmvp", "questions")
 
 Progress = Callable[[int, int], None]
 
@@ -86,7 +86,7 @@ def write_scenes(
     """Write captions, classes, shifted classes, minimal pairs and questions below `folder`.
 
     `captions/{train,val,test}` hold that many pictures; `shapes/{train,test}` about a quarter of `train` and
-    about `test` pictures with one object, the same number of each shape; `shapes-sketch`,
+    about `test` pictures with one object, the same number of each shape; `colours` the same pictures by colour; `shapes-sketch`,
     `shapes-recoloured` and `shapes-noisy` are `shapes/test` shifted; `mmvp` holds at most PAIRS pairs a
     pattern and `questions` asks about at most QUESTIONED pictures. Every file appears whole or not at all,
     and `scenes.json` comes last: a folder left by a kill is completed by the next call.
@@ -170,6 +170,8 @@ def _sets(settings: Settings) -> Iterator[tuple[str, str, Style, int]]:
         yield "captions", split, "plain", getattr(settings, split)
     yield "shapes", "train", "plain", _rounded(-(-settings.train // 4))
     yield "shapes", "test", "plain", _rounded(settings.test)
+    yield "colours", "train", "plain", _rounded(-(-settings.train // 4))
+    yield "colours", "test", "plain", _rounded(settings.test)
     for style in SHIFTS:
         yield f"shapes-{style}", "test", style, _rounded(settings.test)
 
@@ -178,7 +180,7 @@ def _jobs(folder: Path, settings: Settings) -> Iterator[Job]:
     for name, split, style, count in _sets(settings):
         for number, start in enumerate(range(0, count, SHARD)):
             indices = range(start, min(start + SHARD, count))
-            arguments = (name == "captions", split, style, settings.size, settings.seed, indices)
+            arguments = (name.split("-")[0], split, style, settings.size, settings.seed, indices)
             yield Job(folder / name / split / f"{number}.tar", write_shard, arguments, len(indices))
     pairs, pictures = min(PAIRS, settings.test), min(QUESTIONED, settings.test)
     yield Job(folder / "mmvp", write_pairs, (pairs, settings.size, settings.seed), 18 * pairs)
@@ -192,10 +194,11 @@ def _notes(folder: Path, settings: Settings) -> Iterator[tuple[Path, str]]:
         if name == "captions":
             yield folder / name / "dataset_type.txt", "retrieval\n"
         else:
-            yield folder / name / "classnames.txt", "".join(f"{shape}\n" for shape in SHAPES)
+            names, templates = (COLOURS, COLOUR_TEMPLATES) if name == "colours" else (SHAPES, TEMPLATES)
+            yield folder / name / "classnames.txt", "".join(f"{one}\n" for one in names)
             yield (
                 folder / name / "zeroshot_classification_templates.txt",
-                "".join(f"{t}\n" for t in TEMPLATES),
+                "".join(f"{template}\n" for template in templates),
             )
 
 
