@@ -86,8 +86,8 @@ def write_scenes(
     """Write captions, classes, shifted classes, minimal pairs and questions below `folder`.
 
     `captions/{train,val,test}` hold that many pictures; `shapes/{train,test}` about a quarter of `train` and
-    about `test` pictures with one object, the same number of each shape; `colours` the same pictures by colour; `shapes-sketch`,
-    `shapes-recoloured` and `shapes-noisy` are `shapes/test` shifted; `mmvp` holds at most PAIRS pairs a
+    about `test` pictures with one object, the same number of each shape; `colours` the same pictures by
+    colour; `shapes-sketch`, `shapes-recoloured` and `shapes-noisy` are `shapes/test` shifted; `mmvp` holds at most PAIRS pairs a
     pattern and `questions` asks about at most QUESTIONED pictures. Every file appears whole or not at all,
     and `scenes.json` comes last: a folder left by a kill is completed by the next call.
 
