@@ -85,11 +85,11 @@ def write_scenes(
 ) -> bool:
     """Write captions, classes, shifted classes, minimal pairs and questions below `folder`.
 
-    `captions/{train,val,test}` hold that many pictures; `shapes/{train,test}` about a quarter of `train` and
-    about `test` pictures with one object, the same number of each shape; `colours` the same pictures by
-    colour; `shapes-sketch`, `shapes-recoloured` and `shapes-noisy` are `shapes/test` shifted; `mmvp` holds at most PAIRS pairs a
-    pattern and `questions` asks about at most QUESTIONED pictures. Every file appears whole or not at all,
-    and `scenes.json` comes last: a folder left by a kill is completed by the next call.
+    `captions/{train,val,test}` hold that many pictures. `shapes/{train,test}` hold about a quarter of `train`
+    and about `test` pictures with one object, the same number of each shape, and `colours` the same pictures
+    by colour. `shapes-sketch`, `shapes-recoloured` and `shapes-noisy` are `shapes/test` shifted; `mmvp` holds
+    at most PAIRS pairs a pattern and `questions` asks about at most QUESTIONED pictures. Every file appears
+    whole or not at all, and `scenes.json` comes last: a folder left by a kill is completed by the next call.
 
     Args:
         size: edge of the pictures in pixels.
