@@ -55,7 +55,8 @@ def train(recipe: Recipe, run: Path, resume: bool = False) -> Outcome:
     from lightning.fabric import Fabric
     from open_clip.loss import ClipLoss
 
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces what the recipe says
+    for name in ("lightning.fabric", "lightning.pytorch"):  # they announce what the recipe says
+        logging.getLogger(name).setLevel(logging.WARNING)
 
     config = recipe.config()
     tokenizer = Tokenizer(config.text)
