@@ -6,6 +6,7 @@ serve the text tower. Names of the differential layer's parameters are those of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class AttentionMaps(NamedTuple):
         return self.first - self.lam * self.second
 
 
-class _SelfAttention(nn.Module):
+class _SelfAttention(nn.Module, ABC):
     """`backend` names the operator's backend; `lambda_init` and `causal` are set by the towers."""
 
     def __init__(
@@ -70,8 +71,9 @@ class _SelfAttention(nn.Module):
         q, k, v = (t.unflatten(-1, (h, -1)).transpose(1, 2) for t, h in zip((q, k, v), heads, strict=True))
         return q, k, v
 
+    @abstractmethod
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        raise NotImplementedError  # pragma: no cover - the two layers below define it
+        """x [B, N, C] to the heads' outputs [B, heads, N, C / heads], before the output projection."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, C] to [B, N, C].
