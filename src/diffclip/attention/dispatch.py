@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,9 +17,9 @@ from diffclip.errors import InputError, unknown
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa}
 
-# On a CPU the maps are cheap while rows are short, and fused calls are not (in bfloat16 least of all): up to so
-# many tokens `auto` makes the maps there. See benchmarks/attention.py.
-_CPU_EAGER_UP_TO_TOKENS = {"softmax": 128, "differential": 256}
+# On a CPU the maps are cheap while rows are short. There a fused call costs differential attention a second product with
+# V, and plain attention its speed in half precision. Up to so many tokens `auto` makes the maps: benchmarks/attention.py.
+_CPU_EAGER_UP_TO_TOKENS = {"softmax": 128, "differential": 768}
 
 
 def check_backend(name: str) -> str:
@@ -83,7 +84,8 @@ def differential_attention(
 def _choose(backend: str, kind: str, q: Tensor) -> ModuleType:
     if check_backend(backend) == "auto":
         short = q.device.type == "cpu" and q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS[kind]
-        backend = "eager" if short else "sdpa"
+        fused_is_quicker = kind == "softmax" and q.dtype == torch.float32
+        backend = "eager" if short and not fused_is_quicker else "sdpa"
     return BACKENDS[backend]
 
 
