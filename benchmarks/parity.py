@@ -28,7 +28,7 @@ def outputs(inputs: list[Tensor], weights: Tensor, causal: bool, backend: str) -
     leaves = [t.detach().requires_grad_() for t in inputs]
     q, k, v, lam, gain = leaves
     out = differential_attention(q, k, v, lam, causal, backend, norm_weight=gain, out_scale=0.2)
-    return [out, *torch.autograd.grad((out * weights).sum(), leaves)]
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)]
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
                 moved = [t.to(options.device) for t in rounded]
                 got = outputs(moved, weights.to(options.device), causal, backend)
                 errors = {
-                    name: float((a.detach().cpu().double() - b).norm() / b.detach().norm())
+                    name: float((a.cpu().double() - b).norm() / b.norm())
                     for name, a, b in zip(names, got, exact, strict=True)
                 }
                 # a sum over all tokens may cancel: λ is held to the others' scale in the tests, and shown here

@@ -17,8 +17,9 @@ from diffclip.errors import InputError, unknown
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa}
 
-# On a CPU the maps are cheap while rows are short. There a fused call costs differential attention a second product with
-# V, and plain attention its speed in half precision. Up to so many tokens `auto` makes the maps: benchmarks/attention.py.
+# On a CPU the maps are cheap while rows are short. There a fused call costs differential attention a second product
+# with V, and plain attention its speed in half precision. Up to so many tokens `auto` makes the maps:
+# benchmarks/attention.py.
 _CPU_EAGER_UP_TO_TOKENS = {"softmax": 128, "differential": 768}
 
 
