@@ -46,9 +46,8 @@ def save_checkpoint(
     """
     folder = run / "checkpoints" / f"step_{progress.step:08d}"
     if folder in _linked(run) and read_state(folder).get("progress") != asdict(progress):
-        folder = folder.with_name(
-            f"{folder.name}_epoch_{progress.epoch}"
-        )  # same weights, further in the data
+        # the same weights, further in the data: the last batches of the epoch were all broken
+        folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}")
     if folder.is_dir() and folder not in _linked(run):  # a kill came between this folder and its link
         shutil.rmtree(folder)
     if not folder.exists():
