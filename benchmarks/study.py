@@ -1,6 +1,6 @@
 """Models trained on Flickr8k over seeds with one recipe, evaluated, and condensed into a folder of results.
 
-    python -m benchmarks.study --data ../shared/data --models CLIP DiffCLIP --seeds 0 1
+    python -m benchmarks.study --data ../shared/data --models CLIP DiffCLIP --seeds 0 1 2
 
 For each seed all models have the same init, data order and budget. A finished run is used again, a stopped one goes
 on. Then `diffclip report benchmarks/results/flickr8k_cpu --markdown docs/results.md --section flickr8k_cpu`.
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="flickr8k_cpu")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--models", nargs="+", default=["CLIP", "DiffCLIP"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=None, help="default: runs/RECIPE")
     parser.add_argument("--output", type=Path, default=None, help="default: benchmarks/results/RECIPE")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to the recipe")
