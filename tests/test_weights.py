@@ -343,10 +343,18 @@ def cut(file: Path, share: float) -> Path:
     ],
 )
 def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as error:
-        diffclip.load_weights(tiny(), make(tmp_path))
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    file = make(tmp_path)
+    for use in (diffclip.load, lambda path: diffclip.load_weights(tiny(), path)):
+        with pytest.raises(InputError) as error:
+            use(file)
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_damaged_configuration_inside_a_file_is_named(tmp_path: Path) -> None:
+    save_file(tiny().state_dict(), tmp_path / "a.safetensors", metadata={"diffclip_config": "{"})
+    with pytest.raises(InputError, match=r"a\.safetensors is not JSON"):
+        diffclip.load(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize(

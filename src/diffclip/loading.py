@@ -10,7 +10,7 @@ from diffclip.errors import InputError
 from diffclip.model import CLIP
 from diffclip.published import infer_config
 from diffclip.tokenizer import Tokenizer
-from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, load_weights, read_config, read_state
+from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, Weights, put_weights, read_weights
 
 HUB_PREFIX = "hf-hub:"
 
@@ -29,8 +29,9 @@ def load(
         InputError: nothing usable at `source`, or it holds another model than `model`.
     """
     path = fetch(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
-    loaded = CLIP(_config(path, model), seed=0)
-    load_weights(loaded, path)
+    weights = read_weights(path)
+    loaded = CLIP(_config(weights, path, model), seed=0)
+    put_weights(loaded, weights, path)
     if image_size is not None and image_size != loaded.config.vision.image_size:
         loaded.set_image_size(image_size)
     loaded.eval()
@@ -38,13 +39,13 @@ def load(
     return loaded, preprocess, Tokenizer(loaded.config.text)
 
 
-def _config(path: Path, model: str | None) -> CLIPConfig:
-    saved = read_config(path)
+def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
+    saved = weights.config
     if saved is not None:
         if model is not None and name_of(saved) != model:
             raise InputError(f"{path} holds {name_of(saved)}, not {model}: leave the model's name out")
         return saved
-    return named_config(model) if model is not None else infer_config(read_state(path)[0])
+    return named_config(model) if model is not None else infer_config(weights.state)
 
 
 def fetch(source: str) -> Path:

@@ -35,16 +35,11 @@ def from_published(state: State) -> dict[str, Tensor]:
         if match := _SPLIT.match(name):
             prefix, kind = match.groups()
             parts = [state.get(f"{prefix}{part}_proj.{kind}") for part in "qkv"]
-            if (
-                any(
-                    part is None or part.ndim != tensor.ndim or part.shape[1:] != tensor.shape[1:]
-                    for part in parts
-                )
-                or not tensor.ndim
-            ):
+            whole = [part for part in parts if part is not None and part.ndim == tensor.ndim > 0]
+            if len(whole) < 3 or len({part.shape[1:] for part in whole}) > 1:
                 ours[name] = tensor
             elif f"{prefix}qkv.{kind}" not in ours:
-                ours[f"{prefix}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
+                ours[f"{prefix}qkv.{kind}"] = torch.cat(whole)
         elif name.endswith((".attn.in_proj_weight", ".attn.in_proj_bias")):
             ours[name.replace(".in_proj_", ".qkv.")] = tensor
         else:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -55,23 +55,40 @@ def find_weights(path: str | Path) -> Path:
     return path
 
 
-def read_state(path: str | Path) -> tuple[dict[str, Tensor], bool]:
-    """The tensors of a file or folder under our names, and whether the file had the published layout.
+class Weights(NamedTuple):
+    """What a weights file holds: the tensors under our names, whether the file had the published layout, and the
+    configuration saved with them, if any."""
+
+    state: dict[str, Tensor]
+    published: bool
+    config: CLIPConfig | None
+
+
+def read_weights(path: str | Path) -> Weights:
+    """Read the file, or the one in the folder, that `path` means.
+
+    A `config.json` counts only beside `model.safetensors`: elsewhere it is another program's. Files of ours carry the
+    configuration inside too, so that they may be moved.
 
     Raises:
-        InputError: missing, empty, damaged, without weights, or a pickle that tries to run code.
+        InputError: missing, empty, damaged, without weights, a pickle that tries to run code, or a configuration that
+            is none.
     """
     file = find_weights(path)
+    inside: object
     if file.suffix == ".safetensors":
         try:
-            state: Mapping[str, Tensor] = load_file(file)
+            tensors: Mapping[str, Tensor] = load_file(file)
+            with safe_open(file, "pt") as opened:
+                inside = opened.metadata()
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file} is not a whole safetensors file ({error}): fetch it again") from None
     else:
-        state = _state_of(read_pickle(file), file)
-    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+        inside = read_pickle(file)
+        tensors = _state_of(inside, file)
+    state = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     published = is_published(state)
-    return (from_published(state) if published else dict(state)), published
+    return Weights(from_published(state) if published else state, published, _config_of(file, inside))
 
 
 def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
@@ -88,37 +105,23 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
     return contents
 
 
-def read_config(path: str | Path) -> CLIPConfig | None:
-    """The configuration saved beside the weights that `path` means, or None where they bring none.
+def _config_of(file: Path, inside: object) -> CLIPConfig | None:
+    """The configuration beside the weights, else the one among what is `inside` their file."""
+    beside = file.with_name(CONFIG_FILE)
+    if file.name == WEIGHTS_FILE and beside.is_file():
+        return _parse(beside.read_bytes(), beside)
+    text = inside.get(CONFIG_KEY) if isinstance(inside, Mapping) else None
+    return _parse(text, file) if isinstance(text, str) else None
 
-    A `config.json` counts only beside `model.safetensors`: elsewhere it is another program's. Files of ours carry the
-    configuration inside too, so that they may be moved.
 
-    Raises:
-        InputError: unusable weights, or the file is not a model's configuration.
-    """
-    weights = find_weights(path)
-    file = weights.with_name(CONFIG_FILE)
-    if weights.name != WEIGHTS_FILE or not file.is_file():
-        return _config_inside(weights)
+def _parse(text: str | bytes, file: Path) -> CLIPConfig:
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError(f"{file} is not JSON ({error}): save the model again") from None
+        fields = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"the configuration in {file} is not JSON ({error}): save the model again") from None
     if not isinstance(fields, dict):
         raise InputError(f"{file} is not a model's configuration: save the model again")
     return parse_config(fields, str(file))
-
-
-def _config_inside(file: Path) -> CLIPConfig | None:
-    contents: object
-    if file.suffix == ".safetensors":
-        with safe_open(file, "pt") as opened:
-            contents = opened.metadata()
-    else:
-        contents = read_pickle(file)
-    text = contents.get(CONFIG_KEY) if isinstance(contents, Mapping) else None
-    return parse_config(json.loads(text), str(file)) if isinstance(text, str) else None
 
 
 def load_weights(model: CLIP, path: str | Path) -> CLIP:
@@ -129,11 +132,15 @@ def load_weights(model: CLIP, path: str | Path) -> CLIP:
         InputError: unreadable weights, or weights for another model: the line lists what is missing, what is extra
             and which shapes differ, and names the model that would fit.
     """
-    state, published = read_state(path)
-    check_fit(model, state, path)
-    config = read_config(path)
+    return put_weights(model, read_weights(path), path)
+
+
+def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
+    """`load_weights` for weights that are read already; `source` names where they come from."""
+    state, published, config = weights
+    check_fit(model, state, source)
     if config is not None:
-        _check_same(model, config, path)
+        _check_same(model, config, source)
     model.load_state_dict(state)
     if config is not None and config.vision.norm_eps is not None:
         model.set_vision_norm_eps(config.vision.norm_eps)

@@ -158,6 +158,10 @@ class DifferentialAttention(_SelfAttention):
         return AttentionMaps(both[:, 0::2], both[:, 1::2], self.current_lambda())
 
 
+# what `attention` in a tower's configuration means
+ATTENTION_LAYERS = {"softmax": SoftmaxAttention, "differential": DifferentialAttention}
+
+
 class HeadNorm(nn.Module):
     """Holds the gain [e] of the norm that `differential_attention` applies to each head."""
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffclip.attention import DifferentialAttention, SoftmaxAttention
+from diffclip.attention import ATTENTION_LAYERS
 
 if TYPE_CHECKING:
     from diffclip.config import TextConfig
 
 TEXT_NORM_EPS = 1e-5
-ATTENTION = {"softmax": SoftmaxAttention, "differential": DifferentialAttention}
 
 
 class QuickGELU(nn.Module):
@@ -35,7 +34,7 @@ class ResidualAttentionBlock(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         hidden = int(config.width * config.mlp_ratio)
-        self.attn = ATTENTION[config.attention](config.width, config.heads)
+        self.attn = ATTENTION_LAYERS[config.attention](config.width, config.heads)
         self.ln_1 = nn.LayerNorm(config.width, eps=TEXT_NORM_EPS)
         self.mlp = nn.Sequential(
             OrderedDict(

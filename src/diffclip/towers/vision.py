@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 from timm.layers import LayerNorm
 from timm.models.vision_transformer import VisionTransformer
 
-from diffclip.attention import DifferentialAttention, SoftmaxAttention
+from diffclip.attention import ATTENTION_LAYERS
 
 if TYPE_CHECKING:
     from diffclip.config import VisionConfig
-
-ATTENTION = {"softmax": SoftmaxAttention, "differential": DifferentialAttention}
 
 
 def build_vision(config: VisionConfig) -> VisionTransformer:
@@ -33,5 +31,5 @@ def build_vision(config: VisionConfig) -> VisionTransformer:
         drop_path_rate=config.drop_path,
         patch_drop_rate=config.patch_dropout,
         norm_layer=partial(LayerNorm, eps=config.norm_eps),
-        attn_layer=ATTENTION[config.attention],
+        attn_layer=ATTENTION_LAYERS[config.attention],
     )

@@ -26,13 +26,13 @@ from diffclip.tokenizer import Tokenizer
 from diffclip.training.checkpoint import Progress, restore_checkpoint, save_checkpoint, withdraw_checkpoint
 from diffclip.training.optimiser import MAX_LOGIT_SCALE, learning_rate, make_optimiser
 from diffclip.training.recipe import Recipe, read_recipe, to_yaml
-from diffclip.training.telemetry import Telemetry
+from diffclip.training.telemetry import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE, Telemetry
 
 RECIPE_FILE = "recipe.yaml"
 # keys that change nothing about the numbers of a run, so that a resumed run may have others
 _FREE_KEYS = {"data.workers", "checkpoint_every"}
 # what a run that was stopped before its first checkpoint may have left
-_OF_A_RUN = {RECIPE_FILE, "metrics.jsonl", "validation.jsonl", "tensorboard", "checkpoints", "report.html"}
+_OF_A_RUN = {RECIPE_FILE, METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER, "checkpoints", "report.html"}
 
 
 @dataclass
@@ -180,7 +180,7 @@ def claim_folder(recipe: Recipe, run: Path, resume: bool) -> None:
         with disk_errors(run):
             run.mkdir(parents=True, exist_ok=True)
             found = {path.name for path in run.iterdir()}
-        if found and not (found <= _OF_A_RUN and "tensorboard" in found):
+        if found and not (found <= _OF_A_RUN and TENSORBOARD_FOLDER in found):
             raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
         write_text(file, to_yaml(recipe))
         return
