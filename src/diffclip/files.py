@@ -15,6 +15,11 @@ from pathlib import Path
 from diffclip.errors import InputError
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
+
+
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
     """Turn what the operating system refuses into one line that names `target`.

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from diffclip.data import index as index_module
-from diffclip.data.index import cache_folder, read_index
+from diffclip.data.index import read_index
+from diffclip.files import cache_folder
 
 WriteShard = Callable[..., Path]
 

@@ -1,26 +1,27 @@
-"""One table of backends, and the two public operators that choose from it.
+"""One table of backends, and the operators that choose from it.
 
 Differential attention: DiffCLIP (TMLR 2025) Section 3.2, after Differential Transformer, arXiv:2410.05258.
 """
 
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffclip.attention import eager, sdpa
+from diffclip.attention import eager, sdpa, triton
+from diffclip.attention.heads import split_heads
 from diffclip.attention.lambdas import per_head
 from diffclip.errors import InputError, unknown
 
-BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa}
+BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": triton}
 
-# On a CPU the maps are cheap while rows are short. There a fused call costs differential attention a second product
-# with V, and plain attention its speed in half precision. Up to so many tokens `auto` makes the maps:
-# benchmarks/attention.py.
-_CPU_EAGER_UP_TO_TOKENS = {"softmax": 128, "differential": 768}
+# On a CPU whole maps are cheap while rows are short: up to so many tokens `auto` makes them (benchmarks/attention.py).
+# A fused call pays earlier, but loses its speed in half precision.
+_CPU_EAGER_UP_TO_TOKENS = 128
 
 
 def check_backend(name: str) -> str:
@@ -34,13 +35,23 @@ def check_backend(name: str) -> str:
     return name
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, backend: str = "auto") -> Tensor:
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, backend: str = "auto", dropout_p: float = 0.0
+) -> Tensor:
     """Plain attention, softmax(Q·Kᵀ/√d)·V, for q, k, v [B, heads, N, d]; returns [B, heads, N, d].
+
+    `dropout_p` is the share of each map's entries to drop, which the backend "eager" does, whatever was asked for.
 
     Raises:
         InputError: unknown backend.
     """
-    out: Tensor = _choose(backend, "softmax", q).softmax(q, k, v, causal)
+    check_backend(backend)
+    if dropout_p > 0:
+        return eager.softmax(q, k, v, causal, dropout_p)
+    if backend == "auto":
+        on_cpu_in_half = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
+        backend = "eager" if on_cpu_in_half and q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS else "sdpa"
+    out: Tensor = BACKENDS[backend].softmax(q, k, v, causal)
     return out
 
 
@@ -54,6 +65,7 @@ def differential_attention(
     norm_weight: Tensor | None = None,
     norm_eps: float = 1e-5,
     out_scale: float = 1.0,
+    dropout_p: float = 0.0,
 ) -> Tensor:
     """Differential attention, (softmax(Q1·K1ᵀ/√d) − λ·softmax(Q2·K2ᵀ/√d))·V, with the head norm and factor after it.
 
@@ -63,10 +75,12 @@ def differential_attention(
         lam: λ as a number, a 0-dim tensor, [H], or [B, H, N]; gradients flow to it. Used in float32 (float64
             where the inputs are).
         causal: token n sees tokens 0 … n.
-        backend: "auto", "eager" (the formula) or "sdpa" (torch's fused attention).
+        backend: "auto", "eager" (the formula), "sdpa" (torch's fused attention; blocks of rows on a CPU) or "triton"
+            (one fused kernel, on a GPU).
         norm_weight: [e], the gain of the RMS norm over each head's output, or None for no norm.
         norm_eps: the norm's epsilon.
         out_scale: factor after the norm, (1 − λ_init) in DiffCLIP.
+        dropout_p: share of each map's entries to drop. Only "eager" does this, and is then used.
 
     Returns:
         [B, H, N, e].
@@ -76,18 +90,73 @@ def differential_attention(
     """
     _check_shapes(q, k, v, norm_weight)
     lam = per_head(lam, v)
-    out: Tensor = _choose(backend, "differential", q).differential(q, k, v, lam, causal).to(lam.dtype)
+    chosen = _choose(backend, q, v, dropout_p)
+    if chosen == "triton":
+        return triton.differential(q, k, v, lam, causal, norm_weight, norm_eps, out_scale)
+    if dropout_p > 0:
+        out = eager.differential(q, k, v, lam, causal, dropout_p)
+    else:
+        out = BACKENDS[chosen].differential(q, k, v, lam, causal)
+    out = out.to(lam.dtype)
     if norm_weight is not None:
         out = F.rms_norm(out, (v.shape[-1],), norm_weight.to(lam.dtype), norm_eps)
     return (out * out_scale if out_scale != 1.0 else out).to(v.dtype)
 
 
-def _choose(backend: str, kind: str, q: Tensor) -> ModuleType:
+def differential_attention_packed(
+    qkv: Tensor,
+    heads: int,
+    lam: float | Tensor,
+    causal: bool = False,
+    backend: str = "auto",
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+    out_scale: float = 1.0,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """`differential_attention` of what one projection made, for layers: the fused kernel takes and fills it whole.
+
+    Args:
+        qkv: [B, N, 3·C]: queries and keys of `heads` heads of size C / heads, values of half as many, twice the size.
+        heads: query heads, an even number.
+        lam, causal, backend, norm_weight, norm_eps, out_scale, dropout_p: as there.
+
+    Returns:
+        [B, N, C], heads side by side.
+    """
+    q, k, v = split_heads(qkv, heads, heads // 2)
+    if _choose(backend, q, v, dropout_p) == "triton":
+        out = triton.differential_packed(
+            qkv, heads, per_head(lam, v), causal, norm_weight, norm_eps, out_scale
+        )
+    else:
+        out = differential_attention(
+            q, k, v, lam, causal, backend, norm_weight, norm_eps, out_scale, dropout_p
+        )
+    return out.transpose(1, 2).flatten(2)
+
+
+def _choose(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
+    """The backend's name for q [B, 2·H, N, d] and v [B, H, N, e]."""
+    unfusable = "attention dropout needs the maps" if dropout_p > 0 else triton.unfusable(q, v)
     if check_backend(backend) == "auto":
-        short = q.device.type == "cpu" and q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS[kind]
-        fused_is_quicker = kind == "softmax" and q.dtype == torch.float32
-        backend = "eager" if short and not fused_is_quicker else "sdpa"
-    return BACKENDS[backend]
+        if q.device.type == "cpu":
+            return "eager" if dropout_p > 0 or q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS else "sdpa"
+        return "triton" if unfusable is None else "eager" if dropout_p > 0 else "sdpa"
+    if backend == "triton" and unfusable is not None:
+        say_once(f'attention backend "triton" is not used, "eager" takes its place: {unfusable}')
+        return "eager"
+    return backend
+
+
+_said: set[str] = set()
+
+
+def say_once(message: str) -> None:
+    """Warn with `message`, unless it has been said before."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, stacklevel=2)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor | None) -> None:

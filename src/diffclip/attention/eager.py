@@ -6,6 +6,7 @@ Softmax rows, their difference and λ are float32 at least; the product with V i
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from diffclip.attention.lambdas import accumulator
@@ -21,12 +22,14 @@ def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     return maps
 
 
-def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout_p: float = 0.0) -> Tensor:
     """A·V for q, k, v [B, heads, N, d]."""
-    return softmax_maps(q, k, causal).to(v.dtype) @ v
+    return F.dropout(softmax_maps(q, k, causal), dropout_p).to(v.dtype) @ v
 
 
-def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
+def differential(
+    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool, dropout_p: float = 0.0
+) -> Tensor:
     """(A1 − λ·A2)·V before the head norm: q, k [B, 2·H, N, d], v [B, H, N, e], λ as `lambdas.per_head` shapes it."""
-    maps = softmax_maps(q, k, causal)
+    maps = F.dropout(softmax_maps(q, k, causal), dropout_p)
     return (maps[:, 0::2] - lam * maps[:, 1::2]).to(v.dtype) @ v

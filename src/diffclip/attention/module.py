@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.attention import eager
-from diffclip.attention.dispatch import differential_attention, softmax_attention
+from diffclip.attention.dispatch import differential_attention_packed, say_once, softmax_attention
+from diffclip.attention.heads import split_heads
 from diffclip.attention.lambdas import reparameterised
 from diffclip.config import lambda_init_of_layer
 from diffclip.errors import InputError
@@ -39,7 +40,7 @@ class AttentionMaps(NamedTuple):
 
 
 class _SelfAttention(nn.Module, ABC):
-    """`backend` names the operator's backend; `lambda_init` and `causal` are set by the towers."""
+    """`backend` names the operator's backend; `attn_drop` is the share of each map that training drops."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class _SelfAttention(nn.Module, ABC):
         num_heads: int,
         qkv_bias: bool = True,
         proj_bias: bool = True,
+        attn_drop: float = 0.0,
         norm_layer: Any = None,  # timm passes its block norm to every attention layer; the head norm is always RMS
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -61,19 +63,13 @@ class _SelfAttention(nn.Module, ABC):
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.backend = "auto"
+        self.attn_drop = attn_drop
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
 
-    def _split(self, x: Tensor, value_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, N, C] to q, k [B, heads, N, d] and v [B, value_heads, N, C / value_heads], without copies."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        heads = (self.num_heads, self.num_heads, value_heads)
-        q, k, v = (t.unflatten(-1, (h, -1)).transpose(1, 2) for t, h in zip((q, k, v), heads, strict=True))
-        return q, k, v
-
     @abstractmethod
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        """x [B, N, C] to the heads' outputs [B, heads, N, C / heads], before the output projection."""
+        """x [B, N, C] to the heads' outputs side by side, [B, N, C], before the output projection."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, C] to [B, N, C].
@@ -83,7 +79,7 @@ class _SelfAttention(nn.Module, ABC):
         """
         if attn_mask is not None:
             raise InputError("attn_mask is not supported: attention is full, or causal with is_causal=True")
-        out: Tensor = self.out_proj(self._attend(x, is_causal).transpose(1, 2).flatten(2))
+        out: Tensor = self.out_proj(self._attend(x, is_causal))
         return out
 
 
@@ -91,11 +87,14 @@ class SoftmaxAttention(_SelfAttention):
     """Multi-head attention as in the plain CLIP: `num_heads` maps."""
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        return softmax_attention(*self._split(x, self.num_heads), causal=causal, backend=self.backend)
+        q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)
+        dropout_p = self.attn_drop if self.training else 0.0
+        out = softmax_attention(q, k, v, causal=causal, backend=self.backend, dropout_p=dropout_p)
+        return out.transpose(1, 2).flatten(2)
 
     def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
         """The maps [B, heads, N, N] that `forward` would use for x [B, N, C]."""
-        q, k, _ = self._split(x, self.num_heads)
+        q, k, _ = split_heads(self.qkv(x), self.num_heads, self.num_heads)
         return AttentionMaps(eager.softmax_maps(q, k, causal), None, None)
 
 
@@ -138,22 +137,23 @@ class DifferentialAttention(_SelfAttention):
         )
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        q, k, v = self._split(x, self.num_heads // 2)
-        return differential_attention(
-            q,
-            k,
-            v,
+        return differential_attention_packed(
+            self.qkv(x),
+            self.num_heads,
             self.current_lambda(),
             causal=causal,
             backend=self.backend,
             norm_weight=self.diff_norm.weight,
             norm_eps=HEAD_NORM_EPS,
             out_scale=1.0 - self.lambda_init,
+            dropout_p=self.attn_drop if self.training else 0.0,
         )
 
     def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
         """A1, A2 [B, heads/2, N, N] and λ that `forward` would use for x [B, N, C]."""
-        q, k, _ = self._split(x, self.num_heads // 2)
+        if self.backend == "triton":
+            say_once('attention backend "triton" never makes the maps: they come from "eager"')
+        q, k, _ = split_heads(self.qkv(x), self.num_heads, self.num_heads // 2)
         both = eager.softmax_maps(q, k, causal)
         return AttentionMaps(both[:, 0::2], both[:, 1::2], self.current_lambda())
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 import diffclip
-from diffclip.data.index import cache_folder
 from diffclip.data.pictures import evaluation_batches
 from diffclip.data.samples import (
     CAPTION_KEY,
@@ -30,6 +29,7 @@ from diffclip.data.samples import (
 )
 from diffclip.data.shards import Shards, expand_shards, tar_files
 from diffclip.errors import InputError, unknown
+from diffclip.files import cache_folder
 
 Kind = Literal["classification", "retrieval"]
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.errors import InputError
-from diffclip.files import write_atomically
+from diffclip.files import cache_folder, write_atomically
 
 _BLOCK = 512
 _FORMAT = 1
@@ -68,11 +68,6 @@ class ShardIndex:
         wanted = np.array([extension in extensions for extension in self.extensions])
         held: NDArray[np.bool_] = wanted[self.member_extensions] & (self.sizes > 0)
         return np.logical_or.reduceat(held, self.first[:-1])
-
-
-def cache_folder() -> Path:
-    """Where what can be made again is kept: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
 
 
 def read_index(path: Path) -> ShardIndex:

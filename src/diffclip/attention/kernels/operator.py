@@ -1,0 +1,128 @@
+"""The kernels as torch operators with autograd, so that compilation, checkpointing and sharding can see through them.
+
+`diffclip::fused_attention` takes q, k and v; `diffclip::fused_attention_packed` takes what one projection made,
+[B, N, 3·C] with C = 2·H·d, and its backward pass writes the three gradients where they belong, without a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffclip.attention.heads import split_heads
+from diffclip.attention.kernels import launch
+from diffclip.attention.kernels.plan import keeps_second
+
+
+def _new_output(v: Tensor) -> Tensor:
+    """[B, H, N, e] whose heads lie side by side in memory, as the output projection reads them."""
+    batch, heads, tokens, value = v.shape
+    return v.new_empty(batch, tokens, heads, value).transpose(1, 2)
+
+
+def _new_kept(v: Tensor, lam: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """`stats` and `second` as the forward pass would return them for v [B, H, N, e]."""
+    batch, heads, tokens, _ = v.shape
+    stats = lam.new_empty((3, batch, heads, tokens) if keep else 0)
+    return stats, v.new_empty(v.shape if keep and keeps_second(tokens) else 0)
+
+
+@torch.library.custom_op("diffclip::fused_attention", mutates_args=())
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, gain: Tensor | None,
+    causal: bool, eps: float, out_scale: float, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Differential attention [B, H, N, e], and what the backward pass needs of it (if `keep`)."""
+    out = _new_output(v)
+    return out, *launch.forward(q, k, v, lam, gain, causal, eps, out_scale, keep, out)
+
+
+@fused_attention.register_fake
+def _(q, k, v, lam, gain, causal, eps, out_scale, keep):  # type: ignore[no-untyped-def]
+    return _new_output(v), *_new_kept(v, lam, keep)
+
+
+@torch.library.custom_op("diffclip::fused_attention_backward", mutates_args=())
+def fused_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, gain: Tensor | None,
+    out: Tensor, stats: Tensor, second: Tensor, causal: bool, eps: float, out_scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, λ and the gain."""
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    grads = launch.backward(grad, q, k, v, lam, gain, out, stats, second, causal, eps, out_scale, dq, dk, dv)
+    return dq, dk, dv, *grads
+
+
+@fused_attention_backward.register_fake
+def _(grad, q, k, v, lam, gain, out, stats, second, causal, eps, out_scale):  # type: ignore[no-untyped-def]
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    return dq, dk, dv, lam.new_empty(lam.shape), _new_gain_gradient(gain, lam)
+
+
+@torch.library.custom_op("diffclip::fused_attention_packed", mutates_args=())
+def fused_attention_packed(
+    qkv: Tensor,
+    lam: Tensor,
+    gain: Tensor | None,
+    heads: int,
+    causal: bool,
+    eps: float,
+    out_scale: float,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `fused_attention`, for `heads` query heads that one projection made."""
+    q, k, v = split_heads(qkv, heads, heads // 2)
+    out = _new_output(v)
+    return out, *launch.forward(q, k, v, lam, gain, causal, eps, out_scale, keep, out)
+
+
+@fused_attention_packed.register_fake
+def _(qkv, lam, gain, heads, causal, eps, out_scale, keep):  # type: ignore[no-untyped-def]
+    v = split_heads(qkv, heads, heads // 2)[2]
+    return _new_output(v), *_new_kept(v, lam, keep)
+
+
+@torch.library.custom_op("diffclip::fused_attention_packed_backward", mutates_args=())
+def fused_attention_packed_backward(
+    grad: Tensor, qkv: Tensor, lam: Tensor, gain: Tensor | None, out: Tensor, stats: Tensor, second: Tensor,
+    heads: int, causal: bool, eps: float, out_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of qkv, λ and the gain."""
+    gradient = torch.empty_like(qkv)
+    parts, into = split_heads(qkv, heads, heads // 2), split_heads(gradient, heads, heads // 2)
+    grads = launch.backward(grad, *parts, lam, gain, out, stats, second, causal, eps, out_scale, *into)
+    return gradient, *grads
+
+
+@fused_attention_packed_backward.register_fake
+def _(grad, qkv, lam, gain, out, stats, second, heads, causal, eps, out_scale):  # type: ignore[no-untyped-def]
+    return torch.empty_like(qkv), lam.new_empty(lam.shape), _new_gain_gradient(gain, lam)
+
+
+def _new_gain_gradient(gain: Tensor | None, lam: Tensor) -> Tensor:
+    return lam.new_empty(0 if gain is None else gain.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.causal, ctx.eps, ctx.out_scale, _ = inputs
+    ctx.heads = tensors.pop() if isinstance(tensors[-1], int) else None  # of the packed operator
+    ctx.set_materialize_grads(False)  # only the first output has a gradient
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    numbers = (ctx.causal, ctx.eps, ctx.out_scale)
+    if ctx.heads is None:
+        *grads, dgain = fused_attention_backward(grad, *ctx.saved_tensors, *numbers)
+        others: tuple[None, ...] = (None,) * 4
+    else:
+        *grads, dgain = fused_attention_packed_backward(grad, *ctx.saved_tensors, ctx.heads, *numbers)
+        others = (None,) * 5
+    return *grads, dgain if dgain.numel() else None, *others
+
+
+fused_attention.register_autograd(_backward, setup_context=_setup)
+fused_attention_packed.register_autograd(_backward, setup_context=_setup)

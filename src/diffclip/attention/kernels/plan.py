@@ -1,0 +1,186 @@
+"""Which blocks a kernel works in: a table, measured choices from a cache, and the search that fills the cache.
+
+`DIFFCLIP_AUTOTUNE=1` searches the first time that a shape is met (some seconds); what it finds is kept in the user's
+cache folder for each GPU and Triton, and is used from then on with or without the variable.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Rows up to here are held whole; beyond it the forward pass keeps A2·V, which saves the backward one a pass.
+WHOLE_ROW_TOKENS = 256
+_H200_SHARED = 232_448
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Queries and keys that a program handles at a time; `columns` 0 means whole rows (the short forward)."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @property
+    def whole_rows(self) -> bool:
+        return self.columns == 0
+
+    def options(self) -> dict[str, int]:
+        """As keyword arguments of a launch."""
+        names = {"ROWS": self.rows, "COLUMNS": self.columns}
+        return {**names, "num_warps": self.warps, "num_stages": self.stages}
+
+    def split(self, pairs: int, query_blocks: int, device: torch.device) -> int:
+        """Programs that share a pair of heads: one, or as many as it takes to fill the GPU twice."""
+        processors = _properties(device).multi_processor_count if device.type == "cuda" else 1
+        return max(1, min(query_blocks, -(-2 * processors // pairs)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The blocks of the forward kernel, of `backward_rows` and of `backward_keys`."""
+
+    forward: Blocks
+    rows: Blocks
+    keys: Blocks
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a plan depends on: tokens, head sizes, bytes an element, and whether it is causal."""
+
+    tokens: int
+    size: int
+    value: int
+    bytes: int
+    causal: bool
+
+    def shared(self, kernel: str, blocks: Blocks) -> int:
+        """Shared memory that `kernel` takes at least, in bytes: operands that stay in it and those on their way."""
+        d, e = filled(self.size), filled(self.value)
+        if blocks.whole_rows:
+            kept = sum(chunks(self.tokens)) * (2 * d + e) + blocks.rows * d
+        elif kernel == "keys":
+            kept = (blocks.columns + blocks.stages * blocks.rows) * (2 * d + e)
+        else:
+            kept = blocks.stages * blocks.columns * (2 * d + e) + blocks.rows * (
+                2 * d + (e if kernel == "rows" else 0)
+            )
+        return kept * self.bytes
+
+
+def filled(size: int) -> int:
+    """The power of two, at least 16, that a head size is filled up to."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def keeps_second(tokens: int) -> bool:
+    """Whether the forward pass keeps A2·V for the backward pass."""
+    return tokens > WHOLE_ROW_TOKENS
+
+
+def chunks(tokens: int) -> tuple[int, int, int]:
+    """A row's columns as up to three powers of two (0 where there is none), at least `tokens` in all."""
+    rest, parts = -(-tokens // 16) * 16, list[int]()
+    while rest > 0:
+        part = 1 << (rest.bit_length() - 1)
+        if len(parts) == 2 and part < rest:
+            part *= 2
+        parts.append(part)
+        rest -= part
+    if len(parts) == 3 and parts[1] == parts[2]:  # what was rounded up closes the gap
+        parts = [parts[0], 2 * parts[1]]
+    if len(parts) == 2 and parts[0] == parts[1]:
+        parts = [2 * parts[0]]
+    first, second, third, *_ = [*parts, 0, 0]
+    return first, second, third
+
+
+def candidates(kernel: str, problem: Problem, shared: int = _H200_SHARED) -> list[Blocks]:
+    """The blocks worth trying for "forward", "rows" or "keys", the table's choice first; all fit shared memory."""
+    if problem.bytes == 4:  # IEEE float32 products run outside the tensor cores: small blocks
+        side = 32 if filled(problem.value) <= 128 else 16
+        found = [Blocks(side, side, 4, 1), Blocks(16, 16, 4, 1)]
+    elif filled(problem.value) > 128:  # two accumulators of 256 columns leave registers for few rows
+        found = [Blocks(32, 32, 4, 2), Blocks(64, 32, 8, 2), Blocks(32, 64, 4, 1), Blocks(16, 32, 4, 1)]
+    else:
+        found = _HALF[kernel, problem.tokens > WHOLE_ROW_TOKENS]
+    if kernel == "forward" and problem.tokens <= WHOLE_ROW_TOKENS and filled(problem.value) <= 128:
+        whole = [(64, 4), (128, 8)] if problem.bytes == 2 else [(32, 4), (16, 4)]
+        found = [*(Blocks(rows, 0, warps, 1) for rows, warps in whole), *found]
+    fitting = [blocks for blocks in found if problem.shared(kernel, blocks) <= shared]
+    return fitting or [Blocks(16, 16, 4, 1)]
+
+
+# bfloat16 and float16, values up to 128 wide; by kernel and whether rows are long. The first of each neither spills
+# registers nor leaves fewer than two programs a multiprocessor, by ptxas' report for sm_90.
+_HALF = {
+    ("forward", False): [Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 2)],
+    ("forward", True): [
+        Blocks(128, 64, 8, 2),
+        Blocks(64, 64, 4, 2),
+        Blocks(64, 32, 4, 3),
+        Blocks(128, 32, 8, 3),
+    ],
+    ("rows", False): [
+        Blocks(64, 32, 4, 2),
+        Blocks(64, 64, 4, 2),
+        Blocks(128, 32, 8, 2),
+        Blocks(64, 16, 4, 3),
+    ],
+    ("rows", True): [
+        Blocks(128, 32, 8, 2),
+        Blocks(128, 64, 8, 2),
+        Blocks(64, 32, 4, 2),
+        Blocks(64, 64, 4, 2),
+    ],
+    ("keys", False): [
+        Blocks(32, 64, 4, 2),
+        Blocks(16, 64, 4, 2),
+        Blocks(64, 64, 4, 2),
+        Blocks(32, 128, 8, 2),
+    ],
+    ("keys", True): [
+        Blocks(32, 128, 8, 2),
+        Blocks(64, 128, 8, 2),
+        Blocks(32, 64, 4, 2),
+        Blocks(64, 64, 4, 2),
+    ],
+}
+
+
+def problem_of(q: Tensor, v: Tensor, causal: bool) -> Problem:
+    """The problem that q [B, 2·H, N, d] and v [B, H, N, e] pose."""
+    return Problem(q.shape[-2], q.shape[-1], v.shape[-1], q.element_size(), causal)
+
+
+def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
+    """The plan for q [B, 2·H, N, d] and v [B, H, N, e]: measured if there is one, else the table's."""
+    problem = problem_of(q, v, causal)
+    if not q.is_cuda:  # the interpreter has no limits
+        return table_plan(problem)
+    from diffclip.attention.kernels import tuning
+
+    if os.environ.get("DIFFCLIP_AUTOTUNE") == "1":
+        return tuning.tuned(problem, q, v)
+    return tuning.cached(problem, q.device) or table_plan(
+        problem, _properties(q.device).shared_memory_per_block_optin
+    )
+
+
+@functools.cache
+def table_plan(problem: Problem, shared: int = _H200_SHARED) -> Plan:
+    """The first candidate of each kernel."""
+    return Plan(*(candidates(kernel, problem, shared)[0] for kernel in ("forward", "rows", "keys")))
+
+
+@functools.cache
+def _properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)

@@ -1,0 +1,71 @@
+"""What the kernels share: loading and storing tiles, scores with their masks, the head norm.
+
+Names: M rows of queries, C columns of keys; SIZE and VALUE the head sizes d and e, D and E those filled up to a
+power of two. Scores are taken to the base 2, so `scale` is log2(e)/√d. Sums are float32, products IEEE.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rows(base, start, tokens, stride, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows start … start + ROWS of a [tokens, SIZE] matrix as [ROWS, WIDTH]; what lies outside is 0."""
+    rows = start + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    inside = rows[:, None] < tokens
+    if WIDTH != SIZE:
+        inside = inside & (columns[None, :] < SIZE)
+    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(
+    base, values, start, tokens, stride, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """The counterpart of `load_rows`, in the type of the target."""
+    rows = start + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    inside = rows[:, None] < tokens
+    if WIDTH != SIZE:
+        inside = inside & (columns[None, :] < SIZE)
+    target = base + rows[:, None] * stride + columns[None, :]
+    tl.store(target, values.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def dot(a, b, acc=None):
+    """acc + a·b in float32; float32 operands are multiplied as IEEE asks, not in TF32."""
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def scores(q, k, rows, columns, tokens, CAUSAL: tl.constexpr, TAIL: tl.constexpr):
+    """q·kᵀ [M, C], −∞ where a row must not look: past itself if CAUSAL, past the end if TAIL."""
+    s = dot(q, tl.trans(k))
+    if CAUSAL:
+        s = tl.where(rows[:, None] >= columns[None, :], s, float("-inf"))
+    if TAIL:
+        s = tl.where(columns[None, :] < tokens, s, float("-inf"))
+    return s
+
+
+@triton.jit
+def finish(o, gain_ptr, eps, out_scale, VALUE: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr):
+    """The head norm of o [M, E] with its gain, if NORM, and the factor after it; and 1 / RMS of each row."""
+    rstd = tl.rsqrt(tl.sum(o * o, 1) / VALUE + eps)
+    if NORM:
+        columns = tl.arange(0, E)
+        gain = tl.load(gain_ptr + columns, mask=columns < VALUE, other=0.0).to(tl.float32)
+        o = o * rstd[:, None] * gain[None, :]
+    return o * out_scale, rstd
+
+
+@triton.jit
+def keep_statistics(stats_ptr, log1, log2, rstd, rows, tokens, size):
+    """What the backward pass needs of each row into `stats` [3, B, H, N], whose planes are `size` apart."""
+    tl.store(stats_ptr + rows, log1, mask=rows < tokens)
+    tl.store(stats_ptr + size + rows, log2, mask=rows < tokens)
+    tl.store(stats_ptr + 2 * size + rows, rstd, mask=rows < tokens)

@@ -1,0 +1,114 @@
+"""Measured plans: the search over `plan.candidates`, and a file a GPU that keeps what it found.
+
+The file lies in the user's cache folder, named by GPU and Triton version; it is JSON, and losing it costs a search.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+from diffclip.attention.kernels import launch
+from diffclip.attention.kernels.plan import Blocks, Plan, Problem, candidates, table_plan
+from diffclip.errors import InputError
+from diffclip.files import cache_folder, write_text
+
+_log = logging.getLogger(__name__)
+_MILLISECONDS = 20  # of measuring a candidate, after as many of warming up
+
+
+def cached(problem: Problem, device: torch.device) -> Plan | None:
+    """The plan that an earlier search found, or None."""
+    return _read(plan_file(device)).get(_key(problem))
+
+
+def tuned(problem: Problem, q: Tensor, v: Tensor) -> Plan:
+    """The plan that an earlier search found, or the quickest found now, which is kept for the next time."""
+    plan = cached(problem, q.device)
+    if plan is None:
+        plan = search(problem, q, v)
+        keep(problem, plan, plan_file(q.device))
+    return plan
+
+
+def search(problem: Problem, q: Tensor, v: Tensor) -> Plan:
+    """The quickest blocks of each kernel, one kernel after the other, for tensors like q and v."""
+    shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
+    best = table_plan(problem, shared)
+    for kernel in ("forward", "rows", "keys"):
+        times = {}
+        for blocks in candidates(kernel, problem, shared):
+            try:
+                times[blocks] = _time(kernel, replace(best, **{kernel: blocks}), problem, q, v)
+            except triton.runtime.errors.OutOfResources:
+                _log.debug("%s does not fit this GPU as %s", kernel, blocks)
+        if times:
+            best = replace(best, **{kernel: min(times, key=lambda blocks: times[blocks])})
+    return best
+
+
+def _time(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -> float:
+    """Median milliseconds of the pass that `kernel` belongs to."""
+    batch, heads, _, value = v.shape
+    q, k, v = (torch.randn_like(x) for x in (q, q, v))
+    lam = torch.full((batch, heads, problem.tokens), 0.8, device=q.device)
+    gain = torch.ones(value, device=q.device)
+    out = torch.empty_like(v)
+
+    def forward() -> tuple[Tensor, Tensor]:
+        return launch.forward(q, k, v, lam, gain, problem.causal, 1e-5, 0.2, True, out, plan)
+
+    kept = forward()
+    grad = torch.randn_like(out)
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+
+    def backward() -> None:
+        stats, second = kept
+        launch.backward(
+            grad, q, k, v, lam, gain, out, stats, second, problem.causal, 1e-5, 0.2, dq, dk, dv, plan
+        )
+
+    work = forward if kernel == "forward" else backward
+    return float(triton.testing.do_bench(work, _MILLISECONDS, _MILLISECONDS, return_mode="median"))
+
+
+def plan_file(device: torch.device) -> Path:
+    """Where the plans of a GPU are kept."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(device)).strip("-")
+    return cache_folder() / "kernels" / f"{name}_triton-{triton.__version__}.json"
+
+
+def keep(problem: Problem, plan: Plan, file: Path) -> None:
+    """Add a plan to `file`; where it cannot be written the search is repeated the next time."""
+    plans = {key: asdict(old) for key, old in _read(file).items()} | {_key(problem): asdict(plan)}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(plans, indent=1))
+    except (OSError, InputError) as error:
+        _log.warning("the measured kernel plan is not kept: %s", error)
+    _read.cache_clear()
+
+
+@functools.cache
+def _read(file: Path) -> dict[str, Plan]:
+    """The plans in `file`; none where it is missing or damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {
+            key: Plan(**{kernel: Blocks(**blocks) for kernel, blocks in plan.items()})
+            for key, plan in found.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _key(problem: Problem) -> str:
+    return " ".join(f"{name}={value}" for name, value in asdict(problem).items())
