@@ -215,6 +215,19 @@ def test_a_config_of_ones_own_needs_no_name() -> None:
         VisionConfig(image_size=30)
 
 
+def test_padding_need_not_be_computed() -> None:
+    model = CLIP(tiny(), seed=0).eval()
+    tokens = torch.zeros(3, model.config.text.context_length, dtype=torch.int64)
+    tokens[:, 0] = 5
+    tokens[torch.arange(3), torch.tensor([2, 4, 3])] = model.config.text.vocab_size - 1
+    lengths = []
+    model.transformer.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+    with torch.no_grad():
+        whole = model.encode_text(tokens)
+        torch.testing.assert_close(model.encode_text(tokens, skip_padding=True), whole, rtol=1e-5, atol=1e-6)
+    assert lengths == [tokens.shape[1], 5]
+
+
 def test_the_model_compiles_without_graph_breaks() -> None:
     model = CLIP(tiny(), seed=0).eval()
     explained = torch._dynamo.explain(model)(*batch())

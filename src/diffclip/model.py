@@ -21,7 +21,7 @@ class CLIP(nn.Module):
     Args:
         config: what to build. `model.config` is a copy with `vision.norm_eps` resolved.
         init: starting values, "matched" (the same for every variant) or "published" (as the published code).
-        attention_backend: "auto", "eager" or "sdpa", for every layer.
+        attention_backend: "auto", "eager", "sdpa" or "triton", for every layer (`diffclip.differential_attention`).
         seed: of the starting values; None draws one from torch's global generator.
 
     Raises:
@@ -125,8 +125,11 @@ class CLIP(nn.Module):
         features = self.visual(images) @ self.image_projection
         return F.normalize(features, dim=-1) if normalize else features
 
-    def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor:
+    def encode_text(self, tokens: Tensor, normalize: bool = False, skip_padding: bool = False) -> Tensor:
         """Token ids [B, L ≤ context_length] to features [B, embed_dim], read at the largest id (end of text).
+
+        `skip_padding` computes no token past the last end of text in the batch, which a causal tower never looks at:
+        the features are the same, short captions take a fraction of the time, but shapes then depend on the texts.
 
         Raises:
             InputError: more tokens than the context.
@@ -136,6 +139,8 @@ class CLIP(nn.Module):
             raise InputError(
                 f"tokens are {list(tokens.shape)}: this model takes [B, L] with L up to {longest}"
             )
+        if skip_padding:
+            tokens = tokens[:, : int(tokens.argmax(dim=-1).max()) + 1]
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]
         x = self.ln_final(self.transformer(x))
         x = x[torch.arange(x.shape[0], device=x.device), tokens.argmax(dim=-1)]

@@ -19,9 +19,11 @@ from diffclip.errors import InputError, unknown
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": triton}
 
-# On a CPU whole maps are cheap while rows are short: up to so many tokens `auto` makes them (benchmarks/attention.py).
-# A fused call pays earlier, but loses its speed in half precision.
-_CPU_EAGER_UP_TO_TOKENS = 128
+# On a CPU whole maps are cheap while rows are short: up to so many tokens `auto` makes them (benchmarks/attention.py),
+# longer in half precision, where the maps are the larger part of the work in blocks as well. Plain attention has a
+# fused call, which is slow only for short rows in half precision.
+_CPU_EAGER_UP_TO_TOKENS = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
+_CPU_PLAIN_EAGER_UP_TO_TOKENS = {torch.bfloat16: 128, torch.float16: 128}
 
 
 def check_backend(name: str) -> str:
@@ -49,8 +51,8 @@ def softmax_attention(
     if dropout_p > 0:
         return eager.softmax(q, k, v, causal, dropout_p)
     if backend == "auto":
-        on_cpu_in_half = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
-        backend = "eager" if on_cpu_in_half and q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS else "sdpa"
+        short = q.device.type == "cpu" and q.shape[-2] <= _CPU_PLAIN_EAGER_UP_TO_TOKENS.get(q.dtype, 0)
+        backend = "eager" if short else "sdpa"
     out: Tensor = BACKENDS[backend].softmax(q, k, v, causal)
     return out
 
@@ -141,7 +143,8 @@ def _choose(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
     unfusable = "attention dropout needs the maps" if dropout_p > 0 else triton.unfusable(q, v)
     if check_backend(backend) == "auto":
         if q.device.type == "cpu":
-            return "eager" if dropout_p > 0 or q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS else "sdpa"
+            short = q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS.get(q.dtype, 128)
+            return "eager" if dropout_p > 0 or short else "sdpa"
         return "triton" if unfusable is None else "eager" if dropout_p > 0 else "sdpa"
     if backend == "triton" and unfusable is not None:
         say_once(f'attention backend "triton" is not used, "eager" takes its place: {unfusable}')

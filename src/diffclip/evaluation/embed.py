@@ -74,20 +74,15 @@ def embed_texts(
     features = []
     for start in range(0, len(texts), batch_size):
         batch = [texts[index] for index in order[start : start + batch_size]]
-        tokens = tokenizer(batch)
-        if isinstance(model, CLIP):
-            tokens = without_padding(tokens)
-        features.append(F.normalize(model.encode_text(tokens.to(device)).float(), dim=-1))
+        tokens = tokenizer(batch).to(device)
+        # of our own towers it is known that nothing looks at padding
+        ours = {"skip_padding": True} if isinstance(model, CLIP) else {}
+        features.append(F.normalize(model.encode_text(tokens, **ours).float(), dim=-1))
         if progress:
             progress("texts", len(batch), len(texts))
     place = torch.empty(len(order), dtype=torch.int64)
     place[torch.tensor(order)] = torch.arange(len(order))
     return torch.cat(features)[place.to(device)]
-
-
-def without_padding(tokens: Tensor) -> Tensor:
-    """Token ids [B, L] up to the last end of text (the largest id): a causal tower never looks further."""
-    return tokens[:, : int(tokens.argmax(-1).max()) + 1]
 
 
 def embed_labelled(

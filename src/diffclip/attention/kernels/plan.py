@@ -105,18 +105,20 @@ def chunks(tokens: int) -> tuple[int, int, int]:
 
 def candidates(kernel: str, problem: Problem, shared: int = _H200_SHARED) -> list[Blocks]:
     """The blocks worth trying for "forward", "rows" or "keys", the table's choice first; all fit shared memory."""
-    if problem.bytes == 4:  # IEEE float32 products run outside the tensor cores: small blocks
-        side = 32 if filled(problem.value) <= 128 else 16
-        found = [Blocks(side, side, 4, 1), Blocks(16, 16, 4, 1)]
+    if (
+        problem.bytes == 4
+    ):  # IEEE float32 products run outside the tensor cores, and registers hold half as much
+        small = filled(problem.value) <= 128
+        found = [Blocks(16, 16, 4, 1), Blocks(32, 32, 8, 1)] if small else [Blocks(16, 16, 8, 1)]
     elif filled(problem.value) > 128:  # two accumulators of 256 columns leave registers for few rows
         found = [Blocks(32, 32, 4, 2), Blocks(64, 32, 8, 2), Blocks(32, 64, 4, 1), Blocks(16, 32, 4, 1)]
     else:
         found = _HALF[kernel, problem.tokens > WHOLE_ROW_TOKENS]
     if kernel == "forward" and problem.tokens <= WHOLE_ROW_TOKENS and filled(problem.value) <= 128:
-        whole = [(64, 4), (128, 8)] if problem.bytes == 2 else [(32, 4), (16, 4)]
-        found = [*(Blocks(rows, 0, warps, 1) for rows, warps in whole), *found]
+        whole = [Blocks(64, 0, 4, 1), Blocks(128, 0, 8, 1)]
+        found = [*whole, *found] if problem.bytes == 2 else [*found, Blocks(16, 0, 4, 1)]
     fitting = [blocks for blocks in found if problem.shared(kernel, blocks) <= shared]
-    return fitting or [Blocks(16, 16, 4, 1)]
+    return fitting or [Blocks(16, 16, 8, 1)]
 
 
 # bfloat16 and float16, values up to 128 wide; by kernel and whether rows are long. The first of each neither spills
