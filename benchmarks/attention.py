@@ -1,144 +1,119 @@
-"""Time of the attention operators by backend and length, as ratios within one run.
+"""Time and memory of the attention operators by backend and shape, beside plain attention and the floor.
 
-    python -m benchmarks.attention [--device cpu|cuda] [--dtype float32|bfloat16] [--output benchmarks/results]
+    python -m benchmarks.attention [--device cpu|cuda] [--dtype float32|bfloat16|float16] [--curve] [--output FOLDER]
 
-Rows: plain attention, and differential attention with each backend, with timm's arrangement (two fused calls, values of
-twice the width) as a yardstick. Backends take turns within each round, so that a machine's moods meet all of them.
+Writes attention_DEVICE_DTYPE.json, and with --curve also attention_curve_DEVICE_DTYPE.json: cost against length, with
+about the same number of tokens in every batch. How it is timed: src/diffclip/benchmarking.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
 import time
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from dataclasses import asdict
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from diffclip import differential_attention
-from diffclip.attention import BACKENDS, softmax_attention
-from diffclip.files import write_text
+from benchmarks.about import about, add_common_options, write_json
+from diffclip.benchmarking.attention import measure
+from diffclip.benchmarking.ceilings import measure_ceilings
+from diffclip.benchmarking.operators import PLAIN
+from diffclip.benchmarking.shapes import Ceilings, Shape
 
-# name → (batch, query heads, tokens, head size, causal)
 SHAPES = {
-    "Flickr8k recipe, vision": (256, 6, 26, 32, False),
-    "Flickr8k recipe, text": (256, 6, 32, 32, True),
-    "ViT-B/16 text": (32, 8, 77, 64, True),
-    "ViT-B/16 at 224 px": (8, 12, 197, 64, False),
-    "ViT-B/16 at 384 px": (2, 12, 577, 64, False),
-    "ViT-B/16 at 768 px": (1, 12, 2305, 64, False),
+    "cpu": {
+        "Flickr8k recipe, vision": Shape(256, 6, 26, 32),
+        "Flickr8k recipe, text": Shape(256, 6, 32, 32, causal=True),
+        "ViT-B/16 text": Shape(32, 8, 77, causal=True),
+        "ViT-B/16 at 224 px": Shape(8, 12, 197),
+        "ViT-B/16 at 384 px": Shape(2, 12, 577),
+        "ViT-B/16 at 768 px": Shape(1, 12, 2305),
+    },
+    "cuda": {
+        "ViT-B/16 at 224 px": Shape(256, 12, 197),
+        "ViT-B/16 text": Shape(256, 8, 77, causal=True),
+        "ViT-B/32 at 224 px": Shape(256, 12, 50),
+        "ViT-B/16 at 384 px": Shape(64, 12, 577),
+        "ViT-B/16 at 512 px": Shape(16, 12, 1025),
+        "ViT-B/16 at 1024 px": Shape(4, 12, 4097),
+    },
 }
-Operator = Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor]
-
-
-def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
-    """As timm's `DiffAttention` computes it (timm/layers/diff_attention.py)."""
-    first, second = (
-        F.scaled_dot_product_attention(q[:, i::2], k[:, i::2], v, is_causal=causal) for i in (0, 1)
-    )
-    return first - lam.to(first.dtype) * second
-
-
-def operators() -> dict[str, Operator]:
-    """Name → operator on q, k [B, 2H, N, d], v [B, H, N, 2d]; the plain ones see v as [B, 2H, N, d]."""
-    plain: dict[str, Operator] = {
-        f"plain {name}": lambda q, k, v, lam, causal, name=name: softmax_attention(
-            q, k, v.unflatten(-1, (2, -1)).movedim(-2, 2).flatten(1, 2), causal, name
-        )
-        for name in ("auto", *BACKENDS)
-    }
-    differential: dict[str, Operator] = {
-        f"differential {name}": lambda q, k, v, lam, causal, name=name: differential_attention(
-            q, k, v, lam, causal, name
-        )
-        for name in ("auto", *BACKENDS)
-    }
-    return plain | differential | {"differential timm": timm_arrangement}
-
-
-def measure(
-    shape: tuple[int, int, int, int, bool], device: str, dtype: torch.dtype, rounds: int
-) -> dict[str, dict]:
-    """Name → median and spread in milliseconds, forward alone and forward with backward."""
-    batch, heads, tokens, d, causal = shape
-    generator = torch.Generator().manual_seed(0)
-    sizes = [(heads, d), (heads, d), (heads // 2, 2 * d)]
-    drawn = [torch.randn(batch, tokens, h, e, generator=generator) for h, e in sizes]
-    q, k, v = (t.to(device, dtype).transpose(1, 2) for t in drawn)
-    lam = torch.tensor(0.8, device=device)
-    times: dict[str, dict[str, list[float]]] = {name: {"forward": [], "both": []} for name in operators()}
-    for turn in range(rounds + 1):
-        for name, operator in operators().items():
-            with torch.no_grad():
-                forward = _timed(partial(operator, q, k, v, lam, causal), device)
-            both = _timed(partial(_forward_backward, operator, q, k, v, lam, causal), device)
-            if turn:  # the first round warms up
-                times[name]["forward"].append(forward)
-                times[name]["both"].append(both)
-    return {
-        name: {
-            kind: {"median_ms": statistics.median(values), "least_ms": min(values), "most_ms": max(values)}
-            for kind, values in kinds.items()
-        }
-        for name, kinds in times.items()
-    }
-
-
-def _forward_backward(operator: Operator, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> None:
-    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
-    torch.autograd.grad(operator(*inputs, lam, causal).sum(), inputs)
-
-
-def _timed(work: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - started)
+# ViT-B's heads and about as many tokens in every batch, so that what is left is the cost of length
+CURVE = {
+    "cpu": [Shape(max(1, 2304 // n), 12, n) for n in (50, 64, 128, 197, 256, 512, 577, 1025, 2305)],
+    "cuda": [Shape(32768 // n, 12, n) for n in (50, 64, 128, 197, 256, 512, 577, 1025, 2048, 4097)],
+}
+CELL = "{:>10}{:>9}{:>8}{:>7}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    add_common_options(parser, seconds=150.0)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by device")
+    parser.add_argument("--rounds", type=int, default=15, help="at most, a shape")
+    parser.add_argument("--curve", action="store_true", help="cost against length too")
+    parser.add_argument("--largest", type=int, default=None, help="leave out shapes with more tokens")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    results = {}
-    for name, shape in SHAPES.items():
-        results[name] = measure(shape, options.device, getattr(torch, options.dtype), options.rounds)
-        plain = results[name]["plain auto"]
-        print(f"\n{name}: batch, query heads, tokens, head size, causal = {shape}")
-        print(f"{'':22}{'forward ms':>12}{'/ plain':>9}{'fwd+bwd ms':>12}{'/ plain':>9}")
-        for row, kinds in results[name].items():
-            cells = "".join(
-                f"{kinds[kind]['median_ms']:12.2f}{kinds[kind]['median_ms'] / plain[kind]['median_ms']:9.2f}"
-                for kind in ("forward", "both")
+    device = torch.device(options.device)
+    name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    dtype = getattr(torch, name)
+    ceilings = measure_ceilings(device, dtype)
+    for what, source in ceilings.sources.items():
+        print(f"ceiling, {what}: {getattr(ceilings, what) / 1e12:.3f} T/s: {source}")
+
+    shapes = {key: shape for key, shape in SHAPES[device.type].items() if _fits(shape, options.largest)}
+    lengths = {f"N = {shape.tokens}": shape for shape in CURVE[device.type] if _fits(shape, options.largest)}
+    parts = {"attention": shapes} | ({"attention_curve": lengths} if options.curve else {})
+    deadline = time.perf_counter() + options.seconds
+    waiting = sum(map(len, parts.values()))
+    for part, named in parts.items():
+        result: dict[str, Any] = {
+            "about": about("attention", options) | {"dtype": name, "rounds": options.rounds},
+            "ceilings": asdict(ceilings),
+            "shapes": {},
+        }
+        file = options.output / f"{part}_{device.type}_{name}.json"
+        for key, shape in named.items():
+            share = max(1.0, (deadline - time.perf_counter()) / waiting)
+            waiting -= 1
+            rows = measure(shape, device, dtype, options.rounds, share, ceilings=ceilings)
+            result["shapes"][key] = {"shape": asdict(shape), "rows": rows}
+            write_json(file, result)  # after every shape: a run that is stopped leaves what it has
+            show(key, shape, rows, ceilings)
+        print(f"written to {file}", flush=True)
+
+
+def _fits(shape: Shape, largest: int | None) -> bool:
+    return largest is None or shape.tokens <= largest
+
+
+def show(name: str, shape: Shape, rows: dict[str, dict[str, Any]], ceilings: Ceilings) -> None:
+    """Print the table of one shape."""
+    print(f"\n{name}: {shape}")
+    head = "".join(f" |{CELL.format(f'{kind} ms', '±', 'ratio', 'floor')}" for kind in ("fwd", "f+b", "bwd"))
+    print(f"{'':28}{head} | peak MiB")
+    for row_name, row in rows.items():
+        if "why" in row:
+            print(f"{row_name:28} | {row['why']}")
+            continue
+        cells = ""
+        for kind in ("forward", "both", "backward"):
+            time_ms, plain = row[kind]["median_ms"], rows[PLAIN].get(kind, {}).get("median_ms")
+            spread = (row[kind]["high_ms"] - row[kind]["low_ms"]) / 2 if "low_ms" in row[kind] else None
+            share = row[kind].get("floor_share")
+            cells += " |" + CELL.format(
+                f"{time_ms:.3f}",
+                "" if spread is None else f"{spread:.3f}",
+                f"{time_ms / plain:.2f}" if plain else "",
+                f"{share:.0%}" if share else "",
             )
-            print(f"{row:22}{cells}")
-    device = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
-    about = {
-        "command": f"python -m benchmarks.attention --device {options.device} --dtype {options.dtype}",
-        "device": device,
-        "threads": options.threads,
-        "torch": torch.__version__,
-        "rounds": options.rounds,
-    }
-    file = options.output / f"attention_{options.device}_{options.dtype}.json"
-    write_text(file, json.dumps({"about": about, "shapes": SHAPES, "times": results}, indent=1) + "\n")
-    print(f"\nwritten to {file}")
+        peak = row["both"].get("peak_bytes")
+        print(f"{row_name:28}{cells} | {peak / 2**20:8.0f}" if peak else f"{row_name:28}{cells} |")
+    print("", flush=True)
 
 
 if __name__ == "__main__":

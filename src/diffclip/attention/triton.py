@@ -48,7 +48,6 @@ def differential(
     """As `diffclip.differential_attention`, λ as `lambdas.per_head` shapes it."""
     from diffclip.attention.kernels.operator import fused_attention
 
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     lam = lam.expand(*v.shape[:3], 1).squeeze(-1)
     out: Tensor = fused_attention(q, k, v, lam, gain, causal, eps, out_scale, _keep(q, k, v, lam, gain))[0]
     return out

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffclip.attention.kernels.keys import backward_keys
 from diffclip.attention.kernels.long import forward_long
-from diffclip.attention.kernels.plan import Blocks, Plan, chunks, filled, keeps_second, plan_for
+from diffclip.attention.kernels.plan import Plan, chunks, filled, keeps_second, plan_for
 from diffclip.attention.kernels.rows import backward_rows
 from diffclip.attention.kernels.short import forward_short
 
@@ -25,6 +25,7 @@ def forward(
     causal: bool, eps: float, out_scale: float, keep: bool, out: Tensor, plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Fill `out` [B, H, N, e]; returns `stats` and `second`, empty where the backward pass has no use for them."""
+    q, k, v = (_side_by_side(x) for x in (q, k, v))
     batch, heads, tokens, _ = v.shape
     stats = lam.new_empty((3, batch, heads, tokens) if keep else 0)
     second = v.new_empty(v.shape if keep and keeps_second(tokens) else 0)
@@ -55,7 +56,8 @@ def backward(
     out: Tensor, stats: Tensor, second: Tensor, causal: bool, eps: float, out_scale: float,
     dq: Tensor, dk: Tensor, dv: Tensor, plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fill dq, dk and dv; returns the gradients of λ [B, H, N] and of the gain [e] (empty without one), float32."""
+    """Fill dq, dk and dv; returns the gradients of λ [B, H, N] and of the gain [e] (empty without one)."""
+    grad, q, k, v = (_side_by_side(x) for x in (grad, q, k, v))
     batch, heads, tokens, value = v.shape
     plan = plan or plan_for(q, v, causal)
     sizes = {**_sizes(q, v), "CAUSAL": causal}
@@ -77,13 +79,16 @@ def backward(
             q, k, v, lam, stats, do, sums, dk, dv, *inputs, *_strides(dk), *_strides(dv), *numbers, stats_size,
             **sizes, **keys.options(),
         )  # fmt: skip
-    return -sums[1], dgain[:, :value].sum(0) if gain is not None else dgain
+    return -sums[1], dgain if gain is None else dgain[:, :value].sum(0).to(gain.dtype)
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """x, copied if the numbers of a row do not lie side by side, as the kernels read them."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
-    """Of batch, head and token; the last size is contiguous."""
-    if x.stride(-1) != 1 and x.shape[-1] > 1:
-        raise ValueError(f"the last size must be contiguous, strides are {x.stride()}")
+    """Of batch, head and token."""
     return x.stride()[:3]
 
 
@@ -99,6 +104,3 @@ def _sizes(q: Tensor, v: Tensor) -> dict[str, int]:
 
 def _device(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-
-
-__all__ = ["Blocks", "backward", "forward"]

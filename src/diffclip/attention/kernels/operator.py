@@ -102,7 +102,7 @@ def _(grad, qkv, lam, gain, out, stats, second, heads, causal, eps, out_scale): 
 
 
 def _new_gain_gradient(gain: Tensor | None, lam: Tensor) -> Tensor:
-    return lam.new_empty(0 if gain is None else gain.shape)
+    return lam.new_empty(0) if gain is None else gain.new_empty(gain.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -113,7 +113,6 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     numbers = (ctx.causal, ctx.eps, ctx.out_scale)
     if ctx.heads is None:
         *grads, dgain = fused_attention_backward(grad, *ctx.saved_tensors, *numbers)

@@ -77,16 +77,17 @@ def forward_short(
         w0, w1, w2, total, most = _weights(q, kb0, kb1, kb2, rows, tokens, scale, C0, C1, C2, CAUSAL)
         # the second map waits in the type of V, half the registers, and is subtracted in float32
         b0, b1, b2 = w0.to(v0.dtype), w1.to(v0.dtype), w2.to(v0.dtype)
-        share = (lam / total)[:, None]
+        share = lam / total
         log2 = most + tl.log2(total)
         q = load_rows(q1, start, tokens, q_n, SIZE, ROWS, D)
         w0, w1, w2, total, most = _weights(q, ka0, ka1, ka2, rows, tokens, scale, C0, C1, C2, CAUSAL)
-        whole = (1.0 / total)[:, None]
-        o = dot((w0 * whole - b0.to(tl.float32) * share).to(v0.dtype), v0)
+        share = (share * total)[:, None]  # the first map is divided by its sum after the product
+        o = dot((w0 - b0.to(tl.float32) * share).to(v0.dtype), v0)
         if C1 > 0:
-            o = dot((w1 * whole - b1.to(tl.float32) * share).to(v0.dtype), v1, o)
+            o = dot((w1 - b1.to(tl.float32) * share).to(v0.dtype), v1, o)
         if C2 > 0:
-            o = dot((w2 * whole - b2.to(tl.float32) * share).to(v0.dtype), v2, o)
+            o = dot((w2 - b2.to(tl.float32) * share).to(v0.dtype), v2, o)
+        o = o * (1.0 / total)[:, None]
         o, rstd = finish(o, gain_ptr, eps, out_scale, VALUE, E, NORM)
         store_rows(out_ptr + b * out_b + h * out_h, o, start, tokens, out_n, VALUE, ROWS, E)
         if KEEP:

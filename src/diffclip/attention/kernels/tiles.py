@@ -59,8 +59,9 @@ def finish(o, gain_ptr, eps, out_scale, VALUE: tl.constexpr, E: tl.constexpr, NO
     if NORM:
         columns = tl.arange(0, E)
         gain = tl.load(gain_ptr + columns, mask=columns < VALUE, other=0.0).to(tl.float32)
-        o = o * rstd[:, None] * gain[None, :]
-    return o * out_scale, rstd
+        return o * rstd[:, None] * (gain * out_scale)[None, :], rstd
+    else:
+        return o * out_scale, rstd
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from diffclip.attention.kernels import launch
 from diffclip.attention.kernels.plan import Blocks, Plan, Problem, candidates, table_plan
@@ -48,7 +49,7 @@ def search(problem: Problem, q: Tensor, v: Tensor) -> Plan:
         for blocks in candidates(kernel, problem, shared):
             try:
                 times[blocks] = _time(kernel, replace(best, **{kernel: blocks}), problem, q, v)
-            except triton.runtime.errors.OutOfResources:
+            except (OutOfResources, PTXASError):
                 _log.debug("%s does not fit this GPU as %s", kernel, blocks)
         if times:
             best = replace(best, **{kernel: min(times, key=lambda blocks: times[blocks])})

@@ -1,0 +1,111 @@
+"""The operators that are compared, on inputs as a layer has them: views of what one projection made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from diffclip.attention import BACKENDS, differential_attention, softmax_attention
+from diffclip.attention import triton as fused
+from diffclip.attention.heads import split_heads
+from diffclip.benchmarking.shapes import Shape
+
+LAMBDA, LAMBDA_INIT = 0.79, 0.8  # as in a layer, early in training
+PLAIN, FLASH, TIMM = "plain auto", "plain flash", "differential timm"
+NORM = ", head norm"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k [B, 2·H, N, d], v [B, H, N, 2·d] and [B, 2·H, N, d] (`plain_v`), λ, the gain and O's gradient [B, N, C]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    plain_v: Tensor
+    lam: Tensor
+    gain: Tensor
+    grad: Tensor
+    causal: bool
+
+
+Run = Callable[[Inputs], Tensor]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`run` gives [B, heads, N, size of a value]; `plain` operators take `plain_v`."""
+
+    run: Run
+    plain: bool = False
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """What the output projection takes, [B, N, C]: a copy where the heads do not lie side by side yet."""
+        return self.run(inputs).transpose(1, 2).flatten(2)
+
+    def forward_and_backward(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """The gradients of q, k and v."""
+        v = inputs.plain_v if self.plain else inputs.v
+        q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, v))
+        leaves = Inputs(q, k, v, v, inputs.lam, inputs.gain, inputs.grad, inputs.causal)
+        return torch.autograd.grad(self.forward(leaves), (q, k, v), inputs.grad)
+
+
+def make_inputs(shape: Shape, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    """Random inputs of `shape`."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(width: int) -> Tensor:
+        size = (shape.batch, shape.tokens, width)
+        return torch.randn(size, device=device, dtype=dtype, generator=generator)
+
+    qkv, grad = draw(3 * shape.width), draw(shape.width)
+    q, k, v = split_heads(qkv, shape.heads, shape.heads // 2)
+    plain_v = split_heads(qkv, shape.heads, shape.heads)[2]
+    gain = torch.ones(2 * shape.size, device=device)
+    return Inputs(q, k, v, plain_v, torch.tensor(LAMBDA, device=device), gain, grad, shape.causal)
+
+
+def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
+    """As timm's `DiffAttention` computes it (timm/layers/diff_attention.py): two fused calls with wide values."""
+    first, second = (
+        F.scaled_dot_product_attention(q[:, i::2], k[:, i::2], v, is_causal=causal) for i in (0, 1)
+    )
+    return first - lam.type_as(first) * second
+
+
+def operators(device: torch.device) -> dict[str, Operator]:
+    """Name → operator. On a GPU there are more: torch's flash kernel as a yardstick, and those with the head norm."""
+    found = {PLAIN: Operator(lambda x: softmax_attention(x.q, x.k, x.plain_v, x.causal), plain=True)}
+    if device.type == "cuda":
+        found[FLASH] = Operator(_flash, plain=True)
+    for name in ("auto", *BACKENDS):
+        found[f"differential {name}"] = Operator(_differential(name, norm=False))
+    found[TIMM] = Operator(lambda x: timm_arrangement(x.q, x.k, x.v, x.lam, x.causal))
+    if device.type == "cuda":
+        for name in ("triton", "sdpa"):
+            found[f"differential {name}{NORM}"] = Operator(_differential(name, norm=True))
+    return found
+
+
+def why_not(name: str, inputs: Inputs) -> str | None:
+    """Why the operator `name` cannot take `inputs` (a backend would fall to another one), or None."""
+    return fused.unfusable(inputs.q, inputs.v) if "triton" in name else None
+
+
+def _differential(backend: str, norm: bool) -> Run:
+    def run(x: Inputs) -> Tensor:
+        after = {"norm_weight": x.gain, "out_scale": 1.0 - LAMBDA_INIT} if norm else {}
+        return differential_attention(x.q, x.k, x.v, x.lam, x.causal, backend, **after)  # type: ignore[arg-type]
+
+    return run
+
+
+def _flash(x: Inputs) -> Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(x.q, x.k, x.plain_v, is_causal=x.causal)

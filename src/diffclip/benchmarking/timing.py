@@ -1,0 +1,133 @@
+"""Milliseconds of a piece of work: samples, taken in turns, so that a machine's moods meet all that is compared.
+
+On a GPU the work is recorded as a graph and replayed between two events, so that neither the start of a kernel from
+Python nor its first compilation is in the numbers; what cannot be recorded is timed as it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+_LEAST_ROUNDS = 3
+_SAMPLE_MS = 4.0  # of work in a sample on a GPU, against the events' resolution
+
+
+@dataclass
+class Sampler:
+    """Calling it gives milliseconds of one call, the mean over all of them, and `how` they were timed."""
+
+    take: Callable[[], float]
+    how: str
+
+    def __call__(self) -> float:
+        return self.take()
+
+
+def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = True) -> Sampler:
+    """A sampler of `calls`, the same work on different inputs, warmed up; not as a graph unless `record`.
+
+    Raises:
+        Exception: whatever the calls raise.
+    """
+    if device.type != "cuda":
+        _all(calls)
+        return Sampler(functools.partial(_by_clock, calls), "clock")
+    stream, pool = _recording(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):  # compiles, and lets libraries set themselves up
+        _all([*calls, *calls])
+    torch.cuda.synchronize(device)
+    run: Call = functools.partial(_all, calls)
+    how = "events"
+    if record:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                _all(calls)
+            run, how = graph.replay, "graph"
+        except RuntimeError:  # something in it waits for the host
+            torch.cuda.synchronize(device)
+            _recording.cache_clear()  # what was being recorded may hold the stream and the pool
+    once = _by_events(run, 1, device)
+    repeats = max(1, min(200, round(_SAMPLE_MS / max(once, 1e-3))))
+    return Sampler(lambda: _by_events(run, repeats, device) / len(calls), how)
+
+
+@functools.cache
+def _recording(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
+    """A stream and a memory pool for all recordings: their results are never read, so they may share memory."""
+    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+
+
+def _all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _by_clock(calls: Sequence[Call]) -> float:
+    started = time.perf_counter()
+    _all(calls)
+    return 1000 * (time.perf_counter() - started) / len(calls)
+
+
+def _by_events(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Milliseconds of one `run`; one runs before the clock, so that the GPU is never waiting for the host."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    run()
+    start.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    torch.cuda.synchronize(device)
+    return float(start.elapsed_time(end)) / repeats
+
+
+def take_turns(
+    samplers: Mapping[str, Callable[[], float]], rounds: int, seconds: float | None = None
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Samples by name, one of each in every round, after a round that warms up; and why those that failed did.
+
+    Ends after `rounds`, or after `seconds` if at least three rounds are done.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    failures: dict[str, str] = {}
+    started = time.perf_counter()
+    for turn in range(rounds + 1):
+        late = seconds is not None and time.perf_counter() - started > seconds
+        if late and turn > _LEAST_ROUNDS:
+            break
+        for name, sampler in samplers.items():
+            if name in failures:
+                continue
+            try:
+                took = sampler()
+            except Exception as error:  # one that fails must not take the others along
+                failures[name] = reason(error)
+                continue
+            if turn:
+                samples[name].append(took)
+    return {name: taken for name, taken in samples.items() if name not in failures}, failures
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles in milliseconds, and how many samples they are of."""
+    low, median, high = (
+        statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
+    )
+    return {"median_ms": median, "low_ms": low, "high_ms": high, "samples": len(samples)}
+
+
+def reason(error: BaseException) -> str:
+    """An error in a few words."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line.strip()}"[:200]

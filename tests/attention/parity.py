@@ -1,0 +1,113 @@
+"""The fused kernels beside the formula in float64, on a GPU if there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffclip import differential_attention
+from diffclip.attention import triton
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2}
+# Triton's interpreter multiplies bfloat16 wrongly, as its documentation says
+KERNEL_TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Whatever is allocated in here and never written reads as NaN."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+@dataclass
+class Inputs:
+    """Leaves of one call; λ [B, H, N], so that its gradient is the terms that a smaller λ's gradient sums."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lam: Tensor
+    gain: Tensor | None
+    grad: Tensor
+
+    def double(self) -> Inputs:
+        """The same numbers in float64, as new leaves."""
+        return Inputs(
+            *(
+                None if x is None else x.detach().double().requires_grad_(x.requires_grad)
+                for x in vars(self).values()
+            )
+        )
+
+    def leaves(self) -> dict[str, Tensor]:
+        named = {"q": self.q, "k": self.k, "v": self.v, "lam": self.lam, "gain": self.gain}
+        return {name: x for name, x in named.items() if x is not None}
+
+
+def draw(
+    batch: int, heads: int, tokens: int, d: int, e: int, dtype: torch.dtype = torch.float32, norm: bool = True
+) -> Inputs:
+    """Inputs seeded by what they are."""
+    generator = torch.Generator().manual_seed(
+        hash((batch, heads, tokens, d, e, norm)) % 2**31  # of numbers only: the same in every process
+    )
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+    lam = torch.rand(batch, heads, tokens, generator=generator).to(DEVICE) + 0.2
+    gain = torch.rand(e, generator=generator).to(DEVICE) + 0.5
+    made = Inputs(
+        normal(batch, 2 * heads, tokens, d),
+        normal(batch, 2 * heads, tokens, d),
+        normal(batch, heads, tokens, e),
+        lam,
+        gain if norm else None,
+        normal(batch, heads, tokens, e),
+    )
+    for leaf in made.leaves().values():
+        leaf.requires_grad_()
+    return made
+
+
+def fused(inputs: Inputs, causal: bool, out_scale: float = 1.0) -> dict[str, Tensor]:
+    """The output and every gradient from the kernels, with unwritten memory poisoned."""
+    assert triton.unfusable(inputs.q, inputs.v) is None
+    with poisoned():
+        return _run(inputs, causal, out_scale, "triton")
+
+
+def exact(inputs: Inputs, causal: bool, out_scale: float = 1.0) -> dict[str, Tensor]:
+    """The same from the formula in float64."""
+    return _run(inputs.double(), causal, out_scale, "eager")
+
+
+def _run(inputs: Inputs, causal: bool, out_scale: float, backend: str) -> dict[str, Tensor]:
+    out = differential_attention(
+        inputs.q, inputs.k, inputs.v, inputs.lam, causal, backend, inputs.gain, 1e-5, out_scale
+    )
+    leaves = inputs.leaves()
+    grads = torch.autograd.grad(out, list(leaves.values()), inputs.grad)
+    return {"out": out, **dict(zip(leaves, grads, strict=True))}
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """‖found − expected‖ / ‖expected‖; NaN if anything found is."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    errors = {name: error(found[name], expected[name]) for name in expected}
+    assert all(value < tolerance for value in errors.values()), errors

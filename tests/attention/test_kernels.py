@@ -1,0 +1,184 @@
+"""The fused kernels: outputs and every gradient against the formula in float64, whatever the shape and layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity import DEVICE, KERNEL_TYPES, TOLERANCES, assert_near, draw, error, exact, fused, poisoned
+from torch import Tensor
+
+from diffclip import differential_attention
+from diffclip.attention.dispatch import differential_attention_packed
+from diffclip.attention.heads import split_heads
+from diffclip.attention.kernels import launch
+
+# a case that the kernels do not take would compare the formula with itself
+pytestmark = pytest.mark.filterwarnings("error:attention backend")
+
+
+def test_poison_reaches_every_kind_of_allocation() -> None:
+    with poisoned():
+        x = torch.empty(4)
+        assert all(y.isnan().all() for y in (x, x.new_empty(3), torch.empty_like(x), torch.empty(2, 2).T))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("dtype", KERNEL_TYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("d", "e"), [(32, 64), (64, 64), (80, 160), (128, 256), (24, 40)])
+def test_head_sizes(d: int, e: int, causal: bool, dtype: torch.dtype) -> None:
+    inputs = draw(1, 2, 33, d, e, dtype)
+    assert_near(fused(inputs, causal, 0.2), exact(inputs, causal, 0.2), TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "causal"),
+    [(2, False), (16, False), (17, True), (50, False), (77, True), (197, False), (257, False), (290, True)],
+)
+def test_numbers_of_tokens(tokens: int, causal: bool, norm: bool) -> None:
+    inputs = draw(1, 1, tokens, 16, 32, norm=norm)
+    assert_near(fused(inputs, causal), exact(inputs, causal), 1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "causal"), [(77, True), (197, False), (257, True), (290, False)])
+def test_half_precision(tokens: int, causal: bool) -> None:
+    inputs = draw(1, 1, tokens, 64, 128, torch.float16)
+    assert_near(fused(inputs, causal, 0.2), exact(inputs, causal, 0.2), TOLERANCES[torch.float16])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_token(causal: bool) -> None:
+    inputs = draw(2, 3, 1, 16, 32, norm=False)
+    found, expected = fused(inputs, causal), exact(inputs, causal)
+    for name in ("q", "k"):  # a softmax of one score moves with nothing
+        assert expected.pop(name).abs().max() < 1e-12
+        assert found[name].abs().max() < 1e-5
+    assert_near(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("tokens", [40, 260])
+@pytest.mark.parametrize("shape", ["number", "0-dim", "heads", "tokens"])
+def test_lambda_of_any_shape(shape: str, tokens: int) -> None:
+    inputs = draw(2, 2, tokens, 16, 16)
+    given = inputs.lam.detach()
+    lam = {"number": given[0, 0, 0], "0-dim": given[0, 0, 0], "heads": given[0, :, 0], "tokens": given}[shape]
+    lam = lam.clone().requires_grad_()
+    by_head = lam[:, None] if shape == "heads" else lam
+    inputs.lam = by_head.detach().expand(given.shape).clone().requires_grad_()
+    expected = exact(inputs, causal=True)
+    terms = expected.pop("lam")
+    with poisoned():
+        out = differential_attention(
+            inputs.q, inputs.k, inputs.v, float(lam) if shape == "number" else lam, True, "triton", inputs.gain
+        )
+        leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "gain": inputs.gain}
+        leaves |= {} if shape == "number" else {"lam": lam}
+        grads = torch.autograd.grad(out, list(leaves.values()), inputs.grad)
+    found = {"out": out, **dict(zip(leaves, grads, strict=True))}
+    if shape != "number":  # a sum may cancel: its error is measured by the size of its terms
+        total = {"0-dim": terms.sum(), "heads": terms.sum((0, 2)), "tokens": terms}[shape]
+        assert (found.pop("lam").double() - total).norm() < 1e-5 * terms.norm()
+    assert_near(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("smallest", [0.0, 1e-5, 2e-3])
+@pytest.mark.parametrize(("tokens", "out_scale"), [(40, 0.2), (40, 1.0), (260, 0.2)])
+def test_a_gain_that_wipes_a_channel_out(smallest: float, tokens: int, out_scale: float) -> None:
+    inputs = draw(1, 2, tokens, 16, 24)
+    assert inputs.gain is not None
+    inputs.gain.data[5] = smallest
+    assert_near(fused(inputs, True, out_scale), exact(inputs, True, out_scale), 1e-5)
+
+
+@pytest.mark.parametrize("offset", [-40.0, 40.0, -1000.0, 1000.0])
+@pytest.mark.parametrize("dtype", KERNEL_TYPES)
+@pytest.mark.parametrize(("tokens", "causal"), [(19, False), (19, True), (261, False)])
+def test_scores_far_from_zero(tokens: int, causal: bool, dtype: torch.dtype, offset: float) -> None:
+    # a softmax does not feel an offset of its scores; what is filled up with zeros past the last key must not either
+    inputs = draw(1, 1, tokens, 16, 16, dtype)
+    with torch.no_grad():
+        inputs.q[..., -1], inputs.k[..., -1] = abs(offset) ** 0.5, offset / abs(offset) ** 0.5 * 4
+    found, expected = fused(inputs, causal), exact(inputs, causal)
+    # float32 scores of a thousand are exact to a ten-thousandth
+    assert_near(found, expected, 20 * TOLERANCES[dtype] if abs(offset) > 100 else TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("tokens", [21, 258])
+def test_strided_views(tokens: int) -> None:
+    qkv = torch.randn(2, tokens, 3 * 64, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
+    inputs = draw(2, 2, tokens, 16, 32)
+    views = split_heads(qkv, 4, 2)
+    copies = [x.contiguous() for x in views]
+    for x, layout in ((views, "views"), (copies, "copies")):
+        inputs.q, inputs.k, inputs.v = (part.detach().requires_grad_() for part in x)
+        assert inputs.q.is_contiguous() == (layout == "copies")
+        assert_near(fused(inputs, False), exact(inputs, False), 1e-5)
+
+
+def test_last_dimensions_that_are_not_contiguous_and_shared_heads() -> None:
+    inputs = draw(2, 2, 30, 16, 32)
+    inputs.q = inputs.q.detach().mT.contiguous().mT.requires_grad_()
+    inputs.v = inputs.v.detach().repeat_interleave(2, -1)[..., ::2].requires_grad_()
+    inputs.k = inputs.k.detach()[:, :1].expand(2, 4, 30, 16).requires_grad_()
+    assert inputs.q.stride(-1) == 30
+    assert inputs.v.stride(-1) == 2
+    assert_near(fused(inputs, True), exact(inputs, True), 1e-5)
+
+
+@pytest.mark.parametrize("shape", ["sum", "rows", "transposed"])
+def test_gradients_of_any_layout(shape: str) -> None:
+    inputs = draw(2, 2, 35, 16, 32)
+    inputs.grad = {
+        "sum": torch.ones((), device=DEVICE).expand(2, 2, 35, 32),
+        "rows": inputs.grad[:1, :1, :1].expand(2, 2, 35, 32),
+        "transposed": inputs.grad.mT.contiguous().mT,
+    }[shape]
+    assert_near(fused(inputs, False, 0.2), exact(inputs, False, 0.2), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_TYPES)
+@pytest.mark.parametrize(("tokens", "causal"), [(50, False), (77, True), (259, False)])
+def test_packed_is_the_same_without_a_copy(tokens: int, causal: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    qkv = torch.randn(2, tokens, 3 * 64, generator=generator).to(DEVICE, dtype).requires_grad_()
+    grad = torch.randn(2, tokens, 64, generator=generator).to(DEVICE, dtype)
+    lam = torch.tensor(0.7, device=DEVICE, requires_grad=True)
+    gain = (torch.rand(32, generator=generator) + 0.5).to(DEVICE).requires_grad_()
+    with poisoned():
+        out = differential_attention_packed(qkv, 4, lam, causal, "triton", gain, 1e-5, 0.2)
+        found = dict(zip(("qkv", "gain"), torch.autograd.grad(out, (qkv, gain), grad), strict=True))
+    wide, wide_gain = (x.detach().double().requires_grad_() for x in (qkv, gain))
+    expected_out = differential_attention_packed(wide, 4, 0.7, causal, "eager", wide_gain, 1e-5, 0.2)
+    expected = torch.autograd.grad(expected_out, (wide, wide_gain), grad.double())
+    assert out.is_contiguous()
+    assert_near({"out": out, **found}, {"out": expected_out, "qkv": expected[0], "gain": expected[1]}, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("only", ["q", "k", "v", "lam", "gain"])
+def test_one_gradient_alone(only: str) -> None:
+    inputs = draw(1, 2, 20, 16, 16)
+    expected = exact(inputs, True)[only]
+    for name, leaf in inputs.leaves().items():
+        leaf.requires_grad_(name == only)
+    leaf = inputs.leaves()[only]
+    out = differential_attention(inputs.q, inputs.k, inputs.v, inputs.lam, True, "triton", inputs.gain)
+    assert error(torch.autograd.grad(out, leaf, inputs.grad)[0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [20, 260])
+def test_nothing_is_kept_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    inputs = draw(1, 2, tokens, 16, 16)
+    kept: list[tuple[Tensor, Tensor]] = []
+    forward = launch.forward
+
+    def watched(*arguments: object) -> tuple[Tensor, Tensor]:
+        kept.append(forward(*arguments))
+        return kept[-1]
+
+    monkeypatch.setattr(launch, "forward", watched)
+    with torch.no_grad():
+        differential_attention(inputs.q, inputs.k, inputs.v, inputs.lam, backend="triton")
+    assert [x.numel() for x in kept[-1]] == [0, 0]
+    differential_attention(inputs.q, inputs.k, inputs.v, inputs.lam, backend="triton")
+    assert [x.numel() for x in kept[-1]] == [3 * 2 * tokens, 2 * tokens * 16 if tokens > 256 else 0]
