@@ -12,7 +12,8 @@ help:
 	@echo "make test       set up if needed, then the tests (minutes)"
 	@echo "make test-slow  the tests that need real kills or minutes"
 	@echo "make lint       ruff, format check, strict types"
-	@echo "make bench      speed of attention and of a training step on this machine, into benchmarks/results/"
+	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
+	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
 
 demo: $(READY)
 	$(VENV)/bin/diffclip demo --folder runs/demo
@@ -33,8 +34,11 @@ format: $(READY)
 	$(RUN) ruff format .
 
 bench: $(READY)
-	$(RUN) benchmarks.attention
-	$(RUN) benchmarks.training
+	$(RUN) benchmarks.parity --device cpu
+	$(RUN) benchmarks.attention --device cpu --curve
+	$(RUN) benchmarks.training --device cpu
+	$(RUN) benchmarks.plots
+	$(RUN) benchmarks.tables
 
 # On a machine with a GPU, with its own interpreter and packages: make bench-gpu PYTHON=python3 DATA=… OUT=…
 # (DEVICE=cpu rehearses them without one.)
@@ -43,11 +47,27 @@ OUT ?= benchmarks/results
 DEVICE ?= cuda
 BARE := PYTHONPATH=src $(PYTHON) -m
 
+# One step that fails or runs out of time does not stop the next ones, but make fails in the end. Nine minutes on an H200.
+WORKERS ?= 12
+LARGEST := $(if $(filter cpu,$(DEVICE)),--largest 200)
+LONGEST := $(if $(filter cpu,$(DEVICE)),--longest 200)
+SECONDS_ATTENTION := $(if $(filter cpu,$(DEVICE)),40,110)
+SECONDS_TRAINING := $(if $(filter cpu,$(DEVICE)),40,205)
+LIMIT := $(if $(shell command -v timeout),timeout -k 5)
+
 bench-gpu:
-	$(BARE) benchmarks.parity --device $(DEVICE) --output $(OUT)
-	$(BARE) benchmarks.attention --device $(DEVICE) --dtype bfloat16 --output $(OUT)
-	$(BARE) benchmarks.training --device $(DEVICE) --output $(OUT)
-	$(BARE) benchmarks.training --device $(DEVICE) --compile --output $(OUT)
+	@mkdir -p $(OUT); failed=0; all=$$(date +%s); \
+	step() { \
+		limit=$$1; shift; started=$$(date +%s); echo "== $$*"; \
+		PYTHONUNBUFFERED=1 PYTHONPATH=src $(if $(LIMIT),$(LIMIT) $$limit) $(PYTHON) -m "$$@" --device $(DEVICE) --output $(OUT) \
+			|| { failed=1; echo "== FAILED: $$*"; }; \
+		now=$$(date +%s); echo "== $$((now - started)) s for $$1, $$((now - all)) s in all"; \
+	}; \
+	step 95 benchmarks.parity --workers $(WORKERS) --seconds 75 $(LONGEST); \
+	step 85 benchmarks.tuning --workers $(WORKERS) --seconds 60; \
+	step 140 benchmarks.attention --curve --workers $(WORKERS) --seconds $(SECONDS_ATTENTION) $(LARGEST); \
+	step 240 benchmarks.training $(if $(filter cpu,$(DEVICE)),,--compile blocks) --seconds $(SECONDS_TRAINING); \
+	exit $$failed
 
 study-gpu:
 	$(BARE) benchmarks.study --data $(DATA) --runs $(OUT)/runs --output $(OUT)/study --seeds 0 1 2 3 4 \

@@ -14,11 +14,12 @@ import torch
 from diffclip.files import write_text
 
 
-def add_common_options(parser: argparse.ArgumentParser, seconds: float) -> None:
-    """--device, --threads, --seconds (of measuring, about) and --output."""
+def add_common_options(parser: argparse.ArgumentParser, seconds: float | None = None) -> None:
+    """--device, --threads, --output, and --seconds (to spend on measuring) where a default is given."""
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2, help="of torch on a CPU")
-    parser.add_argument("--seconds", type=float, default=seconds, help="to spend on measuring, about")
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help="to spend on measuring, about")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder")
 
 

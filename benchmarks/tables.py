@@ -1,73 +1,203 @@
-"""The tables of docs/performance.md, from the JSON files that the benchmarks wrote.
+"""The tables of docs/performance.md between their markers, from the JSON files that the benchmarks wrote.
 
-python -m benchmarks.tables docs/performance.md
+    python -m benchmarks.tables [docs/performance.md] [--results benchmarks/results]
+
+What no file tells is given as not measured yet, with the command that measures it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.targets import targets
 from diffclip.files import write_text
 
-RESULTS = Path("benchmarks/results")
+Results = dict[str, dict[str, Any]]
+UNITS = {"bandwidth": ("TB/s", 1e12), "operations": ("TFLOP/s", 1e12), "exponentials": ("T/s", 1e12)}
 
 
-def attention(file: Path) -> list[str]:
-    """Milliseconds and ratios to plain attention by shape and backend."""
-    result = json.loads(file.read_text())
-    lines = [f"`{result['about']['command']}`, {_about(result['about'])}. Ratios are to `plain auto`.", ""]
-    lines += [
-        "| shape | operator | forward ms | ratio | forward and backward ms | ratio |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for shape, rows in result["times"].items():
-        plain = rows["plain auto"]
-        for name, kinds in rows.items():
-            cells = "".join(
-                f" {kinds[kind]['median_ms']:.2f} | {kinds[kind]['median_ms'] / plain[kind]['median_ms']:.2f} |"
-                for kind in ("forward", "both")
-            )
-            lines.append(f"| {shape} | {name} |{cells}")
+def read_results(folder: Path) -> Results:
+    """Name of a file without its ending → what is in it."""
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
+
+
+def attention(results: Results, device: str) -> list[str]:
+    """Times, ratios and shares of the floor by shape and operator."""
+    lines: list[str] = []
+    for name, result in results.items():
+        if name.startswith(f"attention_{device}_"):
+            lines += [*_attention(result), ""]
+    return lines or [_missing(device)]
+
+
+def _attention(result: dict[str, Any]) -> list[str]:
+    about, memory = result["about"], _has_memory(result)
+    lines = [f"`{about['command']}`, {_about(about)}, {about['dtype']}. Ratios are to `plain auto`.", ""]
+    for what, source in result["ceilings"]["sources"].items():
+        unit, scale = UNITS[what]
+        lines.append(f"- ceiling of {what}: {result['ceilings'][what] / scale:.3g} {unit}, {source}")
+    head = ["shape", "operator", "forward ms", "ratio", "floor"]
+    head += ["forward and backward ms", "ratio", "floor", "backward ms", "ratio", "floor"]
+    lines += ["", *_head(head + ["peak MiB"] * memory)]
+    absent: dict[str, str] = {}
+    for name, entry in result["shapes"].items():
+        rows = entry["rows"]
+        for operator, row in rows.items():
+            if "why" in row and row["why"].startswith("the inputs are on"):
+                absent[operator] = row["why"]
+                continue
+            cells = [f"{name}, {_shape(entry['shape'])}", operator]
+            if "why" in row:
+                lines.append(_row([*cells, row["why"]]))
+                continue
+            for kind in ("forward", "both", "backward"):
+                found, plain = row[kind], rows["plain auto"].get(kind)
+                spread = f" ± {(found['high_ms'] - found['low_ms']) / 2:.2g}" if "low_ms" in found else ""
+                ratio = f"{found['median_ms'] / plain['median_ms']:.2f}" if plain else "–"
+                share = f"{found['floor_share']:.0%}" if "floor_share" in found else "–"
+                cells += [f"{found['median_ms']:.3g}{spread}", ratio, share]
+            if memory:
+                cells.append(f"{row['both']['peak_bytes'] / 2**20:.0f}")
+            lines.append(_row(cells))
+    return lines + [f"\n`{operator}` did not run: {why}." for operator, why in absent.items()]
+
+
+def training(results: Results, device: str) -> list[str]:
+    """Samples a second and peak memory by model."""
+    lines: list[str] = []
+    for name, result in results.items():
+        if name.startswith(f"training_{device}_") and "sections" in result:
+            about = result["about"]
+            lines += [
+                f"`{about['command']}`, {_about(about)}, {about['size']}, {about['precision']}; "
+                "the batch is made up, so no time goes into waiting for data.",
+                "",
+                *_head(["step", "model", "samples a second", "to CLIP", "peak GiB", "to CLIP"]),
+            ]
+            for entry in result["sections"]:
+                lines += _section(entry)
+            lines.append("")
+    return lines or [_missing(device)]
+
+
+def _section(entry: dict[str, Any]) -> list[str]:
+    step = f"{entry['kind']}, batch {entry['batch']}" + (
+        f", compiled ({entry['compiled']})" if entry["compiled"] else ""
+    )
+    reference = entry["rows"]["CLIP"]
+    lines = []
+    for name, row in entry["rows"].items():
+        if "why" in row:
+            lines.append(_row([step, name, row["why"]]))
+            continue
+        base, base_peak = reference.get("samples_per_second"), reference.get("peak_bytes")
+        cells = [step, name, f"{row['samples_per_second']:.1f} ± {(row['high'] - row['low']) / 2:.1f}"]
+        cells.append(f"{row['samples_per_second'] / base:.2f}" if base else "–")
+        cells += (
+            [f"{row['peak_bytes'] / 2**30:.2f}", f"{row['peak_bytes'] / base_peak:.3f}"]
+            if row["peak_bytes"] and base_peak
+            else ["–", "–"]
+        )
+        lines.append(_row(cells))
     return lines
 
 
-def training(file: Path) -> list[str]:
-    """Samples a second by model and backend."""
-    result = json.loads(file.read_text())
-    about, rows = result["about"], result["rows"]
-    lines = [
-        f"`{about['command']}`, {_about(about)}, {about['size']}, batch {about['batch']}, {about['precision']}.",
-        "",
-        "| model and backend | samples a second | ratio to CLIP | peak GiB |",
-        "| --- | --- | --- | --- |",
-    ]
-    reference = rows["CLIP auto"]["samples_per_second"]
-    for name, row in rows.items():
-        rate, peak = row["samples_per_second"], row["peak_bytes"] / 2**30
-        lines.append(f"| {name} | {rate:.1f} | {rate / reference:.2f} | {f'{peak:.2f}' if peak else '–'} |")
+def parity(results: Results, device: str) -> list[str]:
+    """The worst relative error of each backend and type."""
+    result = results.get(f"parity_{device}")
+    if result is None:
+        return [_missing(device)]
+    about = result["about"]
+    lines = [f"`{about['command']}`, {_about(about)}.", ""]
+    head = ["backend", "type", "cases", "worst error", "limit", "above it", "two runs differ by"]
+    lines += _head(head)
+    absent = {}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        if "skipped" in row:
+            absent[row["backend"]] = row["skipped"]
+        else:
+            groups.setdefault((row["backend"], row["dtype"]), []).append(row)
+    for (backend, dtype), rows in groups.items():
+        ran = [row for row in rows if "worst" in row]
+        worst, moves = (max((row[key] for row in ran), default=float("nan")) for key in ("worst", "repeated"))
+        above = sum(not row.get("within", False) for row in rows)
+        limit = result["limits"][dtype]
+        lines.append(
+            _row([backend, dtype, str(len(rows)), f"{worst:.1e}", f"{limit:.0e}", str(above), f"{moves:.0e}"])
+        )
+    return lines + [f"\n`{backend}` did not run: {why}." for backend, why in absent.items()]
+
+
+def goals(results: Results, device: str) -> list[str]:
+    """Every target with what was measured."""
+    lines = _head(["target", "wanted", "measured", "from"])
+    for target in targets(results):
+        measured = "not measured yet" if target.measured is None else f"{target.measured:.2f}"
+        met = "" if target.measured is None else (" ✓" if target.met else " ✗")
+        lines.append(_row([target.name, target.wanted, measured + met, f"`{target.command}`"]))
     return lines
+
+
+SECTIONS: dict[str, tuple[Callable[[Results, str], list[str]], str]] = {
+    "targets": (goals, ""),
+    "attention cpu": (attention, "cpu"),
+    "training cpu": (training, "cpu"),
+    "parity cpu": (parity, "cpu"),
+    "attention gpu": (attention, "cuda"),
+    "training gpu": (training, "cuda"),
+    "parity gpu": (parity, "cuda"),
+}
+
+
+def _missing(device: str) -> str:
+    return f"Not measured yet: `{'make bench-gpu' if device == 'cuda' else 'make bench'}`."
 
 
 def _about(about: dict[str, Any]) -> str:
-    return f"{about['device']}, {about['threads']} threads, torch {about['torch']}"
+    threads = f", {about['threads']} threads" if "triton" not in about else f", Triton {about['triton']}"
+    return f"{about['device']}{threads}, torch {about['torch']}"
+
+
+def _shape(shape: dict[str, Any]) -> str:
+    return f"B {shape['batch']}, N {shape['tokens']}"
+
+
+def _has_memory(result: dict[str, Any]) -> bool:
+    return any(
+        "peak_bytes" in row.get("both", {})
+        for entry in result["shapes"].values()
+        for row in entry["rows"].values()
+    )
+
+
+def _head(cells: list[str]) -> list[str]:
+    return [_row(cells), _row(["---"] * len(cells))]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def main() -> None:
-    target = Path(sys.argv[1])
-    text = target.read_text(encoding="utf-8")
-    for device in ("cpu", "cuda"):
-        lines: list[str] = []
-        for kind, table in (("attention", attention), ("training", training)):
-            for file in sorted(RESULTS.glob(f"{kind}_{device}_*.json")):
-                lines += ["", *table(file)]
-        begin, end = f"<!-- begin {device} -->", f"<!-- end {device} -->"
-        if lines and begin in text:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", type=Path, nargs="?", default=Path("docs/performance.md"))
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    results = read_results(options.results)
+    text = options.target.read_text(encoding="utf-8")
+    for name, (table, device) in SECTIONS.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        if begin in text:
             before, _, rest = text.partition(begin)
-            text = before + begin + "\n".join([*lines, ""]) + end + rest.partition(end)[2]
-    write_text(target, text)
+            text = before + "\n".join([begin, *table(results, device), end]) + rest.partition(end)[2]
+    write_text(options.target, text)
 
 
 if __name__ == "__main__":

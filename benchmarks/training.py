@@ -213,15 +213,12 @@ def main() -> None:
         if compiled and not plan[index - 1][2]:
             for steps in models.values():
                 compile_model(steps.model, options.compile)
-        share = (deadline - time.perf_counter()) / (len(plan) - index)
-        end = time.perf_counter() + (deadline - time.perf_counter() if compiled else share)
+        now = time.perf_counter()
+        # what is compiled is what matters: it may use all the time that is left
+        end = deadline if compiled else now + (deadline - now) / (len(plan) - index)
+        made_up = make_batch(size, batch, device)
         rows = section(
-            models,
-            kind,
-            make_batch(size, batch, device),
-            device,
-            options.rounds,
-            lambda end=end: end - time.perf_counter(),
+            models, kind, made_up, device, options.rounds, lambda end=end: end - time.perf_counter()
         )
         entry = {"kind": kind, "batch": batch, "compiled": options.compile if compiled else None}
         result["sections"].append(entry | {"rows": rows | absent})

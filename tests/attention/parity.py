@@ -105,7 +105,7 @@ def _run(inputs: Inputs, causal: bool, out_scale: float, backend: str) -> dict[s
 
 def error(found: Tensor, expected: Tensor) -> float:
     """‖found − expected‖ / ‖expected‖; NaN if anything found is."""
-    return float((found.double() - expected).norm() / expected.norm())
+    return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm())
 
 
 def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

@@ -11,9 +11,25 @@ from diffclip import differential_attention
 from diffclip.attention.dispatch import differential_attention_packed
 from diffclip.attention.heads import split_heads
 from diffclip.attention.kernels import launch
+from diffclip.attention.kernels.plan import Blocks, Plan, keeps_second, problem_of, table_plan
 
 # a case that the kernels do not take would compare the formula with itself
 pytestmark = pytest.mark.filterwarnings("error:attention backend")
+
+
+@pytest.fixture(autouse=True)
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's time goes with the number of blocks: off a GPU they are large, and short rows are whole."""
+    if DEVICE == "cuda":
+        return
+    large = Blocks(128, 64, 4, 1)
+
+    def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
+        plan = table_plan(problem_of(q, v, causal))
+        forward = large if keeps_second(q.shape[-2]) else Blocks(64, 0, 4, 1)
+        return Plan(forward, plan.rows, plan.keys) if q.shape[-2] < 50 else Plan(forward, large, large)
+
+    monkeypatch.setattr(launch, "plan_for", plan_for)
 
 
 def test_poison_reaches_every_kind_of_allocation() -> None:
@@ -70,7 +86,13 @@ def test_lambda_of_any_shape(shape: str, tokens: int) -> None:
     terms = expected.pop("lam")
     with poisoned():
         out = differential_attention(
-            inputs.q, inputs.k, inputs.v, float(lam) if shape == "number" else lam, True, "triton", inputs.gain
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            float(lam) if shape == "number" else lam,
+            True,
+            "triton",
+            inputs.gain,
         )
         leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "gain": inputs.gain}
         leaves |= {} if shape == "number" else {"lam": lam}
@@ -91,17 +113,24 @@ def test_a_gain_that_wipes_a_channel_out(smallest: float, tokens: int, out_scale
     assert_near(fused(inputs, True, out_scale), exact(inputs, True, out_scale), 1e-5)
 
 
-@pytest.mark.parametrize("offset", [-40.0, 40.0, -1000.0, 1000.0])
-@pytest.mark.parametrize("dtype", KERNEL_TYPES)
+@pytest.mark.parametrize(
+    ("dtype", "offset", "tolerance"),
+    [
+        (torch.float32, 150.0, 2e-4),
+        (torch.float32, -150.0, 2e-4),
+        (torch.float16, 40.0, 0.02),
+        (torch.float16, -40.0, 0.02),
+    ],
+)
 @pytest.mark.parametrize(("tokens", "causal"), [(19, False), (19, True), (261, False)])
-def test_scores_far_from_zero(tokens: int, causal: bool, dtype: torch.dtype, offset: float) -> None:
-    # a softmax does not feel an offset of its scores; what is filled up with zeros past the last key must not either
+def test_scores_far_from_zero(
+    tokens: int, causal: bool, dtype: torch.dtype, offset: float, tolerance: float
+) -> None:
+    # a softmax does not feel an offset of its scores, nor may the zeros that fill the last block of keys up
     inputs = draw(1, 1, tokens, 16, 16, dtype)
     with torch.no_grad():
-        inputs.q[..., -1], inputs.k[..., -1] = abs(offset) ** 0.5, offset / abs(offset) ** 0.5 * 4
-    found, expected = fused(inputs, causal), exact(inputs, causal)
-    # float32 scores of a thousand are exact to a ten-thousandth
-    assert_near(found, expected, 20 * TOLERANCES[dtype] if abs(offset) > 100 else TOLERANCES[dtype])
+        inputs.q[..., -1], inputs.k[..., -1] = abs(offset) ** 0.5, 4 * offset / abs(offset) ** 0.5
+    assert_near(fused(inputs, causal), exact(inputs, causal), tolerance)
 
 
 @pytest.mark.parametrize("tokens", [21, 258])
@@ -152,7 +181,25 @@ def test_packed_is_the_same_without_a_copy(tokens: int, causal: bool, dtype: tor
     expected_out = differential_attention_packed(wide, 4, 0.7, causal, "eager", wide_gain, 1e-5, 0.2)
     expected = torch.autograd.grad(expected_out, (wide, wide_gain), grad.double())
     assert out.is_contiguous()
-    assert_near({"out": out, **found}, {"out": expected_out, "qkv": expected[0], "gain": expected[1]}, TOLERANCES[dtype])
+    assert_near(
+        {"out": out, **found},
+        {"out": expected_out, "qkv": expected[0], "gain": expected[1]},
+        TOLERANCES[dtype],
+    )
+
+
+def test_packed_takes_a_projection_whose_last_dimension_is_not_contiguous() -> None:
+    qkv = (
+        torch.randn(2, 3 * 64, 30, generator=torch.Generator().manual_seed(0)).to(DEVICE).mT.requires_grad_()
+    )
+    found, expected = [], []
+    for backend, x, results in (
+        ("triton", qkv, found),
+        ("eager", qkv.detach().double().requires_grad_(), expected),
+    ):
+        out = differential_attention_packed(x, 4, 0.7, True, backend)
+        results += [out, torch.autograd.grad(out.sin().sum(), x)[0]]
+    assert_near(dict(zip("oq", found, strict=True)), dict(zip("oq", expected, strict=True)), 1e-5)
 
 
 @pytest.mark.parametrize("only", ["q", "k", "v", "lam", "gain"])

@@ -15,7 +15,7 @@ from diffclip.cli import main as cli
 from diffclip.data.scenes import write_scenes
 from diffclip.errors import DiffCLIPError
 
-COMMANDS = ["demo", "train", "evaluate", "classify", "report", "convert", "data make-scenes"]
+COMMANDS = ["demo", "train", "evaluate", "classify", "report", "convert", "bench", "data make-scenes"]
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -92,7 +92,7 @@ def differential_attention(
     """
     _check_shapes(q, k, v, norm_weight)
     lam = per_head(lam, v)
-    chosen = _choose(backend, q, v, dropout_p)
+    chosen = choose_backend(backend, q, v, dropout_p)
     if chosen == "triton":
         return triton.differential(q, k, v, lam, causal, norm_weight, norm_eps, out_scale)
     if dropout_p > 0:
@@ -127,7 +127,7 @@ def differential_attention_packed(
         [B, N, C], heads side by side.
     """
     q, k, v = split_heads(qkv, heads, heads // 2)
-    if _choose(backend, q, v, dropout_p) == "triton":
+    if choose_backend(backend, q, v, dropout_p) == "triton":
         out = triton.differential_packed(
             qkv, heads, per_head(lam, v), causal, norm_weight, norm_eps, out_scale
         )
@@ -138,8 +138,12 @@ def differential_attention_packed(
     return out.transpose(1, 2).flatten(2)
 
 
-def _choose(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
-    """The backend's name for q [B, 2·H, N, d] and v [B, H, N, e]."""
+def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
+    """The backend that differential attention of q [B, 2·H, N, d] and v [B, H, N, e] runs on.
+
+    Raises:
+        InputError: unknown backend.
+    """
     unfusable = "attention dropout needs the maps" if dropout_p > 0 else triton.unfusable(q, v)
     if check_backend(backend) == "auto":
         if q.device.type == "cpu":

@@ -25,7 +25,7 @@ def measure(
     seconds: float | None = None,
     names: tuple[str, ...] | None = None,
     ceilings: Ceilings | None = None,
-    tell: Callable[[str], None] = lambda name: None,
+    tell: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, Any]]:
     """What each operator takes for `shape`.
 
@@ -34,7 +34,7 @@ def measure(
         rounds, seconds: as `take_turns` has them; `seconds` counts the preparation too.
         names: operators, None for all.
         ceilings: to give times as a share of the floor.
-        tell: is called with the name of each operator that has been prepared.
+        tell: is called after every operator that was prepared and every round.
 
     Returns:
         name → `forward` (without gradients) and `both` (forward and backward), each with `median_ms`, `low_ms`,
@@ -58,9 +58,9 @@ def measure(
                 why = reason(error)
         if why is not None:
             _drop(name, why, rows, samplers)
-        tell(name)
+        tell()
     left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - started))
-    samples, failures = take_turns(samplers, rounds, left)
+    samples, failures = take_turns(samplers, rounds, left, tell)
     for key, why in failures.items():
         _drop(key.split(" ", 1)[1], why, rows, samplers)
     for name, row in rows.items():

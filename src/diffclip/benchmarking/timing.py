@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -40,7 +39,7 @@ def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = Tru
     if device.type != "cuda":
         _all(calls)
         return Sampler(functools.partial(_by_clock, calls), "clock")
-    stream, pool = _recording(device)
+    stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # compiles, and lets libraries set themselves up
         _all([*calls, *calls])
@@ -50,21 +49,21 @@ def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = Tru
     if record:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with torch.cuda.graph(graph, stream=stream):
                 _all(calls)
             run, how = graph.replay, "graph"
         except RuntimeError:  # something in it waits for the host
             torch.cuda.synchronize(device)
-            _recording.cache_clear()  # what was being recorded may hold the stream and the pool
+            _side_stream.cache_clear()  # the failed recording may have left it unusable
     once = _by_events(run, 1, device)
     repeats = max(1, min(200, round(_SAMPLE_MS / max(once, 1e-3))))
     return Sampler(lambda: _by_events(run, repeats, device) / len(calls), how)
 
 
 @functools.cache
-def _recording(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
-    """A stream and a memory pool for all recordings: their results are never read, so they may share memory."""
-    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that everything is recorded on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _all(calls: Sequence[Call]) -> None:
@@ -91,11 +90,14 @@ def _by_events(run: Callable[[], object], repeats: int, device: torch.device) ->
 
 
 def take_turns(
-    samplers: Mapping[str, Callable[[], float]], rounds: int, seconds: float | None = None
+    samplers: Mapping[str, Callable[[], float]],
+    rounds: int,
+    seconds: float | None = None,
+    tell: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Samples by name, one of each in every round, after a round that warms up; and why those that failed did.
 
-    Ends after `rounds`, or after `seconds` if at least three rounds are done.
+    Ends after `rounds`, or after `seconds` if at least three rounds are done. `tell` is called after every round.
     """
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     failures: dict[str, str] = {}
@@ -114,6 +116,7 @@ def take_turns(
                 continue
             if turn:
                 samples[name].append(took)
+        tell()
     return {name: taken for name, taken in samples.items() if name not in failures}, failures
 
 

@@ -14,6 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 import diffclip
+from diffclip.cli.bench import bench
 from diffclip.cli.classify import classify
 from diffclip.cli.convert import convert
 from diffclip.cli.demo import demo
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, evaluate, classify, report, convert):
+for command in (demo, train, evaluate, classify, report, convert, bench):
     app.command(command.__name__)(command)
 
 data = typer.Typer(help="Make data.", no_args_is_help=True)

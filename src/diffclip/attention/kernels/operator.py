@@ -50,14 +50,14 @@ def fused_attention_backward(
     out: Tensor, stats: Tensor, second: Tensor, causal: bool, eps: float, out_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, λ and the gain."""
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    dq, dk, dv = (_new_gradient(x) for x in (q, k, v))
     grads = launch.backward(grad, q, k, v, lam, gain, out, stats, second, causal, eps, out_scale, dq, dk, dv)
     return dq, dk, dv, *grads
 
 
 @fused_attention_backward.register_fake
 def _(grad, q, k, v, lam, gain, out, stats, second, causal, eps, out_scale):  # type: ignore[no-untyped-def]
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    dq, dk, dv = (_new_gradient(x) for x in (q, k, v))
     return dq, dk, dv, lam.new_empty(lam.shape), _new_gain_gradient(gain, lam)
 
 
@@ -90,7 +90,7 @@ def fused_attention_packed_backward(
     heads: int, causal: bool, eps: float, out_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of qkv, λ and the gain."""
-    gradient = torch.empty_like(qkv)
+    gradient = _new_gradient(qkv)
     parts, into = split_heads(qkv, heads, heads // 2), split_heads(gradient, heads, heads // 2)
     grads = launch.backward(grad, *parts, lam, gain, out, stats, second, causal, eps, out_scale, *into)
     return gradient, *grads
@@ -98,7 +98,12 @@ def fused_attention_packed_backward(
 
 @fused_attention_packed_backward.register_fake
 def _(grad, qkv, lam, gain, out, stats, second, heads, causal, eps, out_scale):  # type: ignore[no-untyped-def]
-    return torch.empty_like(qkv), lam.new_empty(lam.shape), _new_gain_gradient(gain, lam)
+    return _new_gradient(qkv), lam.new_empty(lam.shape), _new_gain_gradient(gain, lam)
+
+
+def _new_gradient(x: Tensor) -> Tensor:
+    """Like x, with the numbers of a row side by side whatever x's layout is, as the kernels write them."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _new_gain_gradient(gain: Tensor | None, lam: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 # Rows up to here are held whole; beyond it the forward pass keeps A2·V, which saves the backward one a pass.
 WHOLE_ROW_TOKENS = 256
+KERNELS = ("forward", "rows", "keys")
 _H200_SHARED = 232_448
 
 
@@ -105,9 +106,7 @@ def chunks(tokens: int) -> tuple[int, int, int]:
 
 def candidates(kernel: str, problem: Problem, shared: int = _H200_SHARED) -> list[Blocks]:
     """The blocks worth trying for "forward", "rows" or "keys", the table's choice first; all fit shared memory."""
-    if (
-        problem.bytes == 4
-    ):  # IEEE float32 products run outside the tensor cores, and registers hold half as much
+    if problem.bytes == 4:  # IEEE products run outside the tensor cores, and registers hold half as much
         small = filled(problem.value) <= 128
         found = [Blocks(16, 16, 4, 1), Blocks(32, 32, 8, 1)] if small else [Blocks(16, 16, 8, 1)]
     elif filled(problem.value) > 128:  # two accumulators of 256 columns leave registers for few rows
@@ -180,7 +179,7 @@ def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
 @functools.cache
 def table_plan(problem: Problem, shared: int = _H200_SHARED) -> Plan:
     """The first candidate of each kernel."""
-    return Plan(*(candidates(kernel, problem, shared)[0] for kernel in ("forward", "rows", "keys")))
+    return Plan(*(candidates(kernel, problem, shared)[0] for kernel in KERNELS))
 
 
 @functools.cache

@@ -60,9 +60,9 @@ def backward_rows(
                 columns = column + tl.arange(0, COLUMNS)
                 v = load_rows(value, column, tokens, v_n, VALUE, COLUMNS, E)
                 k = load_rows(key1, column, tokens, k_n, SIZE, COLUMNS, D)
-                p = tl.exp2(scores(qa, k, rows, columns, tokens, CAUSAL, False) * scale - log1)
+                p = tl.exp2(scores(qa, k, rows, columns, tokens, CAUSAL, not CAUSAL) * scale - log1)
                 k = load_rows(key1 + k_h, column, tokens, k_n, SIZE, COLUMNS, D)
-                a = tl.exp2(scores(qb, k, rows, columns, tokens, CAUSAL, False) * scale - log2)
+                a = tl.exp2(scores(qb, k, rows, columns, tokens, CAUSAL, not CAUSAL) * scale - log2)
                 normed = dot((p - lam[:, None] * a).to(v.dtype), v, normed)
             normed = normed * rstd
         tl.store(dgain_ptr + tl.program_id(0).to(tl.int64) * E + each, tl.sum(grad * normed, 0) * out_scale)
@@ -81,11 +81,11 @@ def backward_rows(
     store_rows(do_ptr + pair * tokens * VALUE, do, start, tokens, VALUE, VALUE, ROWS, E)
     if not SECOND:
         r2 = tl.zeros([ROWS], dtype=tl.float32)
-        for column in range(0, seen, COLUMNS):  # values past the end are 0: G is 0 there
+        for column in range(0, seen, COLUMNS):
             columns = column + tl.arange(0, COLUMNS)
             v = load_rows(value, column, tokens, v_n, VALUE, COLUMNS, E)
             k = load_rows(key1 + k_h, column, tokens, k_n, SIZE, COLUMNS, D)
-            a = tl.exp2(scores(qb, k, rows, columns, tokens, CAUSAL, False) * scale - log2)
+            a = tl.exp2(scores(qb, k, rows, columns, tokens, CAUSAL, not CAUSAL) * scale - log2)
             r2 += tl.sum(a * dot(do, tl.trans(v)), 1)
     r1 = lam * r2 + difference
     sums = sums_ptr + pair * tokens + rows
@@ -94,14 +94,14 @@ def backward_rows(
 
     dqa = tl.zeros([ROWS, D], dtype=tl.float32)
     dqb = tl.zeros([ROWS, D], dtype=tl.float32)
-    for column in range(0, seen, COLUMNS):  # keys past the end are 0: what they are given adds nothing
+    for column in range(0, seen, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
         g = dot(do, tl.trans(load_rows(value, column, tokens, v_n, VALUE, COLUMNS, E)))
         k = load_rows(key1, column, tokens, k_n, SIZE, COLUMNS, D)
-        a = tl.exp2(scores(qa, k, rows, columns, tokens, CAUSAL, False) * scale - log1)
+        a = tl.exp2(scores(qa, k, rows, columns, tokens, CAUSAL, not CAUSAL) * scale - log1)
         dqa = dot((a * (g - r1[:, None])).to(k.dtype), k, dqa)
         k = load_rows(key1 + k_h, column, tokens, k_n, SIZE, COLUMNS, D)
-        a = tl.exp2(scores(qb, k, rows, columns, tokens, CAUSAL, False) * scale - log2)
+        a = tl.exp2(scores(qb, k, rows, columns, tokens, CAUSAL, not CAUSAL) * scale - log2)
         dqb = dot((a * (g - r2[:, None])).to(k.dtype), k, dqb)
     dq1 = dq_ptr + b * dq_b + 2 * h * dq_h
     store_rows(dq1, dqa * softmax_scale, start, tokens, dq_n, SIZE, ROWS, D)

@@ -9,20 +9,21 @@ import functools
 import json
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 import triton
 from torch import Tensor
-from triton.runtime.errors import OutOfResources, PTXASError
 
 from diffclip.attention.kernels import launch
-from diffclip.attention.kernels.plan import Blocks, Plan, Problem, candidates, table_plan
+from diffclip.attention.kernels.plan import KERNELS, Blocks, Plan, Problem, candidates, table_plan
 from diffclip.errors import InputError
 from diffclip.files import cache_folder, write_text
 
 _log = logging.getLogger(__name__)
+Seen = Callable[[str, Blocks, float | Exception], None]
 _MILLISECONDS = 20  # of measuring a candidate, after as many of warming up
 
 
@@ -40,24 +41,33 @@ def tuned(problem: Problem, q: Tensor, v: Tensor) -> Plan:
     return plan
 
 
-def search(problem: Problem, q: Tensor, v: Tensor) -> Plan:
-    """The quickest blocks of each kernel, one kernel after the other, for tensors like q and v."""
+def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> Plan:
+    """The quickest blocks of each kernel, one kernel after the other, for tensors like q and v.
+
+    `seen` is told of every candidate: its milliseconds, or the error for one that does not compile or fit.
+    """
     shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
     best = table_plan(problem, shared)
-    for kernel in ("forward", "rows", "keys"):
-        times = {}
+    for kernel in KERNELS:
+        quickest = float("inf")
         for blocks in candidates(kernel, problem, shared):
+            trial = replace(best, **{kernel: blocks})
+            found: float | Exception
             try:
-                times[blocks] = _time(kernel, replace(best, **{kernel: blocks}), problem, q, v)
-            except (OutOfResources, PTXASError):
-                _log.debug("%s does not fit this GPU as %s", kernel, blocks)
-        if times:
-            best = replace(best, **{kernel: min(times, key=lambda blocks: times[blocks])})
+                found = time_pass(kernel, trial, problem, q, v)
+            except Exception as error:  # whatever a compiler or a driver says: it is no candidate here
+                found = error
+            if seen:
+                seen(kernel, blocks, found)
+            if isinstance(found, float) and found < quickest:
+                quickest, choice = found, trial
+        if quickest < float("inf"):
+            best = choice
     return best
 
 
-def _time(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -> float:
-    """Median milliseconds of the pass that `kernel` belongs to."""
+def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -> float:
+    """Median milliseconds of the pass, forward or backward, that `kernel` belongs to."""
     batch, heads, _, value = v.shape
     q, k, v = (torch.randn_like(x) for x in (q, q, v))
     lam = torch.full((batch, heads, problem.tokens), 0.8, device=q.device)
@@ -67,12 +77,11 @@ def _time(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -> fl
     def forward() -> tuple[Tensor, Tensor]:
         return launch.forward(q, k, v, lam, gain, problem.causal, 1e-5, 0.2, True, out, plan)
 
-    kept = forward()
+    stats, second = forward()
     grad = torch.randn_like(out)
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
 
     def backward() -> None:
-        stats, second = kept
         launch.backward(
             grad, q, k, v, lam, gain, out, stats, second, problem.causal, 1e-5, 0.2, dq, dk, dv, plan
         )

@@ -1,0 +1,97 @@
+"""Cost of attention against length for every backend, a row of panels for each device that was measured.
+
+python -m benchmarks.plots [--results benchmarks/results] [--output docs/images/attention_cost.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from diffclip.files import write_atomically
+
+KINDS = {"forward": "forward", "both": "forward and backward"}
+# operator → (colour after Okabe and Ito, marker, line)
+STYLES = {
+    "plain auto": ("#000000", "o", "--"),
+    "plain flash": ("#999999", "o", ":"),
+    "differential auto": ("#0072B2", "s", "-"),
+    "differential triton": ("#CC79A7", "D", "-"),
+    "differential sdpa": ("#009E73", "^", "-"),
+    "differential timm": ("#E69F00", "v", "-"),
+    "differential eager": ("#D55E00", "X", "-"),
+}
+
+
+def draw(results: list[dict[str, Any]]) -> plt.Figure:
+    """Microseconds a token and layer against tokens; both axes are logarithmic."""
+    figure, grid = plt.subplots(len(results), 2, figsize=(10, 4.4 * len(results)), squeeze=False, sharex=True)
+    for panels, result in zip(grid, results, strict=True):
+        for panel, (kind, title) in zip(panels, KINDS.items(), strict=True):
+            for name, (colour, marker, line) in STYLES.items():
+                points = _points(result, name, kind)
+                if points:
+                    panel.plot(
+                        *zip(*points, strict=True),
+                        line,
+                        color=colour,
+                        marker=marker,
+                        markersize=5,
+                        label=name,
+                    )
+            panel.set(xscale="log", yscale="log", title=f"{_device(result)}: {title}")
+            panel.grid(True, which="major", alpha=0.3)
+            lengths = sorted({entry["shape"]["tokens"] for entry in result["shapes"].values()})
+            ticks = [n for n in lengths if n not in (64, 512, 2048)]  # too near others
+            panel.set_xticks(ticks, [str(n) for n in ticks], rotation=45)
+            panel.minorticks_off()
+        panels[0].set_ylabel("µs a token and layer")
+    for panel in grid[-1]:
+        panel.set_xlabel("tokens")
+    grid[0][0].legend(frameon=False, fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def _points(result: dict[str, Any], name: str, kind: str) -> list[tuple[int, float]]:
+    points = []
+    for entry in result["shapes"].values():
+        row, shape = entry["rows"].get(name, {}), entry["shape"]
+        if kind in row:
+            microseconds = 1000 * row[kind]["median_ms"] / (shape["batch"] * shape["tokens"])
+            points.append((shape["tokens"], microseconds))
+    return sorted(points)
+
+
+def _device(result: dict[str, Any]) -> str:
+    about = result["about"]
+    threads = f", {about['threads']} threads" if about["device"] == "x86_64" else ""
+    return f"{about['device']}{threads}, {about['dtype']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--output", type=Path, default=Path("docs/images/attention_cost.png"))
+    options = parser.parse_args()
+    files = sorted(options.results.glob("attention_curve_*.json"))
+    if not files:
+        raise SystemExit(f"no curve in {options.results}: run python -m benchmarks.attention --curve")
+    figure = draw([json.loads(file.read_text(encoding="utf-8")) for file in files])
+    with write_atomically(options.output) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    print(f"written to {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Every block size that the fused kernels may use, timed on a GPU for the main shapes; the quickest are kept.
+
+    python -m benchmarks.tuning [--dtype bfloat16] [--seconds 110] [--output benchmarks/results]
+
+The plans go to the user's cache folder, where the operator finds them from then on, and with all times to
+tuning_cuda.json, from which the table in diffclip/attention/kernels/plan.py can be brought up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from benchmarks.about import about, add_common_options, write_json
+from benchmarks.ahead import run_ahead
+from benchmarks.attention import CURVE, SHAPES
+from diffclip.benchmarking.operators import make_inputs
+from diffclip.benchmarking.shapes import Shape
+from diffclip.benchmarking.timing import reason
+
+MOST_CANDIDATES = 5  # of a kernel
+
+
+def search(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """The times of all candidates for `shape`, in milliseconds of the kernel's pass; the best are kept."""
+    from diffclip.attention.kernels import tuning
+    from diffclip.attention.kernels.plan import KERNELS, Blocks, problem_of, table_plan
+
+    inputs = make_inputs(shape, device, dtype, seed=0)
+    problem = problem_of(inputs.q, inputs.v, shape.causal)
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    timed: dict[str, list[dict[str, Any]]] = {kernel: [] for kernel in KERNELS}
+
+    def seen(kernel: str, blocks: Blocks, found: float | Exception) -> None:
+        outcome = {"why": reason(found)} if isinstance(found, Exception) else {"ms": found}
+        timed[kernel].append(asdict(blocks) | outcome)
+
+    choice = tuning.search(problem, inputs.q, inputs.v, seen)
+    tuning.keep(problem, choice, tuning.plan_file(device))
+    table = table_plan(problem, shared)
+    return {"problem": asdict(problem), "table": asdict(table), "choice": asdict(choice), "candidates": timed}
+
+
+def compile_candidates(shape: Shape, device: torch.device, dtype: torch.dtype, place: int) -> None:
+    """Run the candidates of every kernel that stand at one place of their lists, together."""
+    from diffclip.attention.kernels import tuning
+    from diffclip.attention.kernels.plan import KERNELS, Plan, candidates, problem_of
+
+    inputs = make_inputs(shape, device, dtype, seed=0)
+    problem = problem_of(inputs.q, inputs.v, shape.causal)
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    lists = [candidates(kernel, problem, shared) for kernel in KERNELS]
+    plan = Plan(*(blocks[min(place, len(blocks) - 1)] for blocks in lists))
+    for kernel in ("forward", "keys"):
+        tuning.time_pass(kernel, plan, problem, inputs.q, inputs.v)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common_options(parser, seconds=110.0)
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--workers", type=int, default=1, help="processes that compile ahead")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type != "cuda":
+        print("nothing to tune: the fused kernels run on a GPU")
+        return
+    device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    named = SHAPES["cuda"] | {f"curve, N = {shape.tokens}": shape for shape in CURVE["cuda"]}
+    result: dict[str, Any] = {"about": about("tuning", options), "shapes": {}, "not_reached": []}
+    file = options.output / "tuning_cuda.json"
+    deadline = time.perf_counter() + options.seconds
+    dtype = getattr(torch, options.dtype)
+    # lengths beyond 577 use the kernels of 577
+    ahead = [shape for shape in SHAPES["cuda"].values() if shape.tokens <= 577]
+    jobs = [(shape, device, dtype, place) for place in range(MOST_CANDIDATES) for shape in ahead]
+    run_ahead(compile_candidates, jobs, options.workers, options.seconds / 2)
+    done = set()
+    for name, shape in named.items():
+        if (shape.tokens, shape.causal) in done:
+            continue
+        if time.perf_counter() > deadline:
+            result["not_reached"].append(name)
+            continue
+        done.add((shape.tokens, shape.causal))
+        started = time.perf_counter()
+        try:
+            found = search(shape, device, dtype)
+        except Exception as error:  # the other shapes are still worth knowing
+            found = {"why": reason(error)}
+        result["shapes"][name] = found
+        write_json(file, result)
+        show(name, shape, found, time.perf_counter() - started)
+    write_json(file, result)
+    print(f"written to {file}", flush=True)
+
+
+def show(name: str, shape: Shape, found: dict[str, Any], seconds: float) -> None:
+    """Print the candidates of one shape, with a star at what was chosen."""
+    print(f"\n{name}: {shape} ({seconds:.0f} s)")
+    if "why" in found:
+        print(f"  failed: {found['why']}", flush=True)
+        return
+    for kernel, rows in found["candidates"].items():
+        cells = []
+        for row in rows:
+            blocks = {key: row[key] for key in ("rows", "columns", "warps", "stages")}
+            star = "*" if blocks == found["choice"][kernel] else ""
+            words = "×".join(str(value) for value in blocks.values())
+            cells.append(f"{words}{star} " + (f"{row['ms']:.3f}" if "ms" in row else f"({row['why'][:60]})"))
+        print(f"  {kernel:8}" + "  ".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The operators under torch's own machinery: its checks, compilation, checkpointing, and sharded parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from parity import DEVICE, draw, error
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from diffclip import CLIP
+from diffclip.attention import DifferentialAttention
+from diffclip.attention.blocked import _backward_of, _forward
+from diffclip.attention.kernels.operator import (
+    fused_attention,
+    fused_attention_backward,
+    fused_attention_packed,
+    fused_attention_packed_backward,
+)
+from diffclip.config import variant_config
+
+pytestmark = pytest.mark.filterwarnings("error:attention backend")
+WITHOUT_AUTOGRAD = ("test_schema", "test_faketensor")
+
+
+@pytest.mark.parametrize(("tokens", "dtype"), [(9, torch.float32), (257, torch.float16)])
+def test_fused_attention_is_a_proper_operator(tokens: int, dtype: torch.dtype) -> None:
+    q, k, v, lam, gain, grad = vars(draw(1, 1, tokens, 16, 16, dtype, norm=tokens == 9)).values()
+    torch.library.opcheck(fused_attention, (q, k, v, lam, gain, True, 1e-5, 0.2, True))
+    plain = [x if x is None else x.detach() for x in (q, k, v, lam, gain)]
+    torch.library.opcheck(fused_attention, (*plain, True, 1e-5, 0.2, False), test_utils=WITHOUT_AUTOGRAD)
+    kept = fused_attention(*plain, True, 1e-5, 0.2, True)
+    torch.library.opcheck(
+        fused_attention_backward, (grad, *plain, *kept, True, 1e-5, 0.2), test_utils=WITHOUT_AUTOGRAD
+    )
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_packed_attention_is_a_proper_operator(norm: bool) -> None:
+    _, _, _, lam, gain, grad = vars(draw(2, 2, 9, 8, 16, norm=norm)).values()
+    qkv = torch.randn(2, 9, 96, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(fused_attention_packed, (qkv, lam, gain, 4, True, 1e-5, 0.2, True))
+    plain = [x if x is None else x.detach() for x in (qkv, lam, gain)]
+    kept = fused_attention_packed(*plain, 4, True, 1e-5, 0.2, True)
+    torch.library.opcheck(
+        fused_attention_packed_backward,
+        (grad, *plain, *kept, 4, True, 1e-5, 0.2),
+        test_utils=WITHOUT_AUTOGRAD,
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocked_attention_is_a_proper_operator(causal: bool) -> None:
+    inputs = draw(2, 2, 9, 8, 16)
+    q, k, v, lam, grad = (
+        x.cpu().detach() for x in (inputs.q, inputs.k, inputs.v, inputs.lam[..., None], inputs.grad)
+    )
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, lam)]
+    torch.library.opcheck(_forward, (*leaves, causal))
+    torch.library.opcheck(_backward_of, (grad, q, k, v, lam, causal), test_utils=WITHOUT_AUTOGRAD)
+
+
+def tiny(backend: str, image_size: int = 32) -> tuple[CLIP, Tensor, Tensor]:
+    """A small DiffCLIP, pictures and tokens; 96 pixels a side make 145 tokens, which a CPU handles in blocks."""
+    sizes = {"width": 32, "layers": 2, "heads": 4}
+    config = {
+        "embed_dim": 24,
+        "vision": {"image_size": image_size, "patch_size": 8, **sizes},
+        "text": {"context_length": 16, "vocab_size": 100, **sizes},
+    }
+    model = CLIP(variant_config("DiffCLIP", config), attention_backend=backend, seed=0).to(DEVICE)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, 98, (2, 16), generator=generator)
+    tokens[:, 10], tokens[:, 11:] = 99, 0
+    images = torch.randn(2, 3, image_size, image_size, generator=generator)
+    return model, images.to(DEVICE), tokens.to(DEVICE)
+
+
+def gradients(model: nn.Module, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    out = model(images, tokens)
+    alike = out["logit_scale"] * out["image_features"] @ out["text_features"].T
+    loss = (alike * torch.arange(4.0, device=DEVICE).view(2, 2)).sum()
+    model.zero_grad()
+    loss.backward()
+    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name.removeprefix("_orig_mod."): grad.clone() for name, grad in named.items()} | {
+        "loss": loss.detach()
+    }
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert any("lambda_q1" in name for name in found)
+    errors = {name: error(found[name], expected[name]) for name in expected}
+    assert max(errors.values()) < 1e-5, max(errors, key=lambda name: errors[name])
+
+
+@pytest.mark.parametrize(
+    ("backend", "image_size", "compiler"),
+    [
+        ("triton", 32, "aot_eager"),
+        ("auto", 32, "aot_eager"),
+        ("sdpa", 32, "aot_eager"),
+        ("sdpa", 96, "aot_eager"),
+        pytest.param("auto", 96, "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiled_model_is_the_model(backend: str, image_size: int, compiler: str) -> None:
+    torch._dynamo.reset()
+    model, images, tokens = tiny(backend, image_size)
+    expected = gradients(model, images, tokens)
+    assert_same(gradients(torch.compile(model, fullgraph=True, backend=compiler), images, tokens), expected)
+
+
+@pytest.mark.parametrize(("backend", "image_size"), [("triton", 32), ("sdpa", 96)])
+def test_checkpointed_blocks_have_the_same_gradients(backend: str, image_size: int) -> None:
+    model, images, tokens = tiny(backend, image_size)
+    expected = gradients(model, images, tokens)
+    model.set_grad_checkpointing(True)
+    assert_same(gradients(model, images, tokens), expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+def test_a_checkpointed_layer_has_the_same_gradients(backend: str, reentrant: bool) -> None:
+    torch.manual_seed(0)
+    layer = DifferentialAttention(32, 4).to(DEVICE)
+    layer.backend = backend
+    x = torch.randn(2, 130 if backend == "sdpa" else 19, 32, device=DEVICE, requires_grad=True)
+    leaves = [x, *layer.parameters()]
+    found = []
+    for run in (lambda: layer(x), lambda: checkpoint(layer, x, use_reentrant=reentrant)):
+        for leaf in leaves:
+            leaf.grad = None
+        run().square().sum().backward()
+        found.append([leaf.grad for leaf in leaves])
+    for plain, again in zip(*found, strict=True):
+        torch.testing.assert_close(again, plain)
+
+
+class Block(nn.Module):
+    """A layer between others, as a tower has it."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.norm, self.attention, self.last = (
+            nn.LayerNorm(32),
+            DifferentialAttention(32, 4),
+            nn.Linear(32, 8),
+        )
+        self.attention.backend = backend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.attention(self.norm(x), is_causal=True))
+
+
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+def test_a_sharded_block_has_the_same_gradients(backend: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain, sharded = Block(backend).to(DEVICE), Block(backend).to(DEVICE)
+    sharded.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 130 if backend == "sdpa" else 19, 32, device=DEVICE)
+    plain(x).square().sum().backward()
+    torch.distributed.init_process_group(
+        "nccl" if DEVICE == "cuda" else "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        mesh = init_device_mesh(DEVICE, (1,))
+        fully_shard(sharded.attention, mesh=mesh)
+        fully_shard(sharded, mesh=mesh)
+        sharded(x).square().sum().backward()
+        expected = {name: p.grad for name, p in plain.named_parameters()}
+        for name, parameter in sharded.named_parameters():
+            assert parameter.grad is not None, name
+            torch.testing.assert_close(parameter.grad.full_tensor(), expected[name])
+    finally:
+        torch.distributed.destroy_process_group()

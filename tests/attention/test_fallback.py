@@ -1,0 +1,149 @@
+"""What happens where the fused kernels cannot serve: the formula's numbers, and one line that says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffclip import differential_attention
+from diffclip.attention import DifferentialAttention, SoftmaxAttention, dispatch, eager
+
+FALLBACK = 'attention backend "triton" is not used, "eager" takes its place'
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_said", set())
+
+
+def draw(d: int = 8, e: int = 16, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(d + e)
+    shapes = [(2, 4, 11, d), (2, 4, 11, d), (2, 2, 11, e)]
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("d", "e", "dtype", "reason"),
+    [
+        (8, 16, torch.float64, "the inputs are torch.float64"),
+        (136, 16, torch.float32, "head sizes 136 and 16 are above 128 and 256"),
+        (64, 272, torch.float32, "head sizes 64 and 272 are above 128 and 256"),
+    ],
+)
+def test_what_does_not_fit_is_done_by_the_formula_and_said_once(
+    d: int, e: int, dtype: torch.dtype, reason: str
+) -> None:
+    q, k, v = draw(d, e, dtype)
+    if torch.cuda.is_available():
+        q, k, v = q.cuda(), k.cuda(), v.cuda()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = [differential_attention(q, k, v, 0.7, backend="triton") for _ in range(3)]
+    assert [str(warning.message) for warning in said] == [f"{FALLBACK}: {reason}"]
+    expected = differential_attention(q, k, v, 0.7, backend="eager")
+    assert all(torch.equal(out, expected) for out in found)
+
+
+def test_dropout_under_triton_is_done_by_the_formula_and_said_once() -> None:
+    q, k, v = draw()
+    outputs = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for backend in ("triton", "eager", "triton"):
+            torch.manual_seed(3)
+            outputs.append(differential_attention(q, k, v, 0.7, backend=backend, dropout_p=0.3))
+    assert [str(warning.message) for warning in said] == [f"{FALLBACK}: attention dropout needs the maps"]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[2], outputs[1])
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "sdpa"])
+def test_others_drop_in_silence(backend: str) -> None:
+    q, k, v = draw()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.manual_seed(3)
+        out = differential_attention(q, k, v, 0.7, backend=backend, dropout_p=0.3)
+    torch.manual_seed(3)
+    torch.testing.assert_close(out, eager.differential(q, k, v, torch.tensor(0.7), False, 0.3))
+
+
+def test_dropout_drops_its_share_of_each_map_and_scales_the_rest() -> None:
+    # with V the identity the output is the map itself; all scores are equal and λ is 0: entries are 0 or (1/N)/(1 − p)
+    tokens = 100
+    q, v = torch.zeros(2, 4, tokens, 8), torch.eye(tokens).expand(2, 2, tokens, tokens)
+    torch.manual_seed(0)
+    out = differential_attention(q, q, v, 0.0, dropout_p=0.25)
+    dropped = out == 0
+    torch.testing.assert_close(out[~dropped], torch.full_like(out[~dropped], 0.01 / 0.75))
+    # 40 000 draws: five standard deviations are 0.011
+    assert abs(dropped.float().mean() - 0.25) < 0.011
+    second = differential_attention(q, q, v, 1.0, dropout_p=0.25)
+    # the maps lose entries of their own: where one was lost and the other not, the difference is not 0
+    assert abs((second != 0).float().mean() - 2 * 0.25 * 0.75) < 0.013
+
+
+@pytest.mark.parametrize("kind", [DifferentialAttention, SoftmaxAttention])
+def test_layers_drop_in_training_only(kind: type[DifferentialAttention] | type[SoftmaxAttention]) -> None:
+    torch.manual_seed(0)
+    layer, plain = kind(32, 4, attn_drop=0.5), kind(32, 4)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 9, 32)
+    assert not torch.equal(layer(x), layer(x))
+    torch.manual_seed(1)
+    once = layer(x)
+    torch.manual_seed(1)
+    assert torch.equal(layer(x), once)
+    assert torch.equal(layer.eval()(x), plain(x))
+
+
+def test_maps_under_triton_are_those_of_eager_and_say_so_once() -> None:
+    torch.manual_seed(0)
+    layer = DifferentialAttention(32, 4)
+    x = torch.randn(2, 9, 32)
+    layer.backend = "eager"
+    expected = layer.maps(x, causal=True)
+    layer.backend = "triton"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            found = layer.maps(x, causal=True)
+    assert [str(warning.message) for warning in said] == [
+        'attention backend "triton" never makes the maps: they come from "eager"'
+    ]
+    assert torch.equal(found.combined, expected.combined)
+
+
+def test_without_a_gpu_or_the_interpreter_triton_is_the_formula() -> None:
+    program = """
+import torch, warnings
+from diffclip import differential_attention
+from diffclip.attention import DifferentialAttention
+torch.manual_seed(0)
+q, k, v = torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 16)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    out = [differential_attention(q, k, v, 0.7, backend="triton") for _ in range(2)][1]
+    layer = DifferentialAttention(32, 4)
+    layer.backend = "triton"
+    packed = layer(torch.ones(1, 6, 32))
+assert torch.equal(out, differential_attention(q, k, v, 0.7, backend="eager"))
+layer.backend = "eager"
+assert torch.equal(packed, layer(torch.ones(1, 6, 32)))
+print(*(warning.message for warning in said), sep="\\n")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"{FALLBACK}: the inputs are on cpu, and the kernels run on a GPU\n"

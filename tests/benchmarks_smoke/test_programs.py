@@ -1,0 +1,142 @@
+"""The programs in benchmarks/, each once, as small as their options allow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import attention, parity, plots, tables, training, tuning  # noqa: E402
+from benchmarks.models import TimmAttention  # noqa: E402
+from benchmarks.targets import targets  # noqa: E402
+from diffclip.benchmarking.shapes import Ceilings, Shape  # noqa: E402
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    def call(program: Callable[[], None], *arguments: str) -> int:
+        common = ["--device", "cpu", "--threads", "1", "--output", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", ["program", *arguments, *common])
+        try:
+            program()
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        return 0
+
+    return call
+
+
+@pytest.fixture
+def uninterpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter, which other tests use, would take minutes."""
+    monkeypatch.setattr("diffclip.attention.triton._INTERPRETED", False)
+
+
+@pytest.fixture
+def ordinary_torch() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("uninterpreted")
+def test_attention_with_its_curve_plot_and_table(run, monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(attention.SHAPES, "cpu", {"small": Shape(1, 4, 12, 8)})
+    monkeypatch.setitem(attention.CURVE, "cpu", [Shape(2, 4, n, 8) for n in (6, 12)])
+    ceilings = Ceilings(None, 1e11, None, {"operations": "made up"})
+    monkeypatch.setattr(attention, "measure_ceilings", lambda device, dtype: ceilings)
+    assert run(attention.main, "--rounds", "1", "--seconds", "1", "--curve") == 0
+    result = json.loads((tmp_path / "attention_cpu_float32.json").read_text())
+    rows = result["shapes"]["small"]["rows"]
+    assert rows["differential timm"]["both"]["floor_share"] > 0
+    assert "on cpu" in rows["differential triton"]["why"]
+    assert str(tmp_path) not in result["about"]["command"]
+    curve = json.loads((tmp_path / "attention_curve_cpu_float32.json").read_text())
+    assert list(curve["shapes"]) == ["N = 6", "N = 12"]
+    assert len(plots.draw([curve]).axes) == 2
+
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- begin attention cpu -->\nold\n<!-- end attention cpu -->\nafter\n")
+    monkeypatch.setattr(sys, "argv", ["tables", str(page), "--results", str(tmp_path)])
+    tables.main()
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| small, B 1, N 12 | differential timm |" in text
+    assert "`differential triton` did not run" in text
+    assert "old" not in text
+
+
+@pytest.mark.usefixtures("uninterpreted")
+def test_training_and_inference_with_every_model(run, tmp_path) -> None:
+    assert run(training.main, "--batch", "2", "--rounds", "1", "--seconds", "60") == 0
+    result = json.loads((tmp_path / "training_cpu_bf16.json").read_text())
+    assert [entry["kind"] for entry in result["sections"]] == ["training", "inference"]
+    for entry in result["sections"]:
+        assert set(entry["rows"]) == {
+            "CLIP", "OpenCLIP", "DiffCLIP auto", "DiffCLIP eager", "DiffCLIP sdpa", "DiffCLIP timm",
+        }  # fmt: skip
+        for row in entry["rows"].values():
+            assert row["samples_per_second"] > 0
+    assert "| training, batch 2 | CLIP |" in "\n".join(tables.training({"training_cpu_bf16": result}, "cpu"))
+
+
+@pytest.mark.usefixtures("uninterpreted", "ordinary_torch")
+def test_parity_of_the_shortest_case(run, tmp_path) -> None:
+    assert run(parity.main, "--longest", "7") == 0
+    result = json.loads((tmp_path / "parity_cpu.json").read_text())
+    worst = {(row["backend"], row["dtype"]): row.get("worst") for row in result["rows"]}
+    assert worst["eager", "float32"] < 1e-5
+    assert worst["triton", "float32"] is None
+    assert result["not_reached"] == 0
+
+
+@pytest.mark.usefixtures("uninterpreted", "ordinary_torch")
+def test_parity_finds_a_wrong_backend(monkeypatch) -> None:
+    real = parity.differential_attention
+
+    def wrong(*arguments, **rest):
+        out = real(*arguments, **rest)
+        return out + 1e-3 if arguments[5] == "sdpa" else out
+
+    monkeypatch.setattr(parity, "differential_attention", wrong)
+    rows = parity.check(parity.Case(1, 1, 5, 8, 16), "float32", "cpu", seed=0)
+    assert {row["backend"]: row.get("ok") for row in rows} == {"eager": True, "sdpa": False, "triton": None}
+
+
+def test_there_is_nothing_to_tune_without_a_gpu(run, capsys, tmp_path) -> None:
+    assert run(tuning.main) == 0
+    assert "nothing to tune" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_timms_arrangement_in_our_layer_is_timms_layer() -> None:
+    from timm.layers import DiffAttention
+
+    torch.manual_seed(0)
+    oracle = DiffAttention(64, num_heads=4, qkv_bias=True)
+    oracle.lambda_init = 0.8
+    layer = TimmAttention(64, 8)
+    names = {"sub_norm": "diff_norm", "proj": "out_proj"}
+    state = oracle.state_dict()
+    layer.load_state_dict(
+        {".".join(names.get(part, part) for part in key.split(".")): value for key, value in state.items()}
+    )
+    x = torch.randn(2, 11, 64)
+    for causal in (False, True):
+        torch.testing.assert_close(layer(x, is_causal=causal), oracle(x, is_causal=causal))
+
+
+def test_targets_are_not_measured_until_they_are() -> None:
+    assert all(target.measured is None for target in targets({}))
+    timed = {"differential timm": 6.0, "differential auto": 3.0}
+    rows = {name: {"forward": {"median_ms": ms}} for name, ms in timed.items()}
+    result = {"shapes": {"long": {"shape": {"tokens": 2305}, "rows": rows}}}
+    found = [target for target in targets({"attention_cpu_float32": result}) if target.measured]
+    assert [(target.measured, target.least, target.met) for target in found] == [(2.0, 2.0, True)]
