@@ -13,12 +13,20 @@ def a_set(kind: str) -> EvaluationSet:
 def test_every_task_can_be_picked_for_its_kind():
     for name, task in TASKS.items():
         assert pick_task(name, a_set(task.kind)) == name
-        assert pick_task(None, a_set(task.kind)) == name
+
+
+def test_a_set_has_a_task_of_its_own():
+    assert pick_task(None, a_set("classification")) == "zero-shot"
+    assert pick_task(None, a_set("retrieval")) == "retrieval"
 
 
 def test_the_wrong_task_names_the_right_one():
     with pytest.raises(InputError, match="unknown task 'retreival': did you mean 'retrieval'"):
         pick_task("retreival", a_set("retrieval"))
+    with pytest.raises(InputError, match="unknown task 'fewshot': did you mean 'few-shot'"):
+        pick_task("fewshot", a_set("classification"))
+    with pytest.raises(InputError, match=r"which few-shot cannot use: try --task retrieval"):
+        pick_task("few-shot", a_set("retrieval"))
     with pytest.raises(InputError, match=r"mine is a set for retrieval.*--task retrieval"):
         pick_task("zero-shot", a_set("retrieval"))
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements of one map of a block. Measured on two cores with 1 MiB of cache each: half or twice as many cost up to
-# a quarter more (docs/performance.md).
-_BLOCK_ELEMENTS = 400 * 1024
+# Elements of one map of a block: two heads by 136 rows at 2305 tokens. Measured on two cores that share 32 MiB of
+# cache: from 0.55 to 0.8 million the time is flat, a million costs a quarter more (docs/log.md).
+_BLOCK_ELEMENTS = 640 * 1024
 
 
 def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
@@ -89,26 +89,28 @@ def _backward_of(
     scale = q.shape[-1] ** -0.5
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     dlam = lam.new_empty(lam.shape)
-    for group, blocks, (one, two, three, four) in _walk(q, k, v, lam, causal, buffers=4):
+    for group, blocks, (one, two, three) in _walk(q, k, v, lam, causal, buffers=3):
         dk_group = [torch.zeros_like(key, dtype=lam.dtype) for key in group.k]
         dv_group = torch.zeros_like(group.v, dtype=lam.dtype)
         for rows, keys in blocks:
             first, second = group.maps(rows, keys, causal, (one, two))
-            spare, through = (buffer[: first.numel()].view(first.shape) for buffer in (three, four))
+            spare = three[: first.numel()].view(first.shape)
             lam_rows, grad_rows = group.lam[:, rows], grad[group.values][:, rows]
             torch.addcmul(first, lam_rows, second, value=-1, out=spare)
             _add(dv_group[:, :keys], spare.mT, grad_rows)
-            through = _product(grad_rows, group.v[:, :keys].mT, through)
-            torch.mul(second, through, out=spare)
-            dlam[group.values][:, rows] = -spare.sum(-1, keepdim=True)
+            through = _product(grad_rows, group.v[:, :keys].mT, spare)
             for which, (a, factor) in enumerate(((first, None), (second, -lam_rows))):
-                torch._softmax_backward_data(through, a, -1, lam.dtype, grad_input=spare)
-                to_q = torch.bmm(spare.to(q.dtype), group.k[which][:, :keys])
+                if factor is not None:
+                    torch.mul(second, through, out=first)
+                    dlam[group.values][:, rows] = -first.sum(-1, keepdim=True)
+                # in place: row by row the map is read before it is written
+                torch._softmax_backward_data(through, a, -1, lam.dtype, grad_input=a)
+                to_q = torch.bmm(a.to(q.dtype), group.k[which][:, :keys])
                 q_rows = group.q[which][:, rows]
                 if factor is not None:  # λ scales rows: cheaper on a query than on its row of the map
                     to_q, q_rows = to_q * factor, (q_rows * factor).to(q.dtype)
                 dq[group.pairs[which]][:, rows] = to_q.to(q.dtype)
-                _add(dk_group[which][:, :keys], spare.mT, q_rows, scale)
+                _add(dk_group[which][:, :keys], a.mT, q_rows, scale)
         dv[group.values] = dv_group.to(v.dtype)
         for pair, part in zip(group.pairs, dk_group, strict=True):
             dk[pair] = part.to(k.dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +12,8 @@ from diffclip.errors import InputError, unknown
 
 if TYPE_CHECKING:
     import torch
-    from PIL import Image
 
+    from diffclip.data.transforms import EvalTransform
     from diffclip.model import CLIP
     from diffclip.tokenizer import Tokenizer
 
@@ -34,7 +33,7 @@ class Loaded:
     """
 
     model: CLIP
-    preprocess: Callable[[Image.Image], torch.Tensor]
+    preprocess: EvalTransform
     tokenizer: Tokenizer
     label: str
     weights: str

@@ -35,7 +35,12 @@ Kind = Literal["classification", "retrieval"]
 
 DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
-BUILT_IN = {"scenes": "captions", "scenes-shapes": "shapes", "scenes-colours": "colours"}
+BUILT_IN = {
+    "scenes": "captions",
+    "scenes-shapes": "shapes",
+    "scenes-colours": "colours",
+    "scenes-mmvp": "mmvp",
+}
 
 
 @dataclass
@@ -123,7 +128,7 @@ def open_set(source: str | Path, split: str) -> EvaluationSet:
         InputError: no such set, folder or split; no shards or samples; no class list; labels that cannot be
             read or lie outside the class list.
     """
-    name, folder = str(source), _folder(source)
+    name, folder = str(source), set_folder(source)
     if name not in BUILT_IN:
         name = folder.resolve().name
     kind = _kind(folder)
@@ -187,7 +192,12 @@ def _label(shards: Shards, i: int, classes: int) -> int:
     return int(text)
 
 
-def _folder(source: str | Path) -> Path:
+def set_folder(source: str | Path) -> Path:
+    """The folder of a set, or of a built-in one, which is drawn on first use.
+
+    Raises:
+        InputError: no such set or folder.
+    """
     if str(source) in BUILT_IN:
         return _scenes() / BUILT_IN[str(source)]
     folder = Path(source).expanduser()

@@ -11,6 +11,7 @@ from torch import Tensor
 from diffclip.evaluation.intervals import Interval, class_mean_interval, difference_interval, mean_interval
 from diffclip.evaluation.metrics import NOT_ASKED, hits_at, mean_per_class_recall
 from diffclip.evaluation.records import Record
+from diffclip.evaluation.significance import PairedTest, paired_test
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,23 @@ class Score:
         if self.hits is None or other.hits is None:
             return None
         return difference_interval(self.hits, other.hits, self.clusters)
+
+    def tested_against(self, other: Score) -> PairedTest | None:
+        """The paired test of this value against that of `other` on the same items; None without outcomes.
+
+        Raises:
+            InputError: the two are not of the same items.
+        """
+        if self.hits is None or other.hits is None:
+            return None
+        return paired_test(self.hits, other.hits, self.clusters)
+
+    @property
+    def right(self) -> int | None:
+        """How many of the `count` items are right; None where outcomes are not 0 or 1."""
+        if self.hits is None or not np.isin(self.hits, (0, 1)).all():
+            return None
+        return int(self.hits.sum())
 
 
 @dataclass(frozen=True)

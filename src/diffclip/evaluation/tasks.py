@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
 from torch import Tensor
 
 from diffclip.config import STATISTICS, CLIPConfig
-from diffclip.data.catalog import EvaluationSet
+from diffclip.data.catalog import EvaluationSet, open_set, set_folder
 from diffclip.errors import InputError, unknown
+from diffclip.evaluation.corruptions import CorruptedTransform, describe
 from diffclip.evaluation.embed import Progress, Tokenizer
+from diffclip.evaluation.features import FeatureReader, Features
+from diffclip.evaluation.few_shot import EPISODES, QUERIES, SHOT, WAY, few_shot
+from diffclip.evaluation.linear_probe import (
+    MAX_ITERATIONS,
+    Probe,
+    check_solver,
+    linear_probe,
+    tuned_per_class,
+)
+from diffclip.evaluation.mmvp import QUESTIONS, PairSet, mmvp, open_pairs
+from diffclip.evaluation.protocol import with_particulars
 from diffclip.evaluation.retrieval import retrieval
 from diffclip.evaluation.scores import Result, Score
+from diffclip.evaluation.splits import stratified_split, train_split, validation_split
 from diffclip.evaluation.zero_shot import zero_shot
 
 if TYPE_CHECKING:
@@ -22,68 +36,191 @@ if TYPE_CHECKING:
 
 Preprocess = Callable[[Image.Image], Tensor]
 
+_OVER_PICTURES = "95 % bootstrap over pictures"
+_FEATURES = "class token before the projection"
+_SOLVERS = {
+    "torch": "torch L-BFGS, un-squared L2 penalty",
+    "sklearn": "scikit-learn's LogisticRegression",
+}
+
 
 @dataclass(frozen=True)
 class Setting:
-    """A model with its picture and text preparation, the set to run it on, and how."""
+    """A model with its picture and text preparation, the set to run it on, and how.
+
+    `seed` is of what a task draws: the episodes of few-shot, and the pictures that a linear probe holds out where the
+    set has no validation split. `probe` is the linear probe's solver, "torch" or "sklearn".
+    """
 
     model: CLIP
     preprocess: Preprocess
     tokenizer: Tokenizer
-    data: EvaluationSet
+    data: EvaluationSet | PairSet
     batch_size: int = 64
     workers: int = 0
     progress: Progress | None = None
+    seed: int = 0
+    probe: str = "torch"
+
+    @property
+    def samples(self) -> EvaluationSet:
+        """The set, for a task that reads samples one by one.
+
+        Raises:
+            InputError: it is one of pairs.
+        """
+        if isinstance(self.data, PairSet):
+            raise InputError(f"{self.data.name} is a set for mmvp: try --task mmvp")
+        return self.data
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The scores of a task, how they were measured, what their intervals are over, and what this run found."""
+
+    scores: list[Score]
+    method: str
+    interval: str = _OVER_PICTURES
+    particulars: str = ""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The kind of set that a task needs, how it is run, and what it says of itself in a record's protocol."""
+    """The kind of set that a task needs, and how it is run."""
 
     kind: str
-    run: Callable[[Setting], list[Score]]
-    describe: Callable[[EvaluationSet], str]
+    run: Callable[[Setting], Outcome]
 
 
-def _run_zero_shot(setting: Setting) -> list[Score]:
-    data = setting.data
+def _run_zero_shot(setting: Setting) -> Outcome:
+    data = setting.samples
     batches = (
         (batch.images, batch.labels.tolist())
         for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers)
         if batch.labels is not None
     )
-    return zero_shot(
+    scores = zero_shot(
         setting.model, setting.tokenizer, batches, data.classnames, data.templates, progress=setting.progress
     )
-
-
-def _describe_zero_shot(data: EvaluationSet) -> str:
     count = len(data.templates)
     templates = f"{count} template{'s' if count != 1 else ''} averaged after normalisation"
-    return f"{len(data.classnames)} classes, {templates}; ties count against"
+    return Outcome(scores, f"{len(data.classnames)} classes, {templates}; ties count against")
 
 
-def _run_retrieval(setting: Setting) -> list[Score]:
+def _run_retrieval(setting: Setting) -> Outcome:
     batches = (
         (batch.images, batch.captions)
-        for batch in setting.data.batches(setting.preprocess, setting.batch_size, setting.workers)
+        for batch in setting.samples.batches(setting.preprocess, setting.batch_size, setting.workers)
         if batch.captions is not None
     )
-    return retrieval(setting.model, setting.tokenizer, batches, progress=setting.progress)
+    scores = retrieval(setting.model, setting.tokenizer, batches, progress=setting.progress)
+    return Outcome(scores, "all captions, any own caption in the top k is a hit; ties count against")
 
 
-def _describe_retrieval(data: EvaluationSet) -> str:
-    return "all captions, any own caption in the top k is a hit; ties count against"
+def _run_linear_probe(setting: Setting) -> Outcome:
+    check_solver(setting.probe)
+    data = setting.samples
+    train_set, validation_set = train_split(data, "linear-probe"), validation_split(data)
+    reader = _reader(setting)
+    train = _read(reader, train_set, data)
+    if validation_set is None:
+        learnt, held = stratified_split(train.labels, setting.seed)
+        validation = train.take(held, f"{train.where}, held out")
+        train = train.take(learnt, train.where)
+        chosen_on = f"a stratified fifth of train, seed {setting.seed}"
+    else:
+        validation = _read(reader, validation_set, data)
+        chosen_on = validation_set.split
+    per_class = tuned_per_class(data.name)
+    result = linear_probe(
+        train,
+        validation,
+        reader.read(data),
+        data.classnames,
+        per_class,
+        setting.probe,
+        setting.progress,
+    )
+    method = (
+        f"{len(data.classnames)} classes, {_FEATURES}; {_SOLVERS[setting.probe]}; cost chosen by "
+        f"{'mean_per_class_recall' if per_class else 'acc1'} on {chosen_on}; fitted again on both, "
+        f"{len(train.labels) + len(validation.labels)} pictures; ties count against"
+    )
+    return Outcome(result.scores, method, particulars=_describe_fits(result))
+
+
+def _describe_fits(probe: Probe) -> str:
+    seconds = " ".join(f"{fit.seconds:.2f}" for fit in probe.fits)
+    cut = sum(fit.iterations >= MAX_ITERATIONS for fit in probe.fits)
+    stopped = f", {cut} of them stopped after {MAX_ITERATIONS} iterations" if cut else ""
+    return f"cost {probe.cost:.4g}; {len(probe.fits)} fits in {seconds} s{stopped}"
+
+
+def _run_few_shot(setting: Setting) -> Outcome:
+    data = setting.samples
+    train_set = train_split(data, "few-shot")
+    reader = _reader(setting)
+    train = _read(reader, train_set, data)
+    scores = few_shot(train, reader.read(data), data.classnames, setting.seed, setting.progress)
+    method = (
+        f"{WAY} classes an episode of {len(data.classnames)}, {SHOT} train pictures and up to {QUERIES} queries each, "
+        f"{EPISODES} episodes, seed {setting.seed}; {_FEATURES}, less the mean of the supports, unit length; nearest "
+        "prototype, ties count against"
+    )
+    return Outcome(scores, method, "95 % bootstrap over episodes, which share pictures")
+
+
+def _run_mmvp(setting: Setting) -> Outcome:
+    data = setting.data
+    if not isinstance(data, PairSet):
+        raise InputError(f"{data.name} is a set for {data.kind}: mmvp needs the folder of MMVP-VLM")
+    scores = mmvp(
+        setting.model, setting.tokenizer, setting.preprocess, data, setting.batch_size, setting.progress
+    )
+    return Outcome(scores, data.describe(), "95 % bootstrap over pairs")
+
+
+def _reader(setting: Setting) -> FeatureReader:
+    if isinstance(setting.preprocess, CorruptedTransform):
+        raise InputError(
+            "corruptions shift test pictures, and this task learns from clean ones: "
+            "use them with zero-shot, retrieval or mmvp"
+        )
+    return FeatureReader(
+        setting.model, setting.preprocess, setting.batch_size, setting.workers, setting.progress
+    )
+
+
+def _read(reader: FeatureReader, data: EvaluationSet, tested: EvaluationSet) -> Features:
+    """The features of another split of the set; what was broken in it is said with the split `tested`."""
+    features = reader.read(data)
+    tested.faults = list(dict.fromkeys(tested.faults + data.faults))
+    return features
 
 
 TASKS = {
-    "zero-shot": Task("classification", _run_zero_shot, _describe_zero_shot),
-    "retrieval": Task("retrieval", _run_retrieval, _describe_retrieval),
+    "zero-shot": Task("classification", _run_zero_shot),
+    "retrieval": Task("retrieval", _run_retrieval),
+    "linear-probe": Task("classification", _run_linear_probe),
+    "few-shot": Task("classification", _run_few_shot),
+    "mmvp": Task("mmvp", _run_mmvp),
 }
 
 
-def pick_task(name: str | None, data: EvaluationSet) -> str:
-    """The task called `name`, or if None the one that the set is for.
+def open_for(task: str | None, source: str | Path, split: str) -> EvaluationSet | PairSet:
+    """Open a set as `open_set` does, or the folder of MMVP-VLM, which has no splits.
+
+    Raises:
+        InputError: as `open_set` and `open_pairs`.
+    """
+    folder = set_folder(source)
+    if task == "mmvp" or (folder / QUESTIONS).is_file():
+        return open_pairs(folder)
+    return open_set(source, split)
+
+
+def pick_task(name: str | None, data: EvaluationSet | PairSet) -> str:
+    """The task called `name`, or if None the first that sets of this kind are for.
 
     Raises:
         InputError: unknown name (the nearest one is offered), or the set is for another task.
@@ -101,17 +238,20 @@ def pick_task(name: str | None, data: EvaluationSet) -> str:
 def run_task(name: str | None, setting: Setting) -> Result:
     """Run task `name` (None: the one that the set is for); broken pictures are left out, see `data.faults`.
 
+    Linear probe and few-shot read the split `train` beside the set's own, and linear probe `val` where there is one.
+
     Raises:
-        InputError: unknown task, or a set for another task, or one without a picture that can be read.
+        InputError: unknown task, a set for another task, or one that the task cannot use: see the task's function.
     """
     data = setting.data
     name = pick_task(name, data)
-    scores = TASKS[name].run(setting)
-    config = setting.model.config
-    protocol = (
-        f"{name}; {TASKS[name].describe(data)}; {describe_pictures(config)}; 95 % bootstrap over pictures"
-    )
-    return Result(name, data.name, data.split, protocol, scores)
+    outcome = TASKS[name].run(setting)
+    pictures = describe_pictures(setting.model.config)
+    change = setting.preprocess
+    if isinstance(change, CorruptedTransform):
+        pictures += f", {describe(change.name, change.severity, change.image_size)}, seed {change.seed}"
+    method = f"{name}; {outcome.method}; {pictures}; {outcome.interval}"
+    return Result(name, data.name, data.split, with_particulars(method, outcome.particulars), outcome.scores)
 
 
 def describe_pictures(config: CLIPConfig) -> str:

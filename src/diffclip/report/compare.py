@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from diffclip.evaluation.protocol import method_of
 from diffclip.report.series import Collection, Result, Series, baseline_of
 
 # two-sided 95 % quantiles of Student's t for 1 … 30 degrees of freedom
@@ -74,7 +75,7 @@ class Comparison:
 def measure_of(result: Result) -> Measure:
     """The measure that a result belongs to."""
     record = result.record
-    return Measure(record.task, record.dataset, record.split, record.metric, record.protocol)
+    return Measure(record.task, record.dataset, record.split, record.metric, method_of(record.protocol))
 
 
 def by_series(results: Sequence[Result], measure: Measure) -> dict[Series, dict[int | None, Result]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffclip.config import VARIANTS
+from diffclip.evaluation.protocol import method_of
 from diffclip.evaluation.records import Record
 from diffclip.report.runs import Run, variant_of_label
 
@@ -104,7 +105,7 @@ def collect(runs: Sequence[Run], records: Sequence[Record]) -> Collection:
         else:
             owner = f"{run.folder}\0{checkpoint}"
             sources.setdefault(owner, _Source(f"{run.name}/{checkpoint}", record.model, run.init, run.seed))
-        owned[owner, record.task, record.dataset, record.split, record.metric, record.protocol] = (
+        owned[owner, record.task, record.dataset, record.split, record.metric, method_of(record.protocol)] = (
             owner,
             record,
         )

@@ -1,0 +1,141 @@
+"""What the compiler says of the fused kernels for a GPU that need not be there: registers, spills, shared memory.
+
+    python -m benchmarks.compiled [--output benchmarks/results]
+
+Every candidate of every kernel for the main shapes, compiled for sm_90 (H100, H200) as Triton's launcher would have it,
+into compiled_sm90.json. `loop` is the number of instructions of the longest loop, `wgmma` that of matrix products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from diffclip.attention.kernels import launch
+from diffclip.attention.kernels.plan import KERNELS, Plan, Problem, candidates, table_plan
+from diffclip.files import write_text
+
+PROBLEMS = [
+    Problem(197, 64, 128, 2, False),
+    Problem(77, 64, 128, 2, True),
+    Problem(257, 64, 128, 2, False),
+    Problem(4097, 64, 128, 2, False),
+    Problem(257, 80, 160, 2, False),
+    Problem(197, 64, 128, 4, False),
+]
+_FUNCTIONS = ("forward_short", "forward_long", "backward_rows", "backward_keys")
+_TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class _Recorder:
+    """Takes a kernel's place in `launch` and keeps what it is called with."""
+
+    def __init__(self, kernel: Any, calls: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+        self.kernel, self.calls = kernel, calls
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *given, **named: self.calls.__setitem__(
+            self.kernel.__name__, (self.kernel, dict(zip(self.kernel.arg_names, given, strict=False)) | named)
+        )
+
+
+def launches(problem: Problem, plan: Plan) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Kernel and arguments of the launches that `plan` makes, by the kernel's name in a plan; nothing is computed."""
+    calls: dict[str, tuple[Any, dict[str, Any]]] = {}
+    kernels = {name: getattr(launch, name) for name in _FUNCTIONS}
+    dtype = torch.bfloat16 if problem.bytes == 2 else torch.float32
+    shapes = (12, problem.size), (12, problem.size), (6, problem.value)
+    q, k, v = (torch.empty(2, problem.tokens, *s, dtype=dtype, device="meta").transpose(1, 2) for s in shapes)
+    lam = torch.empty((), device="meta").expand(2, 6, problem.tokens)
+    gain = torch.empty(problem.value, device="meta")
+    numbers = (problem.causal, 1e-5, 0.2)
+    try:
+        for name, kernel in kernels.items():
+            setattr(launch, name, _Recorder(kernel, calls))
+        kept = launch.forward(q, k, v, lam, gain, *numbers, True, v, plan)
+        launch.backward(v, q, k, v, lam, gain, v, *kept, *numbers, q, k, v, plan)
+    finally:
+        for name, kernel in kernels.items():
+            setattr(launch, name, kernel)
+    return {next(part for part in KERNELS if part in name): call for name, call in calls.items()}
+
+
+def compile_for_hopper(kernel: Any, given: dict[str, Any]) -> Any:
+    """The kernel compiled for sm_90 for arguments like `given`."""
+    options = {name: given.pop(name) for name in ("num_warps", "num_stages")}
+    signature: dict[str, str] = {}
+    constants, hints = {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = given[parameter.name]
+        if parameter.is_constexpr or (type(value) is int and value == 1):
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+            continue
+        tensor = isinstance(value, torch.Tensor)
+        signature[parameter.name] = (
+            f"*{_TYPES[value.dtype]}" if tensor else "fp32" if isinstance(value, float) else "i32"
+        )
+        if tensor or (type(value) is int and value % 16 == 0):
+            hints[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def report(compiled: Any) -> dict[str, int]:
+    """Registers, spilled bytes, shared memory, and what the machine code looks like."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _run("cuobjdump", "--dump-resource-usage", file.name)
+        code = _run("nvdisasm", "-c", file.name)
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    places = {label: int(at, 16) for label, at in re.findall(r"\.(L_x_\d+):\s*/\*([0-9a-f]{4,})\*/", code)}
+    jumps = re.findall(r"/\*([0-9a-f]{4,})\*/[^\n]*BRA[^\n]*\.(L_x_\d+)\)", code)
+    loops = [(int(at, 16) - places[to]) // 16 for at, to in jumps if places.get(to, 1 << 60) < int(at, 16)]
+    return {
+        "registers": found["REG"],
+        "stack_bytes": found["STACK"],
+        "shared_bytes": compiled.metadata.shared,
+        "wgmma": compiled.asm["ptx"].count("wgmma.mma_async"),
+        "loop": max(loops, default=0),
+    }
+
+
+def _run(tool: str, *arguments: str) -> str:
+    return subprocess.run([_TOOLS / tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    rows = []
+    for problem in PROBLEMS:
+        print(f"\n{problem}")
+        for kernel in KERNELS:
+            for blocks in candidates(kernel, problem):
+                plan = replace(table_plan(problem), **{kernel: blocks})
+                found = report(compile_for_hopper(*launches(problem, plan)[kernel]))
+                rows.append({"problem": asdict(problem), "kernel": kernel, "blocks": asdict(blocks)} | found)
+                print(f"  {kernel:8}{'×'.join(map(str, asdict(blocks).values())):14}{found}", flush=True)
+    about = {"triton": triton.__version__, "target": "sm_90"}
+    write_text(
+        options.output / "compiled_sm90.json", json.dumps({"about": about, "rows": rows}, indent=1) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

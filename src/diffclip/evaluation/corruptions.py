@@ -1,0 +1,161 @@
+"""Noise, blur, JPEG and contrast in five severities, after ImageNet-C (Hendrycks & Dietterich 2019,
+arXiv:1903.12261): a shift that any set of pictures can be put through.
+
+ImageNet-C corrupts the 224 px crop and not the photograph, for shrinking a picture averages most noise and blur
+away again, and how much is left would depend on each picture's size. So does this: the crop at the model's
+input size is corrupted. The parameters are those that its authors publish for four sizes (hendrycks/robustness,
+`ImageNet-C/create_c`: CIFAR-C, ImageNet-64-C, ImageNet-C and its variant for Inception), in between they are
+interpolated over the logarithm of the size. Blur is the Gaussian one of their extra corruptions. Unlike the
+published pictures these are not stored as JPEG afterwards, and values are rounded, not cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+
+from diffclip.data.images import to_rgb
+from diffclip.data.transforms import EvalTransform, normalise
+from diffclip.errors import InputError, unknown
+
+MOST_SEVERE = 5
+PARAMETERS: dict[str, dict[int, tuple[float, ...]]] = {
+    "noise": {
+        32: (0.04, 0.06, 0.08, 0.09, 0.10),
+        64: (0.04, 0.08, 0.12, 0.15, 0.18),
+        224: (0.08, 0.12, 0.18, 0.26, 0.38),
+        299: (0.09, 0.13, 0.19, 0.27, 0.40),
+    },
+    "blur": {
+        32: (0.4, 0.6, 0.7, 0.8, 1.0),
+        64: (0.5, 0.75, 1.0, 1.25, 1.5),
+        224: (1.0, 2.0, 3.0, 4.0, 6.0),
+        299: (1.5, 2.5, 3.5, 4.5, 6.5),
+    },
+    "jpeg": {
+        32: (80, 65, 58, 50, 40),
+        64: (65, 58, 50, 40, 25),
+        224: (25, 18, 15, 10, 7),
+        299: (23, 16, 13, 8, 5),
+    },
+    "contrast": {
+        32: (0.75, 0.5, 0.4, 0.3, 0.15),
+        64: (0.4, 0.3, 0.2, 0.1, 0.05),
+        224: (0.4, 0.3, 0.2, 0.1, 0.05),
+        299: (0.4, 0.3, 0.2, 0.1, 0.05),
+    },
+}
+"""By corruption and size in pixels, severities 1 to 5: the standard deviation of noise (1 is white less black) and
+of blur (pixels), the quality of a JPEG, and the factor on the distance from the mean colour."""
+CORRUPTIONS = tuple(PARAMETERS)
+
+_MEANINGS = {
+    "noise": "Gaussian noise of standard deviation {:.3g}",
+    "blur": "Gaussian blur of {:.3g} px",
+    "jpeg": "JPEG of quality {:.0f}",
+    "contrast": "contrast × {:.3g}",
+}
+
+
+def parameter(name: str, severity: int, size: int) -> float:
+    """The parameter of a corruption (see `PARAMETERS`) for pictures of `size` pixels; beyond the published sizes
+    that of the nearest.
+
+    Raises:
+        InputError: unknown corruption, or a severity other than 1 … 5.
+    """
+    if name not in PARAMETERS:
+        raise unknown("corruption", name, CORRUPTIONS)
+    if severity not in range(1, MOST_SEVERE + 1):
+        raise InputError(f"severity {severity} is out of range: give 1 to {MOST_SEVERE}, or 0 for none")
+    sizes = PARAMETERS[name]
+    logs = [math.log(known) for known in sizes]
+    value = float(np.interp(math.log(size), logs, [values[severity - 1] for values in sizes.values()]))
+    return float(round(value)) if name == "jpeg" else value
+
+
+def corrupt(picture: Image.Image, name: str, severity: int, seed: int = 0) -> Image.Image:
+    """The corrupted picture, RGB of the same size; severity 0 leaves it as it is.
+
+    The noise depends on `seed` and the picture's own pixels alone, so it is the same in any order, batch or
+    process; its pattern is the same in all severities.
+
+    Raises:
+        InputError: unknown corruption, a severity other than 0 … 5, or a negative seed.
+    """
+    check(name, severity, seed)
+    picture = to_rgb(picture)
+    if severity == 0:
+        return picture
+    value = parameter(name, severity, min(picture.size))
+    if name == "blur":
+        return picture.filter(ImageFilter.GaussianBlur(value))
+    if name == "jpeg":
+        buffer = io.BytesIO()
+        picture.save(buffer, "JPEG", quality=int(value))
+        return Image.open(buffer).convert("RGB")
+    pixels = np.asarray(picture, dtype=np.float32)
+    if name == "noise":
+        digest = hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
+        generator = np.random.default_rng([seed, int.from_bytes(digest, "little")])
+        pixels = pixels + 255 * value * generator.standard_normal(pixels.shape, dtype=np.float32)
+    else:
+        mean = pixels.mean(axis=(0, 1), keepdims=True)
+        pixels = mean + value * (pixels - mean)
+    return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
+
+
+def check(name: str, severity: int, seed: int = 0) -> None:
+    """Raise `InputError` for an unknown corruption, a severity other than 0 … 5, or a negative seed."""
+    parameter(name, severity or 1, 224)
+    if seed < 0:
+        raise InputError(f"seed {seed} is out of range: give a whole number from 0")
+
+
+class CorruptedTransform:
+    """PIL picture → float32 [3, S, S], corrupted after the crop and before the statistics. See `corrupted`.
+
+    No `EvalTransform`, so that features of corrupted pictures are not kept as those of clean ones.
+    """
+
+    def __init__(self, preprocess: EvalTransform, name: str, severity: int, seed: int) -> None:
+        self.name, self.severity, self.seed = name, severity, seed
+        self.image_size, self.preprocess = preprocess.image_size, preprocess.preprocess
+        # With these statistics the transform gives the crop's own pixels, by 255.
+        plain = self.preprocess.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+        self._crop = EvalTransform(self.image_size, plain)
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        pixels = self._crop(picture).mul_(255).round_().to(torch.uint8)
+        crop = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+        crop = corrupt(crop, self.name, self.severity, self.seed)
+        image = torch.from_numpy(np.array(crop)).permute(2, 0, 1)
+        return normalise(image[None], self.preprocess)[0]
+
+
+def corrupted(
+    preprocess: EvalTransform, name: str, severity: int, seed: int = 0
+) -> EvalTransform | CorruptedTransform:
+    """`preprocess` with a corruption of its crop, called in the same way; severity 0 gives `preprocess` itself.
+
+    Raises:
+        InputError: unknown corruption, a severity other than 0 … 5, or a negative seed.
+    """
+    check(name, severity, seed)
+    return CorruptedTransform(preprocess, name, severity, seed) if severity else preprocess
+
+
+def describe(name: str, severity: int, size: int) -> str:
+    """What was done to the pictures, in a few words for a record's protocol.
+
+    Raises:
+        InputError: unknown corruption, or a severity other than 1 … 5.
+    """
+    value = parameter(name, severity, size)
+    return f"{name} {severity} of {MOST_SEVERE}: {_MEANINGS[name].format(value)}"

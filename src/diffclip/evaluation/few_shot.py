@@ -1,0 +1,148 @@
+"""Few-shot classification by the nearest prototype, El Banani et al. (2023), as github.com/mbanani/lgssl does it.
+
+An episode draws five classes, five pictures of each from the train split to learn from and six of each from the test
+split to ask about. The mean of the supports is subtracted from both, both are brought to unit length, a prototype is
+the mean of a class's supports (not brought to unit length again), and a query belongs to the nearest one.
+
+Shapes: N train and M test pictures, D feature width, E episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffclip.errors import InputError
+from diffclip.evaluation.embed import Progress
+from diffclip.evaluation.features import Features
+from diffclip.evaluation.intervals import mean_interval
+from diffclip.evaluation.linear_probe import check_every_class
+from diffclip.evaluation.scores import Score
+from diffclip.evaluation.threads import one_thread
+
+WAY, SHOT, QUERIES, EPISODES = 5, 5, 6, 5000
+_EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide: what a core's cache holds
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """What each episode draws: `supports` [E, WAY, SHOT] of the train and `queries` [E, WAY, QUERIES] of the test
+    pictures. `asked`, bool like `queries`, is False where a class has fewer test pictures than that; they are then all
+    asked about.
+    """
+
+    supports: Tensor
+    queries: Tensor
+    asked: Tensor
+
+
+def draw_episodes(
+    train_labels: Tensor, test_labels: Tensor, classes: int, seed: int = 0, episodes: int = EPISODES
+) -> Episodes:
+    """Episodes determined by the labels and the seed, so the same for every model.
+
+    Args:
+        train_labels: int64 [N]; each class has at least `SHOT`.
+        test_labels: int64 [M]; each class has at least one.
+        classes: at least `WAY`.
+    """
+    generator = np.random.default_rng(seed)
+    chosen = _distinct(generator, np.full(episodes, classes), WAY)
+    supports, _ = _of_classes(generator, train_labels.numpy(), classes, chosen, SHOT)
+    queries, asked = _of_classes(generator, test_labels.numpy(), classes, chosen, QUERIES)
+    return Episodes(torch.from_numpy(supports), torch.from_numpy(queries), torch.from_numpy(asked))
+
+
+def episode_accuracies(
+    train: Tensor, test: Tensor, episodes: Episodes, progress: Progress | None = None
+) -> Tensor:
+    """The share of right answers in each episode, float64 [E], from features [N, D] and [M, D].
+
+    A query as near to another prototype as to its own is wrong.
+    """
+    accuracies = []
+    own = torch.eye(WAY, dtype=torch.bool)[None, :, None]  # [1, true class, 1, prototype]
+    with one_thread():
+        for start in range(0, len(episodes.supports), _EPISODES_AT_ONCE):
+            part = slice(start, start + _EPISODES_AT_ONCE)
+            supports, queries = train[episodes.supports[part]], test[episodes.queries[part]]
+            centre = supports.mean((1, 2), keepdim=True)
+            supports, queries = F.normalize(supports - centre, dim=-1), F.normalize(queries - centre, dim=-1)
+            prototypes = supports.mean(2)
+            # the square of the distance less the query's own length, which all prototypes share
+            distances = prototypes.square().sum(-1)[:, None] - 2 * queries.flatten(1, 2) @ prototypes.mT
+            distances = distances.view(-1, WAY, QUERIES, WAY)
+            to_own = distances.masked_fill(~own, torch.inf).amin(-1)
+            to_others = distances.masked_fill(own, torch.inf).amin(-1)
+            asked = episodes.asked[part]
+            right = (to_own < to_others) & asked
+            accuracies.append(right.sum((1, 2)).double() / asked.sum((1, 2)))
+            if progress:
+                progress("episodes", len(asked), len(episodes.supports))
+    return torch.cat(accuracies)
+
+
+def few_shot(
+    train: Features,
+    test: Features,
+    classnames: Sequence[str],
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Score]:
+    """`acc1`: the mean over `EPISODES` episodes of each one's accuracy, its interval a bootstrap over episodes.
+
+    Raises:
+        InputError: fewer than `WAY` classes, labels out of range, a class with fewer than `SHOT` train pictures or
+            without a test picture, or features of different widths.
+    """
+    classes = len(classnames)
+    if classes < WAY:
+        raise InputError(f"{test.where}: few-shot draws {WAY} classes an episode, the set has {classes}")
+    for features in (train, test):
+        features.check_classes(classes)
+    if train.values.shape[1] != test.values.shape[1]:
+        widths = f"{train.values.shape[1]} and {test.values.shape[1]}"
+        raise InputError(f"features of {train.where} and {test.where} are {widths} wide: use one model")
+    check_every_class(train, classnames, SHOT, "to learn from")
+    check_every_class(test, classnames, 1, "to ask about")
+    episodes = draw_episodes(train.labels, test.labels, classes, seed)
+    accuracies = episode_accuracies(train.values, test.values, episodes, progress).numpy()
+    low, high = mean_interval(accuracies)
+    return [Score("acc1", float(accuracies.mean()), len(accuracies), low, high, 1 / WAY, accuracies)]
+
+
+def _of_classes(
+    generator: np.random.Generator,
+    labels: NDArray[np.int64],
+    classes: int,
+    chosen: NDArray[np.int64],
+    count: int,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """`count` pictures of each chosen class [E, WAY], and where there are as many: both [E, WAY, count]."""
+    by_class = np.argsort(labels, kind="stable")
+    sizes = np.bincount(labels, minlength=classes)
+    starts = np.cumsum(sizes) - sizes
+    drawn = _distinct(generator, sizes[chosen].ravel(), count).reshape(*chosen.shape, count)
+    there = np.arange(count) < sizes[chosen][..., None]
+    return by_class[starts[chosen][..., None] + np.where(there, drawn, 0)], there
+
+
+def _distinct(generator: np.random.Generator, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """For each size n [R], `count` different numbers below n in random order, [R, count].
+
+    Where n is less than `count`, the first n are.
+    """
+    drawn = np.empty((len(sizes), 0), dtype=np.int64)
+    for already in range(count):
+        # the place among the numbers not drawn yet, made the number itself by stepping over those drawn
+        number = generator.integers(np.maximum(sizes - already, 1))
+        for taken in np.sort(drawn, axis=1).T:
+            number += number >= taken
+        drawn = np.concatenate([drawn, number[:, None]], axis=1)
+    return drawn

@@ -1,0 +1,246 @@
+"""Linear probe of frozen features, El Banani et al. (2023), as github.com/mbanani/lgssl does it.
+
+One linear layer from zeros by full-batch L-BFGS: mean cross entropy and 0.5·‖W‖₂ / C, the norm not squared, the
+bias free. The cost C is searched in two stages on a validation split, the layer fitted again on train and
+validation with the best one, and tested once. scikit-learn's logistic regression, whose C weighs the *sum* of the
+cross entropies against 0.5·‖W‖₂², is a second protocol over the same search.
+
+Shapes: N pictures, D feature width, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diffclip.errors import InputError, require_group, unknown
+from diffclip.evaluation.embed import Progress
+from diffclip.evaluation.features import Features
+from diffclip.evaluation.metrics import chance_at, classification_ranks, mean_per_class_recall, recall_at
+from diffclip.evaluation.scores import Score, class_recall_score, recall_score
+from diffclip.evaluation.threads import one_thread
+
+MAX_ITERATIONS = 1000
+_WORTH_THREADS = 1 << 26  # multiplications of features by the layer, a few milliseconds
+
+# The costs that are ever tried are 10^(step / 7), 10⁻⁶ to 10⁶
+_A_DECADE = 7
+_COARSE = range(-6 * _A_DECADE, 6 * _A_DECADE + 1, 2 * _A_DECADE)
+_REACH = 2 * _A_DECADE  # of the second stage, to either side of the best of the first
+
+# lgssl's sets with the mean over classes for a metric, as folders and clip_benchmark spell them
+_PER_CLASS = re.compile(
+    r"(?<![a-z])(?:(?:fgvc)?aircraft|(?:oxford(?:iiit)?)?pets|(?:oxford)?iiit[-_ ]?pet|(?:oxford)?flowers?)(?![a-z])"
+    r"|caltech[-_ ]?101(?!\d)"
+)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted layer: `weight` [K, D] and `bias` [K], float32; the cost, and the seconds and iterations it took."""
+
+    weight: Tensor
+    bias: Tensor
+    cost: float
+    seconds: float
+    iterations: int
+
+
+Solver = Callable[[Tensor, Tensor, int, float], Fit]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The scores of a probe, the cost that was chosen, and every fit in order, the last one of the layer tested."""
+
+    scores: list[Score]
+    cost: float
+    fits: list[Fit]
+
+
+def tuned_per_class(name: str) -> bool:
+    """Whether lgssl measures the set called `name` by the mean over classes: aircraft, pets, Caltech-101, flowers."""
+    return _PER_CLASS.search(name.lower()) is not None
+
+
+def fit_torch(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
+    """lgssl's layer for features [N, D] and labels [N], on the device of `values`."""
+    start = time.perf_counter()
+    target = F.one_hot(labels, classes).T.to(values)
+    strength = 0.5 / cost
+
+    def loss() -> Tensor:
+        # by hand, because autograd takes longer than the products themselves on sets of this size
+        scores = F.log_softmax(torch.addmm(bias[:, None], weight, values.T), dim=0)
+        slope = (scores.exp() - target).div_(len(values))
+        norm = weight.norm()
+        weight.grad, bias.grad = slope @ values, slope.sum(1)
+        if norm > 0:  # at zero, 0 is a subgradient of the norm, and torch's choice
+            weight.grad.add_(weight, alpha=strength / float(norm))
+        value: Tensor = strength * norm - (scores * target).sum() / len(values)
+        return value
+
+    # an optimiser's many short steps take less time where nothing is kept for a backward pass
+    with torch.inference_mode(), one_thread(values.numel() * classes < _WORTH_THREADS):
+        weight = values.new_zeros(classes, values.shape[1])
+        bias = values.new_zeros(classes)
+        optimiser = torch.optim.LBFGS([weight, bias], line_search_fn="strong_wolfe", max_iter=MAX_ITERATIONS)
+        optimiser.step(loss)  # type: ignore[no-untyped-call]
+        iterations = int(optimiser.state[weight]["n_iter"])
+    return Fit(weight.clone(), bias.clone(), cost, time.perf_counter() - start, iterations)
+
+
+def fit_sklearn(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
+    """scikit-learn's `LogisticRegression` with its own meaning of C, for features [N, D] and labels [N]."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    start = time.perf_counter()
+    limit = 1 if values.numel() * classes < _WORTH_THREADS else None
+    with warnings.catch_warnings(), threadpool_limits(limit):
+        # that the limit was met is seen in `iterations`
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        layer = LogisticRegression(C=cost, max_iter=MAX_ITERATIONS, random_state=0)
+        layer.fit(values.cpu().numpy(), labels.cpu().numpy())
+    weight, bias = torch.from_numpy(layer.coef_).float(), torch.from_numpy(layer.intercept_).float()
+    if classes == 2:  # one row, for the second class
+        weight, bias = (
+            torch.cat([torch.zeros_like(weight), weight]),
+            torch.cat([torch.zeros_like(bias), bias]),
+        )
+    seconds = time.perf_counter() - start
+    return Fit(weight.to(values.device), bias.to(values.device), cost, seconds, int(layer.n_iter_.max()))
+
+
+SOLVERS: dict[str, Solver] = {"torch": fit_torch, "sklearn": fit_sklearn}
+
+
+def check_solver(name: str) -> None:
+    """Raise `InputError` for a solver that is unknown or not installed."""
+    if name not in SOLVERS:
+        raise unknown("probe", name, SOLVERS)
+    if name == "sklearn":
+        require_group("eval", "sklearn")
+
+
+def search_cost(score: Callable[[float], float]) -> float:
+    """lgssl's two-stage search for the cost with the highest `score`, the first on ties.
+
+    Seven costs a hundredfold apart, then a walk that halves the 29 costs around the best of them (15 at the ends of
+    the range), a seventh of a decade apart: of the costs at a quarter, a half and three quarters of what is left,
+    the best one's half is kept. Three quarters is at index −len // 4, so of 29 it is the 22nd. `score` is asked
+    once for each cost.
+    """
+    known: dict[int, float] = {}
+
+    def at(step: int) -> float:
+        if step not in known:
+            known[step] = score(_cost(step))
+        return known[step]
+
+    centre = max(_COARSE, key=at)
+    left = [step for step in range(centre - _REACH, centre + _REACH + 1) if abs(step) <= _COARSE[-1]]
+    seen = {centre: at(centre)}
+    while len(left) > 1:
+        quarter, half, rest = len(left) // 4, len(left) // 2, -len(left) // 4
+        for index in (quarter, half, rest):
+            seen.setdefault(left[index], at(left[index]))
+        best = max(at(left[quarter]), at(left[half]), at(left[rest]))
+        if at(left[quarter]) == best:
+            left = left[:half]
+        elif at(left[rest]) == best:
+            left = left[half:]
+        else:
+            left = left[quarter:rest]
+    return _cost(max(seen, key=lambda step: seen[step]))
+
+
+def linear_probe(
+    train: Features,
+    validation: Features,
+    test: Features,
+    classnames: Sequence[str],
+    per_class: bool = False,
+    solver: str = "torch",
+    progress: Progress | None = None,
+) -> Probe:
+    """`acc1` and `mean_per_class_recall` on `test` of a layer fitted on `train` and `validation`.
+
+    Args:
+        train: what each candidate is fitted on.
+        validation: what the cost is chosen on.
+        test: met once, by the last layer.
+        classnames: the K names of the set's classes, by label.
+        per_class: choose the cost by mean per-class recall over the classes in `validation`, not by top-1.
+        solver: "torch" as lgssl, or "sklearn".
+
+    Raises:
+        InputError: a single class, labels out of range, a class without a picture in `train`, features of different
+            widths, an unknown solver, or scikit-learn missing.
+    """
+    check_solver(solver)
+    classes = len(classnames)
+    if classes < 2:
+        raise InputError(f"{test.where}: a linear probe needs two classes or more, the set has {classes}")
+    for features in (train, validation, test):
+        features.check_classes(classes)
+        if features.values.shape[1] != train.values.shape[1]:
+            widths = f"{features.values.shape[1]} and {train.values.shape[1]}"
+            raise InputError(
+                f"features of {features.where} and {train.where} are {widths} wide: use one model"
+            )
+    check_every_class(train, classnames, 1, "to learn from")
+    fits: list[Fit] = []
+
+    def fitted(values: Tensor, labels: Tensor, cost: float) -> Fit:
+        fits.append(SOLVERS[solver](values, labels, classes, cost))
+        if progress:
+            progress("fits", 1, None)
+        return fits[-1]
+
+    def score(cost: float) -> float:
+        ranks = _ranks(fitted(train.values, train.labels, cost), validation)
+        return mean_per_class_recall(ranks, validation.labels) if per_class else recall_at(ranks, 1)
+
+    cost = search_cost(score)
+    values = torch.cat([train.values, validation.values])
+    ranks = _ranks(fitted(values, torch.cat([train.labels, validation.labels]), cost), test)
+    chance = chance_at(1, classes)
+    scores = [
+        recall_score("acc1", ranks, 1, chance),
+        class_recall_score("mean_per_class_recall", ranks, test.labels, chance),
+    ]
+    return Probe(scores, cost, fits)
+
+
+def check_every_class(features: Features, classnames: Sequence[str], least: int, what: str) -> None:
+    """Raise `InputError` naming a class with fewer than `least` pictures, which are needed `what` for."""
+    counts = torch.bincount(features.labels.cpu(), minlength=len(classnames)).tolist()
+    short = [index for index, count in enumerate(counts) if count < least]
+    if short:
+        more = f", nor do {len(short) - 1} more classes" if len(short) > 1 else ""
+        need = "a picture" if least == 1 else f"{least} pictures"
+        raise InputError(
+            f"{features.where}: class {classnames[short[0]]!r} does not have {need} {what}{more}: "
+            "add some, or leave the class out of the set"
+        )
+
+
+def _cost(step: int) -> float:
+    return math.pow(10, step / _A_DECADE)
+
+
+def _ranks(fit: Fit, features: Features) -> Tensor:
+    values = features.values
+    with_one = torch.cat([values, values.new_ones(len(values), 1)], dim=1)
+    layer = torch.cat([fit.weight, fit.bias[:, None]], dim=1)
+    return classification_ranks(with_one, layer.T, features.labels)

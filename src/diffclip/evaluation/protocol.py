@@ -1,0 +1,24 @@
+"""A record's protocol: how a number was measured and, after a bar, what one run of it found on the way.
+
+The first part is the same for all models that may be compared; the second, such as the cost that a search chose
+and the seconds of each fit, is each run's own.
+"""
+
+from __future__ import annotations
+
+_BAR = " | "
+
+
+def with_particulars(method: str, particulars: str) -> str:
+    """The protocol of a run that measured by `method`; empty particulars add nothing."""
+    return f"{method}{_BAR}{particulars}" if particulars else method
+
+
+def method_of(protocol: str) -> str:
+    """How the number was measured; equal for numbers that may be compared."""
+    return protocol.partition(_BAR)[0]
+
+
+def particulars_of(protocol: str) -> str:
+    """What the run found on the way; empty where there is nothing to say."""
+    return protocol.partition(_BAR)[2]

@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+import torch
+
+from diffclip.errors import InputError
+from diffclip.evaluation.features import Features
+from diffclip.evaluation.few_shot import (
+    EPISODES,
+    QUERIES,
+    SHOT,
+    WAY,
+    draw_episodes,
+    episode_accuracies,
+    few_shot,
+)
+
+
+def labelled(seed: int, sizes: list[int], width: int = 16, signal: float = 1.0) -> tuple:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(len(sizes), width, generator=torch.Generator().manual_seed(7))
+    labels = torch.cat([torch.full((size,), label) for label, size in enumerate(sizes)])
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    values = signal * centres[labels] + torch.randn(len(labels), width, generator=generator)
+    return values, labels
+
+
+def one_episode(train, test, supports, queries, asked) -> float:
+    """The protocol, a picture at a time."""
+    centre = np.mean([train[i] for own in supports for i in own], axis=0)
+
+    def prepared(row):
+        row = row - centre
+        return row / np.linalg.norm(row)
+
+    prototypes = [np.mean([prepared(train[i]) for i in own], axis=0) for own in supports]
+    right = [
+        int(np.argmin([np.linalg.norm(prepared(test[i]) - p) for p in prototypes])) == place
+        for place, own in enumerate(queries)
+        for i, wanted in zip(own, asked[place], strict=True)
+        if wanted
+    ]
+    return sum(right) / len(right)
+
+
+def test_it_equals_the_plain_loop():
+    train, train_labels = labelled(0, [12, 5, 9, 30, 6, 7, 8])
+    test, test_labels = labelled(1, [9, 6, 3, 20, 6, 1, 15])
+    episodes = draw_episodes(train_labels, test_labels, 7, seed=3, episodes=120)
+    got = episode_accuracies(train, test, episodes)
+    x, y = train.double().numpy(), test.double().numpy()
+    wanted = [
+        one_episode(
+            x, y, *(part[i].numpy() for part in (episodes.supports, episodes.queries, episodes.asked))
+        )
+        for i in range(120)
+    ]
+    assert got.tolist() == wanted
+    assert len(set(wanted)) > 5
+
+
+def test_episodes_are_drawn_as_told():
+    _, train = labelled(0, [5, 8, 40, 6, 7, 9])
+    _, test = labelled(1, [6, 4, 50, 7, 8, 1])
+    episodes = draw_episodes(train, test, 6, seed=0, episodes=2000)
+    assert episodes.supports.shape == (2000, WAY, SHOT)
+    assert episodes.queries.shape == episodes.asked.shape == (2000, WAY, QUERIES)
+    classes = train[episodes.supports]
+    assert (classes == classes[..., :1]).all()
+    assert (classes[..., 0].sort(1).values.diff(dim=1) > 0).all()
+    assert (episodes.supports.sort(2).values.diff(dim=2) > 0).all()
+    asked = episodes.asked
+    assert (test[episodes.queries][asked] == classes[..., :1].expand(asked.shape)[asked]).all()
+    assert (asked.sum(2) == torch.bincount(test).clamp(max=QUERIES)[classes[..., 0]]).all()
+    unasked = episodes.queries.masked_fill(~asked, -1).sort(2).values
+    assert ((unasked.diff(dim=2) > 0) | (unasked[..., :-1] == -1)).all()
+    # every class and every picture is as likely as another
+    assert torch.bincount(classes[..., 0].flatten()) / 2000 == pytest.approx([5 / 6] * 6, abs=0.04)
+    of_two = torch.bincount(episodes.supports[classes == 2], minlength=len(train))[train == 2]
+    assert of_two / (2000 * 5 / 6) == pytest.approx([5 / 40] * 40, abs=0.05)
+
+
+def test_the_seed_decides():
+    _, labels = labelled(0, [6] * 8)
+    first, same, other = (draw_episodes(labels, labels, 8, seed, 20) for seed in (0, 0, 1))
+    assert torch.equal(first.supports, same.supports)
+    assert torch.equal(first.queries, same.queries)
+    assert not torch.equal(first.supports, other.supports)
+
+
+def test_the_score():
+    train, test = (
+        Features(name, *labelled(seed, [10] * 6)) for seed, name in enumerate(("s/train", "s/test"))
+    )
+    seen = []
+    (score,) = few_shot(train, test, list("abcdef"), progress=lambda *step: seen.append(step))
+    assert (score.metric, score.count, score.chance) == ("acc1", EPISODES, 0.2)
+    assert 0.5 < score.value < 1
+    assert score.low < score.value < score.high
+    assert score.high - score.low < 0.02
+    assert score.hits.mean() == score.value
+    assert sum(done for _, done, _ in seen) == EPISODES
+    noise = Features("s/test", torch.randn(60, 16, generator=torch.Generator().manual_seed(5)), test.labels)
+    assert few_shot(train, noise, list("abcdef"))[0].value == pytest.approx(0.2, abs=0.05)
+
+
+def test_a_model_that_answers_the_same_for_everything_gets_nothing():
+    labels = labelled(0, [6] * 5)[1]
+    same = Features("s", torch.ones(30, 4), labels)
+    assert few_shot(same, same, list("abcde"))[0].value == 0
+
+
+def test_bad_input():
+    train, test = (Features(f"s/{name}", *labelled(0, [6] * 6)) for name in ("train", "test"))
+    names = list("abcdef")
+    with pytest.raises(InputError, match="s/test: few-shot draws 5 classes an episode, the set has 4"):
+        few_shot(train, test, names[:4])
+    with pytest.raises(InputError, match=r"s/train: labels run from 0 to 5, but there are 5 classes"):
+        few_shot(train, test, names[:5])
+    scarce = Features("s/train", *labelled(0, [6, 6, 4, 6, 6, 6]))
+    with pytest.raises(InputError, match="s/train: class 'c' does not have 5 pictures to learn from: add"):
+        few_shot(scarce, test, names)
+    with pytest.raises(InputError, match="s/test: class 'f' does not have a picture to ask about: add"):
+        few_shot(train, test.take(torch.nonzero(test.labels < 5)[:, 0], "s/test"), names)
+    with pytest.raises(InputError, match="s/train and s/test are 16 and 3 wide"):
+        few_shot(train, Features("s/test", test.values[:, :3], test.labels), names)

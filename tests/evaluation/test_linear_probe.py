@@ -1,0 +1,262 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from diffclip.errors import InputError
+from diffclip.evaluation import linear_probe as module
+from diffclip.evaluation.features import Features
+from diffclip.evaluation.linear_probe import (
+    Fit,
+    fit_sklearn,
+    fit_torch,
+    linear_probe,
+    search_cost,
+    tuned_per_class,
+)
+
+
+def blobs(seed: int, each: int, classes: int = 4, width: int = 6, spread: float = 1.0) -> tuple:
+    """Features around one centre a class, and labels."""
+    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99)) * 3
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(classes).repeat(each)
+    return centres[labels] + spread * torch.randn(len(labels), width, generator=generator), labels
+
+
+def a_split(where: str, seed: int, each: int = 10, **options) -> Features:
+    return Features(where, *blobs(seed, each, **options))
+
+
+NAMES = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("cost", [1e-6, 0.3, 1.0, 20.0, 1e4])
+def test_the_layer_is_torchs_with_autograd(cost):
+    values, labels = blobs(0, 15, spread=3.0)
+    layer = torch.nn.Linear(6, 4)
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    optimiser = torch.optim.LBFGS(layer.parameters(), line_search_fn="strong_wolfe", max_iter=1000)
+
+    def closure():
+        optimiser.zero_grad()
+        loss = F.cross_entropy(layer(values), labels) + (1 / cost) * 0.5 * layer.weight.norm()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    fit = fit_torch(values, labels, 4, cost)
+    torch.testing.assert_close(fit.weight, layer.weight.detach(), atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(fit.bias, layer.bias.detach(), atol=5e-3, rtol=5e-3)
+    assert fit.seconds > 0
+    assert fit.iterations >= 1
+
+
+def test_the_optimum_is_that_of_an_independent_formula():
+    optimise = pytest.importorskip("scipy.optimize")
+    values, labels = blobs(1, 20, spread=3.0)
+    x, y, cost = values.double().numpy(), labels.numpy(), 5.0
+
+    def objective(flat):
+        weight, bias = flat[:24].reshape(4, 6), flat[24:]
+        scores = x @ weight.T + bias
+        own = scores[np.arange(len(y)), y]
+        entropy = np.log(np.exp(scores - own[:, None]).sum(1)).mean()
+        return entropy + 0.5 / cost * np.sqrt((weight**2).sum())
+
+    start = np.random.default_rng(0).normal(size=28) * 0.1
+    wanted = optimise.minimize(objective, start, method="BFGS", options={"gtol": 1e-7})
+    fit = fit_torch(values, labels, 4, cost)
+    ours = objective(np.concatenate([fit.weight.numpy().ravel(), fit.bias.numpy()]))
+    assert ours == pytest.approx(wanted.fun, abs=1e-5)
+    np.testing.assert_allclose(fit.weight.numpy().ravel(), wanted.x[:24], atol=5e-3)
+
+
+def test_a_strong_penalty_leaves_finite_zeros():
+    labels = torch.tensor([0] * 30 + [1] * 10)
+    fit = fit_torch(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), labels, 2, 1e-4)
+    assert fit.weight.isfinite().all()
+    assert fit.weight.norm() < 1e-3
+    assert fit.bias.isfinite().all()
+
+
+def test_threads_are_as_before():
+    before = torch.get_num_threads()
+    fit_torch(*blobs(0, 2), 4, 1.0)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_sklearns_layer_gives_its_own_predictions(classes):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    values, labels = blobs(2, 12, classes=classes, spread=4.0)
+    fit = fit_sklearn(values, labels, classes, 0.1)
+    theirs = linear_model.LogisticRegression(C=0.1, max_iter=1000, random_state=0)
+    theirs.fit(values.numpy(), labels.numpy())
+    ours = (values @ fit.weight.T + fit.bias).softmax(1)
+    np.testing.assert_allclose(ours.numpy(), theirs.predict_proba(values.numpy()), atol=1e-5)
+
+
+def literal_search(score):
+    """lgssl's search with lists and slices as it describes them; the costs are named by sevenths of a decade."""
+    coarse = [-42, -28, -14, 0, 14, 28, 42]
+    found = [score(step) for step in coarse]
+    best = coarse[found.index(max(found))]
+    costs = [step for step in range(best - 14, best + 15) if -42 <= step <= 42]
+    cache = {best: max(found)}
+    while len(costs) > 1:
+        n = len(costs)
+        three = [costs[n // 4], costs[n // 2], costs[-n // 4]]
+        for step in three:
+            if step not in cache:
+                cache[step] = score(step)
+        top = max(cache[step] for step in three)
+        if top == cache[three[0]]:
+            costs = costs[: n // 2]
+        elif top == cache[three[2]]:
+            costs = costs[n // 2 :]
+        else:
+            costs = costs[n // 4 : -n // 4]
+    return max(cache.items(), key=lambda item: item[1])[0]
+
+
+def walked(score):
+    """The chosen step and every step asked for, of a search over a made-up score of the step."""
+    asked = []
+
+    def of_cost(cost):
+        asked.append(round(7 * np.log10(cost)))
+        return score(asked[-1])
+
+    return round(7 * np.log10(search_cost(of_cost))), asked
+
+
+def test_the_search_walks_as_lgssl():
+    for peak in range(-50, 51):
+        chosen, asked = walked(lambda step, peak=peak: -abs(step - peak))
+        assert chosen == literal_search(lambda step, peak=peak: -abs(step - peak)) == max(-42, min(42, peak))
+        assert len(asked) == len(set(asked))
+    for seed in range(200):
+        values = np.random.default_rng(seed).integers(0, 4, 200)
+        assert walked(lambda step, values=values: values[step + 60])[0] == literal_search(
+            lambda step, values=values: values[step + 60]
+        )
+
+
+def test_the_indices_of_the_second_stage():
+    _, asked = walked(lambda step: -abs(step))
+    assert asked[:7] == [-42, -28, -14, 0, 14, 28, 42]
+    # of 29: the 8th, the 15th (the centre, known already) and, as −29 // 4 is −8, the 22nd
+    assert asked[7:9] == [-7, 7]
+    # the middle is kept, 14 costs from −7 to 6: index 3, 7 (known) and −14 // 4 = −4
+    assert asked[9:11] == [-4, 3]
+
+
+def test_ties_go_to_the_first():
+    chosen, asked = walked(lambda step: 0.5)
+    assert chosen == -42
+    # 15 costs are left at the end of the range: indices 3, 7 and −15 // 4 = −4, then
+    # the left half, of 7: 1, 3 (known) and −2, and of 3: all, of which one is new
+    assert asked[7:] == [-39, -35, -31, -41, -37, -40]
+    assert walked(lambda step: float(step >= 20))[0] == 28
+
+
+def test_separable_classes_are_told_apart():
+    seen = []
+    result = linear_probe(
+        a_split("s/train", 0),
+        a_split("s/val", 1),
+        a_split("s/test", 2),
+        NAMES,
+        progress=lambda *step: seen.append(step),
+    )
+    assert [score.metric for score in result.scores] == ["acc1", "mean_per_class_recall"]
+    assert [score.value for score in result.scores] == [1, 1]
+    assert [(score.count, score.chance) for score in result.scores] == [(40, 0.25)] * 2
+    assert result.fits[-1].cost == result.cost
+    assert len(seen) == len(result.fits) > 7
+
+
+def test_the_last_layer_learns_from_train_and_validation(monkeypatch):
+    sizes = []
+
+    def spy(values, labels, classes, cost):
+        sizes.append(len(values))
+        return fit_torch(values, labels, classes, cost)
+
+    monkeypatch.setitem(module.SOLVERS, "torch", spy)
+    linear_probe(a_split("train", 0, 5), a_split("val", 1, 3), a_split("test", 2), NAMES)
+    assert sizes[-1] == 32
+    assert set(sizes[:-1]) == {20}
+
+
+def test_the_metric_that_tunes(monkeypatch):
+    def made_up(values, labels, classes, cost):
+        """Below 1 all is class 0, which most pictures are; from 1 on the sign tells."""
+        sign, first = (1.0, 0.0) if cost >= 1 else (0.0, 1.0)
+        return Fit(torch.tensor([[-sign], [sign]]), torch.tensor([first, 0.0]), cost, 0.0, 1)
+
+    monkeypatch.setitem(module.SOLVERS, "torch", made_up)
+    values = torch.tensor([1.0] * 4 + [-1.0] * 5 + [1.0])[:, None]
+    features = Features("x", values, torch.tensor([0] * 9 + [1]))
+    by_picture = linear_probe(features, features, features, ["a", "b"])
+    assert by_picture.cost == pytest.approx(1e-6)
+    assert [score.value for score in by_picture.scores] == pytest.approx([0.9, 0.5])
+    by_class = linear_probe(features, features, features, ["a", "b"], per_class=True)
+    assert by_class.cost >= 1
+    assert [score.value for score in by_class.scores] == pytest.approx([0.6, (5 / 9 + 1) / 2])
+
+
+def test_classes_are_those_of_the_set():
+    test = a_split("test", 2)
+    result = linear_probe(
+        a_split("train", 0), a_split("val", 1), test.take(torch.nonzero(test.labels < 2)[:, 0], "test"), NAMES
+    )
+    assert result.fits[-1].weight.shape == (4, 6)
+    assert result.scores[0].chance == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *((name, True) for name in ("aircraft", "fgvc_aircraft", "FGVCAircraft", "wds_fgvc_aircraft")),
+        *(
+            (name, True)
+            for name in ("pets", "wds_vtab-pets", "oxford_pets", "oxford-iiit-pet", "OxfordIIITPet")
+        ),
+        *(
+            (name, True)
+            for name in ("caltech101", "wds/vtab-caltech101", "Caltech-101", "flowers", "vtab/flowers")
+        ),
+        *((name, True) for name in ("flowers102", "oxford_flowers102")),
+        *(
+            (name, False)
+            for name in ("cifar10", "caltech256", "scenes-colours", "carpets", "food101", "cars")
+        ),
+    ],
+)
+def test_sets_measured_by_class(name, wanted):
+    assert tuned_per_class(name) is wanted
+
+
+def test_bad_input():
+    train, validation, test = a_split("s/train", 0), a_split("s/val", 1), a_split("s/test", 2)
+    with pytest.raises(InputError, match="s/test: a linear probe needs two classes or more, the set has 1"):
+        linear_probe(train, validation, test, ["a"])
+    with pytest.raises(InputError, match=r"s/train: labels run from 0 to 3, but there are 3 classes"):
+        linear_probe(train, validation, test, NAMES[:3])
+    with pytest.raises(InputError, match=r"s/train: class 'e' does not have a picture.*nor do 1 more"):
+        linear_probe(train, validation, test, [*NAMES, "e", "f"])
+    with pytest.raises(InputError, match="s/train: class 'b' does not have a picture to learn from"):
+        linear_probe(train.take(torch.tensor([0]), "s/train"), validation, test, NAMES[:4])
+    with pytest.raises(InputError, match="s/test and s/train are 5 and 6 wide"):
+        linear_probe(train, validation, a_split("s/test", 2, width=5), NAMES)
+    with pytest.raises(InputError, match="unknown probe 'sklaern': did you mean 'sklearn'"):
+        linear_probe(train, validation, test, NAMES, solver="sklaern")
+
+
+def test_sklearn_missing_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'diffclip\[eval\]'"):
+        linear_probe(a_split("t", 0), a_split("v", 1), a_split("x", 2), NAMES, solver="sklearn")

@@ -1,0 +1,234 @@
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
+from diffclip.data.scenes import PATTERNS, minimal_pair
+from diffclip.data.scenes.export import write_pairs
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+from diffclip.evaluation.mmvp import CHANCE, COLUMNS, mmvp, open_pairs, statement_hits
+from diffclip.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    target = tmp_path_factory.mktemp("set") / "mmvp"
+    write_pairs(target, 2, 32, seed=3)
+    return target
+
+
+@pytest.fixture(scope="module")
+def model() -> CLIP:
+    vision = VisionConfig(image_size=32, patch_size=8, width=32, layers=2, heads=4, attention="differential")
+    text = TextConfig(context_length=32, width=32, layers=2, heads=4)
+    return CLIP(CLIPConfig(embed_dim=24, vision=vision, text=text), seed=0)
+
+
+@pytest.fixture(scope="module")
+def parts(model):
+    return Tokenizer(model.config.text), eval_transform(32, model.config.preprocess)
+
+
+def rewrite(folder: Path, target: Path, change) -> Path:
+    """A copy of the folder's csv with `change`d rows, beside the same pictures."""
+    target.mkdir()
+    (target / "MLLM_VLM Images").symlink_to(folder / "MLLM_VLM Images")
+    with (folder / "Questions.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    with (target / "Questions.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(change(rows))
+    return target
+
+
+class Colours(nn.Module):
+    """Sees a picture's mean colour, reads which colour a statement names: right about pictures of one colour."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.eye(3))
+
+    def encode_image(self, images, normalize=False):
+        return images.mean((2, 3)) @ self.gain
+
+    def encode_text(self, tokens, normalize=False):
+        return nn.functional.one_hot(tokens[:, 0], 3).float() @ self.gain
+
+
+def colour_tokens(texts: list[str]) -> torch.Tensor:
+    assert all(text.startswith("a photo of ") for text in texts)
+    return torch.tensor([[("red", "green", "blue").index(text.split()[-1])] for text in texts])
+
+
+def colour_set(target: Path, wrong: tuple[int, ...] = (), pairs: int = 4) -> Path:
+    """Pairs of a red and a green picture in two patterns under their short names, one of them with one pair."""
+    rows: list[tuple] = [COLUMNS]
+    for number in range(pairs):
+        kind = "Color" if number else "Camera Perspective"
+        for name, colour in (("red", (200, 0, 0)), ("green", (0, 200, 0))):
+            place = target / "MMVP_VLM_Images" / kind / f"{len(rows)}.jpg"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), colour).save(place)
+            rows.append((len(rows), kind, "something red" if number in wrong else f"something {name}"))
+    with (target / "Questions.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows(rows)
+    return target
+
+
+def to_colours(picture: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255
+
+
+def test_both_statements_must_pick_their_own():
+    images = torch.eye(2).expand(6, 2, 2).clone()
+    a, b, both = [1.0, 0.0], [0.0, 1.0], [0.6, 0.6]
+    texts = torch.tensor([[a, b], [a, a], [b, b], [b, a], [a, both], [a, [math.nan, 1.0]]])
+    assert statement_hits(images, texts).tolist() == [[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [1, 0]]
+
+
+def test_equal_pictures_tie_and_a_tie_is_wrong():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(50, 1, 97, generator=generator).expand(50, 2, 97)
+    assert statement_hits(images, torch.randn(50, 2, 97, generator=generator)).sum() == 0
+
+
+def test_chance_is_a_quarter():
+    generator = torch.Generator().manual_seed(0)
+    hits = statement_hits(*torch.randn(2, 4000, 2, 16, generator=generator))
+    assert hits.all(1).double().mean() == pytest.approx(CHANCE, abs=0.03)
+    assert hits.mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_model_that_ignores_the_statement_has_half_the_statements_and_no_pair():
+    generator = torch.Generator().manual_seed(0)
+    images, text = torch.randn(200, 2, 16, generator=generator), torch.randn(16, generator=generator)
+    hits = statement_hits(images, text.expand(200, 2, 16))
+    assert (hits.mean(), hits.all(1).sum()) == (0.5, 0)
+
+
+def test_scenes_have_the_published_layout(folder):
+    pairs = open_pairs(folder)
+    assert (pairs.name, pairs.kind, pairs.split) == ("mmvp", "mmvp", "test")
+    assert (len(pairs), pairs.patterns) == (36, list(PATTERNS))
+    assert [pair.pattern for pair in pairs.pairs] == [p for p in PATTERNS for _ in range(2)]
+    for number, pair in enumerate(pairs.pairs):
+        drawn = minimal_pair(pair.pattern, number % 2, 3, 32)
+        assert pair.statements == drawn.statements
+        assert [path.stem for path in pair.pictures] == [str(2 * number + 1), str(2 * number + 2)]
+    assert pairs.describe().startswith("18 pairs, 9 of 9 patterns, 'a photo of STATEMENT', both")
+
+
+def test_it_equals_the_literal_script(folder, model, parts):
+    tokenizer, preprocess = parts
+    right = {pattern: [] for pattern in PATTERNS}
+    with torch.no_grad(), (folder / "Questions.csv").open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+        for one, two in zip(rows[::2], rows[1::2], strict=True):
+            paths = [folder / "MLLM_VLM Images" / row[1] / f"{row[0]}.jpg" for row in (one, two)]
+            images = torch.stack([preprocess(Image.open(path)) for path in paths])
+            predictions = []
+            for row in (one, two):
+                out = model(images, tokenizer(["a photo of " + row[2]]))
+                logits = out["logit_scale"] * out["text_features"] @ out["image_features"].T
+                predictions.append("img1" if logits.softmax(-1)[0, 0] > 0.5 else "img2")
+            right[one[1]].append(predictions == ["img1", "img2"])
+    scores = {score.metric: score for score in mmvp(model, tokenizer, preprocess, open_pairs(folder), 5)}
+    assert sum(map(sum, right.values())) > 0
+    for pattern, wanted in right.items():
+        assert scores[f"pair_accuracy/{pattern}"].hits.tolist() == wanted
+    mean = sum(sum(hits) / len(hits) for hits in right.values()) / 9
+    assert scores["mean_per_pattern_accuracy"].value == pytest.approx(mean)
+    assert list(scores)[:3] == ["mean_per_pattern_accuracy", "pair_accuracy", "statement_accuracy"]
+    assert len(scores) == 12
+    assert model.training  # as it was before
+
+
+def test_the_pattern_is_that_of_the_column(folder, model, parts, tmp_path):
+    def mixed(rows):
+        order = np.random.default_rng(0).permutation(18)
+        return rows[:1] + [row for k in order for row in rows[1 + 2 * k : 3 + 2 * k]]
+
+    wanted = {score.metric: score.value for score in mmvp(model, *parts, open_pairs(folder))}
+    other = open_pairs(rewrite(folder, tmp_path / "mixed", mixed))
+    assert {score.metric: score.value for score in mmvp(model, *parts, other)} == wanted
+
+
+def test_counts_means_and_intervals(tmp_path):
+    pairs = open_pairs(colour_set(tmp_path, wrong=(1,)))
+    assert pairs.patterns == ["Color and Appearance", "Viewpoint and Perspective"]
+    told: list[tuple] = []
+    scores = mmvp(
+        Colours(), colour_tokens, to_colours, pairs, batch_size=3, progress=lambda *a: told.append(a)
+    )
+    mean, pooled, statements, colour, view = scores
+    assert (mean.value, mean.count, mean.hits) == (pytest.approx((1 + 2 / 3) / 2), 4, None)
+    assert (pooled.value, pooled.count, pooled.hits.sum()) == (0.75, 4, 3)
+    assert (colour.metric, colour.count, colour.hits.sum()) == ("pair_accuracy/Color and Appearance", 3, 2)
+    assert (view.metric, view.value, view.high) == ("pair_accuracy/Viewpoint and Perspective", 1, 1)
+    assert all(0 <= score.low <= score.value <= score.high <= 1 for score in scores)
+    assert (statements.value, statements.count, statements.chance) == (7 / 8, 8, 0.5)
+    assert statements.clusters.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {score.chance for score in scores if score is not statements} == {0.25}
+    assert [count for kind, count, _ in told if kind == "pictures"] == [3, 3, 2]
+
+
+def test_a_model_of_nan_is_right_about_nothing(tmp_path):
+    model = Colours()
+    nn.init.constant_(model.gain, math.nan)
+    scores = mmvp(model, colour_tokens, to_colours, open_pairs(colour_set(tmp_path)))
+    assert [score.value for score in scores] == [0, 0, 0, 0, 0]
+
+
+def test_a_picture_that_cannot_be_read(tmp_path):
+    broken = colour_set(tmp_path) / "MMVP_VLM_Images" / "Color" / "3.jpg"
+    broken.write_bytes(broken.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"Color/3\.jpg"):
+        mmvp(Colours(), colour_tokens, to_colours, open_pairs(tmp_path))
+
+
+def changed(number: int, column: int, text: str):
+    return lambda rows: [
+        [*row[:column], text, *row[column + 1 :]] if k == number else row for k, row in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows[:-1], r"Questions\.csv has 35 rows.*pair"),
+        (lambda rows: rows[:1], r"Questions\.csv has no row below"),
+        (lambda rows: [], r"Questions\.csv has no column 'Question ID'"),
+        (changed(0, 1, "Kind"), r"no column 'Type' \(its first line is 'Question ID, Kind, Statement'\)"),
+        (changed(3, 1, "Text and Count"), r"line 4: unknown pattern.*did you mean 'Quantity and Count'"),
+        (changed(4, 1, "Texts"), r"lines 4 and 5 are a pair of two patterns"),
+        (changed(4, 0, "3"), r"lines 4 and 5 are a pair of picture 3 with itself"),
+        (changed(4, 0, "../4"), r"line 5: Question ID '\.\./4' is not a whole number"),
+        (changed(4, 0, "777"), r"777\.jpg does not exist: 1 of the 36 pictures.*Questions\.csv"),
+        (changed(4, 2, " "), r"line 5 has no statement"),
+        (lambda rows: [*rows[:4], [*rows[4], "more"], *rows[5:]], r"line 5 has too many fields"),
+        (lambda rows: [*rows[:4], rows[4][:2], *rows[5:]], r"line 5 has no statement"),
+    ],
+)
+def test_bad_questions(folder, tmp_path, change, message):
+    with pytest.raises(InputError, match=message) as error:
+        open_pairs(rewrite(folder, tmp_path / "set", change))
+    assert "\n" not in str(error.value)
+
+
+def test_bad_folders(tmp_path):
+    with pytest.raises(InputError, match="nowhere is no folder"):
+        open_pairs(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"Questions\.csv does not exist"):
+        open_pairs(tmp_path)
+    (tmp_path / "Questions.csv").write_bytes(b"Question ID,Type,Statement\n1,Texts,\xff\n")
+    with pytest.raises(InputError, match=r"cannot read .*Questions\.csv"):
+        open_pairs(tmp_path)
+    (tmp_path / "Questions.csv").write_text("Question ID,Type,Statement\n1,Texts,a\n2,Texts,b\n")
+    with pytest.raises(InputError, match="no folder 'MLLM_VLM Images' or 'MMVP_VLM_Images'"):
+        open_pairs(tmp_path)
