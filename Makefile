@@ -47,12 +47,13 @@ OUT ?= benchmarks/results
 DEVICE ?= cuda
 BARE := PYTHONPATH=src $(PYTHON) -m
 
-# One step that fails or runs out of time does not stop the next ones, but make fails in the end. Nine minutes on an H200.
+# One step that fails or runs out of time does not stop the next ones, but make fails in the end. Tuning is first, so that
+# the errors are those of the blocks that are timed. Nine minutes at most.
 WORKERS ?= 12
 LARGEST := $(if $(filter cpu,$(DEVICE)),--largest 200)
 LONGEST := $(if $(filter cpu,$(DEVICE)),--longest 200)
 SECONDS_ATTENTION := $(if $(filter cpu,$(DEVICE)),40,110)
-SECONDS_TRAINING := $(if $(filter cpu,$(DEVICE)),40,205)
+SECONDS_TRAINING := $(if $(filter cpu,$(DEVICE)),40,185)
 LIMIT := $(if $(shell command -v timeout),timeout -k 5)
 
 bench-gpu:
@@ -63,10 +64,10 @@ bench-gpu:
 			|| { failed=1; echo "== FAILED: $$*"; }; \
 		now=$$(date +%s); echo "== $$((now - started)) s for $$1, $$((now - all)) s in all"; \
 	}; \
-	step 95 benchmarks.parity --workers $(WORKERS) --seconds 75 $(LONGEST); \
 	step 85 benchmarks.tuning --workers $(WORKERS) --seconds 60; \
+	step 95 benchmarks.parity --workers $(WORKERS) --seconds 65 $(LONGEST); \
 	step 140 benchmarks.attention --curve --workers $(WORKERS) --seconds $(SECONDS_ATTENTION) $(LARGEST); \
-	step 240 benchmarks.training $(if $(filter cpu,$(DEVICE)),,--compile blocks) --seconds $(SECONDS_TRAINING); \
+	step 215 benchmarks.training $(if $(filter cpu,$(DEVICE)),,--compile blocks) --seconds $(SECONDS_TRAINING); \
 	exit $$failed
 
 study-gpu:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffclip.attention import BACKENDS, DifferentialAttention
+from diffclip.attention import DifferentialAttention
 from diffclip.attention.heads import split_heads
 from diffclip.attention.module import HEAD_NORM_EPS
 from diffclip.benchmarking.operators import timm_arrangement
@@ -19,7 +19,7 @@ from diffclip.model import CLIP
 from diffclip.training.recipe import read_recipe
 
 REFERENCE, OPENCLIP, OURS = "CLIP", "OpenCLIP", "DiffCLIP auto"
-TIMM, PUBLISHED = "DiffCLIP timm", "DiffCLIP eager"
+TIMM, PUBLISHED, SDPA = "DiffCLIP timm", "DiffCLIP eager", "DiffCLIP sdpa"
 
 
 class TimmAttention(DifferentialAttention):
@@ -47,15 +47,21 @@ def make_models(size: str | None) -> Iterator[tuple[str, nn.Module | str]]:
     except Exception as error:  # it is a yardstick: the others are compared without it
         yield OPENCLIP, reason(error)
     ours = CLIP(config_of("DiffCLIP", size), seed=0)
-    # "auto" on a GPU is "triton", and without a GPU that is not there
-    for backend in ("auto", *(name for name in BACKENDS if name != "triton")):
-        model = copy.deepcopy(ours)
-        model.set_attention_backend(backend)
-        yield f"DiffCLIP {backend}", model
-    for layers in ours.attention_layers().values():
+    # those that a target names first; "auto" on a GPU is "triton", and without a GPU that is not there
+    for backend in ("auto", "eager"):
+        yield f"DiffCLIP {backend}", _with_backend(ours, backend)
+    timm = copy.deepcopy(ours)
+    for layers in timm.attention_layers().values():
         for layer in layers:
             layer.__class__ = TimmAttention
-    yield TIMM, ours
+    yield TIMM, timm
+    yield SDPA, _with_backend(ours, "sdpa")
+
+
+def _with_backend(model: CLIP, backend: str) -> CLIP:
+    model = copy.deepcopy(model)
+    model.set_attention_backend(backend)
+    return model
 
 
 def _openclip(size: str | None) -> nn.Module:
@@ -88,7 +94,10 @@ def _openclip(size: str | None) -> nn.Module:
 
 
 def compile_model(model: nn.Module, what: str) -> None:
-    """Compile a model in place: the "whole" of it, or its "blocks", which share what is compiled (much sooner done)."""
+    """Compile a model in place: the "whole" of it, or its "blocks".
+
+    Blocks share what is compiled, which is much sooner done, as long as all layers have one `lambda_init`.
+    """
     # every model and batch size is a version of the same code, more than are kept by default
     torch._dynamo.config.recompile_limit = 256
     if what == "whole":

@@ -172,7 +172,13 @@ def checked(
     futures = [pool.submit(check, *job) for job in jobs]
     with suppress(TimeoutError):
         for future in as_completed(futures, timeout=seconds):
-            yield future.result()
+            error = future.exception()
+            if error is None:
+                yield future.result()
+            else:  # its process died: the other cases are still worth knowing
+                yield [
+                    {"case": "a process", "dtype": "", "backend": "", "failed": reason(error), "ok": False}
+                ]
     pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -190,11 +196,15 @@ def main() -> None:
     jobs = [(case, dtype, options.device, seed) for seed, case in enumerate(wanted) for dtype in LIMITS]
     rows: list[dict[str, Any]] = []
     done = 0
+    file = options.output / f"parity_{torch.device(options.device).type}.json"
+    result: dict[str, Any] = {"about": about("parity", options), "limits": LIMITS, "rows": rows}
     for found in checked(jobs, options.workers, options.seconds):
         done += 1
         rows += found
         for row in found:
             show(row)
+        # every time, since a run that is stopped should leave what it has
+        write_json(file, result | {"not_reached": len(jobs) - done})
     failed = [row for row in rows if not row.get("ok", True)]
     ran = [row for row in rows if "skipped" not in row]
     skipped = {f"{row['backend']}: {row['skipped']}" for row in rows if "skipped" in row}
@@ -211,14 +221,6 @@ def main() -> None:
                 print(
                     f"{backend:8}{dtype:10} worst of {len(worst)} cases {max(worst):.1e}, limit {LIMITS[dtype]:.0e}"
                 )
-    file = options.output / f"parity_{torch.device(options.device).type}.json"
-    result = {
-        "about": about("parity", options),
-        "limits": LIMITS,
-        "not_reached": len(jobs) - done,
-        "rows": rows,
-    }
-    write_json(file, result)
     if done < len(jobs):
         print(f"no time was left for {len(jobs) - done} of {len(jobs)} cases")
     print(f"{len(ran) - len(failed)} of {len(ran)} as they must be; written to {file}")

@@ -229,3 +229,44 @@ def test_nothing_is_kept_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch
     assert [x.numel() for x in kept[-1]] == [0, 0]
     differential_attention(inputs.q, inputs.k, inputs.v, inputs.lam, backend="triton")
     assert [x.numel() for x in kept[-1]] == [3 * 2 * tokens, 2 * tokens * 16 if tokens > 256 else 0]
+
+
+@pytest.mark.parametrize("gain", [torch.linspace(0.5, 1.5, 128)[::2], torch.tensor(1.5).expand(64)])
+def test_the_gain_may_be_a_view(gain: torch.Tensor) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 2, 20, 32, generator=generator) for _ in range(2))
+    v = torch.randn(1, 1, 20, 64, generator=generator)
+    found = {}
+    for backend in ("triton", "eager"):
+        leaf = gain.detach().requires_grad_()
+        out = differential_attention(q, k, v, 0.5, backend=backend, norm_weight=leaf)
+        found[backend] = out, torch.autograd.grad(out.square().sum(), leaf)[0]
+    for own, reference in zip(found["triton"], found["eager"], strict=True):
+        torch.testing.assert_close(own, reference, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(0, 20), (2, 0)])
+def test_nothing_in_gives_nothing_out(batch: int, tokens: int) -> None:
+    leaves = [
+        torch.zeros(batch, heads, tokens, d, dtype=torch.float16, requires_grad=True)
+        for heads, d in ((2, 16), (2, 16), (1, 32))
+    ]
+    gain = torch.ones(32, requires_grad=True)
+    out = differential_attention(*leaves, 0.5, backend="triton", norm_weight=gain)
+    assert out.shape == (batch, 1, tokens, 32)
+    grads = torch.autograd.grad(out.sum(), [*leaves, gain])
+    assert [grad.shape for grad in grads] == [x.shape for x in (*leaves, gain)]
+    assert not grads[-1].any()
+
+
+def test_a_large_lambda_stays_finite_in_float16() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, 200, d, generator=generator) for h, d in ((2, 32), (2, 32), (1, 64)))
+    q[:, 0] = 0  # the first map is flat and the second peaked: their sums are far apart
+    q[:, 1] *= 20
+    half = [x.half() for x in (q, k, v)]
+    own, reference = (
+        differential_attention(*inputs, 3000.0, backend=backend)
+        for inputs, backend in ((half, "triton"), ([x.double() for x in half], "eager"))
+    )
+    assert (own.double() - reference).norm() < 1e-2 * reference.norm()

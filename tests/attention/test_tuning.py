@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,22 +15,24 @@ from diffclip.attention.kernels import tuning
 from diffclip.attention.kernels.plan import Blocks, Plan, Problem
 
 PROBLEM = Problem(197, 64, 128, 2, False)
-PLAN = Plan(Blocks(64, 0, 4, 1), Blocks(64, 32, 4, 2), Blocks(32, 64, 8, 3))
+PLAN = Plan(Blocks(128, 0, 8, 1), Blocks(64, 64, 4, 2), Blocks(16, 64, 4, 2))
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200 (80/GB)")
-    tuning._read.cache_clear()
+    properties = SimpleNamespace(shared_memory_per_block_optin=232_448)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    tuning.cached.cache_clear()
     yield
-    tuning._read.cache_clear()
+    tuning.cached.cache_clear()
 
 
 def test_a_file_for_each_gpu_in_the_users_cache(tmp_path: Path) -> None:
     file = tuning.plan_file(torch.device("cuda"))
     assert file.parent == tmp_path / "diffclip" / "kernels"
-    assert file.name.startswith("NVIDIA-H200-80-GB_triton-")
+    assert "_NVIDIA-H200-80-GB_triton-" in file.name
     assert file.suffix == ".json"
 
 
@@ -46,7 +49,7 @@ def test_what_is_kept_is_found_again_and_only_for_its_problem() -> None:
         Problem(197, 64, 128, 2, True),
     ):
         assert tuning.cached(other, device) is None
-    tuning._read.cache_clear()  # another process
+    tuning.cached.cache_clear()  # another process
     assert tuning.cached(PROBLEM, device) == PLAN
     # nothing is searched for that is known
     assert tuning.tuned(PROBLEM, torch.empty(0), torch.empty(0)) == PLAN
@@ -55,7 +58,7 @@ def test_what_is_kept_is_found_again_and_only_for_its_problem() -> None:
 def test_plans_are_added_and_replaced() -> None:
     device = torch.device("cuda")
     file = tuning.plan_file(device)
-    other, better = Problem(77, 64, 128, 2, True), Plan(PLAN.rows, PLAN.rows, PLAN.keys)
+    other, better = Problem(77, 64, 128, 2, True), Plan(Blocks(64, 32, 4, 2), PLAN.rows, PLAN.keys)
     tuning.keep(PROBLEM, PLAN, file)
     tuning.keep(other, PLAN, file)
     tuning.keep(PROBLEM, better, file)
@@ -113,3 +116,9 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     assert len(caplog.records) == 1
     assert "the measured kernel plan is not kept" in caplog.text
     assert tuning.cached(PROBLEM, torch.device("cuda")) is None
+
+
+def test_a_plan_that_is_no_candidate_any_more_is_not_taken() -> None:
+    device = torch.device("cuda")
+    tuning.keep(PROBLEM, Plan(PLAN.forward, PLAN.rows, Blocks(48, 64, 4, 2)), tuning.plan_file(device))
+    assert tuning.cached(PROBLEM, device) is None

@@ -29,24 +29,26 @@ def forward(
     batch, heads, tokens, _ = v.shape
     stats = lam.new_empty((3, batch, heads, tokens) if keep else 0)
     second = v.new_empty(v.shape if keep and keeps_second(tokens) else 0)
+    if not v.numel():
+        return stats, second
     blocks = (plan or plan_for(q, v, causal)).forward
     common = (*_strides(q), *_strides(k), *_strides(v), *lam.stride(), *_strides(out), heads, tokens)
     numbers = (_log2_scale(q), eps, out_scale, batch * heads * tokens)
     sizes = {**_sizes(q, v), "ROWS": blocks.rows, "CAUSAL": causal, "NORM": gain is not None, "KEEP": keep}
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-    gain = lam if gain is None else gain  # a pointer that is not read
+    weight = lam if gain is None else gain.contiguous()  # without a norm, a pointer that is not read
     query_blocks = triton.cdiv(tokens, blocks.rows)
     with _device(q):
         if blocks.whole_rows:
             split = blocks.split(batch * heads, query_blocks, q.device)
             named = dict(zip(("C0", "C1", "C2"), chunks(tokens), strict=True))
             forward_short[(batch * heads * split,)](
-                q, k, v, lam, gain, out, stats, *common, *numbers, split, **sizes, **named, **options
+                q, k, v, lam, weight, out, stats, *common, *numbers, split, **sizes, **named, **options
             )  # fmt: skip
         else:
             extra = {"COLUMNS": blocks.columns, "SECOND": second.numel() > 0}
             forward_long[(batch * heads * query_blocks,)](
-                q, k, v, lam, gain, out, stats, second, *common, *numbers, **sizes, **extra, **options
+                q, k, v, lam, weight, out, stats, second, *common, *numbers, **sizes, **extra, **options
             )  # fmt: skip
     return stats, second
 
@@ -59,6 +61,8 @@ def backward(
     """Fill dq, dk and dv; returns the gradients of λ [B, H, N] and of the gain [e] (empty without one)."""
     grad, q, k, v = (_side_by_side(x) for x in (grad, q, k, v))
     batch, heads, tokens, value = v.shape
+    if not v.numel():
+        return lam.new_zeros(lam.shape), torch.zeros_like(lam.new_empty(0) if gain is None else gain)
     plan = plan or plan_for(q, v, causal)
     sizes = {**_sizes(q, v), "CAUSAL": causal}
     rows, keys = plan.rows, plan.keys
@@ -71,7 +75,7 @@ def backward(
     stats_size = batch * heads * tokens
     with _device(q):
         backward_rows[(programs,)](
-            q, k, v, lam, lam if gain is None else gain, out, stats, second, grad, dq, do, sums, dgain,
+            q, k, v, lam, lam if gain is None else gain.contiguous(), out, stats, second, grad, dq, do, sums, dgain,
             *inputs, *_strides(out), *_strides(grad), *_strides(dq), *numbers, eps, out_scale, stats_size,
             **sizes, **rows.options(), NORM=gain is not None, SECOND=second.numel() > 0,
         )  # fmt: skip

@@ -81,13 +81,17 @@ def forward_short(
         log2 = most + tl.log2(total)
         q = load_rows(q1, start, tokens, q_n, SIZE, ROWS, D)
         w0, w1, w2, total, most = _weights(q, ka0, ka1, ka2, rows, tokens, scale, C0, C1, C2, CAUSAL)
-        share = (share * total)[:, None]  # the first map is divided by its sum after the product
-        o = dot((w0 - b0.to(tl.float32) * share).to(v0.dtype), v0)
+        if v0.dtype == tl.float16:  # which ends at 65504: λ times a ratio of sums may not
+            before, share = (1.0 / total)[:, None], share[:, None]
+        else:  # the first map is divided by its sum after the product, which is fewer numbers
+            before, share = 1.0, (share * total)[:, None]
+        o = dot((w0 * before - b0.to(tl.float32) * share).to(v0.dtype), v0)
         if C1 > 0:
-            o = dot((w1 - b1.to(tl.float32) * share).to(v0.dtype), v1, o)
+            o = dot((w1 * before - b1.to(tl.float32) * share).to(v0.dtype), v1, o)
         if C2 > 0:
-            o = dot((w2 - b2.to(tl.float32) * share).to(v0.dtype), v2, o)
-        o = o * (1.0 / total)[:, None]
+            o = dot((w2 * before - b2.to(tl.float32) * share).to(v0.dtype), v2, o)
+        if v0.dtype != tl.float16:
+            o = o * (1.0 / total)[:, None]
         o, rstd = finish(o, gain_ptr, eps, out_scale, VALUE, E, NORM)
         store_rows(out_ptr + b * out_b + h * out_h, o, start, tokens, out_n, VALUE, ROWS, E)
         if KEEP:

@@ -23,13 +23,18 @@ from diffclip.errors import InputError
 from diffclip.files import cache_folder, write_text
 
 _log = logging.getLogger(__name__)
+_KERNELS_VERSION = 1  # raise it when a kernel changes, so that what was measured is measured again
 Seen = Callable[[str, Blocks, float | Exception], None]
 _MILLISECONDS = 20  # of measuring a candidate, after as many of warming up
 
 
+@functools.cache
 def cached(problem: Problem, device: torch.device) -> Plan | None:
-    """The plan that an earlier search found, or None."""
-    return _read(plan_file(device)).get(_key(problem))
+    """The plan that an earlier search found, or None; one that is no longer a candidate is not taken."""
+    plan = read_plans(plan_file(device)).get(_key(problem))
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    known = plan and all(getattr(plan, kernel) in candidates(kernel, problem, shared) for kernel in KERNELS)
+    return plan if known else None
 
 
 def tuned(problem: Problem, q: Tensor, v: Tensor) -> Plan:
@@ -68,18 +73,18 @@ def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> 
 
 def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -> float:
     """Median milliseconds of the pass, forward or backward, that `kernel` belongs to."""
-    batch, heads, _, value = v.shape
-    q, k, v = (torch.randn_like(x) for x in (q, q, v))
-    lam = torch.full((batch, heads, problem.tokens), 0.8, device=q.device)
+    batch, heads, tokens, value = v.shape
+    # strides and a shared λ as a layer has them, since Triton compiles for those
+    q, k, v, dq, dk, dv = (_random_like(x) for x in (q, q, v, q, q, v))
+    lam = torch.full((), 0.8, device=q.device).expand(batch, heads, tokens)
     gain = torch.ones(value, device=q.device)
-    out = torch.empty_like(v)
+    out = v.new_empty(batch, tokens, heads, value).transpose(1, 2)
 
     def forward() -> tuple[Tensor, Tensor]:
         return launch.forward(q, k, v, lam, gain, problem.causal, 1e-5, 0.2, True, out, plan)
 
     stats, second = forward()
     grad = torch.randn_like(out)
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
 
     def backward() -> None:
         launch.backward(
@@ -90,25 +95,28 @@ def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -
     return float(triton.testing.do_bench(work, _MILLISECONDS, _MILLISECONDS, return_mode="median"))
 
 
+def _random_like(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device).normal_()
+
+
 def plan_file(device: torch.device) -> Path:
     """Where the plans of a GPU are kept."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(device)).strip("-")
-    return cache_folder() / "kernels" / f"{name}_triton-{triton.__version__}.json"
+    return cache_folder() / "kernels" / f"v{_KERNELS_VERSION}_{name}_triton-{triton.__version__}.json"
 
 
 def keep(problem: Problem, plan: Plan, file: Path) -> None:
     """Add a plan to `file`; where it cannot be written the search is repeated the next time."""
-    plans = {key: asdict(old) for key, old in _read(file).items()} | {_key(problem): asdict(plan)}
+    plans = {key: asdict(old) for key, old in read_plans(file).items()} | {_key(problem): asdict(plan)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(plans, indent=1))
     except (OSError, InputError) as error:
         _log.warning("the measured kernel plan is not kept: %s", error)
-    _read.cache_clear()
+    cached.cache_clear()
 
 
-@functools.cache
-def _read(file: Path) -> dict[str, Plan]:
+def read_plans(file: Path) -> dict[str, Plan]:
     """The plans in `file`; none where it is missing or damaged."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
