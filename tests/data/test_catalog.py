@@ -131,7 +131,7 @@ def test_missing_places(classes: Path, tmp_path: Path) -> None:
 def test_unknown_name_lists_the_built_in_sets_and_the_layout() -> None:
     message = one_line("imagenet", "test")
     assert "unknown set 'imagenet'" in message
-    assert "scenes, scenes-colours, scenes-shapes" in message
+    assert "scenes, scenes-colours, scenes-mmvp, scenes-shapes" in message
     assert "folder in clip_benchmark's layout" in message
     assert "did you mean 'scenes'?" in one_line("scene", "test")
 
