@@ -23,13 +23,16 @@ _PIPE_WIDTH = 140
 def evaluate(
     models: Annotated[list[str], typer.Argument(help=MODEL_HELP, metavar="MODEL...")],
     data: Annotated[
-        str, typer.Option(help="A folder in clip_benchmark's layout, or the name of a set (scenes).")
+        str,
+        typer.Option(
+            help="A folder in clip_benchmark's layout, or the name of a set (scenes, scenes-shapes, scenes-mmvp …)."
+        ),
     ],
     task: Annotated[
         str | None,
         typer.Option(
-            help="zero-shot, linear-probe or few-shot for classes, retrieval for captions; default: zero-shot or "
-            "retrieval, as the set is."
+            help="zero-shot, linear-probe or few-shot for classes, retrieval for captions, mmvp for its folder of "
+            "pairs; default: zero-shot, retrieval or mmvp, as the set is."
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="Which split of the set to test on.")] = "test",
@@ -43,7 +46,8 @@ def evaluate(
     seed: Annotated[
         int,
         typer.Option(
-            min=0, help="Of few-shot's episodes, and of what linear-probe holds out of a set without val."
+            min=0,
+            help="Of few-shot's episodes, of corrupting noise, and of what linear-probe holds out of a set without val.",
         ),
     ] = 0,
     probe: Annotated[
@@ -66,7 +70,7 @@ def evaluate(
     workers: Annotated[int, typer.Option(min=0, help="Processes that read pictures ahead.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
-    """Measure models on a set: zero-shot, a linear probe or few-shot classification, or retrieval both ways.
+    """Measure models on a set: zero-shot, a linear probe or few-shot classification, retrieval, or minimal pairs (mmvp).
 
     Example: diffclip evaluate runs/clip runs/diffclip --data flickr8k --split val --output results.jsonl
 
@@ -74,7 +78,8 @@ def evaluate(
 
     Every number comes with its 95 % interval and the chance level.
 
-    Several models are also compared with the first on the same pictures or episodes (paired bootstrap).
+    Several models are also compared with the first on the same items (paired bootstrap; p corrected for the number
+    of tests).
 
     linear-probe and few-shot learn from the set's split train; features are kept in the user's cache folder.
     """
