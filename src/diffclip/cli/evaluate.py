@@ -47,7 +47,7 @@ def evaluate(
         int,
         typer.Option(
             min=0,
-            help="Of few-shot's episodes, of corrupting noise, and of what linear-probe holds out of a set without val.",
+            help="Of few-shot's episodes, of noise, and of what linear-probe holds out of a set without val.",
         ),
     ] = 0,
     probe: Annotated[
@@ -70,7 +70,7 @@ def evaluate(
     workers: Annotated[int, typer.Option(min=0, help="Processes that read pictures ahead.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
-    """Measure models on a set: zero-shot, a linear probe or few-shot classification, retrieval, or minimal pairs (mmvp).
+    """Measure models on a set: zero-shot, linear probe or few-shot classification, retrieval, minimal pairs (mmvp).
 
     Example: diffclip evaluate runs/clip runs/diffclip --data flickr8k --split val --output results.jsonl
 
