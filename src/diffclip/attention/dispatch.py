@@ -127,13 +127,14 @@ def differential_attention_packed(
         [B, N, C], heads side by side.
     """
     q, k, v = split_heads(qkv, heads, heads // 2)
-    if choose_backend(backend, q, v, dropout_p) == "triton":
+    chosen = choose_backend(backend, q, v, dropout_p)
+    if chosen == "triton":
         out = triton.differential_packed(
             qkv, heads, per_head(lam, v), causal, norm_weight, norm_eps, out_scale
         )
     else:
         out = differential_attention(
-            q, k, v, lam, causal, backend, norm_weight, norm_eps, out_scale, dropout_p
+            q, k, v, lam, causal, chosen, norm_weight, norm_eps, out_scale, dropout_p
         )
     return out.transpose(1, 2).flatten(2)
 

@@ -47,7 +47,7 @@ def mean_interval(values: ArrayLike, clusters: ArrayLike | None = None, seed: in
     Raises:
         InputError: no values, or one that is not finite.
     """
-    sums, sizes = _by_cluster(values, clusters)
+    sums, sizes = by_cluster(values, clusters)
     first = sums[0] / sizes[0]
     if np.all(sums == first * sizes):
         return (
@@ -73,7 +73,7 @@ def difference_interval(
         raise InputError(
             f"outcomes of {first.size} and {second.size} items cannot be paired: use the same set"
         )
-    sums, sizes = _by_cluster(first - second, clusters)
+    sums, sizes = by_cluster(first - second, clusters)
     difference = sums[0] / sizes[0]
     if np.all(sums == difference * sizes):
         margin = wilson(0, len(sums))[1]
@@ -96,7 +96,7 @@ def class_mean_interval(right: ArrayLike, labels: ArrayLike, seed: int = 0) -> I
     Raises:
         InputError: no values, or one that is not finite.
     """
-    hits, _ = _by_cluster(right, None)
+    hits, _ = by_cluster(right, None)
     classes, index = np.unique(np.asarray(labels), return_inverse=True)
     counts = np.bincount(index)
     if np.all(hits == hits[0]):
@@ -112,7 +112,7 @@ def class_mean_interval(right: ArrayLike, labels: ArrayLike, seed: int = 0) -> I
     return _percentiles(np.concatenate(means))
 
 
-def _by_cluster(
+def by_cluster(
     values: ArrayLike, clusters: ArrayLike | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum and number of the values of each cluster."""

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from diffclip.errors import InputError
-from diffclip.evaluation.intervals import Interval, wilson
-from diffclip.evaluation.intervals import _by_cluster as by_cluster
+from diffclip.evaluation.intervals import Interval, by_cluster, wilson
 
 ALPHA = 0.05
 POWER = 0.8

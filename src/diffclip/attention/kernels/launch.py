@@ -34,21 +34,22 @@ def forward(
     blocks = (plan or plan_for(q, v, causal)).forward
     common = (*_strides(q), *_strides(k), *_strides(v), *lam.stride(), *_strides(out), heads, tokens)
     numbers = (_log2_scale(q), eps, out_scale, batch * heads * tokens)
-    sizes = {**_sizes(q, v), "ROWS": blocks.rows, "CAUSAL": causal, "NORM": gain is not None, "KEEP": keep}
-    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    sizes = {**_sizes(q, v), "CAUSAL": causal, "NORM": gain is not None, "KEEP": keep}
+    options = blocks.options()
     weight = lam if gain is None else gain.contiguous()  # without a norm, a pointer that is not read
     query_blocks = triton.cdiv(tokens, blocks.rows)
     with _device(q):
         if blocks.whole_rows:
             split = blocks.split(batch * heads, query_blocks, q.device)
+            del options["COLUMNS"]
             named = dict(zip(("C0", "C1", "C2"), chunks(tokens), strict=True))
             forward_short[(batch * heads * split,)](
                 q, k, v, lam, weight, out, stats, *common, *numbers, split, **sizes, **named, **options
             )  # fmt: skip
         else:
-            extra = {"COLUMNS": blocks.columns, "SECOND": second.numel() > 0}
             forward_long[(batch * heads * query_blocks,)](
-                q, k, v, lam, weight, out, stats, second, *common, *numbers, **sizes, **extra, **options
+                q, k, v, lam, weight, out, stats, second, *common, *numbers,
+                **sizes, SECOND=second.numel() > 0, **options,
             )  # fmt: skip
     return stats, second
 
@@ -62,7 +63,7 @@ def backward(
     grad, q, k, v = (_side_by_side(x) for x in (grad, q, k, v))
     batch, heads, tokens, value = v.shape
     if not v.numel():
-        return lam.new_zeros(lam.shape), torch.zeros_like(lam.new_empty(0) if gain is None else gain)
+        return lam.new_zeros(lam.shape), lam.new_zeros(0) if gain is None else torch.zeros_like(gain)
     plan = plan or plan_for(q, v, causal)
     sizes = {**_sizes(q, v), "CAUSAL": causal}
     rows, keys = plan.rows, plan.keys

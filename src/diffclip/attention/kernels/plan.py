@@ -120,8 +120,8 @@ def candidates(kernel: str, problem: Problem, shared: int = _H200_SHARED) -> lis
     return fitting or [Blocks(16, 16, 8, 1)]
 
 
-# bfloat16 and float16, values up to 128 wide; by kernel and whether rows are long. The first of each neither spills
-# registers nor leaves fewer than two programs a multiprocessor, by ptxas' report for sm_90.
+# bfloat16 and float16, values up to 128 wide; by kernel and whether rows are long. The first of each hardly
+# spills a register on sm_90 (benchmarks/compiled.py).
 _HALF = {
     ("forward", False): [Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 2)],
     ("forward", True): [
