@@ -40,6 +40,9 @@ BUILT_IN = {
     "scenes-shapes": "shapes",
     "scenes-colours": "colours",
     "scenes-mmvp": "mmvp",
+    "scenes-shapes-sketch": "shapes-sketch",
+    "scenes-shapes-recoloured": "shapes-recoloured",
+    "scenes-shapes-noisy": "shapes-noisy",
 }
 
 
