@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from diffclip.cli.evaluate import evaluate
 from diffclip.errors import InputError
-from diffclip.evaluation.protocol import method_of, particulars_of
+from diffclip.evaluation.protocol import draw_of, method_of, particulars_of
 from diffclip.evaluation.records import read_records
 
 app = typer.Typer()
@@ -51,12 +51,13 @@ def test_a_linear_probe_in_its_own_process(model_folder, five, tmp_path):
     assert first.protocol == second.protocol
     for words in (
         "linear-probe; 5 classes, class token before the projection; torch L-BFGS, un-squared L2 penalty",
-        "cost chosen by acc1 on a stratified fifth of train, seed 0; fitted again on both, 30 pictures",
+        "cost chosen by acc1 on a stratified fifth of train; fitted again on both, 30 pictures",
         "shorter edge 16 px bilinear",
         "95 % bootstrap over pictures",
     ):
         assert words in method_of(first.protocol)
-    cost, fits = particulars_of(first.protocol).split("; ")
+    draw, cost, fits = particulars_of(first.protocol).split("; ")
+    assert draw == "draw 0"
     assert float(cost.removeprefix("cost ")) > 0
     count, seconds = fits.split(" fits in ")
     assert len(seconds.split(" s")[0].split()) == int(count)
@@ -72,7 +73,7 @@ def test_few_shot_in_its_own_process(model_folder, five):
     assert record["protocol"].startswith(
         "few-shot; 5 classes an episode of 5, 5 train pictures and up to 6 queries"
     )
-    assert record["protocol"].endswith("95 % bootstrap over episodes, which share pictures")
+    assert record["protocol"].endswith("95 % bootstrap over episodes, which share pictures | draw 0")
     assert record["seed"] is None
 
 
@@ -93,9 +94,9 @@ def test_the_seed_is_of_what_is_drawn(model_folder, five):
     ]
     assert few[0]["value"] != few[1]["value"]
     assert few[1] == few[2]
-    assert "seed 1" in few[1]["protocol"]
+    assert [draw_of(record["protocol"]) for record in few] == [0, 1, 1]
     probe = records_of(model_folder, "--data", five, "--task", "linear-probe", "--seed", 3)[0]
-    assert "a stratified fifth of train, seed 3" in probe["protocol"]
+    assert draw_of(probe["protocol"]) == 3
 
 
 def test_scikit_learns_probe(model_folder, five):

@@ -21,6 +21,8 @@ MODEL_HELP = (
     "A run folder, a saved folder, a published file, hf-hub:OWNER/NAME, or a model's name (random weights)."
 )
 _RANDOM_SEED = 0
+RANDOM = f"random, seed {_RANDOM_SEED}"
+"""What records say of random weights."""
 _WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
@@ -98,9 +100,7 @@ def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded
     model = create_model(name, image_size=image_size, seed=_RANDOM_SEED).eval()
     config = model.config
     preprocess = eval_transform(config.vision.image_size, config.preprocess)
-    return Loaded(
-        model, preprocess, Tokenizer(config.text), name_of(config), f"random, seed {_RANDOM_SEED}", None
-    )
+    return Loaded(model, preprocess, Tokenizer(config.text), name_of(config), RANDOM, None)
 
 
 def _checkpoint(path: Path) -> Path:

@@ -64,7 +64,7 @@ def embed_texts(
     """Texts to [M, D], unit length, float32, on the model's device.
 
     Raises:
-        InputError: there is no text.
+        InputError: there is no text, or an embedding is not finite.
     """
     if not texts:
         raise InputError("there is no text to embed: give at least one")
@@ -82,7 +82,22 @@ def embed_texts(
             progress("texts", len(batch), len(texts))
     place = torch.empty(len(order), dtype=torch.int64)
     place[torch.tensor(order)] = torch.arange(len(order))
-    return torch.cat(features)[place.to(device)]
+    return checked(torch.cat(features)[place.to(device)], "texts")
+
+
+def checked(features: Tensor, what: str) -> Tensor:
+    """The embeddings [N, D] of `what` ("pictures", "texts") as they are.
+
+    Raises:
+        InputError: one is not finite.
+    """
+    broken = int((~features.isfinite()).any(1).sum())
+    if broken:
+        raise InputError(
+            f"the embeddings of {broken} of {len(features)} {what} are not finite numbers: the model's weights are "
+            "damaged or its training diverged, use another checkpoint"
+        )
+    return features
 
 
 def embed_labelled(
@@ -91,7 +106,7 @@ def embed_labelled(
     """Batches of (pictures [B, 3, S, S], B labels) to embeddings [N, D] and labels int64 [N].
 
     Raises:
-        InputError: there is no picture.
+        InputError: there is no picture, or an embedding is not finite.
     """
     features: list[Tensor] = []
     labels: list[int] = []
@@ -114,7 +129,7 @@ def embed_captioned(
     [M].
 
     Raises:
-        InputError: there is no picture, or no caption.
+        InputError: there is no picture, or no caption, or an embedding is not finite.
     """
     features: list[Tensor] = []
     texts: list[str] = []
@@ -134,4 +149,4 @@ def embed_captioned(
 def _joined(features: list[Tensor]) -> Tensor:
     if not features:
         raise InputError("there is no picture to embed: the set is empty")
-    return torch.cat(features)
+    return checked(torch.cat(features), "pictures")

@@ -32,7 +32,15 @@ from diffclip.data.images import read_image
 from diffclip.data.scenes.export import PAIR_IMAGES
 from diffclip.data.scenes.pairs import PATTERNS
 from diffclip.errors import InputError, unknown
-from diffclip.evaluation.embed import Encoder, Progress, Tokenizer, embed_images, embed_texts, evaluating
+from diffclip.evaluation.embed import (
+    Encoder,
+    Progress,
+    Tokenizer,
+    checked,
+    embed_images,
+    embed_texts,
+    evaluating,
+)
 from diffclip.evaluation.intervals import class_mean_interval, mean_interval
 from diffclip.evaluation.scores import Score
 
@@ -85,6 +93,17 @@ class PairSet:
     def patterns(self) -> list[str]:
         """The patterns that occur, in the published order."""
         return [pattern for pattern in PATTERNS if any(pair.pattern == pattern for pair in self.pairs)]
+
+    @property
+    def identity(self) -> list[object]:
+        """What tells these pairs from others: statements, and the name, size and time of each picture."""
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.pictures]
+        return [self.name, [(pair.pattern, pair.statements) for pair in self.pairs], files]
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The picture files, two a pair."""
+        return [path for pair in self.pairs for path in pair.pictures]
 
     def describe(self) -> str:
         """How they are scored, in a few words for a record's protocol."""
@@ -174,11 +193,11 @@ def mmvp(
         batch_size: pictures embedded at once.
 
     Raises:
-        InputError: a picture that cannot be read.
+        InputError: a picture that cannot be read, or an embedding that is not finite.
     """
     if not pairs.pairs:
         raise InputError(f"{pairs.name} has no pair to ask about")
-    paths = [path for pair in pairs.pairs for path in pair.pictures]
+    paths = pairs.pictures
     texts = [PROMPT.format(statement) for pair in pairs.pairs for statement in pair.statements]
     features = []
     with evaluating(model):
@@ -187,7 +206,7 @@ def mmvp(
             features.append(embed_images(model, torch.stack(batch)))
             if progress:
                 progress("pictures", len(batch), len(paths))
-        images = torch.cat(features)
+        images = checked(torch.cat(features), "pictures")
         statements = embed_texts(model, tokenizer, texts, progress=progress)
         shape = (len(pairs.pairs), 2, -1)
         hits = statement_hits(images.view(shape), statements.view(shape)).numpy()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffclip.config import STATISTICS, CLIPConfig
 from diffclip.data.catalog import EvaluationSet, open_set, set_folder
+from diffclip.data.shifts import corrupted_name
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CorruptedTransform, describe
 from diffclip.evaluation.embed import Progress, Tokenizer
@@ -25,7 +26,7 @@ from diffclip.evaluation.linear_probe import (
     tuned_per_class,
 )
 from diffclip.evaluation.mmvp import QUESTIONS, PairSet, mmvp, open_pairs
-from diffclip.evaluation.protocol import with_particulars
+from diffclip.evaluation.protocol import drawn, with_particulars
 from diffclip.evaluation.retrieval import retrieval
 from diffclip.evaluation.scores import Result, Score
 from diffclip.evaluation.splits import stratified_split, train_split, validation_split
@@ -127,7 +128,7 @@ def _run_linear_probe(setting: Setting) -> Outcome:
         learnt, held = stratified_split(train.labels, setting.seed)
         validation = train.take(held, f"{train.where}, held out")
         train = train.take(learnt, train.where)
-        chosen_on = f"a stratified fifth of train, seed {setting.seed}"
+        chosen_on = "a stratified fifth of train"
     else:
         validation = _read(reader, validation_set, data)
         chosen_on = validation_set.split
@@ -146,7 +147,10 @@ def _run_linear_probe(setting: Setting) -> Outcome:
         f"{'mean_per_class_recall' if per_class else 'acc1'} on {chosen_on}; fitted again on both, "
         f"{len(train.labels) + len(validation.labels)} pictures; ties count against"
     )
-    return Outcome(result.scores, method, particulars=_describe_fits(result))
+    fits = _describe_fits(result)
+    return Outcome(
+        result.scores, method, particulars=drawn(setting.seed, fits) if validation_set is None else fits
+    )
 
 
 def _describe_fits(probe: Probe) -> str:
@@ -164,10 +168,10 @@ def _run_few_shot(setting: Setting) -> Outcome:
     scores = few_shot(train, reader.read(data), data.classnames, setting.seed, setting.progress)
     method = (
         f"{WAY} classes an episode of {len(data.classnames)}, {SHOT} train pictures and up to {QUERIES} queries each, "
-        f"{EPISODES} episodes, seed {setting.seed}; {_FEATURES}, less the mean of the supports, unit length; nearest "
+        f"{EPISODES} episodes; {_FEATURES}, less the mean of the supports, unit length; nearest "
         "prototype, ties count against"
     )
-    return Outcome(scores, method, "95 % bootstrap over episodes, which share pictures")
+    return Outcome(scores, method, "95 % bootstrap over episodes, which share pictures", drawn(setting.seed))
 
 
 def _run_mmvp(setting: Setting) -> Outcome:
@@ -205,18 +209,22 @@ TASKS = {
     "few-shot": Task("classification", _run_few_shot),
     "mmvp": Task("mmvp", _run_mmvp),
 }
+LEARNING = ("linear-probe", "few-shot")
+"""Tasks that learn from the set's split `train`."""
 
 
-def open_for(task: str | None, source: str | Path, split: str) -> EvaluationSet | PairSet:
+def open_for(
+    task: str | None, source: str | Path, split: str, root: Path | None = None
+) -> EvaluationSet | PairSet:
     """Open a set as `open_set` does, or the folder of MMVP-VLM, which has no splits.
 
     Raises:
         InputError: as `open_set` and `open_pairs`.
     """
-    folder = set_folder(source)
+    folder = set_folder(source) if root is None else set_folder(source, root)
     if task == "mmvp" or (folder / QUESTIONS).is_file():
         return open_pairs(folder)
-    return open_set(source, split)
+    return open_set(source, split) if root is None else open_set(source, split, root)
 
 
 def pick_task(name: str | None, data: EvaluationSet | PairSet) -> str:
@@ -248,10 +256,12 @@ def run_task(name: str | None, setting: Setting) -> Result:
     outcome = TASKS[name].run(setting)
     pictures = describe_pictures(setting.model.config)
     change = setting.preprocess
+    dataset = data.name
     if isinstance(change, CorruptedTransform):
+        dataset = corrupted_name(data.name, change.name, change.severity)
         pictures += f", {describe(change.name, change.severity, change.image_size)}, seed {change.seed}"
     method = f"{name}; {outcome.method}; {pictures}; {outcome.interval}"
-    return Result(name, data.name, data.split, with_particulars(method, outcome.particulars), outcome.scores)
+    return Result(name, dataset, data.split, with_particulars(method, outcome.particulars), outcome.scores)
 
 
 def describe_pictures(config: CLIPConfig) -> str:

@@ -1,0 +1,228 @@
+"""Carrying out what `diffclip evaluate` was asked for, and telling how it goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffclip.cli.evaluate_table import show_results
+from diffclip.cli.loading import RANDOM, find_model, load_for_use
+from diffclip.cli.progress import showing_progress
+from diffclip.cli.skipped import say_skipped
+from diffclip.errors import DiffCLIPError, InputError
+from diffclip.evaluation.ledger import Ledger
+from diffclip.evaluation.records import Record, to_lines
+from diffclip.evaluation.runner import Measured, Runner, Sets, Subject
+from diffclip.evaluation.store import Store
+from diffclip.evaluation.suite import Entry
+
+if TYPE_CHECKING:
+    import torch
+
+    from diffclip.data.samples import Fault
+    from diffclip.evaluation.embed import Progress
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of `diffclip evaluate`, checked and resolved."""
+
+    models: Sequence[str]
+    watch: Path | None
+    entries: tuple[Entry, ...]
+    suite: str | None
+    root: Path | None
+    skip_missing: bool
+    draws: Sequence[int]
+    probe: str
+    output: Path | None
+    json_lines: bool
+    model_name: str | None
+    image_size: int | None
+    batch_size: int
+    workers: int
+    device: torch.device
+
+
+@dataclass
+class _Done:
+    """What came of all models: results in order, failures (a line each, and whether one is ours), and faults."""
+
+    results: list[tuple[str, str, Measured]] = field(default_factory=list)
+    failures: list[tuple[str, bool]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def carry_out(request: Request) -> None:
+    """Measure, write and show.
+
+    Raises:
+        InputError: sets are missing, or a task failed for bad input (after all others were done and written).
+        DiffCLIPError: a task failed for another reason.
+    """
+    sets = Sets(request.root)
+    entries = request.entries
+    if request.suite is not None:
+        entries = _present(request)
+    else:
+        sets.open(entries[0])  # a wrong set is told before any model is loaded
+    output = request.output
+    # what goes into a pipe cannot be gone on with
+    store = Store(output.with_suffix(".parts")) if request.suite and output and _is_file(output) else None
+    runner = Runner(sets, request.draws, store, request.batch_size, request.workers, request.probe)
+    ledger = Ledger(output, _expected(request, entries), _kept(request))
+    done = _Done()
+    for source in _sources(request):
+        try:
+            loaded = load_for_use(source, request.model_name, request.image_size)
+        except InputError as error:
+            # a checkpoint that the run has replaced meanwhile
+            if request.watch is None or Path(source).exists():
+                raise
+            print(
+                f"diffclip: {Path(source).name} was replaced before it could be read ({error})",
+                file=sys.stderr,
+            )
+            continue
+        loaded.model.to(request.device)
+        subject = Subject(
+            loaded.model, loaded.preprocess, loaded.tokenizer, loaded.label, loaded.weights, loaded.seed
+        )
+        ledger.forget(subject.weights)
+        _measure(request, runner, subject, entries, ledger, done)
+    if output and not _is_file(output):
+        ledger.write()
+    _show(request, ledger, done)
+    if done.failures:
+        kind = DiffCLIPError if any(ours for _, ours in done.failures) else InputError
+        if request.suite is None and request.watch is None:
+            raise kind(done.failures[0][0])
+        kept = f"; the other results are in {output}" if done.results else ""
+        tasks = len(done.failures) + len(done.results)
+        raise kind(f"{len(done.failures)} of {tasks} tasks failed, see above{kept}")
+
+
+def _measure(
+    request: Request, runner: Runner, subject: Subject, entries: Sequence[Entry], ledger: Ledger, done: _Done
+) -> None:
+    name = subject.label if len(request.models) == 1 else f"{subject.label} ({subject.weights})"
+    with ExitStack() as shown:
+
+        def progress(entry: Entry, pictures: int) -> Progress:
+            shown.close()
+            return shown.enter_context(showing_progress(f"{name}: {entry}", {"pictures": pictures}))
+
+        for measured in runner.run(subject, entries, progress):
+            shown.close()
+            if measured.result is None:
+                done.failures.append((measured.failure, measured.ours))
+            else:
+                done.results.append((subject.label, subject.weights, measured))
+                done.faults += [fault for fault in measured.faults if fault not in done.faults]
+                ledger.add(measured.result, subject.label, subject.weights, subject.seed)
+                if request.output and _is_file(request.output):
+                    ledger.write()
+            if request.suite or request.watch:
+                print(f"{name}: {_told(measured)}", file=sys.stderr, flush=True)
+
+
+def _told(measured: Measured) -> str:
+    """One entry in a line."""
+    if measured.result is None:
+        return f"{measured.entry} FAILED: {measured.failure}"
+    score = measured.result.scores[0]
+    interval = f"[{100 * score.low:.1f}, {100 * score.high:.1f}]"
+    how = "found again" if measured.reused else f"{measured.seconds:.1f} s"
+    draw = f", draw {measured.draw}" if measured.draw else ""
+    return f"{measured.entry}{draw}: {score.metric} {100 * score.value:.1f} % {interval} ({how})"
+
+
+def _present(request: Request) -> tuple[Entry, ...]:
+    """The entries of a suite whose sets are there; the others are told with size and command.
+
+    Raises:
+        InputError: some are missing and may not be left out, or all are.
+    """
+    from diffclip.data.published_sets import missing_sets
+
+    wanted = {entry.dataset: entry.splits for entry in request.entries}
+    missing = missing_sets(wanted, request.root)
+    if not missing:
+        return request.entries
+    for one in missing:
+        print(f"diffclip: missing {one}", file=sys.stderr)
+    names = {one.name for one in missing}
+    left = tuple(entry for entry in request.entries if entry.dataset not in names)
+    if not left or not request.skip_missing:
+        root = f"in {request.root}" if request.root else "without --data-root FOLDER"
+        way = "" if not left else ", or add --skip-missing to go on without them"
+        raise InputError(
+            f"{len(names)} of the {len(wanted)} sets of the suite {request.suite} are missing {root}: "
+            f"get them as said above{way}"
+        )
+    return left
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() or not path.exists()
+
+
+def _sources(request: Request) -> Iterator[str]:
+    """What to load: the models, or the checkpoints of the watched run."""
+    if request.watch is None:
+        yield from request.models
+        return
+    from diffclip.training.watch import checkpoints_of
+
+    run, told = request.watch, False
+
+    def waiting() -> None:
+        nonlocal told
+        if not told:
+            print(
+                f"diffclip: waiting for checkpoints of {run}; Ctrl-C ends this", file=sys.stderr, flush=True
+            )
+        told = True
+
+    for folder in checkpoints_of(run, waiting):
+        yield str(folder)
+
+
+def _expected(request: Request, entries: Sequence[Entry]) -> Callable[[Record], bool] | None:
+    """Which records of an existing file are made again; None where the file is simply replaced."""
+    if request.suite is None and request.watch is None:
+        return None
+    weights = {find_model(model) or RANDOM for model in request.models}
+    done_again = {(entry.task, str(entry).partition(" on ")[2]) for entry in entries}
+
+    def expected(record: Record) -> bool:
+        return record.weights in weights and (record.task, record.dataset) in done_again
+
+    return expected
+
+
+def _kept(request: Request) -> Callable[[Record], bool]:
+    """A watched run's file keeps the results of checkpoints that are gone."""
+    folder = None if request.watch is None else request.watch / "checkpoints"
+
+    def kept(record: Record) -> bool:
+        return folder is not None and Path(record.weights).parent == folder
+
+    return kept
+
+
+def _show(request: Request, ledger: Ledger, done: _Done) -> None:
+    if request.json_lines:
+        print(to_lines(ledger.records), end="")
+    elif request.suite is None and request.watch is None and len(request.draws) == 1:
+        if done.results:
+            show_results([(label, weights, one.result) for label, weights, one in done.results if one.result])
+    elif done.results:
+        from diffclip.cli.evaluate_summary import show_summary
+
+        show_summary(ledger)
+    say_skipped(f"{len(done.faults)} broken samples or shards", done.faults)

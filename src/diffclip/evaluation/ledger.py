@@ -1,0 +1,86 @@
+"""Records and outcomes of what is done so far, in a file that is whole after each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from diffclip.errors import InputError
+from diffclip.evaluation.averages import OUT_OF_DOMAIN, SIX_TASKS, with_averages
+from diffclip.evaluation.outcomes import (
+    ItemOutcomes,
+    key_of,
+    outcomes_file,
+    read_outcomes,
+    write_outcomes,
+)
+from diffclip.evaluation.records import Record, read_records, write_records
+from diffclip.evaluation.scores import Result
+
+
+class Ledger:
+    """Collects results, and writes them to `path` (and the outcomes of their items beside it) when told to.
+
+    What the file held already is kept where `keep` says so, until the same weights are measured again; anything else
+    in it would be lost, which is refused.
+
+    Raises:
+        InputError: the file holds records that `keep` does not want and `expected` does not name, or no records.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        expected: Callable[[Record], bool] | None = None,
+        keep: Callable[[Record], bool] = lambda record: False,
+    ) -> None:
+        self.path = path
+        self._records: list[Record] = []
+        self._outcomes: dict[str, ItemOutcomes] = {}
+        if path is None or expected is None or not path.is_file():
+            return
+        for record in read_records(path):
+            if keep(record):
+                self._records.append(record)
+            elif not expected(record) and record.task not in (SIX_TASKS, OUT_OF_DOMAIN):
+                raise InputError(
+                    f"{path} holds results that would be lost ({record.model} from {record.weights}, {record.task} on "
+                    f"{record.dataset}): give another --output, or measure them all in one call"
+                )
+        kept = {key_of(record) for record in self._records}
+        self._outcomes = {key: one for key, one in read_outcomes(outcomes_file(path)).items() if key in kept}
+
+    @property
+    def records(self) -> list[Record]:
+        """All records so far, of several sets with the averages that follow from them."""
+        several = len({(record.task, record.dataset) for record in self._records}) > 1
+        return with_averages(self._records) if several else list(self._records)
+
+    @property
+    def outcomes(self) -> dict[str, ItemOutcomes]:
+        """The outcomes of the items of each record that has some, by `key_of`."""
+        return self._outcomes
+
+    def forget(self, weights: str) -> None:
+        """Drop what is known of these weights, which are about to be measured again."""
+        self._records = [record for record in self._records if record.weights != weights]
+
+    def add(self, result: Result, model: str, weights: str, seed: int | None) -> None:
+        """Add a result; `model`, `weights` and the training `seed` say whose it is."""
+        records = result.records(model, weights, seed)
+        self._records += records
+        for record, score in zip(records, result.scores, strict=True):
+            if score.hits is not None:
+                self._outcomes[key_of(record)] = ItemOutcomes(score.hits, score.clusters)
+
+    def write(self) -> None:
+        """Write records and outcomes, each whole or not at all; nothing without a path.
+
+        Raises:
+            InputError: the place cannot be written.
+        """
+        if self.path is None:
+            return
+        if self.path.is_file() or not self.path.exists():  # not beside a pipe or a terminal
+            write_outcomes(outcomes_file(self.path), self._outcomes)
+        write_records(self.path, self.records)
