@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.about import about
-from diffclip.cli.loading import load_for_use
 from diffclip.data.catalog import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.features import FeatureReader, Features
@@ -26,6 +25,7 @@ from diffclip.evaluation.few_shot import EPISODES, few_shot
 from diffclip.evaluation.linear_probe import SOLVERS, check_solver, linear_probe
 from diffclip.evaluation.splits import stratified_split
 from diffclip.files import write_text
+from diffclip.model_source import load_for_use
 
 PICTURES, WIDTH, CLASSES, EACH = 1000, 512, 20, 100
 

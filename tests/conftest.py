@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,3 +30,28 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no shared folder beside the repository")
     return SHARED
+
+
+def _save_model(folder: Path, seed: int = 0) -> Path:
+    """A differential model of a few thousand weights, saved to `folder`."""
+    import diffclip
+
+    config = diffclip.CLIPConfig(
+        embed_dim=16,
+        vision=diffclip.VisionConfig(
+            image_size=16, patch_size=8, width=16, layers=1, heads=2, attention="differential"
+        ),
+        text=diffclip.TextConfig(context_length=12, width=16, layers=1, heads=2, attention="differential"),
+    )
+    diffclip.save_weights(diffclip.CLIP(config, seed=seed), folder)
+    return folder
+
+
+@pytest.fixture
+def save_model() -> Callable[..., Path]:
+    return _save_model
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _save_model(tmp_path_factory.mktemp("models") / "tiny")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,31 +16,6 @@ COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}
 def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Indexes of shards stay out of the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
-def _save_model(folder: Path, seed: int = 0) -> Path:
-    """A differential model of a few thousand weights, saved to `folder`."""
-    import diffclip
-
-    config = diffclip.CLIPConfig(
-        embed_dim=16,
-        vision=diffclip.VisionConfig(
-            image_size=16, patch_size=8, width=16, layers=1, heads=2, attention="differential"
-        ),
-        text=diffclip.TextConfig(context_length=12, width=16, layers=1, heads=2, attention="differential"),
-    )
-    diffclip.save_weights(diffclip.CLIP(config, seed=seed), folder)
-    return folder
-
-
-@pytest.fixture
-def save_model() -> Callable[..., Path]:
-    return _save_model
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _save_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")

@@ -119,7 +119,9 @@ def test_a_bad_second_model_is_found_before_the_first_runs(model_folder, class_s
 
 
 def test_an_output_that_cannot_be_written_is_found_first(model_folder, class_set, tmp_path, monkeypatch):
-    monkeypatch.setattr("diffclip.cli.evaluate_run.load_for_use", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "diffclip.cli.evaluate_run.load_for_use", lambda *_: pytest.fail("a model was loaded")
+    )
     (tmp_path / "file").touch()
     for output in (tmp_path, tmp_path / "file" / "inner"):
         with pytest.raises(InputError, match=f"cannot write {output}: .* in the way"):

@@ -73,7 +73,7 @@ def test_few_shot_in_its_own_process(model_folder, five):
     assert record["protocol"].startswith(
         "few-shot; 5 classes an episode of 5, 5 train pictures and up to 6 queries"
     )
-    assert record["protocol"].endswith("95 % bootstrap over episodes, which share pictures | draw 0")
+    assert record["protocol"].endswith("95 % bootstrap over test pictures | draw 0")
     assert record["seed"] is None
 
 
@@ -145,7 +145,7 @@ def test_a_broken_train_picture_is_told(model_folder, five, tmp_path):
             ["few-shot"],
             "few-shot draws 5 classes an episode, the set has 2",
         ),
-        ({"train": [0, 0], "test": [0]}, 1, ["linear-probe"], "needs two classes or more, the set has 1"),
+        ({"train": [0, 0], "test": [0]}, 1, ["linear-probe"], "has a single class, 'colour 0'"),
         (
             {"train": [0, 0], "test": [0]},
             2,

@@ -15,7 +15,18 @@ from diffclip.cli import main as cli
 from diffclip.data.scenes import write_scenes
 from diffclip.errors import DiffCLIPError
 
-COMMANDS = ["demo", "train", "evaluate", "classify", "report", "convert", "bench", "data make-scenes"]
+COMMANDS = [
+    "demo",
+    "train",
+    "evaluate",
+    "classify",
+    "report",
+    "convert",
+    "bench",
+    "benchmark",
+    "data make-scenes",
+    "data download",
+]
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -83,3 +83,53 @@ def test_results_files_are_kept_beside_the_runs(runs, tmp_path):
     saved = read_records(tmp_path / "saved" / "records.jsonl")
     assert [record.dataset for record in saved] == ["scenes"] * 3 + ["other"] * 3
     assert {record.weights for record in saved} == {"CLIP/checkpoints/best", "DiffCLIP/checkpoints/best"}
+
+
+def test_figures_and_tables_go_into_folders(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = (
+        "runs",
+        "--output",
+        "report.html",
+        "--tables",
+        "out/tables",
+        "--figures",
+        "out/figures",
+        "--paper",
+    )
+    printed = call(*arguments).splitlines()
+    assert printed[0] == "wrote report.html"
+    names = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
+    assert {"six_tasks.md", "six_tasks.tex", "retrieval.md", "retrieval.tex"} == names
+    figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert {"metrics.png", "metrics.svg", "training.png", "lambda.png"} <= figures
+    assert len(printed) == 1 + len(names) + len(figures)
+    assert "diffclip report runs --output report.html --paper" in (tmp_path / "report.html").read_text()
+    assert r"\toprule" in (tmp_path / "out" / "tables" / "retrieval.tex").read_text()
+
+
+def test_tables_or_figures_alone_are_enough(runs, tmp_path):
+    call(runs, "--tables", tmp_path / "tables")
+    assert (tmp_path / "tables" / "retrieval.md").read_text().startswith("**Zero-shot retrieval")
+    call(runs, "--figures", tmp_path / "figures")
+    assert (tmp_path / "figures" / "metrics.svg").is_file()
+
+
+def test_figures_of_a_section_are_named_after_it(runs, tmp_path):
+    place = ("--markdown", tmp_path / "results.md", "--section", "demo", "--figures", tmp_path / "pictures")
+    call(runs, *place)
+    assert {path.name.partition("_")[0] for path in (tmp_path / "pictures").iterdir()} == {"demo"}
+    assert "pictures/demo_metrics.png" in (tmp_path / "results.md").read_text()
+
+
+def test_a_place_that_cannot_be_written_is_named(runs, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(InputError, match="taken"):
+        call(runs, "--tables", tmp_path / "taken")
+
+
+def test_records_without_a_record_are_nothing_to_report(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    for option in ("--output", "--tables"):
+        with pytest.raises(InputError, match="nothing to report"):
+            call(tmp_path / "empty.jsonl", option, tmp_path / "place")

@@ -10,7 +10,7 @@ from diffclip.evaluation.few_shot import (
     SHOT,
     WAY,
     draw_episodes,
-    episode_accuracies,
+    episode_hits,
     few_shot,
 )
 
@@ -42,11 +42,15 @@ def one_episode(train, test, supports, queries, asked) -> float:
     return sum(right) / len(right)
 
 
+def accuracies(hits, episodes):
+    return hits.sum((1, 2)).double() / episodes.asked.sum((1, 2))
+
+
 def test_it_equals_the_plain_loop():
     train, train_labels = labelled(0, [12, 5, 9, 30, 6, 7, 8])
     test, test_labels = labelled(1, [9, 6, 3, 20, 6, 1, 15])
     episodes = draw_episodes(train_labels, test_labels, 7, seed=3, episodes=120)
-    got = episode_accuracies(train, test, episodes)
+    got = accuracies(episode_hits(train, test, episodes), episodes)
     x, y = train.double().numpy(), test.double().numpy()
     wanted = [
         one_episode(
@@ -96,11 +100,39 @@ def test_the_score():
     assert (score.metric, score.count, score.chance) == ("acc1", EPISODES, 0.2)
     assert 0.5 < score.value < 1
     assert score.low < score.value < score.high
-    assert score.high - score.low < 0.02
-    assert score.hits.mean() == score.value
+    assert score.high - score.low > 0.02  # 60 test pictures, not 5000 independent episodes
+    assert score.hits.mean() == pytest.approx(score.value, abs=1e-12)
+    assert set(score.hits.tolist()) == {0.0, 1.0}
+    assert sorted(set(score.clusters.tolist())) == list(range(60))
     assert sum(done for _, done, _ in seen) == EPISODES
     noise = Features("s/test", torch.randn(60, 16, generator=torch.Generator().manual_seed(5)), test.labels)
     assert few_shot(train, noise, list("abcdef"))[0].value == pytest.approx(0.2, abs=0.05)
+
+
+def test_few_test_pictures_weigh_as_their_episodes_do():
+    train = Features("s/train", *labelled(0, [10] * 6))
+    test = Features("s/test", *labelled(1, [10, 3, 10, 1, 6, 10]))
+    (score,) = few_shot(train, test, list("abcdef"))
+    episodes = draw_episodes(train.labels, test.labels, 6)
+    wanted = accuracies(episode_hits(train.values, test.values, episodes), episodes).mean()
+    assert score.value == pytest.approx(float(wanted), abs=1e-12)
+    assert score.hits.mean() == pytest.approx(score.value, abs=1e-12)
+    assert len(set(score.hits.tolist())) > 2
+    assert score.right is None
+
+
+def test_a_picture_and_its_copy_do_not_differ_significantly():
+    """Two models that differ about one test picture only, however many episodes ask about it."""
+    train, test = (
+        Features(name, *labelled(seed, [10] * 6)) for seed, name in enumerate(("s/train", "s/test"))
+    )
+    other = Features("s/test", test.values.clone(), test.labels)
+    other.values[0] = -other.values[0]
+    first, second = (few_shot(train, one, list("abcdef"))[0] for one in (test, other))
+    assert first.value != second.value
+    assert first.tested_against(second).p == 1
+    low, high = first.gain_over(second)
+    assert low <= 0 <= high
 
 
 def test_a_model_that_answers_the_same_for_everything_gets_nothing():

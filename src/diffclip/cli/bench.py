@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.loading import pick_device
 from diffclip.cli.progress import showing_progress
 from diffclip.errors import InputError
+from diffclip.model_source import pick_device
 
 if TYPE_CHECKING:
     import torch

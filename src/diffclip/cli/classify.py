@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.loading import MODEL_HELP, load_for_use, pick_device
 from diffclip.cli.skipped import say_skipped
 from diffclip.errors import InputError
+from diffclip.model_source import MODEL_HELP, load_for_use, pick_device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from diffclip.cli.loading import Loaded
     from diffclip.data.samples import Fault
+    from diffclip.model_source import Loaded
 
 
 def classify(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffclip.cli.loading import find_model
+from diffclip.model_source import find_model
 
 
 def convert(

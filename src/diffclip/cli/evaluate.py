@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.loading import MODEL_HELP, find_model, pick_device
+from diffclip.model_source import MODEL_HELP, find_model, pick_device
 
 if TYPE_CHECKING:
     from diffclip.evaluation.suite import Entry

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffclip.cli.evaluate_table import show_results
-from diffclip.cli.loading import RANDOM, find_model, load_for_use
 from diffclip.cli.progress import showing_progress
 from diffclip.cli.skipped import say_skipped
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.ledger import Ledger
 from diffclip.evaluation.records import Record, to_lines
-from diffclip.evaluation.runner import Measured, Runner, Sets, Subject
+from diffclip.evaluation.runner import Measured, Runner, Sets
 from diffclip.evaluation.store import Store
 from diffclip.evaluation.suite import Entry
+from diffclip.model_source import RANDOM, Loaded, find_model, load_for_use
 
 if TYPE_CHECKING:
     import torch
@@ -89,11 +89,9 @@ def carry_out(request: Request) -> None:
             )
             continue
         loaded.model.to(request.device)
-        subject = Subject(
-            loaded.model, loaded.preprocess, loaded.tokenizer, loaded.label, loaded.weights, loaded.seed
-        )
-        ledger.forget(subject.weights)
-        _measure(request, runner, subject, entries, ledger, done)
+        ledger.forget(loaded.weights)
+        name = loaded.label if len(request.models) == 1 else Path(source).name if request.watch else source
+        _measure(request, runner, loaded, name, entries, ledger, done)
     if output and not _is_file(output):
         ledger.write()
     _show(request, ledger, done)
@@ -107,9 +105,15 @@ def carry_out(request: Request) -> None:
 
 
 def _measure(
-    request: Request, runner: Runner, subject: Subject, entries: Sequence[Entry], ledger: Ledger, done: _Done
+    request: Request,
+    runner: Runner,
+    subject: Loaded,
+    name: str,
+    entries: Sequence[Entry],
+    ledger: Ledger,
+    done: _Done,
 ) -> None:
-    name = subject.label if len(request.models) == 1 else f"{subject.label} ({subject.weights})"
+    """One model, called `name` on stderr, through all entries; results go to `ledger` and `done`."""
     with ExitStack() as shown:
 
         def progress(entry: Entry, pictures: int) -> Progress:
@@ -147,22 +151,26 @@ def _present(request: Request) -> tuple[Entry, ...]:
     Raises:
         InputError: some are missing and may not be left out, or all are.
     """
-    from diffclip.data.published_sets import missing_sets
+    from diffclip.data.published_sets import PUBLISHED, missing_sets
 
-    wanted = {entry.dataset: entry.splits for entry in request.entries}
-    missing = missing_sets(wanted, request.root)
+    missing = []
+    for name, splits in {entry.dataset: entry.splits for entry in request.entries}.items():
+        lacking = [missing_sets([(name, split)], request.root) for split in splits if name in PUBLISHED]
+        if lacking and all(lacking):
+            missing += lacking[0]
     if not missing:
         return request.entries
     for one in missing:
-        print(f"diffclip: missing {one}", file=sys.stderr)
+        print(f"diffclip: missing {one.name}, {one.size} to download: {one.command}", file=sys.stderr)
     names = {one.name for one in missing}
+    sets = len({entry.dataset for entry in request.entries})
     left = tuple(entry for entry in request.entries if entry.dataset not in names)
     if not left or not request.skip_missing:
-        root = f"in {request.root}" if request.root else "without --data-root FOLDER"
-        way = "" if not left else ", or add --skip-missing to go on without them"
+        where = f"in {request.root}" if request.root else "without --data-root FOLDER"
+        way = ", or add --skip-missing to go on without" if left else ""
         raise InputError(
-            f"{len(names)} of the {len(wanted)} sets of the suite {request.suite} are missing {root}: "
-            f"get them as said above{way}"
+            f"{len(names)} of the {sets} sets of the suite {request.suite} missing {where}: "
+            f"get what is named above{way}"
         )
     return left
 

@@ -15,9 +15,11 @@ from typer.exceptions import TyperException
 
 import diffclip
 from diffclip.cli.bench import bench
+from diffclip.cli.benchmark import SETTINGS, benchmark
 from diffclip.cli.classify import classify
 from diffclip.cli.convert import convert
 from diffclip.cli.demo import demo
+from diffclip.cli.download import download
 from diffclip.cli.evaluate import evaluate
 from diffclip.cli.make_scenes import make_scenes
 from diffclip.cli.report import report
@@ -37,8 +39,11 @@ app = typer.Typer(
 for command in (demo, train, evaluate, classify, report, convert, bench):
     app.command(command.__name__)(command)
 
-data = typer.Typer(help="Make data.", no_args_is_help=True)
+app.command("benchmark", add_help_option=False, context_settings=SETTINGS)(benchmark)
+
+data = typer.Typer(help="Make data, or get it.", no_args_is_help=True)
 data.command("make-scenes")(make_scenes)
+data.command("download")(download)
 app.add_typer(data, name="data")
 
 

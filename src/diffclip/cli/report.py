@@ -1,4 +1,4 @@
-"""`diffclip report`: runs and results as an HTML page, as a section of Markdown, or condensed for keeping."""
+"""`diffclip report`: runs and results as an HTML page, figures, tables, a section of Markdown, or condensed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ def report(
         Path | None, typer.Option(help="Write one self-contained HTML page to this file.")
     ] = None,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "CLIP and DiffCLIP",
+    tables: Annotated[
+        Path | None,
+        typer.Option(help="Write the paper's tables with these results into this folder, as .md and .tex."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the figures into this folder, as .png and .svg; with --markdown those of the section "
+            "(default: figures/ beside the file)."
+        ),
+    ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Put the numbers that the paper prints beside these.")
+    ] = False,
     markdown: Annotated[
         Path | None, typer.Option(help="Put tables and figures into a section of this Markdown file.")
     ] = None,
     section: Annotated[
         str | None, typer.Option(help="Name of that section: <!-- begin NAME --> … <!-- end NAME -->.")
-    ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Folder for its figures; default: figures/ beside the Markdown file.")
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Condense the runs into this folder, small enough to commit.")
@@ -33,7 +44,9 @@ def report(
 ) -> None:
     """Show which model is better at what, and whether the difference is real.
 
-    Example: diffclip report runs/clip runs/diffclip --output report.html
+    Example: diffclip report results.jsonl --output report.html
+
+    Example: diffclip report results.jsonl --output report.html --tables out/tables --figures out/figures --paper
 
     Example: diffclip report benchmarks/results/demo --markdown docs/results.md --section demo
 
@@ -41,35 +54,51 @@ def report(
     """
     from diffclip.errors import InputError, require_group
 
-    if output is None and markdown is None and save is None:
+    if all(place is None for place in (output, tables, figures, markdown, save)):
         raise InputError(
-            "nothing to write: give --output report.html, --markdown FILE --section NAME or --save FOLDER"
+            "nothing to write: give --output report.html, --tables FOLDER, --figures FOLDER, "
+            "--markdown FILE --section NAME or --save FOLDER"
         )
     if (markdown is None) != (section is None):
         raise InputError("--markdown FILE and --section NAME go together: give both")
 
     require_group("train", "matplotlib")
-    from diffclip.report.sources import read_sources
+    from diffclip.report.sources import read_outcomes_of, read_sources
 
     runs, records = read_sources(paths)
     if save is not None:
         from diffclip.report.save import save_results
 
         typer.echo(f"wrote {save_results([run.folder for run in runs], save, records)}")
-    if output is not None:
-        from diffclip.report.page import write_report
+    if output is None and tables is None and figures is None and markdown is None:
+        return
 
-        command = _command(paths, "--output", output)
-        typer.echo(f"wrote {write_report(output, runs, records, title, command=command)}")
+    from diffclip.report.figures import write_figures, write_tables
+    from diffclip.report.series import collect
+
+    if not runs and not records:
+        raise InputError("nothing to report: give at least one run or one evaluation record")
+    collection = collect(runs, records, read_outcomes_of(paths))
+    beside = ["--paper"] if paper else []
+    written: list[Path] = []
+    if output is not None:
+        from diffclip.report.page import write_page
+
+        command = _command(paths, "--output", output, *beside)
+        written.append(write_page(output, collection, title, command=command, paper=paper))
+    if tables is not None:
+        written += write_tables(tables, collection, paper)
     if markdown is not None and section is not None:
         from diffclip.report.markdown import write_section
-        from diffclip.report.series import collect
 
         folder = figures or markdown.parent / "figures"
         place = ["--figures", figures] if figures is not None else []
-        command = _command(paths, "--markdown", markdown, "--section", section, *place)
-        for path in write_section(markdown, section, collect(runs, records), folder, command):
-            typer.echo(f"wrote {path}")
+        command = _command(paths, "--markdown", markdown, "--section", section, *place, *beside)
+        written += write_section(markdown, section, collection, folder, command, paper)
+    elif figures is not None:
+        written += write_figures(figures, collection)
+    for path in written:
+        typer.echo(f"wrote {path}")
 
 
 def _command(paths: list[Path], *rest: object) -> str:

@@ -59,14 +59,12 @@ def draw_episodes(
     return Episodes(torch.from_numpy(supports), torch.from_numpy(queries), torch.from_numpy(asked))
 
 
-def episode_accuracies(
-    train: Tensor, test: Tensor, episodes: Episodes, progress: Progress | None = None
-) -> Tensor:
-    """The share of right answers in each episode, float64 [E], from features [N, D] and [M, D].
+def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Progress | None = None) -> Tensor:
+    """Which queries are right, bool [E, WAY, QUERIES] (False where none was asked), from features [N, D] and [M, D].
 
     A query as near to another prototype as to its own is wrong.
     """
-    accuracies = []
+    hits = []
     own = torch.eye(WAY, dtype=torch.bool)[None, :, None]  # [1, true class, 1, prototype]
     with one_thread():
         for start in range(0, len(episodes.supports), _EPISODES_AT_ONCE):
@@ -81,11 +79,10 @@ def episode_accuracies(
             to_own = distances.masked_fill(~own, torch.inf).amin(-1)
             to_others = distances.masked_fill(own, torch.inf).amin(-1)
             asked = episodes.asked[part]
-            right = (to_own < to_others) & asked
-            accuracies.append(right.sum((1, 2)).double() / asked.sum((1, 2)))
+            hits.append((to_own < to_others) & asked)
             if progress:
                 progress("episodes", len(asked), len(episodes.supports))
-    return torch.cat(accuracies)
+    return torch.cat(hits)
 
 
 def few_shot(
@@ -95,7 +92,12 @@ def few_shot(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Score]:
-    """`acc1`: the mean over `EPISODES` episodes of each one's accuracy, its interval a bootstrap over episodes.
+    """`acc1`: the mean over `EPISODES` episodes of each one's accuracy.
+
+    Episodes share pictures, so as trials of their own they would make any two models differ "significantly". What is
+    resampled, and paired with another model's, are the test pictures, each with all answers about it: `hits` holds an
+    answer each and `clusters` its picture. Answers are weighted so that their mean is that of the episodes (by 1
+    unless a class has fewer than `QUERIES` test pictures).
 
     Raises:
         InputError: fewer than `WAY` classes, labels out of range, a class with fewer than `SHOT` train pictures or
@@ -112,9 +114,15 @@ def few_shot(
     check_every_class(train, classnames, SHOT, "to learn from")
     check_every_class(test, classnames, 1, "to ask about")
     episodes = draw_episodes(train.labels, test.labels, classes, seed)
-    accuracies = episode_accuracies(train.values, test.values, episodes, progress).numpy()
-    low, high = mean_interval(accuracies)
-    return [Score("acc1", float(accuracies.mean()), len(accuracies), low, high, 1 / WAY, accuracies)]
+    right = episode_hits(train.values, test.values, episodes, progress)
+    asked = episodes.asked.sum((1, 2)).double()
+    accuracies = right.sum((1, 2)) / asked
+    weights = (episodes.asked.sum() / (len(asked) * asked))[:, None, None].expand_as(right)
+    order = episodes.queries[episodes.asked].argsort(stable=True)
+    hits = (right * weights)[episodes.asked][order].numpy()
+    pictures = episodes.queries[episodes.asked][order].numpy()
+    low, high = mean_interval(hits, pictures)
+    return [Score("acc1", float(accuracies.mean()), len(accuracies), low, high, 1 / WAY, hits, pictures)]
 
 
 def _of_classes(

@@ -114,8 +114,8 @@ class PairSet:
         )
 
 
-def open_pairs(folder: str | Path) -> PairSet:
-    """Open a folder in the published layout; no picture is read yet.
+def open_pairs(folder: str | Path, name: str | None = None) -> PairSet:
+    """Open a folder in the published layout, called `name` (None: as the folder); no picture is read yet.
 
     Raises:
         InputError: no such folder, no Questions.csv or folder of pictures in it, a column or field that is
@@ -143,7 +143,7 @@ def open_pairs(folder: str | Path) -> PairSet:
             f"{missing[0]} does not exist: {len(missing)} of the {len(rows)} pictures that {questions} names "
             "are missing, fetch the set again"
         )
-    return PairSet(folder.resolve().name, pairs)
+    return PairSet(name or folder.resolve().name, pairs)
 
 
 def statement_hits(image_features: Tensor, text_features: Tensor) -> Tensor:

@@ -7,19 +7,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 import diffclip
 from diffclip.data.catalog import EvaluationSet
 from diffclip.data.samples import Fault
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.corruptions import corrupted
-from diffclip.evaluation.embed import Progress, Tokenizer
+from diffclip.evaluation.embed import Progress
 from diffclip.evaluation.features import digest_of
 from diffclip.evaluation.mmvp import PairSet
 from diffclip.evaluation.protocol import draw_of
@@ -29,27 +26,7 @@ from diffclip.evaluation.splits import TRAIN, VALIDATION
 from diffclip.evaluation.store import Finished, Store
 from diffclip.evaluation.suite import Entry
 from diffclip.evaluation.tasks import LEARNING, Setting, open_for, pick_task, run_task
-
-if TYPE_CHECKING:
-    from diffclip.model import CLIP
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model to measure, on its device: `label` is what records call it, `weights` where its values came from and
-    `seed` what it was trained with (None: unknown)."""
-
-    model: CLIP
-    preprocess: EvalTransform
-    tokenizer: Tokenizer
-    label: str
-    weights: str
-    seed: int | None
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash of all weights."""
-        return digest_of(self.model)
+from diffclip.model_source import Loaded
 
 
 @dataclass
@@ -96,7 +73,7 @@ class Measured:
     failure: str = ""
     ours: bool = False
 
-    def records(self, subject: Subject) -> list[Record]:
+    def records(self, subject: Loaded) -> list[Record]:
         """The records of the result; none of a failure."""
         return self.result.records(subject.label, subject.weights, subject.seed) if self.result else []
 
@@ -122,28 +99,34 @@ class Runner:
 
     def run(
         self,
-        subject: Subject,
+        subject: Loaded,
         entries: Sequence[Entry],
         progress: Callable[[Entry, int], Progress] | None = None,
     ) -> Iterator[Measured]:
         """Each entry of one model, in order, each draw where there is something to draw. Bad input and errors of the
         system or of memory end one entry, not the others.
         """
+        digest = digest_of(subject.model) if self.store else ""
         for entry in entries:
             for draw in self.draws:
-                measured = self._measure(subject, entry, draw, progress)
+                measured = self._measure(subject, digest, entry, draw, progress)
                 yield measured
                 if measured.result is None or draw_of(measured.result.protocol) is None:
                     break
 
     def _measure(
-        self, subject: Subject, entry: Entry, draw: int, progress: Callable[[Entry, int], Progress] | None
+        self,
+        subject: Loaded,
+        digest: str,
+        entry: Entry,
+        draw: int,
+        progress: Callable[[Entry, int], Progress] | None,
     ) -> Measured:
         started = time.monotonic()
         try:
             data = self.sets.open(entry)
             task = pick_task(entry.task, data)
-            stamp = self._stamp(subject, entry, task, data, draw) if self.store else ""
+            stamp = self._stamp(subject, digest, entry, task, data, draw) if self.store else ""
             kept = self.store.find(stamp) if self.store else None
             if kept is not None:
                 return Measured(entry, draw, kept.result, kept.faults, kept.seconds, reused=True)
@@ -177,13 +160,13 @@ class Runner:
         return Measured(entry, draw, result, finished.faults, finished.seconds)
 
     def _stamp(
-        self, subject: Subject, entry: Entry, task: str, data: EvaluationSet | PairSet, draw: int
+        self, subject: Loaded, digest: str, entry: Entry, task: str, data: EvaluationSet | PairSet, draw: int
     ) -> str:
-        """What a finished task belongs to, as text."""
+        """What a finished task belongs to, as text; `digest` is that of the model's weights."""
         config = subject.model.config.model_dump(mode="json")
         identity = {
             "version": diffclip.__version__,
-            "model": [subject.label, config, subject.digest, str(subject.weights)],
+            "model": [subject.label, config, digest, str(subject.weights)],
             "pictures": [
                 subject.preprocess.image_size,
                 subject.preprocess.preprocess.model_dump(mode="json"),

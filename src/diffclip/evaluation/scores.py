@@ -19,8 +19,8 @@ class Score:
     """One metric of one model, fractions in [0, 1].
 
     `low` and `high` bound the 95 % interval, `count` is the number of items averaged over, and `chance` is
-    what a random order would get. `hits` [count] holds the outcome of each item, for a paired comparison,
-    with its cluster (None where the metric is no plain mean over items).
+    what a random order would get. `hits` holds the outcome of each item, for a paired comparison, with its
+    cluster (None where the metric is no plain mean over items); of few-shot the items are the answers of all episodes.
     """
 
     metric: str
@@ -55,8 +55,8 @@ class Score:
 
     @property
     def right(self) -> int | None:
-        """How many of the `count` items are right; None where outcomes are not 0 or 1."""
-        if self.hits is None or not np.isin(self.hits, (0, 1)).all():
+        """How many of the `count` items are right; None where outcomes are not 0 or 1, or of something else."""
+        if self.hits is None or len(self.hits) != self.count or not np.isin(self.hits, (0, 1)).all():
             return None
         return int(self.hits.sum())
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.config import STATISTICS, CLIPConfig
-from diffclip.data.catalog import EvaluationSet, open_set, set_folder
+from diffclip.data.catalog import BUILT_IN, EvaluationSet, open_set, set_folder
 from diffclip.data.shifts import corrupted_name
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CorruptedTransform, describe
@@ -171,7 +171,7 @@ def _run_few_shot(setting: Setting) -> Outcome:
         f"{EPISODES} episodes; {_FEATURES}, less the mean of the supports, unit length; nearest "
         "prototype, ties count against"
     )
-    return Outcome(scores, method, "95 % bootstrap over episodes, which share pictures", drawn(setting.seed))
+    return Outcome(scores, method, "95 % bootstrap over test pictures", drawn(setting.seed))
 
 
 def _run_mmvp(setting: Setting) -> Outcome:
@@ -221,10 +221,10 @@ def open_for(
     Raises:
         InputError: as `open_set` and `open_pairs`.
     """
-    folder = set_folder(source) if root is None else set_folder(source, root)
+    folder = set_folder(source, root)
     if task == "mmvp" or (folder / QUESTIONS).is_file():
-        return open_pairs(folder)
-    return open_set(source, split) if root is None else open_set(source, split, root)
+        return open_pairs(folder, str(source) if str(source) in BUILT_IN else None)
+    return open_set(source, split, root)
 
 
 def pick_task(name: str | None, data: EvaluationSet | PairSet) -> str:

@@ -2,9 +2,9 @@ import shutil
 
 import pytest
 
-from diffclip.cli.loading import find_model, load_for_use, pick_device
 from diffclip.config import MODEL_NAMES
 from diffclip.errors import InputError
+from diffclip.model_source import find_model, load_for_use, pick_device
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The model that a command was asked to use, from whatever names it."""
+"""The model that a user names, from whatever names it, and the device that it is to be on."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+"""`diffclip benchmark`: words go through to clip_benchmark as they stand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from diffclip.cli.benchmark import SETTINGS, benchmark
+from diffclip.data.scenes import write_scenes
+from diffclip.errors import InputError
+
+pytest.importorskip("clip_benchmark")
+
+app = typer.Typer()
+app.command(context_settings=SETTINGS, add_help_option=False)(benchmark)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["eval", "-h"], ["build", "--help"]])
+def test_help_is_theirs_with_two_lines_of_ours(words) -> None:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0
+    example, added, blank, usage = result.stdout.splitlines()[:4]
+    assert "diffclip benchmark eval --pretrained runs/clip --dataset wds/cifar10" in example
+    assert "--model diffclip --pretrained random --model_type diffclip --output {dataset}_" in added
+    assert blank == ""
+    assert usage.startswith(" ".join(["usage: diffclip benchmark", *words[:-1], "[-h]"]))
+    if words == ["eval", "-h"]:
+        assert "diffclip}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["evaluate"], "invalid choice: 'evaluate'"),
+        (["eval", "--no-amp"], "unrecognized arguments: --no-amp"),
+        (["eval", "--model_type", "clip"], "invalid choice: 'clip'"),
+    ],
+)
+def test_what_their_parser_refuses_has_its_exit_code(words, told) -> None:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_our_errors_come_through() -> None:
+    arguments = list(sys.argv)
+    result = CliRunner().invoke(app, ["eval", "--pretrained", "runs/gone"])
+    assert isinstance(result.exception, InputError)
+    assert "runs/gone does not exist" in str(result.exception)
+    assert sys.argv == arguments
+
+
+def test_a_real_process(model_folder, tmp_path) -> None:
+    program = (
+        "import typer\nfrom diffclip.cli.benchmark import SETTINGS, benchmark\n"
+        "app = typer.Typer()\napp.command(context_settings=SETTINGS, add_help_option=False)(benchmark)\napp()"
+    )
+    write_scenes(tmp_path / "scenes", size=16, train=8, val=8, test=24, seed=0)
+    options = ["--pretrained", str(model_folder), "--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            program,
+            "eval",
+            *options,
+            "--dataset_root",
+            "scenes/captions",
+            "--recall_k",
+            "1",
+            "5",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    (file,) = tmp_path.glob("scenes_*.json")
+    found = json.loads(file.read_text())
+    assert found["pretrained"] == str(model_folder)
+    assert set(found["metrics"]) == {
+        f"{way}_retrieval_recall@{k}" for way in ("image", "text") for k in (1, 5)
+    }

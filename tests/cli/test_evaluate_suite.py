@@ -1,0 +1,284 @@
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from class_sets import write_class_set
+from typer.testing import CliRunner
+
+from diffclip.cli.evaluate import evaluate
+from diffclip.errors import DiffCLIPError
+from diffclip.evaluation.outcomes import key_of, outcomes_file, read_outcomes
+from diffclip.evaluation.protocol import draw_of
+from diffclip.evaluation.records import read_records
+
+app = typer.Typer()
+app.command()(evaluate)
+
+
+def run(*arguments, cwd=None):
+    command = [sys.executable, "-m", "diffclip.cli", "evaluate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
+
+
+def call(*arguments):
+    """stdout and stderr in this process, and the error that ended it."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, DiffCLIPError):
+        raise result.exception
+    return result.stdout, result.stderr, str(result.exception or "")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """CIFAR-10 and Flickr8k of made pictures where `--suite quick` looks for them; Caltech-101 is missing."""
+    folder = tmp_path / "sets"
+    folder.mkdir()
+    labels = list(range(10))
+    write_class_set(folder / "cifar10", {"train": labels * 6, "test": labels * 2}, 10)
+    captions = write_class_set(folder / "flickr8k", {"val": [0, 1, 2, 3]}, 4)
+    (captions / "dataset_type.txt").write_text("retrieval")
+    _captioned(captions / "val" / "0.tar")
+    return folder
+
+
+def _captioned(shard):
+    """Captions in place of the classes of a shard."""
+    import io
+    import tarfile
+
+    with tarfile.open(shard) as tar:
+        members = [(member.name, tar.extractfile(member).read()) for member in tar]
+    with tarfile.open(shard, "w") as tar:
+        for name, content in members:
+            if name.endswith(".cls"):
+                name, content = name.replace(".cls", ".txt"), b"a picture of colour " + content
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_a_suite_of_two_models_over_draws(model_folder, save_model, root, tmp_path):
+    other = save_model(tmp_path / "other", seed=1)
+    output = tmp_path / "quick.jsonl"
+    done = run(
+        model_folder,
+        other,
+        "--suite",
+        "quick",
+        "--data-root",
+        root,
+        "--skip-missing",
+        "--seeds",
+        2,
+        "--output",
+        output,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "missing caltech101, about 137 MB to download: diffclip data download caltech101" in done.stderr
+    records = read_records(output)
+    measured = [record for record in records if record.task not in ("six-tasks", "out-of-domain")]
+    names = {(record.task, record.dataset, record.split) for record in measured}
+    corrupted = {("zero-shot", f"cifar10+{name}:3", "test") for name in ("noise", "blur", "jpeg", "contrast")}
+    tasks = {
+        ("retrieval", "flickr8k", "val"),
+        *((task, "cifar10", "test") for task in ("zero-shot", "few-shot", "linear-probe")),
+    }
+    assert names == corrupted | tasks
+    few = [record for record in measured if record.task == "few-shot"]
+    assert [draw_of(record.protocol) for record in few] == [0, 1, 0, 1]
+    assert {record.dataset for record in records if record.task == "six-tasks"} == {
+        "linear probing",
+        "few-shot",
+        "image retrieval",
+        "text retrieval",
+        "zero-shot",
+        "out of domain",
+    }
+    outcomes = read_outcomes(outcomes_file(output))
+    assert {key_of(record) for record in measured if record.metric == "acc1"} <= set(outcomes)
+    assert "zero-shot: cifar10+blur:3" in done.stdout
+    assert "±" in done.stdout
+
+
+def test_a_killed_suite_goes_on_and_measures_nothing_twice(model_folder, root, tmp_path):
+    output = tmp_path / "quick.jsonl"
+    arguments = [model_folder, "--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
+    command = [sys.executable, "-m", "diffclip.cli", "evaluate", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    parts = tmp_path / "quick.parts"
+    while process.poll() is None and len(list(parts.glob("[!.]*.npz"))) < 3:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    before = {path: path.stat().st_mtime_ns for path in parts.glob("[!.]*.npz")}
+    assert all(record.value is not None for record in read_records(output))  # whole, whenever it was killed
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("found again") == len(before)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(list(parts.glob("[!.]*.npz"))) == 8
+    fresh = tmp_path / "fresh.jsonl"
+    assert run(*arguments[:-1], fresh).returncode == 0
+    assert _without_times(output) == _without_times(fresh)
+
+
+def _without_times(path):
+    records = [record.model_dump() for record in read_records(path)]
+    return [record | {"protocol": record["protocol"].split(" fits in ")[0]} for record in records]
+
+
+def test_missing_sets_are_told_before_anything_starts(model_folder, root, tmp_path):
+    output = tmp_path / "quick.jsonl"
+    _, told, error = call(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
+    (line,) = told.splitlines()
+    assert line.startswith("diffclip: missing caltech101, about 137 MB to download: ")
+    assert error == (
+        f"1 of the 3 sets of the suite quick missing in {root}: get what is named above, "
+        "or add --skip-missing to go on without"
+    )
+    assert list(tmp_path.glob("quick*")) == []
+    _, told, error = call(model_folder, "--suite", "paper", "--output", output)
+    assert "18 of the 18 sets of the suite paper missing without --data-root FOLDER" in error
+    assert len(told.splitlines()) == 18
+
+
+def test_one_broken_set_does_not_lose_the_others(model_folder, root, tmp_path):
+    (root / "cifar10" / "classnames.txt").unlink()
+    output = tmp_path / "quick.jsonl"
+    table, told, error = call(
+        model_folder, "--suite", "quick", "--data-root", root, "--skip-missing", "--output", output
+    )
+    assert {record.dataset for record in read_records(output) if record.task == "retrieval"} == {"flickr8k"}
+    lines = [line for line in told.splitlines() if "FAILED" in line]
+    assert len(lines) == 7
+    assert "zero-shot on cifar10 FAILED: " in lines[0]
+    assert "classnames.txt" in lines[0]
+    assert error == f"7 of 8 tasks failed, see above; the other results are in {output}"
+    assert "text→image R@5" in table
+
+
+def test_results_of_others_are_not_written_over(model_folder, save_model, root, tmp_path):
+    output = tmp_path / "quick.jsonl"
+    arguments = ["--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
+    assert call(model_folder, *arguments)[2] == ""
+    before = output.read_bytes()
+    other = save_model(tmp_path / "other", seed=1)
+    assert "holds results that would be lost" in call(other, *arguments)[2]
+    assert output.read_bytes() == before
+    assert call(model_folder, other, *arguments)[1].count("found again") == 8
+
+
+def test_json_of_a_suite(model_folder, root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--suite", "quick", "--data-root", root, "--skip-missing", "--json"]
+    out, _, error = call(model_folder, *arguments)
+    assert error == ""
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert {"retrieval", "zero-shot", "few-shot", "linear-probe", "six-tasks"} <= {
+        line["task"] for line in lines
+    }
+    assert (tmp_path / "quick.jsonl").read_text() == out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--suite", "quick", "--data", "scenes"],
+            "give --data with a folder or the name of a set, or --suite",
+        ),
+        ([], "give --data with a folder or the name of a set, or --suite"),
+        (["--suite", "scenery"], "unknown suite 'scenery'"),
+        (["--suite", "scenes", "--task", "mmvp"], "--suite scenes has its own tasks"),
+        (["--suite", "scenes", "--watch", "runs/x"], "--watch RUN measures that run's checkpoints"),
+        (["--data", "cifar10"], "cifar10 .* is a published set: give --data-root FOLDER"),
+    ],
+)
+def test_bad_input_is_one_line(model_folder, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    _, told, error = call(model_folder, *arguments)
+    assert told == ""
+    assert re.search(words, error)
+    assert "\n" not in error
+    assert list(tmp_path.glob("*.jsonl")) == []
+
+
+def test_no_model_at_all(tmp_path):
+    done = run("--suite", "scenes", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "diffclip: nothing to measure: give models, or one run with --watch RUN\n",
+    )
+
+
+def test_a_model_of_nan_fails_in_a_line_a_task(model_folder, root, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(model_folder, broken)
+    file = broken / "model.safetensors"
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    weights = load_file(file)
+    weights["visual.cls_token"].fill_(float("nan"))
+    save_file(weights, file, metadata)
+    _, told, error = call(
+        broken, "--suite", "quick", "--data-root", root, "--skip-missing", "--output", tmp_path / "r.jsonl"
+    )
+    assert error == "8 of 8 tasks failed, see above"
+    failed = [line for line in told.splitlines() if "FAILED" in line]
+    assert len(failed) == 8
+    assert all("are not finite numbers" in line for line in failed)
+    assert "Traceback" not in told
+
+
+def test_checkpoints_are_measured_as_they_appear(root, tmp_path):
+    """A run is trained while another process watches it."""
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(
+        json.dumps(
+            {
+                "model": "CLIP",
+                "epochs": 3,
+                "batch_size": 4,
+                "lr": 1e-3,
+                "warmup_epochs": 0,
+                "precision": "fp32",
+                "architecture": {
+                    "embed_dim": 16,
+                    "vision": {"image_size": 16, "patch_size": 8, "width": 16, "layers": 1, "heads": 2},
+                    "text": {"context_length": 12, "width": 16, "layers": 1, "heads": 2},
+                },
+                "data": {
+                    "train": str(root / "flickr8k" / "val"),
+                    "val": str(root / "flickr8k" / "val"),
+                    "workers": 0,
+                },
+            }
+        )
+    )
+    run_folder, output = tmp_path / "run", tmp_path / "watched.jsonl"
+    train = [sys.executable, "-m", "diffclip.cli", "train", str(recipe), "--run", str(run_folder)]
+    training = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+    while not (run_folder / "recipe.yaml").is_file() and training.poll() is None:
+        time.sleep(0.02)
+    done = run("--watch", run_folder, "--data", root / "flickr8k", "--split", "val", "--output", output)
+    assert training.wait() == 0
+    assert done.returncode == 0, done.stderr
+    steps = sorted({record.weights for record in read_records(output)})
+    assert steps[-1] == str(run_folder / "checkpoints" / "step_00000003")
+    assert all(record.seed == 0 for record in read_records(output))
+    before = read_records(output)
+    again = run("--watch", run_folder, "--data", root / "flickr8k", "--split", "val", "--output", output)
+    assert again.returncode == 0
+    assert sorted(map(key_of, read_records(output))) == sorted(map(key_of, before))

@@ -1,0 +1,306 @@
+"""clip_benchmark's own program on our models: the same numbers, and what it cannot do said before it starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import diffclip
+from diffclip.config import name_of
+from diffclip.data.catalog import open_set
+from diffclip.data.scenes import write_scenes
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+from diffclip.evaluation.tasks import Setting, run_task
+from diffclip.tokenizer import Tokenizer
+
+pytest.importorskip("clip_benchmark")
+
+from clip_benchmark import cli, models
+
+from diffclip.integrations import clip_benchmark as ours
+
+# their accuracy with NumPy 2.3
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:clip_benchmark")
+BATCH = 64
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory, tmp_path, monkeypatch) -> None:
+    """Results that name no folder, and indexes of shards, stay out of the repository and the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scenes(folder, size=32, train=24, val=12, test=96, seed=0)
+    return folder
+
+
+def learnt(scenes: Path, attention: str) -> diffclip.CLIP:
+    """A model that has begun to learn the scenes it is tested on: its embeddings are spread, and many answers right."""
+    config = diffclip.CLIPConfig(
+        embed_dim=32,
+        vision=diffclip.VisionConfig(
+            image_size=32, patch_size=16, width=32, layers=2, heads=4, attention=attention
+        ),
+        text=diffclip.TextConfig(context_length=20, width=32, layers=2, heads=4, attention=attention),
+    )
+    model = diffclip.CLIP(config, seed=0)
+    preprocess = eval_transform(32, config.preprocess)
+    data = open_set(scenes / "captions", "test")
+    (batch,) = data.batches(preprocess, 1000)
+    tokens = Tokenizer(config.text)([captions[0] for captions in data.captions])
+    target = torch.arange(len(tokens))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(80):
+        out = model(batch.images, tokens)
+        logits = out["logit_scale"] * out["image_features"] @ out["text_features"].T
+        loss = F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def weights(scenes, tmp_path_factory) -> dict[str, Path]:
+    """A saved folder of each attention."""
+    folder = tmp_path_factory.mktemp("runs")
+    for attention in ("softmax", "differential"):
+        diffclip.save_weights(learnt(scenes, attention), folder / attention)
+    return {attention: folder / attention for attention in ("softmax", "differential")}
+
+
+def run_theirs(weights: Path, folder: Path, *options: str) -> dict[str, float]:
+    """The metrics of `diffclip benchmark eval` on a folder."""
+    output = Path.cwd() / "theirs.json"
+    where = ["--pretrained", str(weights), "--dataset_root", str(folder), "--output", str(output)]
+    how = [
+        "--no_amp",
+        "--quiet",
+        "--num_workers",
+        "0",
+        "--batch_size",
+        str(BATCH),
+        "--recall_k",
+        "1",
+        "5",
+        "10",
+    ]
+    ours.run_command(["eval", *where, *how, *options])
+    metrics: dict[str, float] = json.loads(output.read_text())["metrics"]
+    return metrics
+
+
+def assert_equal_but_for_one_item(weights: Path, folder: Path, split: str, *options: str) -> dict[str, float]:
+    theirs = run_theirs(weights, folder, "--split", split, *options)
+    data = open_set(folder, split)
+    scores = run_task(None, Setting(*diffclip.load(weights), data, BATCH)).scores
+    assert {score.metric for score in scores} == set(theirs)
+    for score in scores:
+        items = score.count
+        if score.metric == "mean_per_class_recall":  # where an item counts most: in the smallest class
+            sizes = Counter(data.labels)
+            items = len(sizes) * min(sizes.values())
+        assert abs(theirs[score.metric] - score.value) * items <= 1.001, score.metric
+    return theirs
+
+
+@pytest.mark.parametrize("attention", ["softmax", "differential"])
+def test_the_same_zero_shot_on_scenes(attention, scenes, weights) -> None:
+    assert_equal_but_for_one_item(
+        weights[attention], scenes / "shapes", "test", "--dataset", "wds/scenes-shapes"
+    )
+
+
+@pytest.mark.parametrize("attention", ["softmax", "differential"])
+def test_the_same_retrieval_on_scenes(attention, scenes, weights) -> None:
+    found = assert_equal_but_for_one_item(
+        weights[attention],
+        scenes / "captions",
+        "test",
+        *("--dataset", "wds/scenes", "--task", "zeroshot_retrieval"),
+    )
+    assert found["image_retrieval_recall@10"] > 1.2 * 10 / 96  # better than chance
+
+
+@pytest.mark.parametrize("attention", ["softmax", "differential"])
+@pytest.mark.parametrize(
+    ("name", "split"), [("flickr8k", "val"), ("cifar10", "test"), ("caltech101", "test")]
+)
+def test_the_same_on_real_sets(name, split, attention, weights, shared) -> None:
+    folder = shared / "data" / name
+    if not folder.is_dir():
+        pytest.skip(f"no {name} beside the repository")
+    assert_equal_but_for_one_item(weights[attention], folder, split, "--dataset", f"wds/{name}")
+
+
+def test_registering_twice_is_as_once(monkeypatch) -> None:
+    for _ in range(2):
+        ours.register()
+    assert models.MODEL_TYPES.count("diffclip") == 1
+    assert cli.MODEL_TYPES is models.MODEL_TYPES
+    monkeypatch.setattr(sys, "argv", ["clip_benchmark", "eval", "--model_type", "diffclip"])
+    assert cli.get_parser_args()[1].model_type == "diffclip"
+
+
+def test_their_loader_gives_our_model(weights, tmp_path) -> None:
+    ours.register()
+    model, transform, tokenizer = models.load_clip(
+        "diffclip", "a label", str(weights["differential"]), cache_dir=None, device="cpu"
+    )
+    wanted, preprocess, _ = diffclip.load(weights["differential"])
+    assert not model.training
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in wanted.state_dict().items())
+    assert (transform.image_size, transform.preprocess) == (preprocess.image_size, preprocess.preprocess)
+    assert tokenizer(["far too long " * 20, "short"]).shape == (2, 20)
+
+
+def test_a_name_alone_has_random_weights_and_says_so(capsys) -> None:
+    model, _, _ = ours.load_diffclip("DiffCLIP-ViT-S-16", "random")
+    assert name_of(model.config) == "DiffCLIP-ViT-S-16"
+    assert "DiffCLIP-ViT-S-16 has random weights" in capsys.readouterr().err
+
+
+def test_runs_with_the_default_output(weights, scenes) -> None:
+    """Weights below a folder: the results lie here, one file each, and hold the name as it was given."""
+    Path("runs").symlink_to(weights["softmax"].parent)
+    names = ["runs/softmax", "runs/differential"]
+    given = [
+        "--dataset",
+        "wds/shapes",
+        "--dataset_root",
+        str(scenes / "shapes"),
+        "--quiet",
+        "--num_workers",
+        "1",
+    ]
+    ours.run_command(["eval", "--pretrained", *names, *given])
+    results = sorted(Path().glob("*.json"))
+    assert [file.name for file in results] == [
+        f"shapes_{name.replace('/', '_')}_diffclip_en_zeroshot_classification.json" for name in sorted(names)
+    ]
+    assert {json.loads(file.read_text())["pretrained"] for file in results} == set(names)
+    ours.run_command(["build", *map(str, results), "--output", "all.csv"])
+    assert len(Path("all.csv").read_text().splitlines()) == 3
+
+
+def test_their_other_way_to_name_models_and_a_folder_for_results(weights, scenes) -> None:
+    Path("runs").symlink_to(weights["softmax"].parent)
+    given = [
+        "--pretrained_model",
+        "mine,runs/softmax",
+        "--dataset",
+        "wds/shapes",
+        "--quiet",
+        "--num_workers",
+        "0",
+    ]
+    output = ["--output", "out/{dataset}/{pretrained}_{model}.json"]
+    ours.run_command(["eval", *given, "--dataset_root", str(scenes / "shapes"), *output])
+    assert json.loads(Path("out/shapes/runs_softmax_mine.json").read_text())["model"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--pretrained", "runs/gone"], "runs/gone does not exist"),
+        (["--pretrained", "random"], "no model to measure: give --pretrained"),
+        (["--model", "DifCLIP-ViT-B-16", "--pretrained", "random"], "did you mean 'DiffCLIP-ViT-B-16'"),
+        (["--model", "CLIP-ViT-B-16"], "holds CLIP-v32x2x4.*, not CLIP-ViT-B-16"),
+        (["--dataset", "cifar11"], "Unsupported dataset: cifar11; .*--dataset wds/NAME"),
+        (["--dataset_root", "CAPTIONS"], "Classes not specified for wds/shapes; .*--task zeroshot_retrieval"),
+        (["--output", "."], r"cannot write \."),
+        (["--output", "taken/{dataset}.json"], r"cannot write taken/shapes\.json"),
+    ],
+)
+def test_bad_input_is_one_line(options, words, weights, scenes) -> None:
+    Path("taken").touch()
+    options = [str(scenes / "captions") if word == "CAPTIONS" else word for word in options]
+    given = ["--pretrained", str(weights["softmax"]), "--dataset", "wds/shapes", "--quiet"]
+    with pytest.raises(InputError, match=words) as caught:
+        ours.run_command(["eval", *given, "--dataset_root", str(scenes / "shapes"), *options])
+    assert "\n" not in str(caught.value)
+    assert not list(Path().glob("*.json"))
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch) -> None:
+    monkeypatch.setattr(cli, "main_eval", lambda _: pytest.fail("it was started"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA it runs")
+def test_a_linear_probe_without_cuda_names_the_way_out(nothing_runs) -> None:
+    with pytest.raises(InputError, match=r"needs CUDA.* use diffclip evaluate --task linear-probe"):
+        ours.run_command(["eval", "--task", "linear_probe", "--pretrained", "runs/gone"])
+
+
+def test_a_numpy_that_breaks_their_accuracy(weights, monkeypatch) -> None:
+    """As NumPy 2.4 does; retrieval needs no accuracy."""
+    from clip_benchmark.metrics import zeroshot_classification
+
+    def refuse(*_: object) -> None:
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    started: list[str] = []
+    monkeypatch.setattr(zeroshot_classification, "accuracy", refuse)
+    monkeypatch.setattr(cli, "main_eval", lambda chosen: started.extend(chosen.dataset))
+    Path("sets.txt").write_text("wds/flickr8k\nmscoco_captions\n")
+    given = ["eval", "--pretrained", str(weights["softmax"])]
+    for options in (
+        ["--dataset", "wds/cifar10"],
+        ["--dataset", "wds/flickr8k", "cifar10"],
+        ["--dataset", "vtab"],
+        [],
+        ["--dataset", "wds/flickr8k", "--task", "zeroshot_classification"],
+    ):
+        with pytest.raises(InputError, match=r"accuracy with NumPy .* pip install 'numpy<2\.4'"):
+            ours.run_command([*given, *options])
+    assert started == []
+    for options in (
+        ["wds/flickr8k"],
+        ["wds/scenes", "--task", "zeroshot_retrieval"],
+        ["retrieval"],
+        ["sets.txt"],
+    ):
+        ours.run_command([*given, "--dataset", *options])
+    assert started == ["wds/flickr8k", "wds/scenes", "retrieval", "sets.txt"]
+
+
+@pytest.mark.parametrize("module", ["clip_benchmark", "requests", "sklearn"])
+def test_a_missing_group_is_named(module, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=rf"needs {module}.* pip install 'diffclip\[eval\]'"):
+        ours.register()
+
+
+def test_their_own_model_types_stay(monkeypatch) -> None:
+    chosen = []
+    monkeypatch.setattr(cli, "main_eval", chosen.append)
+    ours.run_command(
+        [
+            "eval",
+            "--model_type",
+            "open_clip",
+            "--model",
+            "ViT-B-32",
+            "--pretrained",
+            "openai",
+            "--dataset",
+            "wds/x",
+        ]
+    )
+    assert (chosen[0].model_type, chosen[0].model, chosen[0].pretrained) == (
+        "open_clip",
+        ["ViT-B-32"],
+        ["openai"],
+    )
