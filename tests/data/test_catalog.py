@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_ten_shards_come_in_natural_order(tmp_path: Path, write_shard: WriteShar
     folder = tmp_path / "set"
     for n in range(12):
         write_shard(folder / "test" / f"{n}.tar", 1, start=n, changes={n: {"cls": b"0"}})
-    (folder / "classnames.txt").write_text("thing")
+    (folder / "classnames.txt").write_text("thing\nother")
     data = open_set(folder, "test")
     assert [data.key(n) for n in range(12)] == [f"s{n:07d}" for n in range(12)]
     assert data.templates == ["a photo of a {c}"]
@@ -128,12 +129,55 @@ def test_missing_places(classes: Path, tmp_path: Path) -> None:
     assert "not one sample" in one_line(classes, "val")
 
 
-def test_unknown_name_lists_the_built_in_sets_and_the_layout() -> None:
-    message = one_line("imagenet", "test")
-    assert "unknown set 'imagenet'" in message
-    assert "scenes, scenes-colours, scenes-mmvp, scenes-shapes" in message
+def test_unknown_name_lists_the_named_sets_and_the_layout() -> None:
+    message = one_line("wordnet", "test")
+    assert "unknown set 'wordnet'" in message
+    assert "pets, scenes, scenes-colours, scenes-mmvp, scenes-shapes" in message
     assert "folder in clip_benchmark's layout" in message
     assert "did you mean 'scenes'?" in one_line("scene", "test")
+    assert "did you mean 'imagenet1k'?" in one_line("imagenet1", "test")
+
+
+def test_a_single_class_is_no_set(classes: Path) -> None:
+    (classes / "classnames.txt").write_text("cat\n")
+    assert "classnames.txt has a single class, 'cat'" in one_line(classes, "test")
+
+
+def test_classes_without_a_picture_are_said(classes: Path) -> None:
+    (classes / "classnames.txt").write_text("cat\ndog\nemu\nfox\n")
+    (fault,) = open_set(classes, "test").faults
+    assert str(fault) == (
+        f"{classes / 'test'} has no picture of 2 of its 4 classes, the first is 'emu': "
+        "mean_per_class_recall is over the others"
+    )
+
+
+def test_splits_beside_one(classes: Path, write_shard: WriteShard) -> None:
+    data = open_set(classes, "test")
+    assert data.folder == classes
+    assert data.beside("train") is None
+    write_shard(classes / "train" / "0.tar", 2, changes={n: {"cls": b"1"} for n in range(2)})
+    train = data.beside("train")
+    assert train is not None
+    assert (train.name, train.split, train.labels) == ("things", "train", [1, 1])
+    again = train.beside("test")
+    assert again is not None
+    assert again.labels == data.labels
+
+
+def test_identity_tells_sets_apart(classes: Path, write_shard: WriteShard) -> None:
+    def identity() -> dict[str, str]:
+        return open_set(classes, "test").identity
+
+    first = identity()
+    assert json.loads(json.dumps(first)) == first == identity()
+    (classes / "classnames.txt").write_text("cat\nwolf\n")
+    renamed = identity()
+    assert {key for key in first if first[key] != renamed[key]} == {"texts"}
+    labels = {n: {"txt": None, "cls": b"1"} for n in range(3)}
+    write_shard(classes / "test" / "0.tar", 3, changes=labels)
+    relabelled = identity()
+    assert {key for key in first if renamed[key] != relabelled[key]} == {"source", "answers"}
 
 
 def test_class_names_and_templates(classes: Path) -> None:

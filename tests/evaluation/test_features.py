@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from class_sets import write_class_set
+from made_sets import write_dtd, write_picture
 from torch import nn
 
 import diffclip
@@ -109,6 +110,24 @@ def test_anything_else_is_computed_again(model, folder, passes, tmp_path):
     write_class_set(folder, {"test2": [1], "train": [0, 1, 2, 1, 0]}, 3)
     reader(model).read(open_set(folder, "train"))
     assert len(passes) == wanted + 1
+
+
+def test_class_names_and_prompts_are_no_part_of_it(model, folder, passes):
+    reader(model).read(open_set(folder, "train"))
+    (folder / "classnames.txt").write_text("one\ntwo\nthree\n")
+    reader(model).read(open_set(folder, "train"))
+    assert passes == [5]
+
+
+def test_a_set_of_files_is_computed_once_and_again_when_one_changes(model, tmp_path, passes):
+    write_dtd(tmp_path / "dtd")
+    for _ in range(2):
+        features = reader(model).read(open_set("dtd", "train", tmp_path))
+    assert features.labels.tolist() == [1, 0]
+    assert passes == [2]
+    write_picture(tmp_path / "dtd/dtd/dtd/images/banded/banded_train.jpg", 99)
+    reader(model).read(open_set("dtd", "train", tmp_path))
+    assert passes == [2, 2]
 
 
 def test_another_transform_is_not_kept(model, folder, passes, cache):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from class_sets import write_class_set
@@ -30,6 +32,9 @@ def test_no_train_split(folder, tmp_path):
     ):
         train_split(open_set(lone, "test"), "few-shot")
     assert validation_split(open_set(lone, "test")) is None
+    data = replace(open_set(lone, "test"), folder=None)
+    with pytest.raises(InputError, match=r"lone has no train split, which few-shot learns from$"):
+        train_split(data, "few-shot")
 
 
 def test_a_fifth_of_each_class_is_held_out():

@@ -1,4 +1,4 @@
-"""Sets to evaluate on: folders in clip_benchmark's layout, and the built-in scenes by name.
+"""Sets to evaluate on: folders in clip_benchmark's layout, the built-in scenes and published sets by name.
 
 The layout is that of LAION-AI/CLIP_benchmark (`datasets/builder.py`, `build_wds_dataset`): `SPLIT/{0..n}.tar`
 with `SPLIT/nshards.txt`, `classnames.txt`, `zeroshot_classification_templates.txt` and `dataset_type.txt`.
@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-
-import torch
-from torch import Tensor
 
 import diffclip
-from diffclip.data.pictures import evaluation_batches
+from diffclip.data.class_folders import class_folder, class_folder_set
+from diffclip.data.evaluation_set import EvaluationBatch, EvaluationSet, Kind, check_several
+from diffclip.data.open_published import open_files
+from diffclip.data.published_sets import PUBLISHED, is_there, not_there, place_of
 from diffclip.data.samples import (
     CAPTION_KEY,
     PICTURE,
     Fault,
-    Transform,
     caption_members,
     captions_of,
     sample_fault,
@@ -31,7 +28,7 @@ from diffclip.data.shards import Shards, expand_shards, tar_files
 from diffclip.errors import InputError, unknown
 from diffclip.files import cache_folder
 
-Kind = Literal["classification", "retrieval"]
+__all__ = ["BUILT_IN", "EvaluationBatch", "EvaluationSet", "Kind", "caption_set", "open_set", "set_folder"]
 
 DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
@@ -46,94 +43,57 @@ BUILT_IN = {
 }
 
 
-@dataclass
-class EvaluationBatch:
-    """images [B, 3, S, S] as the transform makes them, their positions [B] in the set, and what they show.
-
-    `labels` is int64 [B] for classification, else None; `captions` each picture's for retrieval, else None.
-    """
-
-    images: Tensor
-    positions: list[int]
-    labels: Tensor | None
-    captions: list[list[str]] | None
-
-
-@dataclass
-class EvaluationSet:
-    """One split of a set to evaluate on.
-
-    Attributes:
-        name: the folder's name.
-        split: which split.
-        kind: "classification" or "retrieval".
-        classnames: by label; empty for retrieval.
-        templates: prompts with `{c}` for the class name; empty for retrieval.
-        shards: where the samples are.
-        indices: the numbers in `shards` of the set's samples.
-        labels: one a sample for classification, else empty.
-        captions: one or more a sample for retrieval, else empty.
-        faults: what was skipped so far; `batches` adds the broken pictures that it meets.
-    """
-
-    name: str
-    split: str
-    kind: Kind
-    classnames: list[str]
-    templates: list[str]
-    shards: Shards
-    indices: list[int]
-    labels: list[int] = field(default_factory=list)
-    captions: list[list[str]] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def key(self, position: int) -> str:
-        """The key of the sample at `position`."""
-        return self.shards.key(self.indices[position])
-
-    def batches(self, transform: Transform, batch_size: int, workers: int = 0) -> Iterator[EvaluationBatch]:
-        """The set in order, up to `batch_size` pictures at a time; broken ones are left out.
-
-        Args:
-            transform: PIL RGB → [3, S, S], usually `eval_transform`'s.
-            batch_size: pictures a batch.
-            workers: processes that read ahead; 0 reads in this one.
-
-        Raises:
-            InputError: all pictures are broken.
-            DiffCLIPError: a worker died.
-        """
-        broken: list[Fault] = []
-        try:
-            pictures = evaluation_batches(self.shards, self.indices, transform, batch_size, broken, workers)
-            for batch in pictures:
-                positions = batch.positions
-                labels = torch.tensor([self.labels[p] for p in positions]) if self.labels else None
-                captions = [self.captions[p] for p in positions] if self.captions else None
-                yield EvaluationBatch(batch.images, positions, labels, captions)
-        finally:
-            # A second pass meets the same broken pictures.
-            self.faults = list(dict.fromkeys(self.faults + broken))
-
-
-def open_set(source: str | Path, split: str) -> EvaluationSet:
+def open_set(source: str | Path, split: str, root: str | Path | None = None) -> EvaluationSet:
     """Open one split of a set.
 
     Args:
-        source: a folder in clip_benchmark's layout, or the name of a built-in set: `scenes` (retrieval),
-            `scenes-shapes` or `scenes-colours` (classification), drawn into the user's cache folder on first use.
-        split: a folder of shards in it, for example `test`.
+        source: a folder in clip_benchmark's layout, or of class folders by ImageNet synset; or the name of a built-in
+            set, such as `scenes` (retrieval) or `scenes-shapes` (classification), drawn into the user's cache folder
+            on first use; or of a published set, which lies in ROOT/NAME (see `published_sets`).
+        split: a folder of shards in it, for example `test`; or a split of the published set.
+        root: the folder of the published sets.
 
     Raises:
-        InputError: no such set, folder or split; no shards or samples; no class list; labels that cannot be
-            read or lie outside the class list.
+        InputError: no such set, folder or split; no shards or samples; no class list, or of a single class; labels
+            that cannot be read or lie outside the class list; a published set that must be downloaded first.
     """
-    name, folder = str(source), set_folder(source)
-    if name not in BUILT_IN:
-        name = folder.resolve().name
+    folder = set_folder(source, root)
+    given = str(source) not in BUILT_IN and Path(source).expanduser().is_dir()
+    return _open(folder.resolve().name if given else str(source), split, folder)
+
+
+def _open(name: str, split: str, folder: Path) -> EvaluationSet:
+    data = _read(name, split, folder)
+    return replace(data, folder=folder, open_split=lambda other: _beside(name, other, folder))
+
+
+def _beside(name: str, split: str, folder: Path) -> EvaluationSet | None:
+    there = _has_shards(folder, split) or _has_files(name, split, folder)
+    if name not in PUBLISHED:
+        there = there or class_folder(name, folder, split, (split,)) is not None
+    return _open(name, split, folder) if there else None
+
+
+def _read(name: str, split: str, folder: Path) -> EvaluationSet:
+    if _has_shards(folder, split):
+        return _from_shards(name, split, folder)
+    if name in PUBLISHED:
+        if not _has_files(name, split, folder) and _shard_splits(folder):
+            return _from_shards(name, split, folder)
+        return open_files(name, split, folder)
+    classes = class_folder(name, folder, split, (split, ".") if split == "test" else (split,))
+    return class_folder_set(name, split, classes) if classes else _from_shards(name, split, folder)
+
+
+def _has_shards(folder: Path, split: str) -> bool:
+    return any((folder / split).glob("*.tar"))
+
+
+def _has_files(name: str, split: str, folder: Path) -> bool:
+    return name in PUBLISHED and split in PUBLISHED[name].splits and is_there(name, split, folder)
+
+
+def _from_shards(name: str, split: str, folder: Path) -> EvaluationSet:
     kind = _kind(folder)
     shards = Shards(_shards(folder, split))
     if kind == "retrieval":
@@ -149,6 +109,7 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
         raise InputError(
             f"{folder / 'classnames.txt'}: line {classnames.index('') + 1} is blank, name the class"
         )
+    check_several(classnames, str(folder / "classnames.txt"))
     prompts = folder / "zeroshot_classification_templates.txt"
     templates = [line for line in _lines(prompts) if line] or [DEFAULT_TEMPLATE]
     for template in templates:
@@ -159,8 +120,19 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
     if not indices:
         raise InputError(f"no sample in {folder / split} has a picture and a label (.cls): {faults[0]}")
     labels = [_label(shards, i, len(classnames)) for i in indices]
+    faults += _empty_classes(folder / split, classnames, labels)
     kind: Kind = "classification"
     return EvaluationSet(name, split, kind, classnames, templates, shards, indices, labels, faults=faults)
+
+
+def _empty_classes(where: Path, classnames: list[str], labels: list[int]) -> list[Fault]:
+    """What is said of classes without a picture, which are in no mean over classes."""
+    seen = set(labels)
+    empty = [name for label, name in enumerate(classnames) if label not in seen]
+    if not empty:
+        return []
+    which = f"has no picture of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
+    return [Fault(str(where), f"{which}: mean_per_class_recall is over the others")]
 
 
 def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTION_KEY) -> EvaluationSet:
@@ -195,21 +167,27 @@ def _label(shards: Shards, i: int, classes: int) -> int:
     return int(text)
 
 
-def set_folder(source: str | Path) -> Path:
-    """The folder of a set, or of a built-in one, which is drawn on first use.
+def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
+    """The folder of a set: of a built-in one, which is drawn on first use, or ROOT/NAME of a published one.
 
     Raises:
         InputError: no such set or folder.
     """
-    if str(source) in BUILT_IN:
-        return _scenes() / BUILT_IN[str(source)]
+    name = str(source)
+    if name in BUILT_IN:
+        return _scenes() / BUILT_IN[name]
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
+    if name in PUBLISHED:
+        if root is None or not place_of(name, root).is_dir():
+            raise not_there(name, root)
+        return place_of(name, root)
     if folder.exists():
         raise InputError(f"{source} is a file: give the folder that holds the splits of a set")
-    if os.sep not in str(source):
-        raise InputError(f"{unknown('set', source, BUILT_IN)}; or give a folder in clip_benchmark's layout")
+    if os.sep not in name:
+        names = [*BUILT_IN, *PUBLISHED]
+        raise InputError(f"{unknown('set', name, names)}; or give a folder in clip_benchmark's layout")
     raise InputError(f"folder {source} does not exist: give a set in clip_benchmark's layout, or 'scenes'")
 
 
@@ -232,7 +210,7 @@ def _kind(folder: Path) -> Kind:
 def _shards(folder: Path, split: str) -> list[Path]:
     inside = folder / split
     if not inside.is_dir():
-        splits = sorted(path.name for path in folder.iterdir() if path.is_dir() and any(path.glob("*.tar")))
+        splits = _shard_splits(folder)
         if not splits:
             raise InputError(f"{folder} has no split {split!r}, nor any other folder of .tar shards")
         raise InputError(f"{folder} has no split {split!r}: choose from {', '.join(splits)}")
@@ -242,6 +220,10 @@ def _shards(folder: Path, split: str) -> list[Path]:
     if not count[0].isdecimal() or int(count[0]) == 0:
         raise InputError(f"{inside / 'nshards.txt'} holds {count[0]!r} instead of the number of shards")
     return expand_shards([inside / f"{number}.tar" for number in range(int(count[0]))])
+
+
+def _shard_splits(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and any(path.glob("*.tar")))
 
 
 def _lines(file: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures of shards in order, for evaluation; and what both loaders do about a data worker that dies."""
+"""Pictures of a source in order, for evaluation; and what both loaders do about a data worker that dies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from diffclip.data.samples import PICTURE, Fault, Transform, picture_of, sample_fault
-from diffclip.data.shards import Shards
+from diffclip.data.samples import Fault, Transform, sample_fault
+from diffclip.data.sources import Source
 from diffclip.errors import DiffCLIPError, InputError
 
 
@@ -24,14 +24,14 @@ class PictureBatch:
 
 
 def evaluation_batches(
-    shards: Shards,
+    source: Source,
     indices: Sequence[int],
     transform: Transform,
     batch_size: int,
     faults: list[Fault],
     workers: int = 0,
 ) -> Iterator[PictureBatch]:
-    """The pictures of the samples `indices`, in that order, up to `batch_size` at a time.
+    """The pictures `indices` of a source, in that order, up to `batch_size` at a time.
 
     A broken picture is left out and appended to `faults`; a batch of nothing else is not given.
 
@@ -40,7 +40,7 @@ def evaluation_batches(
         DiffCLIPError: a worker died.
     """
     loader: DataLoader[Any] = DataLoader(
-        _Pictures(shards, indices, transform),
+        _Pictures(source, indices, transform),
         batch_size=batch_size,
         collate_fn=_collate,
         num_workers=workers,
@@ -55,7 +55,7 @@ def evaluation_batches(
             read += len(batch.positions)
             yield batch
     if broken and not read:
-        raise InputError(f"every picture in {shards} is broken, the first one: {broken[0]}")
+        raise InputError(f"every picture in {source} is broken, the first one: {broken[0]}")
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -74,19 +74,18 @@ def watched(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 class _Pictures(Dataset[tuple[int, Tensor] | Fault]):
-    def __init__(self, shards: Shards, indices: Sequence[int], transform: Transform) -> None:
-        self.shards, self.indices, self.transform = shards, indices, transform
+    def __init__(self, source: Source, indices: Sequence[int], transform: Transform) -> None:
+        self.source, self.indices, self.transform = source, indices, transform
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, position: int) -> tuple[int, Tensor] | Fault:
         i = int(self.indices[position])
-        name = self.shards.name(i)
         try:
-            picture = picture_of(self.shards.sample(i, PICTURE), name)
+            picture = self.source.picture(i)
         except (InputError, OSError) as error:
-            return sample_fault(name, error)
+            return sample_fault(self.source.name(i), error)
         return position, self.transform(picture)
 
 

@@ -13,9 +13,11 @@ from typing import IO, Any
 import numpy as np
 from braceexpand import braceexpand
 from numpy.typing import NDArray
+from PIL import Image
 
 from diffclip.data.index import read_index
-from diffclip.data.samples import Fault
+from diffclip.data.samples import PICTURE, Fault, picture_of
+from diffclip.data.sources import stamp_of
 from diffclip.errors import InputError
 
 _OPEN_FILES = 64
@@ -147,6 +149,19 @@ class Shards:
                 if len(sample[extension]) < size:
                     raise InputError(f"{self.paths[shard]} became shorter while it was read: start again")
         return sample
+
+    def picture(self, i: int) -> Image.Image:
+        """The picture of sample `i` in RGB.
+
+        Raises:
+            InputError: there is none, or it is broken.
+            OSError: the shard cannot be read.
+        """
+        return picture_of(self.sample(i, PICTURE), self.name(i))
+
+    def identity(self) -> str:
+        """A digest of the name, size and time of each shard."""
+        return stamp_of((path.name, path) for path in self.paths)
 
     def usable(self, needed: Mapping[str, tuple[str, ...]]) -> tuple[NDArray[np.int64], list[Fault]]:
         """The numbers of the samples that have a member for each of `needed`, and the faults of the others.

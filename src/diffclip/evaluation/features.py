@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffclip.data.catalog import EvaluationSet
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.samples import Fault, Transform
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
 
 _FORMAT = 1
+# Labels and class names are no part of what is kept.
+_PICTURES = ("name", "split", "source", "samples")
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class FeatureReader:
     """Features of sets by one model, from the cache where they were computed before.
 
     They are kept by the tower's architecture and the content of its weights, the transform, and the set: its name,
-    split and samples, with the name, size and time of each shard. A transform that is not `eval_transform`'s cannot
-    be told from another, so its features are not kept. A damaged file counts as none.
+    split and samples, with the name, size and time of each shard or file. A transform that is not `eval_transform`'s
+    cannot be told from another, so its features are not kept. A damaged file counts as none.
     """
 
     model: CLIP
@@ -111,16 +113,14 @@ class FeatureReader:
         transform = self.preprocess
         if not isinstance(transform, EvalTransform):
             return None
-        shards = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in data.shards.paths]
-        config = self.model.config
+        config, known = self.model.config, data.identity
         identity = {
             "format": _FORMAT,
             "tower": config.vision.model_dump(mode="json"),
             "lambda_init": config.lambda_init,
             "weights": self._tower,
             "transform": [transform.image_size, transform.preprocess.model_dump(mode="json")],
-            "set": [data.name, data.split, shards],
-            "samples": hashlib.sha256(np.array(data.indices, dtype=np.int64).tobytes()).hexdigest(),
+            "set": {key: known[key] for key in _PICTURES},
         }
         return json.dumps(identity, sort_keys=True)
 

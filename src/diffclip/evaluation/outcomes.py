@@ -1,11 +1,17 @@
-"""What each item of a result came to, kept beside the records, so that two files can be compared item by item."""
+"""What each item of a result came to, kept beside the records, so that two files can be compared item by item.
+
+The file is small enough to commit: a row of values is kept as the number of each among the different ones that it
+has, a bit where there are at most two (right and wrong). Of items in clusters only the sum over each cluster is kept,
+which is all that intervals and tests look at, and how many items there are in each, once for all results that share it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +22,15 @@ from diffclip.evaluation.records import Record
 from diffclip.files import write_atomically
 
 _SUFFIX = ".outcomes.npz"
+_NO_CLUSTERS = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ItemOutcomes:
-    """The outcome of each item, float64 [n], and the cluster int64 [n] that it belongs to (None: each its own)."""
+    """The outcome of each item, float64 [n], and the cluster int64 [n] that it belongs to (None: each its own).
+
+    Read from a file, the items of a cluster come one after the other and have their mean each.
+    """
 
     hits: NDArray[np.float64]
     clusters: NDArray[np.int64] | None
@@ -38,16 +48,30 @@ def key_of(record: Record) -> str:
 
 
 def write_outcomes(path: str | Path, outcomes: Mapping[str, ItemOutcomes]) -> None:
-    """Write outcomes by key, whole or not at all.
+    """Write outcomes by key, whole or not at all; values, or sums over clusters, are kept exactly.
 
     Raises:
         InputError: the place cannot be written.
     """
-    arrays: dict[str, NDArray[np.generic]] = {"keys": np.array(list(outcomes), dtype=np.str_)}
-    for number, one in enumerate(outcomes.values()):
-        arrays[f"hits_{number}"] = one.hits
-        if one.clusters is not None:
-            arrays[f"clusters_{number}"] = one.clusters
+    values: list[NDArray[Any]] = []
+    structures: dict[bytes, tuple[int, NDArray[Any], NDArray[Any]]] = {}
+    structure_of = []
+    for one in outcomes.values():
+        if one.clusters is None:
+            values.append(one.hits)
+            structure_of.append(_NO_CLUSTERS)
+            continue
+        names, index, sizes = np.unique(one.clusters, return_inverse=True, return_counts=True)
+        values.append(np.bincount(index, weights=one.hits))
+        same = names.tobytes() + sizes.tobytes()
+        structure_of.append(structures.setdefault(same, (len(structures), names, sizes))[0])
+    arrays = {
+        "keys": np.frombuffer(json.dumps(list(outcomes)).encode(), dtype=np.uint8),
+        "structure_of": np.array(structure_of, dtype=np.int64),
+        **_encoded("values", values),
+        **_encoded("steps", [np.diff(names, prepend=0) for _, names, _ in structures.values()]),
+        **_encoded("sizes", [sizes for *_, sizes in structures.values()]),
+    }
     with write_atomically(path) as temporary, temporary.open("wb") as handle:
         np.savez_compressed(handle, **arrays)  # type: ignore[arg-type]
 
@@ -63,15 +87,62 @@ def read_outcomes(path: str | Path) -> dict[str, ItemOutcomes]:
         return {}
     try:
         with np.load(path, allow_pickle=False) as data:
-            return {
-                str(key): ItemOutcomes(
-                    data[f"hits_{number}"].astype(np.float64),
-                    data.get(f"clusters_{number}"),
-                )
-                for number, key in enumerate(data["keys"])
-            }
+            keys, structure_of = json.loads(data["keys"].tobytes()), data["structure_of"].tolist()
+            values, steps = _decoded("values", data), _decoded("steps", data)
+            sizes = [own.astype(np.int64) for own in _decoded("sizes", data)]
+        # one array for all results that share it
+        clusters = [
+            np.repeat(np.cumsum(own.astype(np.int64)), count) for own, count in zip(steps, sizes, strict=True)
+        ]
+        found = {}
+        for key, own, at in zip(keys, values, structure_of, strict=True):
+            if at == _NO_CLUSTERS:
+                found[key] = ItemOutcomes(own, None)
+            else:
+                found[key] = ItemOutcomes(np.repeat(own / sizes[at], sizes[at]), clusters[at])
     # zipfile and NumPy raise almost anything for damaged bytes
     except Exception as error:
         raise InputError(
             f"{path} is damaged: remove it, and differences are told from the records alone"
         ) from error
+    return found
+
+
+def _encoded(name: str, rows: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The rows as float64, in four arrays: how long each is, how many different values it has, those, and codes."""
+    coded = [np.unique(row.astype(np.float64), return_inverse=True) for row in rows]
+    packed = [_packed(codes, len(levels)) for levels, codes in coded]
+    return {
+        f"{name}_counts": np.array([len(codes) for _, codes in coded], dtype=np.int64),
+        f"{name}_different": np.array([len(levels) for levels, _ in coded], dtype=np.int64),
+        f"{name}_levels": np.concatenate([np.empty(0), *(levels for levels, _ in coded)]),
+        f"{name}_codes": np.concatenate([np.empty(0, np.uint8), *packed]),
+    }
+
+
+def _decoded(name: str, data: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float64]]:
+    counts, different = data[f"{name}_counts"].tolist(), data[f"{name}_different"].tolist()
+    levels, codes = data[f"{name}_levels"], data[f"{name}_codes"]
+    rows = []
+    for count, number in zip(counts, different, strict=True):
+        width = _width(number)
+        size = width * count if width else -(-count // 8)
+        own, codes = codes[:size], codes[size:]
+        if len(own) != size:
+            raise ValueError("codes end too early")
+        indices = np.frombuffer(own.tobytes(), f"<u{width}") if width else np.unpackbits(own, count=count)
+        rows.append(levels[:number][indices])
+        levels = levels[number:]
+    return rows
+
+
+def _packed(codes: NDArray[np.int64], different: int) -> NDArray[np.uint8]:
+    width = _width(different)
+    if not width:
+        return np.packbits(codes.astype(np.bool_))
+    return np.frombuffer(codes.astype(f"<u{width}").tobytes(), dtype=np.uint8)
+
+
+def _width(different: int) -> int:
+    """Bytes of a code, 0 for a bit."""
+    return 0 if different <= 2 else 1 if different <= 1 << 8 else 2 if different <= 1 << 16 else 4

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffclip.data.catalog import EvaluationSet, open_set
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
 
 TRAIN, VALIDATION = "train", ("val", "validation")
@@ -23,12 +23,10 @@ def train_split(data: EvaluationSet, task: str) -> EvaluationSet:
         raise InputError(
             f"{task} learns from the split {TRAIN}: give another one to test on, as --split test"
         )
-    found = _beside(data, TRAIN)
+    found = data.beside(TRAIN)
     if found is None:
-        folder = data.shards.paths[0].parent.parent
-        raise InputError(
-            f"{data.name} has no {TRAIN} split, which {task} learns from: put its shards into {folder / TRAIN}"
-        )
+        there = "" if data.folder is None else f": put its shards into {data.folder / TRAIN}"
+        raise InputError(f"{data.name} has no {TRAIN} split, which {task} learns from{there}")
     return found
 
 
@@ -38,7 +36,7 @@ def validation_split(data: EvaluationSet) -> EvaluationSet | None:
     Raises:
         InputError: it cannot be read.
     """
-    splits = (_beside(data, name) for name in VALIDATION if name != data.split)
+    splits = (data.beside(name) for name in VALIDATION if name != data.split)
     return next((split for split in splits if split is not None), None)
 
 
@@ -69,8 +67,3 @@ def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
             "no class has two pictures to train on, so none can be held out to choose the cost on"
         )
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
-
-
-def _beside(data: EvaluationSet, split: str) -> EvaluationSet | None:
-    folder = data.shards.paths[0].parent.parent
-    return open_set(folder, split) if any((folder / split).glob("*.tar")) else None

@@ -1,0 +1,289 @@
+"""The published sets that the paper measures on: what they are, how large, where they lie, and how to get them.
+
+ROOT/NAME is where a set lies, NAME as LAION-AI/CLIP_benchmark calls it (`datasets/builder.py`). In it are either
+shards in clip_benchmark's layout (`SPLIT/0.tar`), or the files as torchvision or the publisher lays them out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from diffclip.data.caption_files import annotation_file
+from diffclip.data.class_folders import class_folder
+from diffclip.errors import InputError, unknown
+
+Layout = Literal["torchvision", "synsets", "numbers", "flickr", "coco", "mmvp"]
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
+_OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
+_CAPTIONS = "https://github.com/mehdidc/retrieval_annotations/releases/download/1.0.0"
+
+
+@dataclass(frozen=True)
+class PublishedSet:
+    """A published set.
+
+    Attributes:
+        title: its usual name.
+        size: what must be downloaded, about, in bytes.
+        home: the publisher's page.
+        layout: how its files lie in ROOT/NAME, if they are no shards.
+        splits: those that can be opened.
+        inside: folders of ROOT/NAME that may hold the files; of "torchvision" all must be there.
+        archives: what to fetch and unpack, where torchvision does not.
+        command: shell commands for one who must fetch it by hand, with {place} for ROOT/NAME.
+        wants: why it must be fetched by hand.
+    """
+
+    title: str
+    size: int
+    home: str
+    layout: Layout
+    splits: tuple[str, ...] = ("test",)
+    inside: tuple[str, ...] = (".",)
+    archives: tuple[str, ...] = ()
+    command: str = ""
+    wants: str = ""
+
+
+_TWO, _THREE = ("train", "test"), ("train", "val", "test")
+
+# Sizes are those of the files that torchvision and the publishers offer.
+PUBLISHED = {
+    "caltech101": PublishedSet(
+        "Caltech-101",
+        137_000_000,
+        "https://data.caltech.edu/records/mzrjq-6wc02",
+        "torchvision",
+        _TWO,
+        ("caltech101/101_ObjectCategories",),
+        archives=("https://data.caltech.edu/records/mzrjq-6wc02/files/caltech-101.zip",),
+    ),
+    "cifar10": PublishedSet("CIFAR-10", 170_000_000, _CIFAR, "torchvision", _TWO, ("cifar-10-batches-py",)),
+    "cifar100": PublishedSet("CIFAR-100", 169_000_000, _CIFAR, "torchvision", _TWO, ("cifar-100-python",)),
+    "dtd": PublishedSet(
+        "Describable Textures", 625_000_000, f"{_OXFORD}/dtd", "torchvision", _THREE, ("dtd/dtd",)
+    ),
+    "fgvc_aircraft": PublishedSet(
+        "FGVC-Aircraft",
+        2_750_000_000,
+        f"{_OXFORD}/fgvc-aircraft",
+        "torchvision",
+        _THREE,
+        ("fgvc-aircraft-2013b",),
+    ),
+    "flowers": PublishedSet(
+        "Oxford Flowers 102",
+        345_000_000,
+        f"{_OXFORD}/flowers/102",
+        "torchvision",
+        _THREE,
+        ("flowers-102/jpg",),
+    ),
+    "food101": PublishedSet(
+        "Food-101",
+        5_000_000_000,
+        "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101",
+        "torchvision",
+        _TWO,
+        ("food-101/images", "food-101/meta"),
+    ),
+    "pets": PublishedSet(
+        "Oxford-IIIT Pet",
+        811_000_000,
+        f"{_OXFORD}/pets",
+        "torchvision",
+        _TWO,
+        ("oxford-iiit-pet/images", "oxford-iiit-pet/annotations"),
+    ),
+    "sun397": PublishedSet(
+        "SUN397",
+        39_000_000_000,
+        "https://vision.princeton.edu/projects/2010/SUN",
+        "torchvision",
+        _TWO,
+        ("SUN397",),
+    ),
+    "imagenet1k": PublishedSet(
+        "ImageNet, validation pictures",
+        6_750_000_000,
+        "https://image-net.org/download",
+        "synsets",
+        _TWO,
+        command="cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\"",
+        wants="first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
+        "ILSVRC2012_devkit_t12.tar.gz into {place}",
+    ),
+    "imagenetv2": PublishedSet(
+        "ImageNet-V2, matched frequency",
+        1_260_000_000,
+        "https://huggingface.co/datasets/vaishaal/ImageNetV2",
+        "numbers",
+        inside=("ImageNetV2-matched-frequency", "imagenetv2-matched-frequency-format-val", "."),
+        archives=(
+            "https://huggingface.co/datasets/vaishaal/ImageNetV2/resolve/main/imagenetv2-matched-frequency.tar.gz",
+        ),
+    ),
+    "imagenet-a": PublishedSet(
+        "ImageNet-A",
+        688_000_000,
+        "https://github.com/hendrycks/natural-adv-examples",
+        "synsets",
+        inside=("imagenet-a", "."),
+        archives=("https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar",),
+    ),
+    "imagenet-r": PublishedSet(
+        "ImageNet-R",
+        2_190_000_000,
+        "https://github.com/hendrycks/imagenet-r",
+        "synsets",
+        inside=("imagenet-r", "."),
+        archives=("https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",),
+    ),
+    "imagenet_sketch": PublishedSet(
+        "ImageNet-Sketch",
+        7_600_000_000,
+        "https://github.com/HaohanWang/ImageNet-Sketch",
+        "synsets",
+        inside=("sketch", "."),
+        archives=(
+            "https://huggingface.co/datasets/songweig/imagenet_sketch/resolve/main/data/ImageNet-Sketch.zip",
+        ),
+    ),
+    "flickr8k": PublishedSet(
+        "Flickr8k",
+        1_100_000_000,
+        "https://www.kaggle.com/datasets/adityajn105/flickr8k",
+        "flickr",
+        _THREE,
+        ("Images", "."),
+        command="kaggle datasets download -d adityajn105/flickr8k -p {place} --unzip && cd {place} && "
+        f"curl -LO '{_CAPTIONS}/flickr8k_{{{{train,val,test}}}}_karpathy.txt'",
+        wants="Kaggle wants an account and pip install kaggle",
+    ),
+    "flickr30k": PublishedSet(
+        "Flickr30k",
+        8_800_000_000,
+        "https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset",
+        "flickr",
+        _THREE,
+        ("flickr30k_images/flickr30k_images", "flickr30k_images", "."),
+        command="kaggle datasets download -d hsankesara/flickr-image-dataset -p {place} --unzip && cd {place} && "
+        f"curl -LO '{_CAPTIONS}/flickr30k_{{{{train,val,test}}}}_karpathy.txt'",
+        wants="Kaggle wants an account and pip install kaggle",
+    ),
+    "mscoco_captions": PublishedSet(
+        "COCO captions, val2014",
+        6_650_000_000,
+        "https://cocodataset.org",
+        "coco",
+        ("val", "test"),
+        ("val2014",),
+        archives=(
+            "http://images.cocodataset.org/zips/val2014.zip",
+            f"{_CAPTIONS}/coco_val_karpathy.json",
+            f"{_CAPTIONS}/coco_test_karpathy.json",
+        ),
+    ),
+    "mmvp": PublishedSet("MMVP-VLM", 100_000_000, "https://huggingface.co/datasets/MMVP/MMVP_VLM", "mmvp"),
+}
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A set that must be fetched before it can be measured on: its name, "about 170 MB", and what to type."""
+
+    name: str
+    size: str
+    command: str
+
+
+def missing_sets(wanted: Iterable[tuple[str, str]], root: str | Path | None) -> list[Missing]:
+    """Those of the published sets `wanted`, as (name, split), that do not lie below `root`; nothing is opened.
+
+    Each set is named once, in the order of `wanted`.
+
+    Raises:
+        InputError: a name that is no published set, or a split that it does not have.
+    """
+    # without a root nothing is there, and the commands say FOLDER for it
+    known = "FOLDER" if root is None else root
+    names = dict.fromkeys(name for name, split in wanted if not is_there(name, split, place_of(name, known)))
+    return [Missing(name, size_of(published(name)), command_for(name, known)) for name in names]
+
+
+def published(name: str) -> PublishedSet:
+    """The published set called `name`.
+
+    Raises:
+        InputError: there is none; the nearest name is offered.
+    """
+    if name not in PUBLISHED:
+        raise unknown("published set", name, PUBLISHED)
+    return PUBLISHED[name]
+
+
+def is_there(name: str, split: str, place: Path) -> bool:
+    """Whether the shards or files of one split lie in `place`, by the look of its folders.
+
+    Raises:
+        InputError: no such set, or it has no such split.
+    """
+    entry = published(name)
+    if any((place / split).glob("*.tar")):
+        return True
+    if split not in entry.splits:
+        raise InputError(f"{name} has no split {split!r}: choose from {', '.join(entry.splits)}")
+    if entry.layout == "torchvision":
+        return all((place / inside).is_dir() for inside in entry.inside)
+    if entry.layout == "mmvp":
+        return (place / "Questions.csv").is_file()
+    if entry.layout in ("flickr", "coco"):
+        return annotation_file(name, place, split).is_file()
+    return class_folder(name, place, split, entry.inside) is not None
+
+
+def place_of(name: str, root: str | Path) -> Path:
+    """ROOT/NAME."""
+    return Path(root).expanduser() / name
+
+
+def not_there(name: str, root: str | Path | None) -> InputError:
+    """The error for a published set that is not in ROOT/NAME, or of which nobody said where it is."""
+    entry = published(name)
+    what = f"{name} ({entry.title}, {size_of(entry)} to download)"
+    if root is None:
+        return InputError(
+            f"{what} is a published set: give --data-root FOLDER, it lies in FOLDER/{name}; to get it: "
+            f"{command_for(name, 'FOLDER')}"
+        )
+    return InputError(f"{what} is not in {place_of(name, root)}; to get it: {command_for(name, root)}")
+
+
+def size_of(entry: PublishedSet) -> str:
+    """The size of its download in words: "about 170 MB"."""
+    return f"about {in_bytes(entry.size)}"
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes with two or three digits: "170 MB", "6.8 GB", "39 GB"."""
+    if count < 10**9:
+        return f"{count / 10**6:.0f} MB"
+    return f"{count / 10**9:.0f} GB" if count >= 10**10 else f"{count / 10**9:.1f} GB"
+
+
+def by_hand(name: str, root: str | Path) -> str:
+    """What someone must type to get a set that `diffclip data download` cannot fetch; empty for one that it can."""
+    entry, place = published(name), shlex.quote(str(place_of(name, root)))
+    if not entry.command:
+        return ""
+    return f"{entry.command.format(place=place)} ({entry.wants.format(place=place)})"
+
+
+def command_for(name: str, root: str | Path) -> str:
+    """The shell command that gets a set."""
+    return by_hand(name, root) or f"diffclip data download {name} --root {shlex.quote(str(root))}"

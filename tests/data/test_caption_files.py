@@ -1,0 +1,164 @@
+import json
+from pathlib import Path
+
+import pytest
+from made_sets import write_picture
+
+from diffclip.config import PreprocessConfig
+from diffclip.data.catalog import open_set
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+
+CAPTIONS = {
+    "1000.jpg": ["A child , climbing stairs .", "two, three"],
+    "2.jpg": ["a dog"],
+    "30.jpg": ["a", "b", "c", "d", "e", "f"],
+}
+
+
+def write_flickr(place: Path, name: str, split: str = "test", inside: str = ".") -> Path:
+    lines = [f"{picture},{caption}" for picture, captions in CAPTIONS.items() for caption in captions]
+    for number, picture in enumerate(CAPTIONS):
+        write_picture(place / inside / picture, number)
+    file = place / f"{name}_{split}_karpathy.txt"
+    file.write_text("image,caption\n" + "\n".join(lines) + "\n\n")
+    return file
+
+
+def write_coco(place: Path, split: str = "test") -> Path:
+    numbers = {7: "1000.jpg", 5: "2.jpg", 100: "30.jpg"}
+    content = {
+        "images": [{"id": number, "file_name": name} for number, name in numbers.items()],
+        "annotations": [
+            {"id": at, "image_id": number, "caption": caption}
+            for at, (number, caption) in enumerate(
+                (number, caption) for number, name in numbers.items() for caption in CAPTIONS[name]
+            )
+        ],
+    }
+    for number, name in numbers.items():
+        write_picture(place / "val2014" / name, number)
+    file = place / f"coco_{split}_karpathy.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def one_line(name: str, split: str, root: Path) -> str:
+    with pytest.raises(InputError) as raised:
+        open_set(name, split, root)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [("flickr8k", "."), ("flickr8k", "Images"), ("flickr30k", "flickr30k_images/flickr30k_images")],
+)
+def test_flickr(tmp_path: Path, name: str, inside: str) -> None:
+    write_flickr(tmp_path / name, name, inside=inside)
+    data = open_set(name, "test", tmp_path)
+    assert (data.name, data.kind, data.faults) == (name, "retrieval", [])
+    assert dict(zip(map(data.key, range(3)), data.captions, strict=True)) == CAPTIONS
+    (batch,) = data.batches(eval_transform(8, PreprocessConfig()), 4)
+    assert batch.captions == list(CAPTIONS.values())
+    assert data.beside("val") is None
+    write_flickr(tmp_path / name, name, "val", inside)
+    val = data.beside("val")
+    assert val is not None
+    assert val.split == "val"
+
+
+def test_flickr_is_read_as_by_clip_benchmark(tmp_path: Path) -> None:
+    flickr = pytest.importorskip("clip_benchmark.datasets.flickr")
+    file = write_flickr(tmp_path / "flickr8k", "flickr8k")
+    theirs = flickr.Flickr(str(file.parent), str(file))
+    data = open_set("flickr8k", "test", tmp_path)
+    assert theirs.data == list(zip(map(data.key, range(3)), data.captions, strict=True))
+
+
+def test_coco_is_read_as_by_torchvision(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    from torchvision.datasets import CocoCaptions
+
+    file = write_coco(tmp_path / "mscoco_captions")
+    theirs = CocoCaptions(str(file.parent / "val2014"), str(file))
+    data = open_set("mscoco_captions", "test", tmp_path)
+    assert list(map(data.key, range(3))) == ["2.jpg", "1000.jpg", "30.jpg"]
+    assert data.captions == [captions for _, captions in theirs]
+    for i, (picture, _) in enumerate(theirs):
+        assert data.shards.picture(i).tobytes() == picture.tobytes()
+
+
+def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
+    place = tmp_path / "flickr8k"
+    write_flickr(place, "flickr8k")
+    (place / "2.jpg").unlink()
+    (place / "30.jpg").write_bytes(b"x")
+    data = open_set("flickr8k", "test", tmp_path)
+    assert (len(data), [str(fault) for fault in data.faults]) == (2, [f"{place / '2.jpg'} is missing"])
+    (batch,) = data.batches(eval_transform(8, PreprocessConfig()), 4)
+    assert batch.captions == [CAPTIONS["1000.jpg"]]
+    assert [fault.name for fault in data.faults] == [str(place / "2.jpg"), str(place / "30.jpg")]
+    for name in ("1000.jpg", "30.jpg"):
+        (place / name).unlink()
+    assert "not one of the 3 pictures that flickr8k_test_karpathy.txt names is in" in one_line(
+        "flickr8k", "test", tmp_path
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("image,caption\nno comma\n", "line 2: 'no comma' is not NAME.jpg,CAPTION"),
+        ("image,caption\n../1000.jpg,x\n", "line 2"),
+        ("image,caption\n", "has no caption"),
+        ("image,caption\n1000.jpg,  \n", "not one picture in"),
+    ],
+)
+def test_bad_lines_of_flickr(tmp_path: Path, text: str, words: str) -> None:
+    write_flickr(tmp_path / "flickr8k", "flickr8k").write_text(text)
+    assert words in one_line("flickr8k", "test", tmp_path)
+
+
+def test_captions_that_are_no_text(tmp_path: Path) -> None:
+    write_flickr(tmp_path / "flickr8k", "flickr8k").write_bytes(b"a,b\n1000.jpg,\xff\xfe")
+    assert "should be UTF-8" in one_line("flickr8k", "test", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not COCO's JSON of captions"),
+        ("[]", "is not COCO's JSON of captions"),
+        ('{"images": []}', "KeyError: 'annotations'"),
+        ('{"images": [], "annotations": []}', "has no caption"),
+        ('{"images": [], "annotations": [{"image_id": 3, "caption": "x"}]}', "KeyError: 3"),
+        (
+            '{"images": [{"id": 1, "file_name": "2.jpg"}], "annotations": [{"image_id": 1, "caption": 5}]}',
+            "no text",
+        ),
+        (
+            '{"images": [{"id": 1, "file_name": "/etc/x"}], "annotations": [{"image_id": 1, "caption": "a"}]}',
+            "'/etc/x', which is no file name",
+        ),
+    ],
+)
+def test_bad_json_of_coco(tmp_path: Path, content: str, words: str) -> None:
+    write_coco(tmp_path / "mscoco_captions").write_text(content)
+    assert words in one_line("mscoco_captions", "test", tmp_path)
+
+
+def test_a_picture_without_captions_is_left_out(tmp_path: Path) -> None:
+    file = write_coco(tmp_path / "mscoco_captions")
+    content = json.loads(file.read_text())
+    content["annotations"] = [one for one in content["annotations"] if one["image_id"] != 5]
+    file.write_text(json.dumps(content))
+    data = open_set("mscoco_captions", "test", tmp_path)
+    assert len(data) == 2
+    assert [fault.reason for fault in data.faults] == ["has no caption in coco_test_karpathy.json"]
+
+
+def test_no_captions_for_a_split(tmp_path: Path) -> None:
+    write_flickr(tmp_path / "flickr8k", "flickr8k")
+    assert "flickr8k (Flickr8k, about 1.1 GB to download) is not in" in one_line("flickr8k", "val", tmp_path)
+    assert "has no split 'dev'" in one_line("flickr8k", "dev", tmp_path)

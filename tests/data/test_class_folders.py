@@ -1,0 +1,149 @@
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from made_sets import write_picture
+from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
+from timm.data import ImageNetInfo
+
+from diffclip.config import PreprocessConfig
+from diffclip.data.catalog import open_set
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+from diffclip.evaluation.splits import train_split, validation_split
+
+SYNSETS = ImageNetInfo().label_names()
+SOME = SYNSETS[1:400:2]  # two hundred
+
+
+@pytest.fixture(scope="module")
+def one_picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_picture(tmp_path_factory.mktemp("one") / "one.JPEG")
+
+
+def write_classes(folder: Path, names: Iterable[str], picture: Path) -> Path:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "one.JPEG").hardlink_to(picture)
+    return folder
+
+
+def one_line(name: str | Path, split: str, root: Path) -> str:
+    with pytest.raises(InputError) as raised:
+        open_set(name, split, root)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("inside", ["val", "."])
+def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path, inside: str) -> None:
+    folder = write_classes(tmp_path / "imagenet1k" / inside, SYNSETS, one_picture)
+    (tmp_path / "imagenet1k" / "meta.bin").touch()
+    data = open_set("imagenet1k", "test", tmp_path)
+    assert data.labels == list(range(1000))
+    assert data.classnames == list(IMAGENET_CLASSNAMES)
+    assert len(data.templates) == 80
+    assert data.templates[0] == "a bad photo of a {c}."
+    assert data.key(0) == "n01440764/one.JPEG"
+    assert data.shards.name(0) == str(folder / "n01440764/one.JPEG")
+    with pytest.raises(InputError, match="imagenet1k has no train split"):
+        train_split(data, "few-shot")
+    assert validation_split(data) is None
+    write_classes(tmp_path / "imagenet1k" / "train", SYNSETS, one_picture)
+    if inside == "val":
+        assert train_split(data, "few-shot").labels == list(range(1000))
+
+
+@pytest.mark.parametrize(("name", "inside"), [("imagenet-a", "."), ("imagenet-r", "imagenet-r")])
+def test_a_and_r_have_the_classes_of_their_folders(
+    tmp_path: Path, one_picture: Path, name: str, inside: str
+) -> None:
+    folder = write_classes(tmp_path / name / inside, SOME, one_picture)
+    (folder / "README.txt").touch()
+    write_picture(folder / SOME[2] / "another.png")
+    data = open_set(name, "test", tmp_path)
+    assert data.labels == [0, 1, 2, 2, *range(3, 200)]
+    assert data.classnames == list(IMAGENET_CLASSNAMES[1:400:2])
+    assert data.beside("train") is None
+    shutil.rmtree(folder / SOME[7])
+    assert f"has 199 class folders, {name} has 200" in one_line(name, "test", tmp_path)
+
+
+def test_names_and_prompts_are_clip_benchmarks() -> None:
+    builder = pytest.importorskip("clip_benchmark.datasets.builder")
+    folder = Path(builder.__file__).parent
+    names = json.loads((folder / "en_classnames.json").read_text())
+    prompts = json.loads((folder / "en_zeroshot_classification_templates.json").read_text())
+    assert names["imagenet1k"] == list(IMAGENET_CLASSNAMES)
+    assert prompts["imagenet1k"] == [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
+
+
+def test_sketch_is_among_all_thousand(tmp_path: Path, one_picture: Path) -> None:
+    write_classes(tmp_path / "imagenet_sketch" / "sketch", SYNSETS[::-1], one_picture)
+    assert open_set("imagenet_sketch", "test", tmp_path).labels == list(range(1000))
+    shutil.rmtree(tmp_path / "imagenet_sketch" / "sketch" / SYNSETS[0])
+    assert "has 999 class folders, imagenet_sketch has 1000" in one_line("imagenet_sketch", "test", tmp_path)
+
+
+def test_v2_is_numbered(tmp_path: Path, one_picture: Path) -> None:
+    folder = tmp_path / "imagenetv2" / "ImageNetV2-matched-frequency"
+    write_classes(folder, map(str, range(1000)), one_picture)
+    data = open_set("imagenetv2", "test", tmp_path)
+    assert data.labels == list(range(1000))
+    assert data.key(10) == "10/one.JPEG"
+    (folder / "1000").mkdir()
+    assert "1000 is not the number of a class, 0 to 999" in one_line("imagenetv2", "test", tmp_path)
+
+
+def test_foreign_and_empty_folders(tmp_path: Path, one_picture: Path) -> None:
+    folder = write_classes(tmp_path / "imagenet-a", SOME, one_picture)
+    (folder / SOME[5] / "one.JPEG").unlink()
+    (folder / SOME[5] / ".hidden.jpg").touch()
+    assert f"{SOME[5]} has no picture: a class of imagenet-a is empty" in one_line(
+        "imagenet-a", "test", tmp_path
+    )
+    (folder / "n00000000").mkdir()
+    assert "n00000000 is not one of ImageNet's 1000 synsets" in one_line("imagenet-a", "test", tmp_path)
+    (tmp_path / "imagenet-r").mkdir()
+    (tmp_path / "imagenet-r" / "cats").mkdir()
+    assert "imagenet-r (ImageNet-R, about 2.2 GB to download) is not in" in one_line(
+        "imagenet-r", "test", tmp_path
+    )
+
+
+def test_any_folder_of_synsets_is_a_set(tmp_path: Path, one_picture: Path) -> None:
+    folder = write_classes(tmp_path / "mine", ["n01443537", "n01440764"], one_picture)
+    data = open_set(folder, "test")
+    assert (data.name, data.classnames, data.labels) == ("mine", ["tench", "goldfish"], [0, 1])
+    assert "has no split 'tset', nor any other folder of .tar" in one_line(folder, "tset", tmp_path)
+    write_classes(folder / "train", ["n01443537", "n01440764"], one_picture)
+    assert "is not one of ImageNet's" in one_line(folder, "test", tmp_path)
+    write_classes(tmp_path / "two" / "train", ["n01443537", "n01440764"], one_picture)
+    write_classes(tmp_path / "two" / "test", ["n01443537", "n01440764"], one_picture)
+    assert train_split(open_set(tmp_path / "two", "test"), "x").split == "train"
+    write_classes(tmp_path / "single", ["n01443537"], one_picture)
+    assert "has a single class, 'goldfish'" in one_line(tmp_path / "single", "test", tmp_path)
+
+
+def test_broken_pictures_are_faults(tmp_path: Path, one_picture: Path) -> None:
+    folder = write_classes(tmp_path / "mine", SYNSETS[:3], one_picture)
+    (folder / SYNSETS[1] / "one.JPEG").unlink()
+    (folder / SYNSETS[1] / "two.jpg").write_bytes(b"GIF89a")
+    data = open_set(folder, "test")
+    (batch,) = data.batches(eval_transform(8, PreprocessConfig()), 5)
+    assert batch.labels.tolist() == [0, 2]
+    (fault,) = data.faults
+    assert fault.name == str(folder / SYNSETS[1] / "two.jpg")
+    assert not fault.reason.startswith(fault.name)
+
+
+def test_a_picture_that_changes_changes_the_identity(tmp_path: Path, one_picture: Path) -> None:
+    folder = write_classes(tmp_path / "mine", SYNSETS[:2], one_picture)
+    first = open_set(folder, "test").identity
+    assert open_set(folder, "test").identity == first
+    (folder / SYNSETS[0] / "one.JPEG").unlink()
+    write_picture(folder / SYNSETS[0] / "one.JPEG", 7)
+    second = open_set(folder, "test").identity
+    assert {key for key in first if first[key] != second[key]} == {"source"}

@@ -1,0 +1,129 @@
+import errno
+import functools
+import http.server
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_sets import pack, write_caltech101, write_cifar10, write_picture
+from torchvision import datasets
+
+from diffclip.data import fetch as module
+from diffclip.data import published_sets
+from diffclip.data.catalog import open_set
+from diffclip.data.fetch import check_fetch, fetch
+from diffclip.errors import DiffCLIPError, InputError
+
+pytest.importorskip("clip_benchmark")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder and the address at which this machine serves it."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def cifar10(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10's archive, served from here."""
+    folder, address = site
+    made = write_cifar10(tmp_path / "made", monkeypatch)
+    archive = folder / "cifar-10-python.tar.gz"
+    checksum = pack(made / "cifar-10-batches-py", archive, "cifar-10-batches-py")
+    monkeypatch.setattr(datasets.CIFAR10, "url", f"{address}/{archive.name}")
+    monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", checksum)
+    return archive
+
+
+def entry(monkeypatch: pytest.MonkeyPatch, name: str, *archives: str) -> None:
+    changed = replace(published_sets.PUBLISHED[name], archives=archives)
+    monkeypatch.setitem(published_sets.PUBLISHED, name, changed)
+
+
+def test_torchvision_fetches_what_it_can(cifar10: Path, tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "root"
+    check_fetch(["cifar10"], root)
+    assert fetch("cifar10", root) == root / "cifar10"
+    assert [path.name for path in root.iterdir()] == ["cifar10"]
+    assert [path.name for path in (root / "cifar10").iterdir()] == ["cifar-10-batches-py"]
+    assert len(open_set("cifar10", "test", root)) == 10
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_nothing_is_left_of_what_fails(cifar10: Path, tmp_path: Path, damage: str) -> None:
+    cifar10.unlink() if damage == "gone" else cifar10.write_bytes(b"x")
+    with pytest.raises(
+        DiffCLIPError, match=r"cannot fetch cifar10 from https://www.cs.toronto.edu"
+    ) as raised:
+        fetch("cifar10", tmp_path / "root")
+    assert not isinstance(raised.value, InputError)
+    assert "\n" not in str(raised.value)
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_archives(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, address = site
+    write_picture(tmp_path / "made" / "COCO_1.jpg")
+    pack(tmp_path / "made", folder / "val2014.tar", "val2014")
+    (folder / "coco_test_karpathy.json").write_text(
+        '{"images": [{"id": 1, "file_name": "COCO_1.jpg"}], "annotations": [{"image_id": 1, "caption": "a"}]}'
+    )
+    entry(monkeypatch, "mscoco_captions", f"{address}/val2014.tar", f"{address}/coco_test_karpathy.json")
+    place = fetch("mscoco_captions", tmp_path / "root")
+    assert sorted(path.name for path in place.iterdir()) == ["coco_test_karpathy.json", "val2014"]
+    assert open_set("mscoco_captions", "test", tmp_path / "root").captions == [["a"]]
+
+
+def test_caltech_is_an_archive_in_an_archive(
+    site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = site
+    write_caltech101(tmp_path / "made", [2] * 102)
+    inner = tmp_path / "zip" / "caltech-101" / "101_ObjectCategories.tar.gz"
+    pack(tmp_path / "made/caltech101/101_ObjectCategories", inner, "101_ObjectCategories")
+    shutil.make_archive(str(folder / "caltech-101"), "zip", tmp_path / "zip")
+    entry(monkeypatch, "caltech101", f"{address}/caltech-101.zip")
+    fetch("caltech101", tmp_path / "root")
+    assert len(open_set("caltech101", "test", tmp_path / "root")) == 102
+
+
+def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 10**9))
+    check_fetch(["cifar10"], tmp_path / "not" / "yet")
+    with pytest.raises(InputError, match=r"cifar10, dtd need 1\.7 GB in .*, where 1\.0 GB are free"):
+        check_fetch(["cifar10", "dtd"], tmp_path / "not" / "yet")
+
+
+def test_a_disk_that_runs_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_fetch", full)
+    with pytest.raises(InputError, match=r"no space left on device while writing .*/root/dtd"):
+        fetch("dtd", tmp_path / "root")
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_what_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    check_fetch(["cifar10"], tmp_path)
+    (tmp_path / "cifar10" / "half").touch()
+    with pytest.raises(InputError, match="cifar10 is in the way, it does not hold a whole CIFAR-10"):
+        check_fetch(["cifar10"], tmp_path)
+    with pytest.raises(InputError, match="file or folder of that name is in the way"):
+        fetch("dtd", tmp_path / "cifar10" / "half")

@@ -1,0 +1,180 @@
+import importlib.util
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from made_sets import (
+    CIFAR_NAMES,
+    MAKERS,
+    write_caltech101,
+    write_cifar10,
+    write_flowers,
+    write_sun397,
+)
+from PIL import Image
+
+from diffclip.config import PreprocessConfig
+from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.open_published import drawn_split
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+from diffclip.evaluation.splits import train_split, validation_split
+
+builder = pytest.importorskip("clip_benchmark.datasets.builder")
+TRANSFORM = eval_transform(8, PreprocessConfig())
+
+
+def opened(name: str, split: str, root: Path) -> EvaluationSet:
+    return open_set(name, split, root)
+
+
+def one_line(name: str, split: str, root: Path) -> str:
+    with pytest.raises(InputError) as raised:
+        open_set(name, split, root)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar10(tmp_path / "cifar10", monkeypatch)
+    data = opened("cifar10", "test", tmp_path)
+    assert (data.name, data.split, data.kind, len(data)) == ("cifar10", "test", "classification", 10)
+    assert data.classnames == CIFAR_NAMES
+    assert len(data.templates) == 18
+    assert all("{c}" in template for template in data.templates)
+    batches = [list(data.batches(TRANSFORM, 4, workers)) for workers in (0, 1)]
+    assert [batch.labels.tolist() for batch in batches[0]] == [
+        data.labels[:4],
+        data.labels[4:8],
+        data.labels[8:],
+    ]
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one.images, other.images)
+    train = train_split(data, "x")
+    assert (train.name, train.split, len(train)) == ("cifar10", "train", 50)
+    assert validation_split(data) is None
+    assert opened(str(tmp_path / "cifar10"), "test", tmp_path).identity == data.identity
+
+
+def test_a_damaged_list_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar10(tmp_path / "cifar10", monkeypatch)
+    (tmp_path / "cifar10/cifar-10-batches-py/test_batch").write_bytes(b"x")
+    message = one_line("cifar10", "test", tmp_path)
+    assert "not found or corrupted" in message
+    assert "download=True" not in message
+    assert f"diffclip data download cifar10 --root {tmp_path}" in message
+    (tmp_path / "food101" / "food-101" / "images").mkdir(parents=True)
+    (tmp_path / "food101" / "food-101" / "meta").mkdir()
+    assert "test.json" in one_line("food101", "test", tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
+    MAKERS[name](tmp_path / name)
+    theirs = builder.build_dataset(name, root=str(tmp_path / name), split="test", download=False)
+    data = opened(name, "test", tmp_path)
+    assert (data.classnames, data.templates) == (theirs.classes, theirs.templates)
+    assert data.labels == [label for _, label in theirs]
+    for i, (picture, _) in enumerate(theirs):
+        assert data.shards.picture(i).tobytes() == picture.convert("RGB").tobytes()
+        assert (tmp_path / name / data.key(i)).is_file()
+    train = train_split(data, "x")
+    assert len(train) == {"pets": 6, "food101": 4}.get(name, 2)
+    assert (validation_split(data) is not None) == (name in ("dtd", "fgvc_aircraft"))
+    assert train.beside("test").identity == data.identity
+    message = one_line(name, "testing", tmp_path)
+    assert f"{name} has no split 'testing': choose from train" in message
+
+
+def test_flowers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_flowers(tmp_path / "flowers", monkeypatch)
+    data = opened("flowers", "val", tmp_path)
+    assert data.labels == list(range(101, -1, -1))
+    assert data.classnames[0] == "pink primrose"
+    assert data.key(0).endswith("image_00103.jpg")
+
+
+def test_broken_and_missing_pictures_are_left_out(tmp_path: Path) -> None:
+    MAKERS["dtd"](tmp_path / "dtd")
+    images = tmp_path / "dtd/dtd/dtd/images"
+    (images / "striped/striped_test.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
+    data = opened("dtd", "test", tmp_path)
+    (batch,) = data.batches(TRANSFORM, 4)
+    assert batch.positions == [1]
+    (fault,) = data.faults
+    assert fault.name == str(images / "striped/striped_test.jpg")
+    assert fault.reason.startswith("is missing, cut short or broken")
+    (images / "banded/banded_test.jpg").unlink()
+    with pytest.raises(InputError, match=r"every picture in .*/dtd is broken"):
+        list(opened("dtd", "test", tmp_path).batches(TRANSFORM, 4))
+
+
+def test_caltech101_is_drawn(tmp_path: Path) -> None:
+    counts = [33, 31, 30, 2] + [2] * 98
+    write_caltech101(tmp_path / "caltech101", counts)
+    train, test = (opened("caltech101", split, tmp_path) for split in ("train", "test"))
+    assert [Counter(train.labels)[label] for label in range(4)] == [30, 30, 29, 1]
+    assert [Counter(test.labels)[label] for label in range(4)] == [3, 1, 1, 1]
+    assert not set(train.indices) & set(test.indices)
+    assert len(train) + len(test) == sum(counts)
+    assert opened("caltech101", "test", tmp_path).indices == test.indices
+    assert len(test.classnames) == 102
+    assert test.shards.picture(test.indices[0]).size == (4, 4)
+
+
+def test_caltech101_without_a_category_would_be_named_wrong(tmp_path: Path) -> None:
+    write_caltech101(tmp_path / "caltech101", [2] * 101)
+    message = one_line("caltech101", "test", tmp_path)
+    assert "is not whole, its class 'yin and yang symbol' has no picture" in message
+
+
+def test_sun397_is_drawn_by_name_not_by_the_order_on_disk(tmp_path: Path) -> None:
+    write_sun397(tmp_path / "sun397", {"abbey": 101, "alley": 100, "bar": 4})
+    train, test = (opened("sun397", split, tmp_path) for split in ("train", "test"))
+    assert Counter(train.labels) == Counter(test.labels) == {0: 50, 1: 50, 2: 2}
+    keys = [data.key(i) for data in (train, test) for i in range(len(data))]
+    assert len(set(keys)) == len(keys)
+    assert [test.key(i) for i in range(len(test))] == sorted(test.key(i) for i in range(len(test)))
+    shuffled = opened("sun397", "test", tmp_path)
+    shuffled.shards.dataset._image_files.reverse()
+    names = [
+        path.relative_to(tmp_path / "sun397").as_posix() for path in shuffled.shards.dataset._image_files
+    ]
+    labels = shuffled.shards.dataset._labels[::-1]
+    again = drawn_split(names, labels, "test", 50, 50)
+    assert [names[i] for i in again] == [test.key(i) for i in range(len(test))]
+
+
+def test_clip_benchmark_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MAKERS["dtd"](tmp_path / "dtd")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert "run pip install 'diffclip[eval]'" in one_line("dtd", "test", tmp_path)
+
+
+def test_a_source_goes_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar10(tmp_path / "cifar10", monkeypatch)
+    source = opened("cifar10", "test", tmp_path).shards
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.picture(3).tobytes() == source.picture(3).tobytes()
+    assert copy.identity() == source.identity()
+    assert isinstance(copy.picture(3), Image.Image)
+
+
+def test_shards_come_before_files(tmp_path: Path, write_shard) -> None:
+    place = tmp_path / "dtd"
+    MAKERS["dtd"](place)
+    write_shard(place / "test" / "0.tar", 3, changes={n: {"cls": b"0"} for n in range(3)})
+    (place / "classnames.txt").write_text("one\ntwo\n")
+    data = opened("dtd", "test", tmp_path)
+    assert (data.classnames, len(data)) == (["one", "two"], 3)
+    # The other splits are still files.
+    assert train_split(data, "x").classnames == ["banded", "striped"]
+
+
+def test_the_pairs_are_no_set_of_samples(tmp_path: Path) -> None:
+    (tmp_path / "mmvp").mkdir()
+    (tmp_path / "mmvp" / "Questions.csv").touch()
+    assert "try --task mmvp" in one_line("mmvp", "test", tmp_path)

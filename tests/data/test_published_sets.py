@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import pytest
+from made_sets import write_dtd, write_pets
+
+from diffclip.data import shifts
+from diffclip.data.catalog import open_set, set_folder
+from diffclip.data.published_sets import PUBLISHED, Missing, command_for, in_bytes, missing_sets
+from diffclip.errors import InputError
+
+
+def test_every_set_says_how_it_is_got(tmp_path: Path) -> None:
+    root = tmp_path / "my sets"
+    for name, entry in PUBLISHED.items():
+        assert "test" in entry.splits
+        assert entry.home.startswith("https://")
+        command = command_for(name, root)
+        if entry.command:
+            assert f"'{root / name}'" in command
+            assert "{" not in command.replace("{train,val,test}", "")
+        else:
+            assert command == f"diffclip data download {name} --root '{root}'"
+    assert {"imagenet1k", "flickr8k", "flickr30k"} == {
+        name for name, entry in PUBLISHED.items() if entry.command
+    }
+
+
+def test_the_shifts_of_imagenet_are_among_them() -> None:
+    named = [name for name in PUBLISHED if shifts.base_of(name) == "imagenet1k"]
+    assert sorted(named) == ["imagenet-a", "imagenet-r", "imagenet_sketch", "imagenetv2"]
+
+
+def test_what_is_missing(tmp_path: Path) -> None:
+    write_dtd(tmp_path / "dtd")
+    write_pets(tmp_path / "pets")
+    (tmp_path / "pets" / "oxford-iiit-pet" / "annotations").rename(tmp_path / "elsewhere")
+    wanted = [("sun397", "test"), ("dtd", "test"), ("pets", "train"), ("sun397", "train")]
+    missing = missing_sets(wanted, tmp_path)
+    assert missing == [
+        Missing("sun397", "about 39 GB", f"diffclip data download sun397 --root {tmp_path}"),
+        Missing("pets", "about 811 MB", f"diffclip data download pets --root {tmp_path}"),
+    ]
+    assert [one.command.split(" --root ")[1] for one in missing_sets([("dtd", "test")], None)] == ["FOLDER"]
+    with pytest.raises(InputError, match="unknown published set 'sun': did you mean 'sun397'"):
+        missing_sets([("sun", "test")], tmp_path)
+    with pytest.raises(InputError, match="dtd has no split 'dev': choose from train, val, test"):
+        missing_sets([("dtd", "dev")], tmp_path)
+
+
+def test_shards_of_a_set_are_enough(tmp_path: Path) -> None:
+    (tmp_path / "sun397" / "test").mkdir(parents=True)
+    (tmp_path / "sun397" / "test" / "0.tar").touch()
+    assert missing_sets([("sun397", "test")], tmp_path) == []
+    assert len(missing_sets([("sun397", "train")], tmp_path)) == 1
+
+
+def test_a_set_that_is_not_there_is_named_with_its_size_and_command(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        open_set("cifar10", "test", tmp_path)
+    assert str(raised.value) == (
+        f"cifar10 (CIFAR-10, about 170 MB to download) is not in {tmp_path / 'cifar10'}; to get it: "
+        f"diffclip data download cifar10 --root {tmp_path}"
+    )
+    (tmp_path / "cifar10").mkdir()
+    with pytest.raises(InputError, match=r"cifar10 .* is not in"):
+        open_set("cifar10", "test", tmp_path)
+    with pytest.raises(
+        InputError, match=r"imagenet1k .*6\.8 GB.*first sign in at https://image-net.org/download"
+    ):
+        open_set("imagenet1k", "test", tmp_path)
+    with pytest.raises(
+        InputError, match="give --data-root FOLDER, it lies in FOLDER/cifar10; to get it: diffclip"
+    ):
+        open_set("cifar10", "test")
+    assert list(tmp_path.iterdir()) == [tmp_path / "cifar10"]
+    assert list((tmp_path / "cifar10").iterdir()) == []
+
+
+def test_the_folder_of_a_published_set(tmp_path: Path) -> None:
+    (tmp_path / "mmvp").mkdir()
+    assert set_folder("mmvp", tmp_path) == tmp_path / "mmvp"
+    with pytest.raises(InputError, match=r"mmvp .* is a published set: give --data-root"):
+        set_folder("mmvp")
+
+
+def test_sizes_in_words() -> None:
+    assert [in_bytes(n) for n in (170_000_000, 6_750_000_000, 39_000_000_000)] == [
+        "170 MB",
+        "6.8 GB",
+        "39 GB",
+    ]
+
+
+def test_nothing_here_wants_a_download_of_clip_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = pytest.importorskip("clip_benchmark.datasets.builder")
+    monkeypatch.setattr(builder, "call", lambda *_, **__: pytest.fail("a shell was asked to download"))
+    for name in PUBLISHED:
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match="to get it"):
+            open_set(name, "test", tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(PUBLISHED)

@@ -1,0 +1,141 @@
+"""Published sets made small, in the layout of torchvision or the publisher, with pictures that are theirs alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision import datasets
+
+CIFAR_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def write_picture(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -> Path:
+    """A picture of noise, another for each number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(values).save(path)
+    return path
+
+
+def write_cifar10(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ten test pictures and fifty to train on; torchvision's checksums become theirs."""
+    folder = place / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+
+    def write(name: str, content: object) -> str:
+        data = pickle.dumps(content)
+        (folder / name).write_bytes(data)
+        return hashlib.md5(data).hexdigest()
+
+    def batch(name: str, seed: int) -> list[str]:
+        values = np.random.default_rng(seed).integers(0, 256, (10, 3072), dtype=np.uint8)
+        return [name, write(name, {"data": values, "labels": [(3 * i + seed) % 10 for i in range(10)]})]
+
+    train = [batch(f"data_batch_{i}", i) for i in range(1, 6)]
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", train)
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", [batch("test_batch", 6)])
+    meta = {"filename": "batches.meta", "key": "label_names"}
+    meta["md5"] = write("batches.meta", {"label_names": CIFAR_NAMES})
+    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
+    return place
+
+
+def pack(folder: Path, archive: Path, inside: str) -> str:
+    """Pack `folder`, called `inside` there, into `archive`; returns its checksum."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:gz" if archive.name.endswith("gz") else "w") as tar:
+        tar.add(folder, inside)
+    return hashlib.md5(archive.read_bytes()).hexdigest()
+
+
+def write_dtd(place: Path) -> None:
+    for number, split in enumerate(("train", "val", "test")):
+        lines = [f"{name}/{name}_{split}.jpg" for name in ("striped", "banded")]
+        for at, line in enumerate(lines):
+            write_picture(place / "dtd/dtd/images" / line, 10 * number + at)
+        labels = place / "dtd/dtd/labels" / f"{split}1.txt"
+        labels.parent.mkdir(parents=True, exist_ok=True)
+        labels.write_text("\n".join(lines) + "\n")
+
+
+def write_pets(place: Path) -> None:
+    folder = place / "oxford-iiit-pet"
+    (folder / "annotations").mkdir(parents=True)
+    for split, count in (("trainval", 3), ("test", 2)):
+        names = [(f"{name}_{split}{i}", label) for label, name in PETS for i in range(count)]
+        (folder / "annotations" / f"{split}.txt").write_text(
+            "".join(f"{name} {label} 1 1\n" for name, label in names)
+        )
+        for at, (name, _) in enumerate(names):
+            write_picture(folder / "images" / f"{name}.jpg", at)
+
+
+PETS = ((1, "Abyssinian"), (2, "american_bulldog"))
+
+
+def write_food101(place: Path) -> None:
+    for split in ("train", "test"):
+        meta = {name: [f"{name}/{split}{i}" for i in range(2)] for name in ("apple_pie", "baby_back_ribs")}
+        for at, file in enumerate(file for files in meta.values() for file in files):
+            write_picture(place / "food-101/images" / f"{file}.jpg", at)
+        (place / "food-101/meta").mkdir(exist_ok=True)
+        (place / "food-101/meta" / f"{split}.json").write_text(json.dumps(meta))
+
+
+def write_aircraft(place: Path) -> None:
+    data = place / "fgvc-aircraft-2013b" / "data"
+    data.mkdir(parents=True)
+    (data / "variants.txt").write_text("707-320\nA300B4\n")
+    for split in ("train", "val", "test"):
+        (data / f"images_variant_{split}.txt").write_text(f"{split}0 707-320\n{split}1 A300B4\n")
+        for i in range(2):
+            write_picture(data / "images" / f"{split}{i}.jpg", i)
+
+
+def write_sun397(place: Path, counts: Mapping[str, int]) -> None:
+    """`counts` pictures of each scene."""
+    for name, count in counts.items():
+        for i in range(count):
+            write_picture(place / "SUN397" / name[0] / name / f"sun_{i:04d}.jpg", i, (4, 4))
+    (place / "SUN397" / "ClassName.txt").write_text("".join(f"/{name[0]}/{name}\n" for name in counts))
+
+
+def write_caltech101(place: Path, counts: Sequence[int]) -> None:
+    """`counts` pictures of each of so many categories."""
+    for category, count in enumerate(counts):
+        folder = place / "caltech101/101_ObjectCategories" / f"category{category:03d}"
+        for i in range(count):
+            write_picture(folder / f"image_{i + 1:04d}.jpg", i, (4, 4))
+
+
+def write_flowers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture of each of the 102 flowers in each split."""
+    from scipy.io import savemat
+
+    base = place / "flowers-102"
+    for i in range(306):
+        write_picture(base / "jpg" / f"image_{i + 1:05d}.jpg", i, (4, 4))
+    files = dict(datasets.Flowers102._file_dict)
+    ids = {key: np.arange(1 + 102 * at, 103 + 102 * at) for at, key in enumerate(("trnid", "valid", "tstid"))}
+    contents = {"label": {"labels": np.tile(np.arange(102, 0, -1), 3)}, "setid": ids}
+    for key, content in contents.items():
+        name = files[key][0]
+        savemat(base / name, content)
+        files[key] = (name, hashlib.md5((base / name).read_bytes()).hexdigest())
+    monkeypatch.setattr(datasets.Flowers102, "_file_dict", files)
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {
+    "dtd": write_dtd,
+    "pets": write_pets,
+    "food101": write_food101,
+    "fgvc_aircraft": write_aircraft,
+}
