@@ -86,7 +86,7 @@ def test_coco_is_read_as_by_torchvision(tmp_path: Path) -> None:
     assert list(map(data.key, range(3))) == ["2.jpg", "1000.jpg", "30.jpg"]
     assert data.captions == [captions for _, captions in theirs]
     for i, (picture, _) in enumerate(theirs):
-        assert data.shards.picture(i).tobytes() == picture.tobytes()
+        assert data.source.picture(i).tobytes() == picture.tobytes()
 
 
 def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path, in
     assert len(data.templates) == 80
     assert data.templates[0] == "a bad photo of a {c}."
     assert data.key(0) == "n01440764/one.JPEG"
-    assert data.shards.name(0) == str(folder / "n01440764/one.JPEG")
+    assert data.source.name(0) == str(folder / "n01440764/one.JPEG")
     with pytest.raises(InputError, match="imagenet1k has no train split"):
         train_split(data, "few-shot")
     assert validation_split(data) is None

@@ -79,7 +79,7 @@ def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
     assert (data.classnames, data.templates) == (theirs.classes, theirs.templates)
     assert data.labels == [label for _, label in theirs]
     for i, (picture, _) in enumerate(theirs):
-        assert data.shards.picture(i).tobytes() == picture.convert("RGB").tobytes()
+        assert data.source.picture(i).tobytes() == picture.convert("RGB").tobytes()
         assert (tmp_path / name / data.key(i)).is_file()
     train = train_split(data, "x")
     assert len(train) == {"pets": 6, "food101": 4}.get(name, 2)
@@ -122,7 +122,7 @@ def test_caltech101_is_drawn(tmp_path: Path) -> None:
     assert len(train) + len(test) == sum(counts)
     assert opened("caltech101", "test", tmp_path).indices == test.indices
     assert len(test.classnames) == 102
-    assert test.shards.picture(test.indices[0]).size == (4, 4)
+    assert test.source.picture(test.indices[0]).size == (4, 4)
 
 
 def test_caltech101_without_a_category_would_be_named_wrong(tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_sun397_is_drawn_by_name_not_by_the_order_on_disk(tmp_path: Path) -> Non
     assert len(set(keys)) == len(keys)
     assert [test.key(i) for i in range(len(test))] == sorted(test.key(i) for i in range(len(test)))
     shuffled = opened("sun397", "test", tmp_path)
-    shuffled.shards.dataset._image_files.reverse()
+    shuffled.source.dataset._image_files.reverse()
     names = [
-        path.relative_to(tmp_path / "sun397").as_posix() for path in shuffled.shards.dataset._image_files
+        path.relative_to(tmp_path / "sun397").as_posix() for path in shuffled.source.dataset._image_files
     ]
-    labels = shuffled.shards.dataset._labels[::-1]
+    labels = shuffled.source.dataset._labels[::-1]
     again = drawn_split(names, labels, "test", 50, 50)
     assert [names[i] for i in again] == [test.key(i) for i in range(len(test))]
 
@@ -156,7 +156,7 @@ def test_clip_benchmark_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_source_goes_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10(tmp_path / "cifar10", monkeypatch)
-    source = opened("cifar10", "test", tmp_path).shards
+    source = opened("cifar10", "test", tmp_path).source
     copy = pickle.loads(pickle.dumps(source))
     assert copy.picture(3).tobytes() == source.picture(3).tobytes()
     assert copy.identity() == source.identity()

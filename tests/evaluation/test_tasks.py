@@ -7,7 +7,7 @@ from diffclip.evaluation.tasks import TASKS, describe_pictures, pick_task
 
 
 def a_set(kind: str) -> EvaluationSet:
-    return EvaluationSet("mine", "test", kind, [], [], shards=None, indices=[])
+    return EvaluationSet("mine", "test", kind, [], [], source=None, indices=[])
 
 
 def test_every_task_can_be_picked_for_its_kind():

@@ -45,8 +45,8 @@ class EvaluationSet:
         kind: "classification" or "retrieval".
         classnames: by label; empty for retrieval.
         templates: prompts with `{c}` for the class name; empty for retrieval.
-        shards: where the pictures come from.
-        indices: the numbers in `shards` of the set's samples.
+        source: where the pictures come from.
+        indices: the numbers in `source` of the set's samples.
         labels: one a sample for classification, else empty.
         captions: one or more a sample for retrieval, else empty.
         faults: what was skipped so far; `batches` adds the broken pictures that it meets.
@@ -59,7 +59,7 @@ class EvaluationSet:
     kind: Kind
     classnames: list[str]
     templates: list[str]
-    shards: Source
+    source: Source
     indices: list[int]
     labels: list[int] = field(default_factory=list)
     captions: list[list[str]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class EvaluationSet:
 
     def key(self, position: int) -> str:
         """The key of the sample at `position`."""
-        return self.shards.key(self.indices[position])
+        return self.source.key(self.indices[position])
 
     def beside(self, split: str) -> EvaluationSet | None:
         """Another split of the same set, None where it has no such split.
@@ -92,7 +92,7 @@ class EvaluationSet:
         return {
             "name": self.name,
             "split": self.split,
-            "source": self.shards.identity(),
+            "source": self.source.identity(),
             "samples": digest_of(self.indices),
             "answers": digest_of([self.labels, self.captions]),
             "texts": digest_of([self.classnames, self.templates]),
@@ -112,7 +112,7 @@ class EvaluationSet:
         """
         broken: list[Fault] = []
         try:
-            pictures = evaluation_batches(self.shards, self.indices, transform, batch_size, broken, workers)
+            pictures = evaluation_batches(self.source, self.indices, transform, batch_size, broken, workers)
             for batch in pictures:
                 positions = batch.positions
                 labels = torch.tensor([self.labels[p] for p in positions]) if self.labels else None

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from diffclip.data.catalog import EvaluationSet
-from diffclip.data.samples import PICTURE, picture_of
 from diffclip.data.transforms import EvalTransform
 from diffclip.evaluation.embed import embed_captioned
 from diffclip.focus import class_token_maps
@@ -91,8 +90,7 @@ def _best(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
 
 
 def _read(data: EvaluationSet, position: int) -> Image.Image:
-    index = data.indices[position]
-    return picture_of(data.shards.sample(index, PICTURE), data.shards.name(index))
+    return data.source.picture(data.indices[position])
 
 
 def _picture(data: EvaluationSet, position: int) -> npt.NDArray[np.uint8]:
