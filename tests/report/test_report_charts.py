@@ -2,6 +2,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from made_results import record
 from run_folders import make_run
 
 from diffclip.report.bars import metric_chart
@@ -101,6 +102,17 @@ def test_a_variant_keeps_its_colour_and_a_second_of_it_gets_another(tmp_path):
     colours = colours_of(collect(runs, []).series)
     assert next(iter(colours.values())) == COLOURS["DiffCLIP"]
     assert len(set(colours.values())) == 2
+
+
+def test_bars_are_of_the_averages_where_they_are_over_several_sets():
+    sets = [record("CLIP", "acc1", v, dataset=name) for name, v in (("cifar10", 0.3), ("dtd", 0.5))]
+    chart = metric_chart(collect([], sets))
+    assert [panel.title for panel in chart.panels] == ["mean over sets: zero-shot"]
+    assert "chance" not in chart.caption
+    (bar,) = chart.panels[0].figure().axes[0].patches
+    assert bar.get_width() == pytest.approx(0.4)
+    (panel,) = metric_chart(collect([], sets[:1])).panels
+    assert panel.title == "CIFAR-10 (test): top-1 accuracy"
 
 
 def test_smooth_keeps_the_mean_and_leaves_nan_out():

@@ -2,6 +2,7 @@ import re
 
 import pytest
 from run_folders import make_run
+from suite_records import suite_records
 
 from diffclip.errors import InputError
 from diffclip.report.markdown import write_section
@@ -77,3 +78,20 @@ def test_markers_that_do_not_match_are_named(tmp_path, collection, text):
 def test_a_section_name_that_could_end_a_comment_is_refused(tmp_path, collection):
     with pytest.raises(InputError, match="letters, digits"):
         write_section(tmp_path / "results.md", "a --> b", collection, tmp_path / "figures")
+
+
+def test_a_suite_has_its_figures_tables_and_every_set_folded(tmp_path):
+    collection = collect([], suite_records({"CLIP": 0.0, "DiffCLIP": 0.03}))
+    file = tmp_path / "results.md"
+    written = write_section(file, "demo", collection, tmp_path / "figures", paper=True)
+    assert [path.name for path in written[:-1:2]] == [
+        "demo_six_tasks.png",
+        "demo_out_of_domain.png",
+        "demo_minimal_pairs.png",
+    ]
+    text = file.read_text()
+    assert text.index("demo_six_tasks.png") < text.index("**Six tasks (%)**") < text.index("<details>")
+    assert text.count("<details>") == text.count("</details>") == 1
+    assert "| *DiffCLIP, CC12M (paper)* | 89.5 (+1.2) |" in text
+    # GitHub reads Markdown inside of HTML after an empty line only
+    assert "</summary>\n\n" in text

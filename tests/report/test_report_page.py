@@ -3,6 +3,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from run_folders import make_run
+from suite_records import suite_records
 
 from diffclip.errors import InputError
 from diffclip.report import report_run
@@ -171,3 +172,49 @@ def test_maps_that_do_not_fit_are_refused():
         attention_figure(PICTURES[:2], {"A": np.zeros((3, 4, 4))})
     with pytest.raises(InputError, match="not finite"):
         attention_figure(PICTURES[:2], {"A": np.full((2, 4, 4), np.nan)})
+
+
+def suite_page(folder, models, **options):
+    text = write_report(folder / "page.html", [], suite_records(models, **options)).read_text()
+    return Page(text), text
+
+
+def test_a_suite_is_shown_as_tasks_first_and_single_sets_folded(tmp_path):
+    page, text = suite_page(tmp_path, {"CLIP": 0.0, "DiffCLIP": 0.03}, seeds=(0, 1, 2))
+    assert page.ids == ["six-tasks", "out-of-domain", "minimal-pairs", "tables", "how-it-was-made"]
+    assert page.words.index("DiffCLIP is better than CLIP") < page.words.index("Six tasks")
+    assert "2 models, 18 sets" in page.words
+    # what is not folded before the first fold: the scoreboard and a figure, no table of a single set
+    assert text.partition("<details")[0].count("<table") == 1
+    assert text.count("<details") == text.count("</details>")
+    assert "Every set, every number" in page.words
+    assert "(paper)" not in page.words
+
+
+def test_sections_are_those_that_have_data(tmp_path):
+    records = [one for one in suite_records({"CLIP": 0.0, "DiffCLIP": 0.03}) if one.task == "mmvp"]
+    page = Page(write_report(tmp_path / "page.html", [], records).read_text())
+    assert page.ids == ["results", "minimal-pairs", "how-it-was-made"]
+
+
+def test_the_papers_numbers_are_there_where_asked(tmp_path):
+    records = suite_records({"CLIP": 0.0, "DiffCLIP": 0.03})
+    page = Page(write_report(tmp_path / "page.html", [], records, paper=True).read_text())
+    for text in ("CLIP, CC3M (paper)", "29 of 105, 27.6 %", "Transactions on Machine Learning Research"):
+        assert text in page.words
+    few = [one for one in records if one.dataset == "flickr8k"]
+    page = Page(write_report(tmp_path / "few.html", [], few, paper=True).read_text())
+    assert page.ids == ["results", "tables", "how-it-was-made"]
+    assert "62.1" in page.words
+
+
+def test_one_model_of_a_suite_has_a_page_without_a_comparison(tmp_path):
+    page, _ = suite_page(tmp_path, {"CLIP": 0.0})
+    assert "There is no pair to compare." in page.words
+    assert "six-tasks" in page.ids
+
+
+def test_figures_of_a_suite_have_dark_variants(tmp_path):
+    page, text = suite_page(tmp_path, {"CLIP": 0.0, "DiffCLIP": 0.03})
+    assert text.count("<picture") == text.count('media="(prefers-color-scheme: dark)"') == 8
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)

@@ -5,8 +5,9 @@ import pytest
 from run_folders import SIZE, make_run
 
 from diffclip.errors import InputError
+from diffclip.evaluation.outcomes import ItemOutcomes, outcomes_file, write_outcomes
 from diffclip.report.runs import read_run, variant_of_label
-from diffclip.report.sources import read_sources
+from diffclip.report.sources import read_outcomes_of, read_sources
 
 
 def test_a_run_is_read_back(tmp_path):
@@ -115,6 +116,20 @@ def test_sources_are_found_below_a_folder_and_each_counts_once(tmp_path):
     runs, records = read_sources([tmp_path / "results", first, more])
     assert sorted(run.name for run in runs) == ["clip", "diff"]
     assert len(records) == 3
+
+
+def test_outcomes_are_found_beside_records_and_in_runs(tmp_path):
+    run = make_run(tmp_path / "results" / "clip", "CLIP")
+    loose = tmp_path / "results" / "more.jsonl"
+    loose.write_text((run / "results.jsonl").read_text())
+    write_outcomes(outcomes_file(run / "results.jsonl"), {"of the run": ItemOutcomes(np.ones(2), None)})
+    write_outcomes(outcomes_file(loose), {"of the file": ItemOutcomes(np.zeros(2), None)})
+    assert set(read_outcomes_of([tmp_path / "results"])) == {"of the run", "of the file"}
+    assert set(read_outcomes_of([loose])) == {"of the file"}
+    outcomes_file(loose).unlink()
+    assert read_outcomes_of([loose]) == {}
+    with pytest.raises(InputError, match="none does not exist"):
+        read_outcomes_of([tmp_path / "none"])
 
 
 def test_sources_that_are_not_there_are_named(tmp_path):

@@ -1,17 +1,19 @@
 import json
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import yaml
 from run_folders import make_run
 
 from diffclip.errors import InputError
-from diffclip.evaluation.records import read_records
+from diffclip.evaluation.outcomes import ItemOutcomes, key_of, outcomes_file, write_outcomes
+from diffclip.evaluation.records import read_records, write_records
 from diffclip.report.compare import compare
 from diffclip.report.runs import read_run
 from diffclip.report.save import MAX_BYTES, save_results
 from diffclip.report.series import collect
-from diffclip.report.sources import read_sources
+from diffclip.report.sources import read_outcomes_of, read_sources
 
 
 def test_what_is_saved_reads_as_the_same_runs_and_results(tmp_path):
@@ -71,6 +73,38 @@ def test_records_of_no_run_keep_their_weights_but_not_this_machines_folders(tmp_
         *["run/checkpoints/best"] * 3,
         "hf-hub:some/model",
     ]
+
+
+def test_outcomes_are_kept_under_the_shortened_weights(tmp_path):
+    folders = [make_run(tmp_path / f"{model}-s0", model) for model in ("CLIP", "DiffCLIP")]
+    rng = np.random.default_rng(0)
+    for folder in folders:
+        own = read_records(folder / "results.jsonl")
+        hits = {key_of(one): ItemOutcomes((rng.random(one.count) < 0.5) * 1.0, None) for one in own[:2]}
+        own = [
+            one.model_copy(update={"value": float(hits[key_of(one)].hits.mean())})
+            if key_of(one) in hits
+            else one
+            for one in own
+        ]
+        write_records(folder / "results.jsonl", own)
+        write_outcomes(outcomes_file(folder / "results.jsonl"), hits)
+    loose = own[0].model_copy(update={"weights": "hf-hub:some/model", "seed": None})
+    extra = {key_of(loose): ItemOutcomes(np.ones(3), None), "of no record": ItemOutcomes(np.ones(3), None)}
+    saved = save_results(folders, tmp_path / "saved", [loose], extra)
+    kept = read_outcomes_of([saved])
+    assert set(kept) <= {key_of(one) for one in read_records(saved / "records.jsonl")}
+    assert len(kept) == 2 * 2 + 1
+    after = collect(*read_sources([saved]), kept)
+    before = collect([read_run(folder) for folder in folders], [loose], read_outcomes_of(folders) | extra)
+    assert [one.basis for one in compare(after)].count("items") >= 2
+    assert [(one.basis, one.p, one.difference) for one in compare(after)] == [
+        (one.basis, one.p, one.difference) for one in compare(before)
+    ]
+    save_results(folders, tmp_path / "saved again")
+    (tmp_path / "CLIP-s0" / "results.outcomes.npz").unlink()
+    save_results(folders[:1], tmp_path / "saved again")
+    assert not (tmp_path / "saved again" / "records.outcomes.npz").exists()
 
 
 def test_runs_of_one_name_and_no_runs_are_refused(tmp_path):

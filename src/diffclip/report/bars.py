@@ -8,7 +8,14 @@ from matplotlib.axes import Axes
 
 from diffclip.report.charts import Chart, Panel, percent
 from diffclip.report.compare import ENOUGH_SEEDS, Measure, by_series, estimate, measure_of
-from diffclip.report.metrics import chance_of, chance_text, headline_measures, metric_name, percentage
+from diffclip.report.metrics import (
+    chance_of,
+    chance_text,
+    headline_measures,
+    measure_name,
+    percentage,
+    place_of,
+)
 from diffclip.report.series import Collection
 from diffclip.report.style import INK, MUTED, colours_of
 
@@ -31,10 +38,11 @@ def metric_chart(collection: Collection) -> Chart | None:
         if several
         else "Whiskers: 95 % interval from the sampling of the test set; one training seed a model."
     )
+    dashed = any(chance_of(measure, collection.results) is not None for measure in measures)
     return Chart(
         name="metrics",
         title="Results",
-        caption=f"{whiskers} Dashed: chance.",
+        caption=f"{whiskers}{' Dashed: chance.' if dashed else ''}",
         panels=[_panel(collection, measure) for measure in measures],
     )
 
@@ -43,7 +51,7 @@ def _panel(collection: Collection, measure: Measure) -> Panel:
     found = by_series(collection.results, measure)
     rows = [series for series in collection.series if series in found]
     return Panel(
-        f"{measure.dataset} {measure.split}: {metric_name(measure.metric)}",
+        f"{place_of(measure) or 'mean over sets'}: {measure_name(measure)}",
         _draw(collection, measure),
         height=1.05 + 0.42 * len(rows),
     )

@@ -17,11 +17,12 @@ from diffclip.report.style import HEIGHT, INK, WIDTH, LineStyle, new_figure, png
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes: `title` heads it and `draw` fills it."""
+    """One set of axes: `title` heads it and `draw` fills it; `width` and `height` are inches."""
 
     title: str
     draw: Callable[[Axes], None]
     height: float = HEIGHT
+    width: float = WIDTH
 
     def figure(self) -> Figure:
         return _figure([self], 1, [])
@@ -50,7 +51,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels of one kind. `name` is the stem of its files; `caption` says what is to be seen."""
+    """Panels of one kind. `name` is the stem of its files; `caption` says what is to be seen.
+
+    A `dense` one has text too small for a telephone, where its panels scroll sideways instead.
+    """
 
     name: str
     title: str
@@ -58,6 +62,7 @@ class Chart:
     panels: list[Panel]
     legend: list[Key] = field(default_factory=list)
     columns: int = 2
+    dense: bool = False
 
     def figure(self) -> Figure:
         """All panels in one figure, the legend above them."""
@@ -111,7 +116,8 @@ def _figure(panels: list[Panel], columns: int, legend: list[Key]) -> Figure:
         ]
         entries = 4 if columns > 1 else 2
         legend_height = 0.34 * -(-len(legend) // entries) if len(legend) > 1 else 0.0
-        figure = new_figure(WIDTH * columns, sum(heights) + legend_height)
+        width = max(panel.width for panel in panels)
+        figure = new_figure(width * columns, sum(heights) + legend_height)
         grid = figure.add_gridspec(rows, columns, height_ratios=heights)
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(grid[index // columns, index % columns])

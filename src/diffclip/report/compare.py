@@ -1,31 +1,31 @@
 """How much each model differs from CLIP, and whether the difference is more than noise.
 
-Several seeds: differences are paired by seed, and from three pairs on the mean has a Student t interval,
-which covers the luck of training. Two pairs give a range and no verdict. One pair compares two trained
-models: its interval covers the luck of the test set only (Newcombe 1998, method 10, from the intervals of
-both; it ignores that both models saw the same items, so it is rather too wide).
+Several seeds: differences are paired by seed, and from three pairs on the mean has a Student t interval and
+the p of the paired t-test, which cover the luck of training. Two pairs give a range and no verdict. One pair
+compares two trained models: its interval and p cover the luck of the test set only, see `report.paired`.
+Draws of a task (episodes, what a probe holds out) are averaged before anything else. Where several comparisons
+are shown together, their p are corrected for their number (`corrected`).
 """
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.protocol import method_of
-from diffclip.report.series import Collection, Result, Series, baseline_of
+from diffclip.evaluation.significance import ALPHA, holm, over_seeds, paired_by_seed
+from diffclip.report.paired import Basis, paired_difference
+from diffclip.report.series import Collection, Measured, Result, Series, baseline_of
 
-# two-sided 95 % quantiles of Student's t for 1 … 30 degrees of freedom
-_T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 ENOUGH_SEEDS = 3
 
 Outcome = Literal["higher", "lower", "unclear"]
+Seeds = Mapping[int | None, Measured]
+"""One series in one measure, by training seed."""
 
 
 class Measure(NamedTuple):
@@ -40,12 +40,17 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval (None where there is none); `values` are its parts by seed."""
+    """A mean with its 95 % interval (None where there is none); `values` are its parts by seed.
+
+    `sd` (n − 1) is over training seeds; of a single one, over its `draws`. None where there is one of both.
+    """
 
     mean: float
     low: float | None
     high: float | None
     values: dict[int | None, float]
+    sd: float | None = None
+    draws: int = 1
 
     @property
     def n(self) -> int:
@@ -54,7 +59,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`series` minus `baseline` in one measure."""
+    """`series` minus `baseline` in one measure.
+
+    `p` is that of the difference by itself, `shown_p` corrected for the `tests` that are shown together with it;
+    both None where nothing can be tested. `detectable` is the difference that this number of seeds would have found
+    in 80 % of all cases.
+    """
 
     measure: Measure
     series: Series
@@ -62,14 +72,22 @@ class Comparison:
     own: Estimate
     reference: Estimate
     difference: Estimate
+    basis: Basis
+    p: float | None = None
+    detectable: float | None = None
+    holm_p: float | None = None
+    tests: int = 1
+
+    @property
+    def shown_p(self) -> float | None:
+        return self.p if self.holm_p is None else self.holm_p
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the interval lies on one side of 0; two seeds never tell."""
-        low, high = self.difference.low, self.difference.high
-        if self.difference.n == 2 or low is None or high is None or low <= 0 <= high:
+        """Whether the difference is more than luck: `shown_p` below 5 %; two seeds never tell."""
+        if self.shown_p is None or self.shown_p >= ALPHA or self.difference.mean == 0:
             return "unclear"
-        return "higher" if low > 0 else "lower"
+        return "higher" if self.difference.mean > 0 else "lower"
 
 
 def measure_of(result: Result) -> Measure:
@@ -78,26 +96,45 @@ def measure_of(result: Result) -> Measure:
     return Measure(record.task, record.dataset, record.split, record.metric, method_of(record.protocol))
 
 
-def by_series(results: Sequence[Result], measure: Measure) -> dict[Series, dict[int | None, Result]]:
-    """The results of one measure that have a value, by series and seed."""
-    found: dict[Series, dict[int | None, Result]] = {}
+def by_series(results: Sequence[Result], measure: Measure) -> dict[Series, dict[int | None, Measured]]:
+    """The results of one measure that have a value, by series and training seed."""
+    found: dict[Series, dict[int | None, list[Result]]] = {}
     for result in results:
         if measure_of(result) == measure and result.record.value is not None:
-            found.setdefault(result.series, {})[result.seed] = result
-    return found
+            found.setdefault(result.series, {}).setdefault(result.seed, []).append(result)
+    return {
+        series: {seed: Measured.of(draws) for seed, draws in seeds.items()} for series, seeds in found.items()
+    }
 
 
-def estimate(seeds: dict[int | None, Result]) -> Estimate:
-    """The mean over seeds; one seed keeps the interval of its record."""
-    values = {seed: result.value for seed, result in seeds.items()}
-    if len(values) == 1:
-        record = next(iter(seeds.values())).record
-        return Estimate(next(iter(values.values())), record.low, record.high, values)
-    return _over_seeds(values)
+def estimate(seeds: Seeds) -> Estimate:
+    """The mean over seeds; one seed keeps the interval of its record, of several draws the mean of theirs."""
+    values = {seed: one.value for seed, one in seeds.items()}
+    draws = min(one.draws for one in seeds.values())
+    if len(values) > 1:
+        return _over_seeds(values, draws)
+    (one,) = seeds.values()
+    return Estimate(one.value, one.low, one.high, values, one.sd, draws)
 
 
 def compare(collection: Collection) -> list[Comparison]:
-    """Every series against its CLIP in every measure that both have with a seed in common."""
+    """Every series against its CLIP in every measure that both have with a seed (and a draw) in common."""
+    return list(_compare(collection))
+
+
+def corrected(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """The comparisons with their p corrected for being shown together (Holm)."""
+    comparisons = list(comparisons)
+    tested = [one for one in comparisons if one.p is not None]
+    new = iter(holm([one.p for one in tested if one.p is not None]))
+    return [
+        one if one.p is None else replace(one, holm_p=next(new), tests=len(tested)) for one in comparisons
+    ]
+
+
+# a page asks for the verdict and for each kind of table
+@lru_cache(maxsize=2)
+def _compare(collection: Collection) -> tuple[Comparison, ...]:
     comparisons = []
     for measure in dict.fromkeys(measure_of(result) for result in collection.results):
         found = by_series(collection.results, measure)
@@ -105,44 +142,63 @@ def compare(collection: Collection) -> list[Comparison]:
             baseline = baseline_of(series, [one for one in collection.series if one in found])
             if baseline is None:
                 continue
-            shared = [seed for seed in found[series] if seed in found[baseline]]
-            if shared:
-                own = {seed: found[series][seed] for seed in shared}
-                reference = {seed: found[baseline][seed] for seed in shared}
+            own, reference = _shared(found[series], found[baseline])
+            if own:
                 comparisons.append(
-                    Comparison(
-                        measure,
-                        series,
-                        baseline,
-                        estimate(own),
-                        estimate(reference),
-                        difference(own, reference),
-                    )
+                    _comparison(measure, series, baseline, own, reference, collection.outcomes)
                 )
-    return comparisons
+    return tuple(comparisons)
 
 
-def difference(own: dict[int | None, Result], reference: dict[int | None, Result]) -> Estimate:
-    """The mean of `own` − `reference`, which have the same seeds, with the interval explained above."""
+def _shared(own: Seeds, reference: Seeds) -> tuple[Seeds, Seeds]:
+    """Both in the seeds, and of each seed the draws, that both have."""
+    ours, theirs = {}, {}
+    for seed in own:
+        if seed in reference:
+            draws = own[seed].drawn & reference[seed].drawn
+            if draws:
+                ours[seed], theirs[seed] = own[seed].only(draws), reference[seed].only(draws)
+    return ours, theirs
+
+
+def _comparison(
+    measure: Measure,
+    series: Series,
+    baseline: Series,
+    own: Seeds,
+    reference: Seeds,
+    outcomes: Mapping[str, ItemOutcomes],
+) -> Comparison:
+    both = estimate(own), estimate(reference)
     values = {seed: own[seed].value - reference[seed].value for seed in own}
-    if len(values) > 1:
-        return _over_seeds(values)
-    (seed,) = values
-    ours, theirs = own[seed].record, reference[seed].record
-    if None in (ours.low, ours.high, theirs.low, theirs.high):
-        return Estimate(values[seed], None, None, values)
-    a, b = own[seed].value, reference[seed].value
-    down = math.hypot(a - (ours.low or 0.0), (theirs.high or 0.0) - b)
-    up = math.hypot((ours.high or 0.0) - a, b - (theirs.low or 0.0))
-    return Estimate(a - b, a - b - down, a - b + up, values)
+    draws = min(one.draws for one in own.values())
+    if len(values) == 1:
+        (seed,) = values
+        found = paired_difference(own[seed], reference[seed], outcomes)
+        sd = _sd_over_draws(own[seed], reference[seed])
+        difference = Estimate(found.mean, found.low, found.high, values, sd, draws)
+        return Comparison(measure, series, baseline, *both, difference, found.basis, found.p)
+    difference = _over_seeds(values, draws)
+    if len(values) < ENOUGH_SEEDS:
+        return Comparison(measure, series, baseline, *both, difference, "seeds")
+    first, second = (
+        {number: one.value for number, one in enumerate(seeds[seed] for seed in values)}
+        for seeds in (own, reference)
+    )
+    test = paired_by_seed(first, second)
+    return Comparison(measure, series, baseline, *both, difference, "seeds", test.p, test.detectable)
 
 
-def _over_seeds(values: dict[int | None, float]) -> Estimate:
+def _sd_over_draws(own: Measured, reference: Measured) -> float | None:
+    pairs = zip(own.results, reference.results, strict=True)
+    differences = [ours.value - theirs.value for ours, theirs in pairs]
+    return statistics.stdev(differences) if len(differences) > 1 else None
+
+
+def _over_seeds(values: dict[int | None, float], draws: int) -> Estimate:
     """Two seeds: their range. More: the t interval of the mean."""
     numbers = list(values.values())
-    mean = statistics.fmean(numbers)
+    summary = over_seeds(numbers)
     if len(numbers) < ENOUGH_SEEDS:
-        return Estimate(mean, min(numbers), max(numbers), values)
-    quantile = _T[len(numbers) - 2] if len(numbers) - 2 < len(_T) else 1.96
-    half = quantile * statistics.stdev(numbers) / math.sqrt(len(numbers))
-    return Estimate(mean, mean - half, mean + half, values)
+        return Estimate(summary.mean, min(numbers), max(numbers), values, summary.sd, draws)
+    return Estimate(summary.mean, summary.low, summary.high, values, summary.sd, draws)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from diffclip.errors import InputError
 from diffclip.files import write_text
-from diffclip.report.bars import metric_chart
 from diffclip.report.charts import save_chart
-from diffclip.report.curves import training_chart, validation_chart
-from diffclip.report.lambdas import lambda_chart, lambda_training_chart
+from diffclip.report.figures import result_charts, training_charts
 from diffclip.report.origin import limits, origin_table
+from diffclip.report.paper_tables import paper_sheets
 from diffclip.report.series import Collection
+from diffclip.report.sheet import sheet_markdown
+from diffclip.report.six_tasks import is_broad
 from diffclip.report.tables import result_tables, to_markdown
 from diffclip.report.verdict import judge, spelled_out
 
@@ -21,12 +22,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def write_section(
-    file: str | Path, section: str, collection: Collection, figures: str | Path, command: str | None = None
+    file: str | Path,
+    section: str,
+    collection: Collection,
+    figures: str | Path,
+    command: str | None = None,
+    paper: bool = False,
 ) -> list[Path]:
     """Put the results between `<!-- begin SECTION -->` and `<!-- end SECTION -->` of `file`, or at its end.
 
     The rest of the file stays as it is, to the byte; a file that does not exist is made. Figures go to the
-    folder `figures` as `SECTION_KIND.png` and `.svg` and are linked relatively.
+    folder `figures` as `SECTION_KIND.png` and `.svg` and are linked relatively. With `paper`, the paper's numbers
+    stand beside these.
 
     Returns:
         What was written, the Markdown file last.
@@ -44,7 +51,7 @@ def write_section(
         raise InputError(f"cannot read {file}: it is not a text file") from error
     start, end = _span(before, section, file)
     written, links = _figures(collection, section, file, figures)
-    body = _body(collection, links, command)
+    body = _body(collection, links, command, paper)
     after = replaced(before, start, end, f"{_begin(section)}\n{body}\n{_end(section)}")
     write_text(file, after)
     return [*written, file]
@@ -80,13 +87,9 @@ def _figures(
     collection: Collection, section: str, file: Path, folder: Path
 ) -> tuple[list[Path], dict[str, str]]:
     """Save the charts; the Markdown of each, by its name."""
-    charts = [metric_chart(collection)]
-    if collection.runs:
-        charts += [training_chart(collection), validation_chart(collection)]
-    charts += [lambda_chart(collection), lambda_training_chart(collection)]
     written: list[Path] = []
     links = {}
-    for chart in filter(None, charts):
+    for chart in result_charts(collection) + training_charts(collection):
         png, svg = save_chart(chart, folder, f"{section}_{chart.name}")
         written += [png, svg]
         png_link, svg_link = (Path(os.path.relpath(path, file.parent)).as_posix() for path in (png, svg))
@@ -94,7 +97,7 @@ def _figures(
     return written, links
 
 
-def _body(collection: Collection, links: dict[str, str], command: str | None) -> str:
+def _body(collection: Collection, links: dict[str, str], command: str | None, paper: bool) -> str:
     parts = []
     verdict = judge(collection)
     if verdict:
@@ -104,8 +107,13 @@ def _body(collection: Collection, links: dict[str, str], command: str | None) ->
         # with several models the tables say the same more clearly
         if verdict.comparisons and not verdict.lines:
             parts.append("".join(f"- {spelled_out(one, collection)}\n" for one in verdict.comparisons))
-    parts += [links.pop("metrics")] if "metrics" in links else []
-    parts += [to_markdown(table) for table in result_tables(collection)]
+    parts += [links.pop(chart.name) for chart in result_charts(collection)]
+    single = [to_markdown(table) for table in result_tables(collection)]
+    if paper or is_broad(collection):
+        parts += [sheet_markdown(sheet) for sheet in paper_sheets(collection, paper)]
+    if is_broad(collection):
+        single = ["<details>\n<summary>Every set, every number</summary>\n", *single, "</details>\n"]
+    parts += single
     parts += links.values()
     if collection.runs:
         unknown = limits(collection)

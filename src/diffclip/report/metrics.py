@@ -6,9 +6,22 @@ import math
 import re
 from collections.abc import Sequence
 
+from diffclip.data.shifts import base_of, shift_name
+from diffclip.evaluation.averages import (
+    AVERAGE,
+    DROP,
+    MEAN_OF_ALL,
+    MEAN_OF_SHIFTS,
+    OUT_OF_DOMAIN,
+    PANELS,
+    SIX_TASKS,
+)
 from diffclip.evaluation.metrics import chance_at
-from diffclip.report.compare import Estimate, Measure, measure_of
+from diffclip.evaluation.mmvp import CHANCE
+from diffclip.evaluation.significance import ALPHA
+from diffclip.report.compare import Comparison, Estimate, Measure, measure_of
 from diffclip.report.series import Result
+from diffclip.report.sets import set_name, sets_of
 
 VALIDATION_ORDER = ("image_retrieval_recall@5", "text_retrieval_recall@5")
 HEADLINES = ("acc1", "image_retrieval_recall@5", "text_retrieval_recall@5")
@@ -16,7 +29,16 @@ _NAMES = {
     "acc1": "top-1 accuracy",
     "acc5": "top-5 accuracy",
     "mean_per_class_recall": "mean per-class recall",
+    "mean_per_pattern_accuracy": "mean over patterns",
+    "pair_accuracy": "right pairs",
+    "statement_accuracy": "right statements",
+    MEAN_OF_SHIFTS: "mean of the shifts",
+    MEAN_OF_ALL: "mean of base and shifts",
+    DROP: "drop from base to shifts",
 }
+_OF_PAIRS = ("pair_accuracy", "mean_per_pattern_accuracy")
+_BY_TASK = {"linear-probe": "linear probe", "few-shot": "few-shot"}
+"""Tasks with metrics of the same names as zero-shot's."""
 _DIRECTIONS = {"image": "text→image", "text": "image→text"}
 _CLASSES = re.compile(r"\b(\d+) classes\b")
 _RECALL = re.compile(r"(image|text)_retrieval_recall@(\d+)")
@@ -27,16 +49,51 @@ def metric_name(metric: str) -> str:
     found = _RECALL.fullmatch(metric)
     if found:
         return f"{_DIRECTIONS[found[1]]} R@{found[2]}"
-    return _NAMES.get(metric, metric.replace("_", " "))
+    whole, _, pattern = metric.partition("/")
+    name = _NAMES.get(whole, whole.replace("_", " "))
+    return f"{name}: {pattern}" if pattern else name
+
+
+def measure_name(measure: Measure) -> str:
+    """What was measured, without where: "linear probing" for that average, "few-shot top-1 accuracy"."""
+    if measure.task == SIX_TASKS:
+        return measure.dataset if measure.metric == AVERAGE else f"{measure.dataset}, {measure.metric}"
+    name = metric_name(measure.metric)
+    return f"{_BY_TASK[measure.task]} {name}" if measure.task in _BY_TASK else name
+
+
+def place_of(measure: Measure) -> str | None:
+    """On which set and split: "scenes (test)"; None for an average over several sets, which its own name tells."""
+    sets = sets_of(measure) if measure.task == SIX_TASKS else [(measure.dataset, measure.split)]
+    return f"{dataset_name(sets[0][0])} ({sets[0][1]})" if len(sets) == 1 else None
+
+
+def dataset_name(dataset: str) -> str:
+    """A set's name for readers, with its base where it is a shift: "ImageNet A", "CIFAR-10 noise 3"."""
+    base = base_of(dataset)
+    return set_name(dataset) if base is None else f"{set_name(base)} {shift_name(dataset)}"
 
 
 def headline_measures(measures: Sequence[Measure]) -> list[Measure]:
-    """The few measures that tell the story: the headline metrics of each task, or its first one."""
-    chosen = []
-    for group in dict.fromkeys(measure._replace(metric="") for measure in measures):
-        own = [measure for measure in measures if measure._replace(metric="") == group]
-        chosen += [measure for measure in own if measure.metric in HEADLINES] or own[:1]
-    return chosen
+    """The few measures that tell the story.
+
+    The headline metrics of each task and set, or the first one where it has none of them. Where the averages over six
+    tasks are fewer, these and the pairs of MMVP instead.
+    """
+    if not worth_averaging(measures):
+        return _of_each_set(measures)
+    pairs = [one for one in measures if one.metric in _OF_PAIRS]
+    told = _averages(measures)
+    for group in dict.fromkeys(one._replace(metric="") for one in pairs):
+        own = [one for one in pairs if one._replace(metric="") == group]
+        # of as many pairs a pattern both are one number, and outcomes of items are those of pairs
+        told.append(min(own, key=lambda one: _OF_PAIRS.index(one.metric)))
+    return told
+
+
+def worth_averaging(measures: Sequence[Measure]) -> bool:
+    """Whether the averages over six tasks are there, and fewer than what they stand for."""
+    return 0 < len(_averages(measures)) < len(_of_each_set(measures))
 
 
 def chance_of(measure: Measure, results: Sequence[Result]) -> float | None:
@@ -44,8 +101,10 @@ def chance_of(measure: Measure, results: Sequence[Result]) -> float | None:
 
     Retrieval: from the numbers of captions and pictures, which its two directions average over (captions
     spread evenly over pictures). Classification: from the number of classes, which the protocol names ("10
-    classes").
+    classes"; few-shot's is that of an episode). MMVP: 25 % of the pairs, half of the statements.
     """
+    if _is_derived(measure):
+        return None
     found = _RECALL.fullmatch(measure.metric)
     if found:
         captions, pictures = (
@@ -53,6 +112,10 @@ def chance_of(measure: Measure, results: Sequence[Result]) -> float | None:
             _count(measure, "text", found[2], results),
         )
         return recall_chance(measure.metric, pictures or 0, captions or 0)
+    if measure.metric == "statement_accuracy":
+        return 0.5
+    if measure.metric.partition("/")[0] in _OF_PAIRS:
+        return CHANCE
     classes = _CLASSES.search(measure.protocol)
     tops = {"acc1": 1, "acc5": 5, "mean_per_class_recall": 1}
     if not classes or measure.metric not in tops:
@@ -72,7 +135,7 @@ def recall_chance(metric: str, pictures: int, captions: int) -> float | None:
 
 def percentage(value: float | None) -> str:
     """A fraction as "81.2 %", or a dash."""
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f} %".replace("-", "−")
 
 
 def chance_text(chance: float | None) -> str:
@@ -87,6 +150,54 @@ def points(estimate_: Estimate) -> str:
         return text.replace("-", "−")
     between = " to " if estimate_.n == 2 else ", "
     return f"{text} [{100 * estimate_.low:+.1f}{between}{100 * estimate_.high:+.1f}]".replace("-", "−")
+
+
+def tested_points(one: Comparison) -> str:
+    """A difference as `points` with its p, corrected where others are shown with it: "−1.4 [−2.4, −0.5], p 0.02"."""
+    return points(one.difference) + (f", {p_text(one.shown_p)}" if one.shown_p is not None else "")
+
+
+def p_text(p: float) -> str:
+    """A p of at most two digits: "p 0.34", "p 0.007", "p < 0.001"; one below 5 % is not rounded up to it."""
+    if p < 0.001:
+        return "p < 0.001"
+    if 0.0495 <= p < ALPHA:
+        return "p 0.049"
+    return f"p {p:.{1 if p < 0.0095 else 2}g}"
+
+
+def correction(comparisons: Sequence[Comparison], where: str = "") -> str | None:
+    """How the p of these comparisons came about, as a sentence; None where none was tested."""
+    tested = [one for one in comparisons if one.shown_p is not None]
+    if not tested:
+        return None
+    tests = max(one.tests for one in tested)
+    ways = {
+        "items": "a paired test on the outcomes of the items",
+        "intervals": "both intervals as if normal, where the outcomes of the items are not known",
+        "seeds": "a paired t-test over seeds",
+    }
+    used = [text for basis, text in ways.items() if any(one.basis == basis for one in tested)]
+    many = f"; corrected for {tests} comparisons{where} (Holm)" if tests > 1 else ""
+    return f"p is from {' or '.join(used)}{many}."
+
+
+def _is_derived(measure: Measure) -> bool:
+    return measure.task in (SIX_TASKS, OUT_OF_DOMAIN)
+
+
+def _averages(measures: Sequence[Measure]) -> list[Measure]:
+    own = [one for one in measures if one.task == SIX_TASKS]
+    return sorted(own, key=lambda one: PANELS.index(one.dataset) if one.dataset in PANELS else len(PANELS))
+
+
+def _of_each_set(measures: Sequence[Measure]) -> list[Measure]:
+    chosen = []
+    measures = [measure for measure in measures if not _is_derived(measure)]
+    for group in dict.fromkeys(measure._replace(metric="") for measure in measures):
+        own = [measure for measure in measures if measure._replace(metric="") == group]
+        chosen += [measure for measure in own if measure.metric in HEADLINES] or own[:1]
+    return chosen
 
 
 def _count(measure: Measure, direction: str, k: str, results: Sequence[Result]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -11,20 +11,26 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from diffclip.errors import InputError
+from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.records import Record
 from diffclip.files import write_text
-from diffclip.report.bars import metric_chart
 from diffclip.report.charts import Chart, Key
 from diffclip.report.curves import telemetry_chart, training_chart, validation_chart
+from diffclip.report.figures import result_charts
 from diffclip.report.lambdas import lambda_chart, lambda_training_chart
 from diffclip.report.metrics import VALIDATION_ORDER, metric_name, percentage
 from diffclip.report.origin import limits, origin_table, versions
+from diffclip.report.paper_tables import paper_sheets
 from diffclip.report.runs import Run
 from diffclip.report.scoreboard import scoreboard
 from diffclip.report.series import Collection, Series, collect
+from diffclip.report.sheet import Sheet, sheet_html
+from diffclip.report.six_tasks import is_broad
 from diffclip.report.style import dark_rules, darkened, data_uri, png_of, svg_of
 from diffclip.report.tables import result_tables, to_html
 from diffclip.report.verdict import basis, judge
+
+_FEW_SETS = 4
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ def write_report(
     title: str = "CLIP and DiffCLIP",
     extras: Sequence[Extra] = (),
     command: str | None = None,
+    outcomes: Mapping[str, ItemOutcomes] | None = None,
+    paper: bool = False,
 ) -> Path:
     """Write the report to `output`, whole or not at all, and return its path.
 
@@ -53,19 +61,43 @@ def write_report(
         title: the page's heading.
         extras: sections of retrieved examples, attention pictures and the like.
         command: what made the page, shown on it.
+        outcomes: of single items, by the key of their record; paired tests need them.
+        paper: show the paper's numbers beside these.
 
     Raises:
         InputError: there is neither a run nor a record, or `output` cannot be written.
     """
-    if not runs and not records:
+    return write_page(output, collect(runs, records, outcomes), title, extras, command, paper)
+
+
+def write_page(
+    output: str | Path,
+    collection: Collection,
+    title: str = "CLIP and DiffCLIP",
+    extras: Sequence[Extra] = (),
+    command: str | None = None,
+    paper: bool = False,
+) -> Path:
+    """`write_report` for what has been collected already.
+
+    Raises:
+        InputError: there is neither a run nor a record, or `output` cannot be written.
+    """
+    if not collection.runs and not collection.results:
         raise InputError("nothing to report: give at least one run or one evaluation record")
-    write_text(output, page(collect(runs, records), title, extras, command))
+    write_text(output, page(collection, title, extras, command, paper))
     return Path(output)
 
 
-def page(collection: Collection, title: str, extras: Sequence[Extra] = (), command: str | None = None) -> str:
-    """The report as HTML text."""
-    sections = [*_results(collection), *_training(collection), *_lambdas(collection)]
+def page(
+    collection: Collection,
+    title: str,
+    extras: Sequence[Extra] = (),
+    command: str | None = None,
+    paper: bool = False,
+) -> str:
+    """The report as HTML text; with `paper`, the paper's numbers stand beside these."""
+    sections = [*_results(collection, paper), *_training(collection), *_lambdas(collection)]
     sections += [(extra.title, _extra(extra)) for extra in extras]
     sections.append(("How it was made", _origin(collection, command)))
     links = "".join(f'<a href="#{_anchor(name)}">{html.escape(name)}</a>' for name, _ in sections)
@@ -92,26 +124,51 @@ def chart_html(chart: Chart) -> str:
     for panel in chart.panels:
         svg = svg_of(panel.figure())
         panels.append(
-            f'<picture><source srcset="{data_uri(darkened(svg))}" media="(prefers-color-scheme: dark)">'
+            f"<picture{' class=square' * (panel.height > 0.75 * panel.width)}>"
+            f'<source srcset="{data_uri(darkened(svg))}" media="(prefers-color-scheme: dark)">'
             f'<img src="{data_uri(svg)}" alt="{html.escape(panel.title)}"></picture>'
         )
     above = f'<ul class="legend">{legend}</ul>' if legend else ""
     caption = html.escape(chart.caption)
+    kind = f"panels{' three' * (chart.columns > 2)}{' dense' * chart.dense}"
     return (
-        f'<figure class="chart">{above}<div class="panels">{"".join(panels)}</div>'
+        f'<figure class="chart">{above}<div class="{kind}">{"".join(panels)}</div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 
 
-def _results(collection: Collection) -> list[tuple[str, str]]:
-    chart = metric_chart(collection)
-    if chart is None:
-        return []
+def _results(collection: Collection, paper: bool) -> list[tuple[str, str]]:
+    """A section a figure, each with its table, and one of tables; what is of single sets is folded where many are."""
+    charts, sheets = result_charts(collection), paper_sheets(collection, paper)
+    broad = is_broad(collection)
+    sections = []
+    for chart in charts:
+        own = [sheet for sheet in sheets if sheet.name.startswith(chart.name)]
+        sections.append((chart.title, chart_html(chart) + _folded("The numbers", own, paper)))
+        sheets = [sheet for sheet in sheets if sheet not in own]
+    single = _single_sets(collection)
+    if charts and not broad:
+        # few numbers: the tables of single sets say all there is
+        sections[0] = (sections[0][0], sections[0][1] + single)
+        return [*sections, ("Tables", "".join(map(sheet_html, sheets)))] if paper and sheets else sections
+    if charts or sheets:
+        details = f"<details><summary>Every set, every number</summary>{single}</details>"
+        sections.append(("Tables", "".join(map(sheet_html, sheets)) + details))
+    return sections
+
+
+def _folded(summary: str, sheets: Sequence[Sheet], unfolded: bool) -> str:
+    content = "".join(map(sheet_html, sheets))
+    state = " open" if unfolded else ""
+    return f"<details{state}><summary>{summary}</summary>{content}</details>" if sheets else ""
+
+
+def _single_sets(collection: Collection) -> str:
     tables = "".join(map(to_html, result_tables(collection, every_seed=False)))
     if any(len(seeds) > 1 for seeds in _seeds(collection).values()):
         every = "".join(map(to_html, result_tables(collection)))
         tables += f"<details><summary>Every seed</summary>{every}</details>"
-    return [("Results", chart_html(chart) + tables)]
+    return tables
 
 
 def _seeds(collection: Collection) -> dict[Series, set[int | None]]:
@@ -198,11 +255,11 @@ def _progress(collection: Collection) -> str:
 
 def _subject(collection: Collection) -> str:
     """How much the page is about: "2 models, 6 runs, scenes"."""
-    datasets = dict.fromkeys(result.record.dataset for result in collection.results)
+    datasets = collection.datasets
     counts = [f"{len(collection.series)} model{'s' * (len(collection.series) != 1)}"]
     if collection.runs:
         counts.append(f"{len(collection.runs)} run{'s' * (len(collection.runs) != 1)}")
-    return ", ".join([*counts, *datasets])
+    return ", ".join([*counts, *(datasets if len(datasets) <= _FEW_SETS else [f"{len(datasets)} sets"])])
 
 
 def _anchor(name: str) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from diffclip.errors import InputError
+from diffclip.evaluation.outcomes import ItemOutcomes, key_of, outcomes_file, read_outcomes, write_outcomes
 from diffclip.evaluation.records import Record, to_lines
 from diffclip.files import write_text
-from diffclip.report.runs import METRICS, RECIPE, VALIDATION, Run, read_run
+from diffclip.report.runs import METRICS, RECIPE, RESULTS, VALIDATION, Run, read_run
 
 RECORDS = "records.jsonl"
 MAX_BYTES = 60_000
@@ -22,13 +23,18 @@ MAX_BYTES = 60_000
 
 
 def save_results(
-    run_folders: Sequence[str | Path], destination: str | Path, records: Sequence[Record] = ()
+    run_folders: Sequence[str | Path],
+    destination: str | Path,
+    records: Sequence[Record] = (),
+    outcomes: Mapping[str, ItemOutcomes] | None = None,
 ) -> Path:
     """Condense runs into the folder `destination`: `records.jsonl`, and for each run a folder of its name.
 
     A run's folder holds its recipe, thinned telemetry (numbers of 5 significant digits; first and last step
     kept) and its validations; `read_run` reads it. The records of the runs and `records` come whole, with
-    `weights` shortened to begin at the run's folder. What `destination` holds of the same names is replaced.
+    `weights` shortened to begin at the run's folder, and beside them `records.outcomes.npz` with the outcomes of
+    items that the runs' own files and `outcomes` (by `key_of` the records) hold. What `destination` holds of the same
+    names is replaced.
 
     Raises:
         InputError: nothing to save, a run that cannot be read, two of one name, or no place to write.
@@ -50,6 +56,20 @@ def save_results(
         if run.validation:
             write_text(folder / VALIDATION, _lines(run.validation))
     everything = [record for run in runs.values() for record in run.records] + list(records)
+    known = dict(outcomes or {})
+    for run in runs.values():
+        known |= read_outcomes(outcomes_file(run.folder / RESULTS))
+    kept = {
+        key_of(_shortened(record, runs)): known[key_of(record)]
+        for record in everything
+        if key_of(record) in known
+    }
+    # before the records: of a save cut short, outcomes without a record are not asked for
+    file = outcomes_file(destination / RECORDS)
+    if kept:
+        write_outcomes(file, kept)
+    else:
+        file.unlink(missing_ok=True)
     write_text(destination / RECORDS, to_lines(_shortened(record, runs) for record in everything))
     return destination
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from diffclip.report.compare import Comparison, Measure, by_series, estimate
-from diffclip.report.metrics import chance_of, chance_text, metric_name, percentage, points
+from diffclip.report.metrics import chance_of, chance_text, measure_name, percentage, place_of, tested_points
 from diffclip.report.series import Collection, Series
 from diffclip.report.style import colours_of
 from diffclip.report.verdict import Verdict
@@ -38,15 +38,14 @@ def scoreboard(collection: Collection, verdict: Verdict) -> str:
 def _head(collection: Collection, measure: Measure) -> str:
     chance = chance_of(measure, collection.results)
     level = f", chance {chance_text(chance)}" if chance is not None else ""
-    place = html.escape(f"{measure.dataset} {measure.split}{level}")
-    return f"<th scope=col>{html.escape(metric_name(measure.metric))}<small>{place}</small></th>"
+    place = html.escape(f"{place_of(measure) or 'mean over sets'}{level}")
+    return f"<th scope=col>{html.escape(measure_name(measure))}<small>{place}</small></th>"
 
 
 def _cell(collection: Collection, series: Series, measure: Measure, comparison: Comparison | None) -> str:
     # on a narrow screen a cell has no column head above it
-    several = len({result.record.dataset for result in collection.results}) > 1
-    place = f" on {measure.dataset}" if several else ""
-    label = f' data-label="{html.escape(metric_name(measure.metric) + place)}"'
+    place = place_of(measure) if len(collection.datasets) > 1 else None
+    label = f' data-label="{html.escape(measure_name(measure) + (f" on {place}" if place else ""))}"'
     seeds = by_series(collection.results, measure).get(series)
     if not seeds:
         return f"<td{label}>–</td>"
@@ -56,5 +55,5 @@ def _cell(collection: Collection, series: Series, measure: Measure, comparison: 
     outcome = comparison.outcome
     return (
         f'<td{label}>{value}<em class="tag {outcome}">{_TAGS[outcome]}</em>'
-        f"<span>{html.escape(points(comparison.difference))}</span></td>"
+        f"<span>{html.escape(tested_points(comparison))}</span></td>"
     )

@@ -8,13 +8,16 @@ it.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from diffclip.config import VARIANTS
-from diffclip.evaluation.protocol import method_of
+from diffclip.evaluation.averages import Part, averages_of, is_derived
+from diffclip.evaluation.outcomes import ItemOutcomes
+from diffclip.evaluation.protocol import draw_of, method_of
 from diffclip.evaluation.records import Record
 from diffclip.report.runs import Run, variant_of_label
 
@@ -37,11 +40,20 @@ class Series:
 
 @dataclass(frozen=True)
 class Result:
-    """One evaluation record with the series and the training seed that it belongs to."""
+    """One evaluation record with the series and the training seed that it belongs to.
+
+    `parts` are what an average over sets is made of, none for a number that was measured.
+    """
 
     record: Record
     series: Series
     seed: int | None
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def draw(self) -> int | None:
+        """The seed of what the task drew at random; None where nothing was."""
+        return draw_of(self.record.protocol)
 
     @property
     def value(self) -> float:
@@ -50,12 +62,77 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """One measure of one training seed: its result, or where the task was drawn several times that of each draw.
+
+    `value`, `low` and `high` are means over the draws; the bounds cover the test set. `sd` (n − 1) is over draws, None
+    for a single one.
+    """
+
+    results: tuple[Result, ...]
+
+    @classmethod
+    def of(cls, results: Iterable[Result]) -> Measured:
+        """The results in the order of their draws."""
+        return cls(tuple(sorted(results, key=lambda one: -1 if one.draw is None else one.draw)))
+
+    @property
+    def record(self) -> Record:
+        """That of the first draw."""
+        return self.results[0].record
+
+    @property
+    def records(self) -> list[Record]:
+        return [result.record for result in self.results]
+
+    @property
+    def value(self) -> float:
+        return statistics.fmean(result.value for result in self.results)
+
+    @property
+    def low(self) -> float | None:
+        return _mean([record.low for record in self.records])
+
+    @property
+    def high(self) -> float | None:
+        return _mean([record.high for record in self.records])
+
+    @property
+    def sd(self) -> float | None:
+        values = [result.value for result in self.results]
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def draws(self) -> int:
+        return len(self.results)
+
+    @property
+    def drawn(self) -> set[int | None]:
+        """The seeds of the draws."""
+        return {result.draw for result in self.results}
+
+    def only(self, draws: set[int | None]) -> Measured:
+        """Without the other draws."""
+        return Measured(tuple(result for result in self.results if result.draw in draws))
+
+
+@dataclass(frozen=True, eq=False)
 class Collection:
-    """Everything a report is about, in the order of the variants (CLIP first)."""
+    """Everything a report is about, in the order of the variants (CLIP first).
+
+    `results` hold the averages over sets beside what was measured; `outcomes` are those of single items, by `key_of`
+    of the record, where they are known.
+    """
 
     series: list[Series]
     runs: list[tuple[Series, Run]]
     results: list[Result]
+    outcomes: Mapping[str, ItemOutcomes] = field(default_factory=dict)
+
+    @property
+    def datasets(self) -> list[str]:
+        """The sets that something was measured on."""
+        return list(dict.fromkeys(one.record.dataset for one in self.results if not is_derived(one.record)))
 
     @property
     def architecture(self) -> str | None:
@@ -74,15 +151,21 @@ class _Source:
     seed: int | None
 
 
-def collect(runs: Sequence[Run], records: Sequence[Record]) -> Collection:
-    """Sort runs and records into series.
+def collect(
+    runs: Sequence[Run], records: Sequence[Record], outcomes: Mapping[str, ItemOutcomes] | None = None
+) -> Collection:
+    """Sort runs and records into series, and add the averages over sets that follow from them.
 
     A run's own records belong to it; of the others, those whose `weights` lie in a run's folder (by its
-    name) do. A record that occurs twice counts once, and the later one does; two checkpoints of a run are
-    two series.
+    name) do. A record that occurs twice counts once, and the later one does (two draws of one task are not
+    twice); two checkpoints of a run are two series.
+
+    Args:
+        outcomes: of single items, as `read_outcomes_of` finds them; paired tests need them.
     """
     given = [(_run_of(record, runs), record) for record in records]
     given = [(run, record) for run in runs for record in run.records] + given
+    given = [(run, record) for run, record in given if not is_derived(record)]
     checkpoints: dict[str, set[str]] = {}
     for run, record in given:
         if run is not None:
@@ -94,7 +177,7 @@ def collect(runs: Sequence[Run], records: Sequence[Record]) -> Collection:
     sources = {
         key: _Source(run.name, models[key], run.init, run.seed) for run in runs for key in [str(run.folder)]
     }
-    owned: dict[tuple[object, ...], tuple[str, Record]] = {}
+    owned: dict[str, dict[tuple[object, ...], Record]] = {}
     for run, record in given:
         checkpoint = Path(record.weights).name
         if run is None:
@@ -105,10 +188,9 @@ def collect(runs: Sequence[Run], records: Sequence[Record]) -> Collection:
         else:
             owner = f"{run.folder}\0{checkpoint}"
             sources.setdefault(owner, _Source(f"{run.name}/{checkpoint}", record.model, run.init, run.seed))
-        owned[owner, record.task, record.dataset, record.split, record.metric, method_of(record.protocol)] = (
-            owner,
-            record,
-        )
+        method, draw = method_of(record.protocol), draw_of(record.protocol)
+        measure = (record.task, record.dataset, record.split, record.metric, method, draw)
+        owned.setdefault(owner, {})[measure] = record
 
     series = _series(sources)
     order = sorted(
@@ -125,9 +207,11 @@ def collect(runs: Sequence[Run], records: Sequence[Record]) -> Collection:
             ),
         ),
         results=[
-            Result(record, series[owner], sources[owner].seed if record.seed is None else record.seed)
-            for owner, record in owned.values()
+            Result(record, series[owner], sources[owner].seed if record.seed is None else record.seed, parts)
+            for owner, own in owned.items()
+            for record, parts in _with_averages(list(own.values()))
         ],
+        outcomes=outcomes or {},
     )
 
 
@@ -142,6 +226,17 @@ def baseline_of(series: Series, among: Sequence[Series]) -> Series | None:
     if series.variant == "CLIP" or not fitting:
         return None
     return next((one for one in fitting if one.init == series.init), fitting[0])
+
+
+def _mean(bounds: Sequence[float | None]) -> float | None:
+    known = [bound for bound in bounds if bound is not None]
+    return statistics.fmean(known) if len(known) == len(bounds) else None
+
+
+def _with_averages(records: Sequence[Record]) -> list[tuple[Record, tuple[Part, ...]]]:
+    """The records of one owner, and its averages with what they are made of."""
+    measured: list[tuple[Record, tuple[Part, ...]]] = [(record, ()) for record in records]
+    return measured + [(average.record, average.parts) for average in averages_of(records)]
 
 
 def _run_of(record: Record, runs: Sequence[Run]) -> Run | None:

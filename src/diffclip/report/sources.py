@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffclip.errors import InputError
+from diffclip.evaluation.outcomes import ItemOutcomes, outcomes_file, read_outcomes
 from diffclip.evaluation.records import Record, read_records
-from diffclip.report.runs import METRICS, VALIDATION, Run, is_run, read_run
+from diffclip.report.runs import METRICS, RESULTS, VALIDATION, Run, is_run, read_run
 
 
 def read_sources(paths: Sequence[str | Path]) -> tuple[list[Run], list[Record]]:
@@ -18,11 +19,30 @@ def read_sources(paths: Sequence[str | Path]) -> tuple[list[Run], list[Record]]:
     Raises:
         InputError: a path is missing, a folder holds neither a run nor records, or one cannot be read.
     """
-    runs: dict[Path, Run] = {}
-    files: dict[Path, list[Record]] = {}
+    folders, files = _found(paths)
+    return list(map(read_run, folders)), [record for file in files for record in read_records(file)]
+
+
+def read_outcomes_of(paths: Sequence[str | Path]) -> dict[str, ItemOutcomes]:
+    """The outcomes of items that lie beside the records at `paths` and in the run folders there, by `key_of`.
+
+    Raises:
+        InputError: as `read_sources`, or a file of outcomes is damaged.
+    """
+    folders, files = _found(paths)
+    found: dict[str, ItemOutcomes] = {}
+    for records in [*(folder / RESULTS for folder in folders), *files]:
+        found |= read_outcomes(outcomes_file(records))
+    return found
+
+
+def _found(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
+    """The run folders and the files of records at `paths`, each once."""
+    runs: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for path in map(Path, paths):
         if path.is_file():
-            files.setdefault(path.resolve(), read_records(path))
+            files.setdefault(path.resolve(), path)
             continue
         if not path.is_dir():
             raise InputError(
@@ -34,10 +54,10 @@ def read_sources(paths: Sequence[str | Path]) -> tuple[list[Run], list[Record]]:
                 f"{path} holds neither a run (recipe.yaml, metrics.jsonl) nor evaluation records (.jsonl)"
             )
         for folder in folders:
-            runs.setdefault(folder.resolve(), read_run(folder))
+            runs.setdefault(folder.resolve(), folder)
         for file in records:
-            files.setdefault(file.resolve(), read_records(file))
-    return list(runs.values()), [record for records in files.values() for record in records]
+            files.setdefault(file.resolve(), file)
+    return list(runs.values()), list(files.values())
 
 
 def _below(root: Path) -> tuple[list[Path], list[Path]]:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from diffclip.evaluation.averages import OUT_OF_DOMAIN, SIX_TASKS
 from diffclip.report.compare import (
     ENOUGH_SEEDS,
     Comparison,
     Estimate,
     Measure,
+    Seeds,
     by_series,
     compare,
+    corrected,
     estimate,
     measure_of,
 )
-from diffclip.report.metrics import chance_of, chance_text, metric_name, percentage, points
-from diffclip.report.series import Collection, Result, Series, usual_init
+from diffclip.report.metrics import (
+    chance_of,
+    chance_text,
+    correction,
+    dataset_name,
+    measure_name,
+    metric_name,
+    percentage,
+    tested_points,
+    worth_averaging,
+)
+from diffclip.report.series import Collection, Measured, Result, Series, usual_init
 
 RowKind = Literal["chance", "one", "seed", "mean", "difference"]
 
@@ -45,16 +58,30 @@ class Table:
 def result_tables(collection: Collection, every_seed: bool = True) -> list[Table]:
     """A table for each task, set, split and protocol: values, intervals, means, differences to CLIP, chance.
 
+    The averages over six tasks are one table, the first, left out where they are no fewer than what they stand for.
+    The p of the differences are corrected for their number in their table.
+
     Args:
         collection: what to tabulate.
         every_seed: give each seed a row also where there is a row for their mean.
     """
     comparisons = compare(collection)
+    measures = list(dict.fromkeys(measure_of(result) for result in collection.results))
     groups: dict[Measure, list[Measure]] = {}
-    for measure in dict.fromkeys(measure_of(result) for result in collection.results):
-        groups.setdefault(measure._replace(metric=""), []).append(measure)
+    if worth_averaging(measures):
+        averages = [measure for measure in measures if measure.task == SIX_TASKS]
+        groups[averages[0]] = averages
+    for measure in measures:
+        if measure.task != SIX_TASKS:
+            groups.setdefault(_group(measure), []).append(measure)
     return [
-        _table(collection, group, measures, comparisons, every_seed) for group, measures in groups.items()
+        _table(
+            collection,
+            measures,
+            corrected(one for one in comparisons if one.measure in measures),
+            every_seed,
+        )
+        for measures in groups.values()
     ]
 
 
@@ -90,7 +117,6 @@ def to_html(table: Table) -> str:
 
 def _table(
     collection: Collection,
-    group: Measure,
     measures: Sequence[Measure],
     comparisons: Sequence[Comparison],
     every_seed: bool,
@@ -113,30 +139,51 @@ def _table(
     if any(chance is not None for chance in chances):
         rows.append(Row("chance", ["chance", *map(chance_text, chances)]))
     return Table(
-        title=f"{group.task.replace('_', ' ').capitalize()} on {group.dataset}, {group.split} split",
+        title=_title(measures[0]),
         columns=["model", *(_head(measure, collection.results) for measure in measures)],
         rows=rows,
-        notes=_notes(collection, found, [one for one in comparisons if one.measure in measures], every_seed),
+        notes=_notes(collection, found, comparisons, every_seed),
     )
+
+
+def _group(measure: Measure) -> Measure:
+    """Equal for what a table holds: metrics of one protocol, or of one set's shifts (corrupted copies apart)."""
+    if measure.task == OUT_OF_DOMAIN:
+        return measure._replace(metric="", protocol="corrupted" if "+" in measure.protocol else "")
+    return measure._replace(metric="")
+
+
+def _title(measure: Measure) -> str:
+    if measure.task == SIX_TASKS:
+        return "Six tasks, each the mean over its sets"
+    task = measure.task.replace("_", " ")
+    return f"{task[0].upper()}{task[1:]} on {dataset_name(measure.dataset)}, {measure.split} split"
 
 
 def _head(measure: Measure, results: Sequence[Result]) -> str:
     counts = sorted({result.record.count for result in results if measure_of(result) == measure})
-    return f"{metric_name(measure.metric)} (n = {', '.join(f'{count:,}' for count in counts)})"
+    name = measure_name(measure) if measure.task == SIX_TASKS else metric_name(measure.metric)
+    return f"{name} (n = {', '.join(f'{count:,}' for count in counts)})"
 
 
-def _value(result: Result | None) -> str:
-    if result is None or result.record.value is None:
-        return "–"
-    return _bracketed(percentage(result.value), result.record.low, result.record.high, ", ")
+def _value(one: Measured | None) -> str:
+    return "–" if one is None else _bracketed(_spread(one.value, one.sd), one.low, one.high, ", ")
 
 
 def _mean(mean: Estimate) -> str:
-    return _bracketed(percentage(mean.mean), mean.low, mean.high, " to " if mean.n == 2 else ", ")
+    text = _spread(mean.mean, mean.sd)
+    return _bracketed(text, mean.low, mean.high, " to " if mean.n == 2 else ", ")
+
+
+def _spread(mean: float, sd: float | None) -> str:
+    """A mean as "71.2 ± 0.4 %" where there is a standard deviation."""
+    return percentage(mean) if sd is None else f"{100 * mean:.1f} ± {100 * sd:.1f} %".replace("-", "−")
 
 
 def _bracketed(text: str, low: float | None, high: float | None, between: str) -> str:
-    return text if low is None or high is None else f"{text} [{100 * low:.1f}{between}{100 * high:.1f}]"
+    if low is None or high is None:
+        return text
+    return f"{text} [{100 * low:.1f}{between}{100 * high:.1f}]".replace("-", "−")
 
 
 def _difference_rows(
@@ -147,19 +194,23 @@ def _difference_rows(
         own = {one.measure: one for one in comparisons if one.series == series and one.measure in measures}
         if own:
             baseline = next(iter(own.values())).baseline
-            cells = [points(own[measure].difference) if measure in own else "–" for measure in measures]
+            cells = [tested_points(own[measure]) if measure in own else "–" for measure in measures]
             rows.append(Row("difference", [f"{series.label} − {baseline.label} (points)", *cells]))
     return rows
 
 
 def _notes(
     collection: Collection,
-    found: dict[Measure, dict[Series, dict[int | None, Result]]],
+    found: Mapping[Measure, Mapping[Series, Seeds]],
     comparisons: Sequence[Comparison],
     every_seed: bool,
 ) -> list[str]:
-    """What a reader needs to read one table, whose measures (of one protocol) are those of `found`."""
-    notes = [f"Protocol: {next(iter(found)).protocol}."]
+    """What a reader needs to read one table, whose measures are those of `found`."""
+    first = next(iter(found))
+    notes = [f"Protocol: {first.protocol}."]
+    if first.task in (SIX_TASKS, OUT_OF_DOMAIN):
+        names = {one: measure_name(one) for one in found}
+        notes = [f"{name[0].upper()}{name[1:]}: {one.protocol}." for one, name in names.items()]
     shown = dict.fromkeys(series for own in found.values() for series in own)
     inits = [series.init for series in shown if series.init]
     if inits:
@@ -170,6 +221,14 @@ def _notes(
     sizes = {len(seeds) for own in found.values() for seeds in own.values()}
     if every_seed or 1 in sizes:
         notes.append("In brackets: 95 % interval of a single model, from sampling the test set.")
+    draws = sorted({one.draws for own in found.values() for seeds in own.values() for one in seeds.values()})
+    repeated = [str(number) for number in draws if number > 1]
+    if repeated and (every_seed or 1 in sizes):
+        notes.append(
+            f"Of a single model, ±: standard deviation over {' or '.join(repeated)} draws of the task."
+        )
+    if max(sizes, default=1) > 1:
+        notes.append("Of a mean, ±: standard deviation over training seeds.")
     pairs = {one.difference.n for one in comparisons}
     if any(size >= ENOUGH_SEEDS for size in sizes):
         notes.append("Of a mean: 95 % interval over training seeds (Student's t).")
@@ -183,6 +242,14 @@ def _notes(
             if max(pairs) > 1
             else "Differences are between one trained model each: "
             "their interval covers the test set, not the training seed."
+        )
+    tested = correction(comparisons, " in this table")
+    notes += [tested] if tested else []
+    detectable = sorted(100 * one.detectable for one in comparisons if one.detectable is not None)
+    if detectable:
+        between = f"{detectable[0]:.1f}" + (f" to {detectable[-1]:.1f}" if len(detectable) > 1 else "")
+        notes.append(
+            f"So many seeds find a true difference of {between} points in 80 % of all cases, uncorrected."
         )
     return notes
 

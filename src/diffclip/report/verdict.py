@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diffclip.report.compare import ENOUGH_SEEDS, Comparison, Measure, compare
-from diffclip.report.metrics import chance_of, chance_text, headline_measures, metric_name, percentage, points
+from diffclip.report.compare import ENOUGH_SEEDS, Comparison, Measure, compare, corrected
+from diffclip.report.metrics import (
+    chance_of,
+    chance_text,
+    correction,
+    headline_measures,
+    measure_name,
+    percentage,
+    place_of,
+    tested_points,
+)
 from diffclip.report.series import Collection, Series
-
-_MANY = 4  # comparisons from which a reader should be told that some stand out by luck
 
 
 @dataclass(frozen=True)
@@ -17,7 +24,7 @@ class Verdict:
     """Which model is better at what, and how far that can be trusted.
 
     `headline` is a sentence; with several models it ends in a colon and `lines` has one line a model.
-    `comparisons` are those that it rests on.
+    `comparisons` are those that it rests on, their p corrected for one another.
     """
 
     headline: str
@@ -43,12 +50,13 @@ def judge(collection: Collection) -> Verdict | None:
             [],
         )
     chosen = headline_measures(list(dict.fromkeys(one.measure for one in comparisons)))
-    told = [one for one in comparisons if one.measure in chosen]
+    told = corrected(one for measure in chosen for one in comparisons if one.measure == measure)
     models: dict[tuple[Series, Series], list[Comparison]] = {}
     for one in told:
         models.setdefault((one.series, one.baseline), []).append(one)
-    places = {_place(one.measure) for one in told}
-    where = f" on {places.pop()}" if len(places) == 1 else ""
+    places = {place_of(one.measure) for one in told}
+    where = f" on {place}" if len(places) == 1 and (place := next(iter(places))) else ""
+    averaged = ", tasks averaged over their sets" if None in places else ""
     fewest, most = min(one.difference.n for one in told), max(one.difference.n for one in told)
     if most == 1:
         seeds = "In one training run each"
@@ -56,23 +64,25 @@ def judge(collection: Collection) -> Verdict | None:
         seeds = f"Over {fewest if fewest == most else f'{fewest} to {most}'} training seeds"
     if len(models) == 1:
         ((series, baseline),) = models
-        headline, lines = f"{seeds}{where}, {_sentence(series, baseline, told, where)}.", []
+        headline, lines = f"{seeds}{where}{averaged}, {_sentence(series, baseline, told, where)}.", []
     else:
-        headline = f"{seeds}{where}:"
-        lines = [f"{_sentence(*pair, own, where)}." for pair, own in models.items()]
-    return Verdict(headline, lines, _caveat(fewest, len(told)), told)
+        headline = f"{seeds}{where}{averaged}:"
+        pairs = sorted(models, key=lambda pair: collection.series.index(pair[0]))
+        lines = [f"{_sentence(*pair, models[pair], where)}." for pair in pairs]
+    return Verdict(headline, lines, _caveat(fewest, told), told)
 
 
 def spelled_out(one: Comparison, collection: Collection) -> str:
     """One comparison with all its numbers, as a sentence."""
     chance = chance_of(one.measure, collection.results)
     level = f" (chance {chance_text(chance)})" if chance is not None else ""
-    name = metric_name(one.measure.metric)
+    name, place = measure_name(one.measure), place_of(one.measure)
+    where = f" on {place}" if place else ", averaged over its sets"
     own = f"{one.series.label} {percentage(one.own.mean)}"
     reference = f"{one.baseline.label} {percentage(one.reference.mean)}"
     return (
-        f"{name[0].upper()}{name[1:]} on {_place(one.measure)}: {own}, {reference}{level}; "
-        f"difference {points(one.difference)} points, {basis(one)}."
+        f"{name[0].upper()}{name[1:]}{where}: {own}, {reference}{level}; "
+        f"difference in points {tested_points(one)}, {basis(one)}."
     )
 
 
@@ -82,26 +92,23 @@ def basis(one: Comparison) -> str:
     if one.difference.low is None:
         return "without an interval"
     if n == 1:
-        return "95 % interval from the test set, one training run each"
+        over = "over the same test items" if one.basis == "items" else "from the test set"
+        return f"95 % interval {over}, one training run each"
     return "range of two seeds" if n < ENOUGH_SEEDS else f"95 % interval over {n} paired seeds"
-
-
-def _place(measure: Measure) -> str:
-    return f"{measure.dataset} ({measure.split})"
 
 
 def _sentence(series: Series, baseline: Series, comparisons: Sequence[Comparison], where: str) -> str:
     """Which of the two is better at what; sets are named unless `where` has done so."""
 
     def names(outcome: str) -> str:
-        own = [one.measure for one in comparisons if one.outcome == outcome]
-        if where:
-            return _and([metric_name(measure.metric) for measure in own])
-        places = dict.fromkeys(_place(measure) for measure in own)
-        by_place = {
-            place: [metric_name(one.metric) for one in own if _place(one) == place] for place in places
-        }
-        return ", and at ".join(f"{_and(metrics)} on {place}" for place, metrics in by_place.items())
+        by_place: dict[str | None, list[str]] = {}
+        for one in comparisons:
+            if one.outcome == outcome:
+                place = None if where else place_of(one.measure)
+                by_place.setdefault(place, []).append(measure_name(one.measure))
+        return ", and at ".join(
+            f"{_and(metrics)} on {place}" if place else _and(metrics) for place, metrics in by_place.items()
+        )
 
     told = {outcome: names(outcome) for outcome in ("higher", "lower", "unclear")}
     parts = [f"better than {baseline.label} at {told['higher']}"] if told["higher"] else []
@@ -116,24 +123,20 @@ def _and(items: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""
 
 
-def _caveat(fewest: int, tests: int) -> str:
+def _caveat(fewest: int, told: Sequence[Comparison]) -> str:
+    tested = correction(told)
+    many = f" {tested}" if tested else ""
     if fewest == 2:
         return (
             "Two training seeds are too few to tell a difference between the methods from luck; "
-            "the differences are shown all the same."
+            f"the differences are shown all the same.{many}"
         )
-    many = (
-        f" The {tests} comparisons are not corrected for their number: "
-        "where there is no true difference, one in twenty still looks like one."
-        if tests >= _MANY
-        else ""
-    )
-    if fewest == 1:
+    if fewest > 1:
         return (
-            "One training seed a model: this compares these trained models on these test sets. "
-            f"Whether the method or the luck of training made a difference, only more seeds can tell.{many}"
+            "Differences are paired by seed, and their 95 % intervals cover the luck of training "
+            f"over {fewest} seeds.{many}"
         )
     return (
-        "Differences are paired by seed, and their 95 % intervals cover the luck of training "
-        f"over {fewest} seeds.{many}"
+        "One training seed a model: this compares these trained models on these test sets. "
+        f"Whether the method or the luck of training made a difference, only more seeds can tell.{many}"
     )
