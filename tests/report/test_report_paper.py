@@ -9,6 +9,7 @@ from diffclip.evaluation.significance import compare_counts
 from diffclip.report.compare import by_series, estimate
 from diffclip.report.paper import paper_numbers, paper_panels
 from diffclip.report.paper_tables import paper_sheets
+from diffclip.report.printed import PRINTED
 from diffclip.report.series import collect
 from diffclip.report.six_tasks import six_task_measures
 
@@ -213,3 +214,17 @@ def test_one_set_has_no_average():
 
 def line_of_cells(sheet, label):
     return next(line.cells for line in sheet.blocks[0].lines if line.label == label)
+
+
+def test_rows_of_the_paper_that_say_nothing_here_are_left_out():
+    records = suite_records({"CLIP": 0.0, "DiffCLIP": 0.02})
+    ours = [
+        one.model_copy(update={"dataset": f"my-{one.dataset}"}) for one in records if one.task == "few-shot"
+    ]
+    sheets = {sheet.name: sheet for sheet in paper_sheets(collect([], ours), paper=True)}
+    few = sheets["classification"]
+    assert all(line.ours for block in few.blocks for line in block.lines)
+    assert not any(note.startswith(PRINTED) for note in few.notes)
+    everything = sheet_of(records, "classification", paper=True)
+    assert not all(line.ours for block in everything.blocks for line in block.lines)
+    assert any(note.startswith(PRINTED) for note in everything.notes)

@@ -47,8 +47,10 @@ class Ledger:
                     f"{path} holds results that would be lost ({record.model} from {record.weights}, {record.task} on "
                     f"{record.dataset}): give another --output, or measure them all in one call"
                 )
-        kept = {key_of(record) for record in self._records}
-        self._outcomes = {key: one for key, one in read_outcomes(outcomes_file(path)).items() if key in kept}
+        if self._records:
+            kept = {key_of(record) for record in self._records}
+            outcomes = read_outcomes(outcomes_file(path))
+            self._outcomes = {key: one for key, one in outcomes.items() if key in kept}
 
     @property
     def records(self) -> list[Record]:

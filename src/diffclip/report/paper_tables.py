@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from diffclip.data.shifts import base_of
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS
@@ -12,7 +13,7 @@ from diffclip.report.compare import Measure, by_series, estimate
 from diffclip.report.figure_tables import out_of_domain_sheets, pair_sheets
 from diffclip.report.out_of_domain import accuracy_on, shift_families
 from diffclip.report.paper import paper_numbers, paper_panels
-from diffclip.report.printed import printed_cell, printed_lines, source
+from diffclip.report.printed import PRINTED, printed_cell, printed_lines, source
 from diffclip.report.series import Collection, Series
 from diffclip.report.sets import in_order, set_name, sets_of, widest
 from diffclip.report.sheet import Block, Cell, Line, Sheet, Span
@@ -33,7 +34,24 @@ def paper_sheets(collection: Collection, paper: bool = False) -> list[Sheet]:
         _repeated(collection, "linear-probe", "Linear probing", "linear_probe_spread", paper),
         _repeated(collection, "few-shot", "Few-shot", "few_shot_spread", paper),
     ]
-    return [sheet for sheet in sheets if sheet is not None]
+    return [_without_empty_rows(sheet) for sheet in sheets if sheet is not None]
+
+
+def _without_empty_rows(sheet: Sheet) -> Sheet:
+    """Without rows of the paper that have nothing to say about these sets, and their note if none is left."""
+    blocks = [
+        Block(
+            block.title, [line for line in block.lines if line.ours or any(map(_says_something, line.cells))]
+        )
+        for block in sheet.blocks
+    ]
+    printed = any(not line.ours for block in blocks for line in block.lines)
+    notes = [note for note in sheet.notes if printed or not note.startswith(PRINTED)]
+    return replace(sheet, blocks=blocks, notes=notes)
+
+
+def _says_something(cell: Cell) -> bool:
+    return cell.text != Cell().text or cell.gain is not None
 
 
 def _six_tasks(collection: Collection, paper: bool) -> Sheet | None:

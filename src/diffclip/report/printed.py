@@ -10,6 +10,9 @@ from diffclip.report.paper import PaperRow, PaperTable, paper_numbers
 from diffclip.report.series import Series
 from diffclip.report.sheet import Cell, Line
 
+PRINTED = "Rows marked (paper)"
+"""How a note on the printed numbers begins."""
+
 
 def printed_pairs(shown: Sequence[Series]) -> Line:
     numbers = paper_numbers().pairs
@@ -88,6 +91,6 @@ def printed_cell(value: float | None, gain: float | None) -> Cell:
 def source(place: str) -> str:
     numbers = paper_numbers()
     return (
-        f"Rows marked (paper): {numbers.paper}, {place}; {numbers.architecture}, trained on other data than ours; "
+        f"{PRINTED}: {numbers.paper}, {place}; {numbers.architecture}, trained on other data than ours; "
         "differences as printed, not tested."
     )
