@@ -7,6 +7,7 @@ from pathlib import Path
 from diffclip.files import write_text
 from diffclip.report.bars import metric_chart
 from diffclip.report.charts import Chart, save_chart
+from diffclip.report.course import course_chart
 from diffclip.report.curves import training_chart, validation_chart
 from diffclip.report.lambdas import lambda_chart, lambda_training_chart
 from diffclip.report.latex import sheet_latex
@@ -27,7 +28,7 @@ def result_charts(collection: Collection) -> list[Chart]:
 
 def training_charts(collection: Collection) -> list[Chart]:
     """The figures of training that there is data for, those of λ last."""
-    charts: list[Chart | None] = []
+    charts: list[Chart | None] = [course_chart(collection)]
     if collection.runs:
         charts += [training_chart(collection), validation_chart(collection)]
     charts += [lambda_chart(collection), lambda_training_chart(collection)]

@@ -15,6 +15,7 @@ from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.records import Record
 from diffclip.files import write_text
 from diffclip.report.charts import Chart, Key
+from diffclip.report.course import course_chart
 from diffclip.report.curves import telemetry_chart, training_chart, validation_chart
 from diffclip.report.figures import result_charts
 from diffclip.report.lambdas import lambda_chart, lambda_training_chart
@@ -179,11 +180,13 @@ def _seeds(collection: Collection) -> dict[Series, set[int | None]]:
 
 
 def _training(collection: Collection) -> list[tuple[str, str]]:
-    if not collection.runs:
+    charts = [course_chart(collection)]
+    if collection.runs:
+        charts += [training_chart(collection), validation_chart(collection)]
+    if not any(charts):
         return []
-    charts = [training_chart(collection), validation_chart(collection)]
     content = "".join(chart_html(chart) for chart in charts if chart)
-    telemetry = telemetry_chart(collection)
+    telemetry = telemetry_chart(collection) if collection.runs else None
     if telemetry:
         content += f"<details><summary>More telemetry</summary>{chart_html(telemetry)}</details>"
     return [("Training", content)]

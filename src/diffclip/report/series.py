@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ from diffclip.evaluation.records import Record
 from diffclip.report.runs import Run, variant_of_label
 
 _ORDER = [*VARIANTS, "custom"]
+_STEP = re.compile(r"step_(\d+)")
+_COURSE = 3  # checkpoints that make a line
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,15 @@ class Collection:
     """Everything a report is about, in the order of the variants (CLIP first).
 
     `results` hold the averages over sets beside what was measured; `outcomes` are those of single items, by `key_of`
-    of the record, where they are known.
+    of the record, where they are known. `course` has what was measured on the checkpoints of a training, each with its
+    step, where there are enough of them to draw a line; `results` then have the last one only.
     """
 
     series: list[Series]
     runs: list[tuple[Series, Run]]
     results: list[Result]
     outcomes: Mapping[str, ItemOutcomes] = field(default_factory=dict)
+    course: list[tuple[int, Result]] = field(default_factory=list)
 
     @property
     def datasets(self) -> list[str]:
@@ -158,7 +163,8 @@ def collect(
 
     A run's own records belong to it; of the others, those whose `weights` lie in a run's folder (by its
     name) do. A record that occurs twice counts once, and the later one does (two draws of one task are not
-    twice); two checkpoints of a run are two series.
+    twice). Two checkpoints of a run are two series; three or more, as `evaluate --watch` leaves them, are the course
+    of one.
 
     Args:
         outcomes: of single items, as `read_outcomes_of` finds them; paired tests need them.
@@ -166,6 +172,13 @@ def collect(
     given = [(_run_of(record, runs), record) for record in records]
     given = [(run, record) for run in runs for record in run.records] + given
     given = [(run, record) for run, record in given if not is_derived(record)]
+    course = _course([record for _, record in given])
+    last = {training: max(step for step, _ in steps) for training, steps in course.items()}
+    given = [
+        (run, record)
+        for run, record in given
+        if _training(record) not in last or _step(record) == last[_training(record)]
+    ]
     checkpoints: dict[str, set[str]] = {}
     for run, record in given:
         if run is not None:
@@ -178,6 +191,7 @@ def collect(
         key: _Source(run.name, models[key], run.init, run.seed) for run in runs for key in [str(run.folder)]
     }
     owned: dict[str, dict[tuple[object, ...], Record]] = {}
+    owners: dict[tuple[object, ...], str] = {}
     for run, record in given:
         checkpoint = Path(record.weights).name
         if run is None:
@@ -188,6 +202,7 @@ def collect(
         else:
             owner = f"{run.folder}\0{checkpoint}"
             sources.setdefault(owner, _Source(f"{run.name}/{checkpoint}", record.model, run.init, run.seed))
+        owners[_training(record)] = owner
         method, draw = method_of(record.protocol), draw_of(record.protocol)
         measure = (record.task, record.dataset, record.split, record.metric, method, draw)
         owned.setdefault(owner, {})[measure] = record
@@ -212,6 +227,11 @@ def collect(
             for record, parts in _with_averages(list(own.values()))
         ],
         outcomes=outcomes or {},
+        course=[
+            (step, Result(record, series[owners[training]], record.seed))
+            for training, steps in course.items()
+            for step, record in steps
+        ],
     )
 
 
@@ -226,6 +246,32 @@ def baseline_of(series: Series, among: Sequence[Series]) -> Series | None:
     if series.variant == "CLIP" or not fitting:
         return None
     return next((one for one in fitting if one.init == series.init), fitting[0])
+
+
+def _training(record: Record) -> tuple[object, ...]:
+    """What tells the training that a record's weights are of."""
+    return record.model, Path(record.weights).parent, record.seed
+
+
+def _step(record: Record) -> int | None:
+    """The step of a run's checkpoint that is named by it."""
+    weights = Path(record.weights)
+    found = _STEP.match(weights.name) if weights.parent.name == "checkpoints" else None
+    return int(found[1]) if found else None
+
+
+def _course(records: Sequence[Record]) -> dict[tuple[object, ...], list[tuple[int, Record]]]:
+    """The records of each training that was measured at enough steps, by step."""
+    found: dict[tuple[object, ...], list[tuple[int, Record]]] = {}
+    for record in records:
+        step = _step(record)
+        if step is not None:
+            found.setdefault(_training(record), []).append((step, record))
+    return {
+        training: sorted(steps, key=lambda pair: pair[0])
+        for training, steps in found.items()
+        if len({step for step, _ in steps}) >= _COURSE
+    }
 
 
 def _mean(bounds: Sequence[float | None]) -> float | None:
