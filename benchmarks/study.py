@@ -1,11 +1,12 @@
-"""Models trained on Flickr8k over seeds with one recipe, put through a suite, and condensed into a folder of results.
+"""Models trained over seeds with one recipe, put through a suite, and condensed into a folder of results.
 
     python -m benchmarks.study --data ../shared/data --models CLIP DiffCLIP --seeds 0 1 2
+    python -m benchmarks.study --recipe scenes_demo --data runs/demo/scenes --train captions --suite scenes
 
 For each seed all models have the same init, data order and budget. A finished run is used again, a stopped one goes
 on, and so does a stopped suite. Then `diffclip report benchmarks/results/flickr8k_cpu --markdown docs/results.md
---section flickr8k_cpu`. `--data` holds `flickr8k` (train, val), `cifar10` and `caltech101` (train, test) in
-clip_benchmark's layout.
+--section flickr8k_cpu`. `--data` holds the set to train on (train, val) and, for the suite `quick`, `flickr8k` (val),
+`cifar10` and `caltech101` (train, test), all in clip_benchmark's layout.
 """
 
 from __future__ import annotations
@@ -16,23 +17,22 @@ from pathlib import Path
 from diffclip.evaluation.ledger import Ledger
 from diffclip.evaluation.runner import Runner, Sets
 from diffclip.evaluation.store import Store
-from diffclip.evaluation.suite import suite
+from diffclip.evaluation.suite import SUITES, suite
 from diffclip.model_source import load_for_use
 from diffclip.report.save import save_results
 from diffclip.training.complete import complete_run
 from diffclip.training.recipe import read_recipe
 
-SUITE = "quick"
 DRAWS = range(3)
 
 
-def evaluate(run: Path, sets: Sets, device: str) -> None:
-    """The suite of a run's best checkpoint, into the run's `results.jsonl` with the outcomes beside it."""
+def evaluate(run: Path, name: str, sets: Sets, device: str) -> None:
+    """The suite called `name` of a run's best checkpoint, into its `results.jsonl`, outcomes beside it."""
     loaded = load_for_use(str(run))
     loaded.model.to(device)
     ledger = Ledger(run / "results.jsonl")
     runner = Runner(sets, DRAWS, Store(run / "results.parts"), batch_size=256)
-    for measured in runner.run(loaded, suite(SUITE)):
+    for measured in runner.run(loaded, suite(name)):
         if measured.result is None:
             print(f"{run.name}: {measured.entry} FAILED: {measured.failure}", flush=True)
             continue
@@ -50,6 +50,8 @@ def main() -> None:
     )
     parser.add_argument("--recipe", default="flickr8k_cpu")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--train", default="flickr8k", help="the set in DATA to train on")
+    parser.add_argument("--suite", choices=SUITES, default="quick")
     parser.add_argument("--models", nargs="+", default=["CLIP", "DiffCLIP"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=None, help="default: runs/RECIPE")
@@ -62,11 +64,11 @@ def main() -> None:
     finished = []
     for seed in options.seeds:
         for model in options.models:
-            where = [f"data.{split}={options.data / 'flickr8k' / split}" for split in ("train", "val")]
+            where = [f"data.{split}={options.data / options.train / split}" for split in ("train", "val")]
             recipe = read_recipe(options.recipe, [f"model={model}", f"seed={seed}", *where, *options.set])
             run = runs / f"{model}-s{seed}"
             complete_run(recipe, run, print)
-            evaluate(run, sets, device)
+            evaluate(run, options.suite, sets, device)
             finished.append(run)
     print(
         f"written to {save_results(finished, options.output or Path('benchmarks/results') / options.recipe)}"
