@@ -170,10 +170,54 @@ def test_results_of_others_are_not_written_over(model_folder, save_model, root, 
     arguments = ["--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
     assert call(model_folder, *arguments)[2] == ""
     before = output.read_bytes()
+    for change in (["--image-size", 32], ["--probe", "sklearn"]):
+        assert "would be lost" in call(model_folder, *arguments, *change)[2]
+    assert "would be lost" in call(model_folder, "--data", root / "cifar10", "--output", output)[2]
+    assert output.read_bytes() == before
     other = save_model(tmp_path / "other", seed=1)
     assert "holds results that would be lost" in call(other, *arguments)[2]
     assert output.read_bytes() == before
     assert call(model_folder, other, *arguments)[1].count("found again") == 8
+
+
+def test_fewer_draws_would_lose_some(model_folder, root, tmp_path):
+    output = tmp_path / "few.jsonl"
+    arguments = [model_folder, "--data", root / "cifar10", "--task", "few-shot", "--output", output]
+    assert call(*arguments, "--seeds", 2)[2] == ""
+    assert "would be lost" in call(*arguments)[2]
+    assert call(*arguments, "--seeds", 3)[2] == ""
+    assert [draw_of(record.protocol) for record in read_records(output)] == [0, 1, 2]
+
+
+def test_sets_in_the_root_come_before_folders_here(model_folder, root, tmp_path, monkeypatch):
+    write_class_set(tmp_path / "cifar10", {"train": [0, 1] * 6, "test": [0, 1, 1]}, 2)
+    monkeypatch.chdir(tmp_path)
+    call(model_folder, "--suite", "quick", "--data-root", root, "--skip-missing")
+    counts = {record.count for record in read_records("quick.jsonl") if record.metric == "acc5"}
+    assert counts == {20}
+
+
+def test_a_train_split_that_is_missing_is_told_before(model_folder, root, tmp_path):
+    shutil.rmtree(root / "cifar10" / "train")
+    _, told, error = call(
+        model_folder, "--suite", "quick", "--data-root", root, "--output", tmp_path / "q.jsonl"
+    )
+    assert {line.split(",")[0] for line in told.splitlines()} == {
+        "diffclip: missing cifar10",
+        "diffclip: missing caltech101",
+    }
+    assert "2 of the 3 sets" in error
+
+
+def test_a_broken_model_does_not_lose_the_others(model_folder, save_model, root, tmp_path):
+    broken = save_model(tmp_path / "broken", seed=1)
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    other = save_model(tmp_path / "other", seed=2)
+    output = tmp_path / "r.jsonl"
+    _, told, error = call(model_folder, broken, other, "--data", root / "cifar10", "--output", output)
+    assert f"{broken}: FAILED: " in told
+    assert "model.safetensors" in error
+    assert {record.weights for record in read_records(output)} == {str(model_folder), str(other)}
 
 
 def test_json_of_a_suite(model_folder, root, tmp_path, monkeypatch):
@@ -198,6 +242,8 @@ def test_json_of_a_suite(model_folder, root, tmp_path, monkeypatch):
         ([], "give --data with a folder or the name of a set, or --suite"),
         (["--suite", "scenery"], "unknown suite 'scenery'"),
         (["--suite", "scenes", "--task", "mmvp"], "--suite scenes has its own tasks"),
+        (["--suite", "scenes", "--split", "val"], "--suite scenes has its own tasks, splits"),
+        (["--data", "scenes", "--skip-missing"], "--skip-missing leaves sets of a suite out"),
         (["--suite", "scenes", "--watch", "runs/x"], "--watch RUN measures that run's checkpoints"),
         (["--data", "cifar10"], "cifar10 .* is a published set: give --data-root FOLDER"),
     ],

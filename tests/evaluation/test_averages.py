@@ -188,3 +188,20 @@ def test_a_number_that_is_missing_is_not_averaged():
     missing = shift("cifar10", 0.5).model_copy(update={"value": None, "low": None, "high": None})
     assert [one.value for one in found([missing, shift("dtd", 0.2)], "zero-shot")] == [0.2]
     assert averages_of([missing]) == []
+
+
+def test_sets_of_the_same_pictures_are_not_independent_samples():
+    # by shape and by colour the scenes are the same pictures
+    scenes = [shift("scenes-shapes", 0.6, half=0.03), shift("scenes-colours", 0.2, half=0.04)]
+    (mean,) = found(scenes, "zero-shot")
+    assert mean.high == pytest.approx(0.4 + 0.07 / 2)
+    styled = [
+        shift("scenes-shapes", 0.6, half=0.04),
+        shift("scenes-shapes-noisy", 0.4, half=0.02),
+        shift("scenes-shapes-sketch", 0.2, half=0.02),
+    ]
+    of_shifts, of_all, drop = found(styled, "scenes-shapes")
+    assert of_shifts.high == pytest.approx(0.3 + 0.04 / 2)
+    assert of_all.high == pytest.approx(0.4 + 0.08 / 3)
+    assert drop.value == pytest.approx(0.3)
+    assert drop.high == pytest.approx(0.3 + 0.04 + 0.02)

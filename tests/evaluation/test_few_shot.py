@@ -121,6 +121,16 @@ def test_few_test_pictures_weigh_as_their_episodes_do():
     assert score.right is None
 
 
+def test_the_interval_stays_within_0_and_1():
+    _, labels = labelled(0, [10] * 5)
+    train = Features("s/train", torch.eye(5)[labels] + 0.01 * torch.randn(50, 5), labels)
+    few = torch.tensor([0, 1, 2, 3, 4, 4, 4])
+    (score,) = few_shot(train, Features("s/test", torch.eye(5)[few], few), list("abcde"))
+    assert score.value == 1
+    assert 0.5 < score.low < 0.9  # seven pictures, all right
+    assert score.high == 1
+
+
 def test_a_picture_and_its_copy_do_not_differ_significantly():
     """Two models that differ about one test picture only, however many episodes ask about it."""
     train, test = (

@@ -60,7 +60,6 @@ def test_what_is_kept_stays_until_it_is_measured_again(tmp_path):
         first.add(result("a", value), "CLIP", weights, None)
     first.write()
     ledger = Ledger(path, expected=lambda record: False, keep=everything)
-    ledger.forget("step_2")
     ledger.add(result("a", 0.9), "CLIP", "step_2", None)
     ledger.write()
     assert [(record.weights, record.value) for record in read_records(path)] == [
@@ -85,3 +84,18 @@ def test_a_pipe_gets_records_and_nothing_lies_beside_it(tmp_path):
     reader.join()
     assert '"value": 0.4' in read[0]
     assert not outcomes_file(pipe).exists()
+
+
+def test_two_models_of_random_weights_are_two(tmp_path):
+    ledger = Ledger(None)
+    for model, value in (("CLIP", 0.4), ("DiffCLIP", 0.6)):
+        ledger.add(result("a", value), model, "random, seed 0", None)
+    assert [(record.model, record.value) for record in ledger.records] == [("CLIP", 0.4), ("DiffCLIP", 0.6)]
+
+
+def test_another_task_of_the_same_weights_stays():
+    ledger = Ledger(None)
+    ledger.add(result("a", 0.4), "CLIP", "w", None)
+    ledger.add(result("b", 0.6), "CLIP", "w", None)
+    ledger.add(result("a", 0.5), "CLIP", "w", None)
+    assert [(record.dataset, record.value) for record in ledger.records[:2]] == [("b", 0.6), ("a", 0.5)]

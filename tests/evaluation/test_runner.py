@@ -111,3 +111,31 @@ def test_the_first_split_that_there_is(folder):
     assert done.result.split == "test"
     (failed,) = Runner(Sets()).run(subject(), [Entry("zero-shot", str(folder), ("val", "dev"))])
     assert "no split 'val'" in failed.failure
+
+
+def test_a_split_that_is_there_but_broken_is_no_reason_to_take_the_next(folder):
+    (folder / "test" / "0.tar").write_bytes(b"")
+    (failed,) = Runner(Sets()).run(subject(), [Entry("zero-shot", str(folder), ("test", "train"))])
+    assert failed.result is None
+    assert "0.tar" in failed.failure
+
+
+def test_a_single_picture_says_nothing(tmp_path):
+    one = write_class_set(tmp_path / "one", {"test": [1]}, 2)
+    (failed,) = Runner(Sets()).run(subject(), [Entry("zero-shot", str(one))])
+    assert "one/test has a single picture" in failed.failure
+
+
+def test_what_one_task_met_is_not_told_of_the_next(folder):
+    import io
+    import tarfile
+
+    with tarfile.open(folder / "train" / "0.tar", "a") as tar:
+        for name, content in (("s9.png", b"no picture"), ("s9.cls", b"0")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    tasks = [Entry("few-shot", str(folder)), Entry("zero-shot", str(folder))]
+    few, plain = Runner(Sets()).run(subject(), tasks)
+    assert [fault.name.rsplit(":")[-1] for fault in few.faults] == ["s9"]
+    assert plain.faults == []

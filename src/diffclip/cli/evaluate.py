@@ -39,7 +39,9 @@ def evaluate(
             "pairs; default: zero-shot, retrieval or mmvp, as the set is."
         ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Which split of the set to test on.")] = "test",
+    split: Annotated[
+        str | None, typer.Option(help="Which split of the set to test on; default: test.")
+    ] = None,
     corrupt: Annotated[
         str | None,
         typer.Option(
@@ -97,8 +99,8 @@ def evaluate(
 
     Every number comes with its 95 % interval and the chance level.
 
-    Several models are also compared with the first on the same items (paired tests; p corrected for the number
-    of tests). diffclip report makes tables and figures from the records.
+    Several models are also compared on the same items, with the first one, and in a suite with the CLIP among them
+    (paired tests; p corrected for the number of tests). diffclip report makes tables and figures from the records.
 
     linear-probe and few-shot learn from the set's split train; features are kept in the user's cache folder.
     """
@@ -112,6 +114,8 @@ def evaluate(
             if watch is None
             else "--watch RUN measures that run's checkpoints: leave the models out"
         )
+    if skip_missing and suite is None:
+        raise InputError("--skip-missing leaves sets of a suite out: add --suite, or leave it out")
     entries = _entries(suite, data, task, split, corrupt)
     _check_probe(probe, entries)
     if suite is not None and output is None:
@@ -142,7 +146,7 @@ def evaluate(
 
 
 def _entries(
-    name: str | None, data: str | None, task: str | None, split: str, corrupt: str | None
+    name: str | None, data: str | None, task: str | None, split: str | None, corrupt: str | None
 ) -> tuple[Entry, ...]:
     """What is to be measured."""
     from diffclip.errors import InputError, unknown
@@ -155,9 +159,9 @@ def _entries(
             "give --data with a folder or the name of a set, or --suite with scenes, quick or paper"
         )
     if name is not None:
-        if task is not None or corrupt is not None:
+        if task is not None or corrupt is not None or split is not None:
             raise InputError(
-                f"--suite {name} has its own tasks and corruptions: leave --task and --corrupt out"
+                f"--suite {name} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
             )
         return suite(name)
     if task is not None and task not in TASKS:
@@ -169,7 +173,7 @@ def _entries(
             raise InputError(f"--corrupt {corrupt} has no severity: write, say, noise:3")
         severity = int(level)
     check(change, severity, 0)
-    return (Entry(task, str(data), (split,), change, severity),)
+    return (Entry(task, str(data), (split or "test",), change, severity),)
 
 
 def _check_probe(probe: str | None, entries: tuple[Entry, ...]) -> None:

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 from diffclip.cli.evaluate_table import show_results
 from diffclip.cli.progress import showing_progress
 from diffclip.cli.skipped import say_skipped
+from diffclip.data.catalog import says_empty_classes
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.ledger import Ledger
+from diffclip.evaluation.protocol import draw_of
 from diffclip.evaluation.records import Record, to_lines
 from diffclip.evaluation.runner import Measured, Runner, Sets
+from diffclip.evaluation.splits import TRAIN
 from diffclip.evaluation.store import Store
 from diffclip.evaluation.suite import Entry
+from diffclip.evaluation.tasks import LEARNING, SOLVERS, TASKS
 from diffclip.model_source import RANDOM, Loaded, find_model, load_for_use
 
 if TYPE_CHECKING:
@@ -72,7 +76,7 @@ def carry_out(request: Request) -> None:
         sets.open(entries[0])  # a wrong set is told before any model is loaded
     output = request.output
     # what goes into a pipe cannot be gone on with
-    store = Store(output.with_suffix(".parts")) if request.suite and output and _is_file(output) else None
+    store = Store(_parts(output)) if request.suite and output and _is_file(output) else None
     runner = Runner(sets, request.draws, store, request.batch_size, request.workers, request.probe)
     ledger = Ledger(output, _expected(request, entries), _kept(request))
     done = _Done()
@@ -80,16 +84,15 @@ def carry_out(request: Request) -> None:
         try:
             loaded = load_for_use(source, request.model_name, request.image_size)
         except InputError as error:
-            # a checkpoint that the run has replaced meanwhile
-            if request.watch is None or Path(source).exists():
+            if request.watch is not None and not Path(source).exists():
+                print(f"diffclip: {Path(source).name} was replaced before it could be read", file=sys.stderr)
+                continue
+            if len(request.models) == 1:
                 raise
-            print(
-                f"diffclip: {Path(source).name} was replaced before it could be read ({error})",
-                file=sys.stderr,
-            )
+            print(f"{source}: FAILED: {error}", file=sys.stderr, flush=True)
+            done.failures.append((str(error), False))
             continue
         loaded.model.to(request.device)
-        ledger.forget(loaded.weights)
         name = loaded.label if len(request.models) == 1 else Path(source).name if request.watch else source
         _measure(request, runner, loaded, name, entries, ledger, done)
     if output and not _is_file(output):
@@ -97,9 +100,9 @@ def carry_out(request: Request) -> None:
     _show(request, ledger, done)
     if done.failures:
         kind = DiffCLIPError if any(ours for _, ours in done.failures) else InputError
-        if request.suite is None and request.watch is None:
+        if request.suite is None and request.watch is None and len(done.failures) == 1:
             raise kind(done.failures[0][0])
-        kept = f"; the other results are in {output}" if done.results else ""
+        kept = f"; the other results are in {output}" if done.results and output else ""
         tasks = len(done.failures) + len(done.results)
         raise kind(f"{len(done.failures)} of {tasks} tasks failed, see above{kept}")
 
@@ -141,8 +144,9 @@ def _told(measured: Measured) -> str:
     score = measured.result.scores[0]
     interval = f"[{100 * score.low:.1f}, {100 * score.high:.1f}]"
     how = "found again" if measured.reused else f"{measured.seconds:.1f} s"
+    split = f", {measured.result.split} split" if measured.result.split != "test" else ""
     draw = f", draw {measured.draw}" if measured.draw else ""
-    return f"{measured.entry}{draw}: {score.metric} {100 * score.value:.1f} % {interval} ({how})"
+    return f"{measured.entry}{split}{draw}: {score.metric} {100 * score.value:.1f} % {interval} ({how})"
 
 
 def _present(request: Request) -> tuple[Entry, ...]:
@@ -151,25 +155,28 @@ def _present(request: Request) -> tuple[Entry, ...]:
     Raises:
         InputError: some are missing and may not be left out, or all are.
     """
-    from diffclip.data.published_sets import PUBLISHED, missing_sets
+    from diffclip.data.published_sets import PUBLISHED, Missing, missing_sets
 
-    missing = []
-    for name, splits in {entry.dataset: entry.splits for entry in request.entries}.items():
-        lacking = [missing_sets([(name, split)], request.root) for split in splits if name in PUBLISHED]
-        if lacking and all(lacking):
-            missing += lacking[0]
+    missing: dict[str, Missing] = {}
+    for entry in request.entries:
+        if entry.dataset in PUBLISHED:
+            lacking = [missing_sets([(entry.dataset, split)], request.root) for split in entry.splits]
+            if all(lacking):
+                missing.setdefault(entry.dataset, lacking[0][0])
+            elif entry.task in LEARNING:
+                for one in missing_sets([(entry.dataset, TRAIN)], request.root):
+                    missing.setdefault(entry.dataset, one)
     if not missing:
         return request.entries
-    for one in missing:
+    for one in missing.values():
         print(f"diffclip: missing {one.name}, {one.size} to download: {one.command}", file=sys.stderr)
-    names = {one.name for one in missing}
     sets = len({entry.dataset for entry in request.entries})
-    left = tuple(entry for entry in request.entries if entry.dataset not in names)
+    left = tuple(entry for entry in request.entries if entry.dataset not in missing)
     if not left or not request.skip_missing:
         where = f"in {request.root}" if request.root else "without --data-root FOLDER"
         way = ", or add --skip-missing to go on without" if left else ""
         raise InputError(
-            f"{len(names)} of the {sets} sets of the suite {request.suite} missing {where}: "
+            f"{len(missing)} of the {sets} sets of the suite {request.suite} missing {where}: "
             f"get what is named above{way}"
         )
     return left
@@ -200,15 +207,33 @@ def _sources(request: Request) -> Iterator[str]:
         yield str(folder)
 
 
-def _expected(request: Request, entries: Sequence[Entry]) -> Callable[[Record], bool] | None:
-    """Which records of an existing file are made again; None where the file is simply replaced."""
-    if request.suite is None and request.watch is None:
-        return None
-    weights = {find_model(model) or RANDOM for model in request.models}
-    done_again = {(entry.task, str(entry).partition(" on ")[2]) for entry in entries}
+def _parts(output: Path) -> Path:
+    """Where the finished tasks of a suite are kept: `results.parts` beside `results.jsonl`."""
+    return output.with_name(output.name.removesuffix(".jsonl") + ".parts")
+
+
+def _expected(request: Request, entries: Sequence[Entry]) -> Callable[[Record], bool]:
+    """Which records of an existing file this call makes again."""
+    names = [find_model(model) or RANDOM for model in request.models]
+    makers = set(zip(names, request.models, strict=True))
+    made = {
+        (entry.task or record_task, entry.dataset_in_records, split)
+        for entry in entries
+        for split in entry.splits
+        for record_task in ((entry.task,) if entry.task else TASKS)
+    }
 
     def expected(record: Record) -> bool:
-        return record.weights in weights and (record.task, record.dataset) in done_again
+        whose = any(
+            record.weights == weights and (weights != RANDOM or record.model == model)
+            for weights, model in makers
+        )
+        drawn_again = draw_of(record.protocol) in (None, *request.draws)
+        solved_again = record.task != "linear-probe" or SOLVERS[request.probe] in record.protocol
+        size = f"centre crop {request.image_size} px"
+        seen_again = request.image_size is None or size in record.protocol
+        same = (record.task, record.dataset, record.split) in made
+        return whose and same and drawn_again and solved_again and seen_again
 
     return expected
 
@@ -233,4 +258,8 @@ def _show(request: Request, ledger: Ledger, done: _Done) -> None:
         from diffclip.cli.evaluate_summary import show_summary
 
         show_summary(ledger)
-    say_skipped(f"{len(done.faults)} broken samples or shards", done.faults)
+    broken = [fault for fault in done.faults if not says_empty_classes(fault)]
+    say_skipped(f"{len(broken)} broken samples or shards", broken)
+    for fault in done.faults:
+        if says_empty_classes(fault):
+            print(f"diffclip: {fault}", file=sys.stderr)

@@ -85,12 +85,11 @@ def _cell(
 
 
 def _number(found: Estimate) -> str:
-    """Mean ± sd of several seeds or draws, else the value with its interval."""
-    if found.sd is not None:
-        return f"{100 * found.mean:.1f} ± {100 * found.sd:.1f}"
-    if found.low is None or found.high is None:
-        return f"{100 * found.mean:.1f}"
-    return f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    """The value with its interval, and ± sd where there are several seeds or draws."""
+    spread = "" if found.sd is None else f" ± {100 * found.sd:.1f}"
+    if found.low is None or found.high is None or found.n == 2:
+        return f"{100 * found.mean:.1f}{spread}"
+    return f"{100 * found.mean:.1f}{spread} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
 def _legend(told: list[Comparison]) -> str:
@@ -98,5 +97,7 @@ def _legend(told: list[Comparison]) -> str:
     if told:
         tests = max(one.tests for one in told)
         lines.append(f"▲ better, ▼ worse than CLIP: p < 0.05, corrected for {tests} comparisons (Holm).")
+    else:
+        lines.append("There is no CLIP and another model of its size among them: nothing is compared.")
     lines.append("Tables and figures: diffclip report")
     return "\n".join(lines)

@@ -69,7 +69,9 @@ def report(
     if save is not None:
         from diffclip.report.save import save_results
 
-        typer.echo(f"wrote {save_results([run.folder for run in runs], save, records, read_outcomes_of(paths))}")
+        typer.echo(
+            f"wrote {save_results([run.folder for run in runs], save, records, read_outcomes_of(paths))}"
+        )
     if output is None and tables is None and figures is None and markdown is None:
         return
 

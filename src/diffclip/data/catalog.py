@@ -30,6 +30,7 @@ from diffclip.files import cache_folder
 
 __all__ = ["BUILT_IN", "EvaluationBatch", "EvaluationSet", "Kind", "caption_set", "open_set", "set_folder"]
 
+_EMPTY = "has no picture of"
 DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
 BUILT_IN = {
@@ -58,8 +59,23 @@ def open_set(source: str | Path, split: str, root: str | Path | None = None) -> 
             that cannot be read or lie outside the class list; a published set that must be downloaded first.
     """
     folder = set_folder(source, root)
-    given = str(source) not in BUILT_IN and Path(source).expanduser().is_dir()
-    return _open(folder.resolve().name if given else str(source), split, folder)
+    return _open(_name(source, folder), split, folder)
+
+
+def has_split(source: str | Path, split: str, root: str | Path | None = None) -> bool:
+    """Whether a set, named as for `open_set`, has something of that split, whole or not.
+
+    Raises:
+        InputError: no such set or folder.
+    """
+    folder = set_folder(source, root)
+    return (folder / split).is_dir() or _has_files(_name(source, folder), split, folder)
+
+
+def _name(source: str | Path, folder: Path) -> str:
+    """What the set in `folder` is called that someone asked for as `source`."""
+    named = str(source) in BUILT_IN or (str(source) in PUBLISHED and folder != Path(source).expanduser())
+    return str(source) if named else folder.resolve().name
 
 
 def _open(name: str, split: str, folder: Path) -> EvaluationSet:
@@ -125,13 +141,18 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
     return EvaluationSet(name, split, kind, classnames, templates, shards, indices, labels, faults=faults)
 
 
+def says_empty_classes(fault: Fault) -> bool:
+    """Whether a fault is about classes without a picture, where nothing was skipped."""
+    return fault.reason.startswith(_EMPTY)
+
+
 def _empty_classes(where: Path, classnames: list[str], labels: list[int]) -> list[Fault]:
     """What is said of classes without a picture, which are in no mean over classes."""
     seen = set(labels)
     empty = [name for label, name in enumerate(classnames) if label not in seen]
     if not empty:
         return []
-    which = f"has no picture of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
+    which = f"{_EMPTY} {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
     return [Fault(str(where), f"{which}: mean_per_class_recall is over the others")]
 
 
@@ -176,13 +197,16 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
     name = str(source)
     if name in BUILT_IN:
         return _scenes() / BUILT_IN[name]
+    if name in PUBLISHED and root is not None:
+        # before a folder of that name that happens to lie where the program was started
+        if not place_of(name, root).is_dir():
+            raise not_there(name, root)
+        return place_of(name, root)
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
     if name in PUBLISHED:
-        if root is None or not place_of(name, root).is_dir():
-            raise not_there(name, root)
-        return place_of(name, root)
+        raise not_there(name, root)
     if folder.exists():
         raise InputError(f"{source} is a file: give the folder that holds the splits of a set")
     if os.sep not in name:

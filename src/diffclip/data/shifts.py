@@ -11,6 +11,7 @@ _BASES = {
     "imagenet_sketch": ("imagenet1k", "Sketch"),
 } | {f"scenes-shapes-{style}": ("scenes-shapes", style) for style in SHIFTS}
 _CORRUPTED = "+"
+_SINGLE_OBJECTS = "scenes-shapes"
 
 
 def corrupted_name(dataset: str, corruption: str, severity: int) -> str:
@@ -23,6 +24,14 @@ def base_of(dataset: str) -> str | None:
     if _CORRUPTED in dataset:
         return dataset.partition(_CORRUPTED)[0]
     return _BASES[dataset][0] if dataset in _BASES else None
+
+
+def pictures_of(dataset: str) -> str:
+    """Whose pictures a set shows: a corrupted set those of its base; and the scenes by shape, by colour and in every
+    style are one picture each, in the same order.
+    """
+    plain = dataset.partition(_CORRUPTED)[0]
+    return _SINGLE_OBJECTS if plain == "scenes-colours" or plain.startswith(_SINGLE_OBJECTS) else plain
 
 
 def shift_name(dataset: str) -> str:

@@ -1,10 +1,10 @@
 """Averages over sets, as the paper's Figures 1, 3 and 5 show them: six tasks, and the shifts of a set.
 
-They are records like any other, derived from the records of the sets. Sets are independent samples, so the halves of
-their 95 % intervals are combined as standard errors are; corrupted copies of one set show the same pictures, so their
-halves are added, which is the widest that they can come to. A set that a model was not measured on, or was measured on
-otherwise, makes its average another measure (the protocol names the sets and ends in a digest of how each was
-measured), which is compared with nothing else.
+They are records like any other, derived from the records of the sets. Sets of different pictures are independent
+samples, so the halves of their 95 % intervals are combined as standard errors are; sets of the same pictures (corrupted
+copies, the scenes by shape and by colour) have theirs added, which is the widest that they can come to. A set that a
+model was not measured on, or was measured on otherwise, makes its average another measure (the protocol names the sets
+and ends in a digest of how each was measured), which is compared with nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from diffclip.data import shifts
 from diffclip.data.shifts import base_of
 from diffclip.evaluation.linear_probe import tuned_per_class
 from diffclip.evaluation.protocol import draw_of, drawn, method_of, with_particulars
@@ -72,9 +73,8 @@ def averages_of(records: Iterable[Record]) -> list[Average]:
 
 
 def pictures_of(record: Record) -> tuple[str, str]:
-    """Whose pictures a record is about: those of a corrupted set are its base's."""
-    corrupted_from = base_of(record.dataset) if "+" in record.dataset else None
-    return corrupted_from or record.dataset, record.split
+    """Whose pictures a record is about, see `shifts.pictures_of`."""
+    return shifts.pictures_of(record.dataset), record.split
 
 
 def _six_tasks(records: Sequence[Record]) -> list[Average]:
@@ -94,7 +94,7 @@ def _six_tasks(records: Sequence[Record]) -> list[Average]:
         for draw, parts in _by_draw([one for one in own if fits(one)]).items()
     ]
     # the paper's panel is about one base; corrupted sets stand in where no set of another kind is shifted
-    found += [_mean(shifts, SIX_TASKS, "out of domain", AVERAGE) for _, shifts in _shifts(records)[:1]]
+    found += [_mean(own, SIX_TASKS, "out of domain", AVERAGE) for _, own in _shifts(records)[:1]]
     return found
 
 
@@ -112,9 +112,9 @@ def _by_draw(records: Sequence[Record]) -> Mapping[int | None, list[Record]]:
 
 def _out_of_domain(records: Sequence[Record]) -> list[Average]:
     found = []
-    for base, shifts in _shifts(records):
-        of_shifts = _mean(shifts, OUT_OF_DOMAIN, base.dataset, MEAN_OF_SHIFTS)
-        found += [of_shifts, _mean([base, *shifts], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL)]
+    for base, own in _shifts(records):
+        of_shifts = _mean(own, OUT_OF_DOMAIN, base.dataset, MEAN_OF_SHIFTS)
+        found += [of_shifts, _mean([base, *own], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL)]
         found.append(_drop(base, of_shifts))
     return found
 
@@ -166,15 +166,15 @@ def _mean(
     return Average(record, parts)
 
 
-def _drop(base: Record, shifts: Average) -> Average:
-    mean = shifts.record
+def _drop(base: Record, of_shifts: Average) -> Average:
+    mean = of_shifts.record
     value = _value(base) - _value(mean)
+    records = [part.record for part in of_shifts.parts]
+    same = all(pictures_of(one) == pictures_of(base) for one in records)
     low = high = None
     if base.low is not None and base.high is not None and mean.low is not None and mean.high is not None:
-        # where both are of the same pictures this is rather too wide
-        low = value - math.hypot(_value(base) - base.low, mean.high - _value(mean))
-        high = value + math.hypot(base.high - _value(base), _value(mean) - mean.low)
-    records = [part.record for part in shifts.parts]
+        low = value - _joined(same, _value(base) - base.low, mean.high - _value(mean))
+        high = value + _joined(same, base.high - _value(base), _value(mean) - mean.low)
     record = mean.model_copy(
         update={
             "metric": DROP,
@@ -185,7 +185,12 @@ def _drop(base: Record, shifts: Average) -> Average:
             "protocol": f"{_named([base])} minus the mean of {_named(records)}; {_methods([base, *records])}",
         }
     )
-    return Average(record, (Part(1.0, base), *(Part(-part.weight, part.record) for part in shifts.parts)))
+    return Average(record, (Part(1.0, base), *(Part(-part.weight, part.record) for part in of_shifts.parts)))
+
+
+def _joined(same: bool, first: float, second: float) -> float:
+    """Two halves together: of the same pictures at most their sum."""
+    return first + second if same else math.hypot(first, second)
 
 
 def _value(record: Record) -> float:

@@ -121,8 +121,11 @@ def few_shot(
     order = episodes.queries[episodes.asked].argsort(stable=True)
     hits = (right * weights)[episodes.asked][order].numpy()
     pictures = episodes.queries[episodes.asked][order].numpy()
-    low, high = mean_interval(hits, pictures)
-    return [Score("acc1", float(accuracies.mean()), len(accuracies), low, high, 1 / WAY, hits, pictures)]
+    value, unweighted = float(accuracies.mean()), right[episodes.asked][order].double().numpy()
+    # of the plain mean over answers, which stays within 0 and 1, moved to where the weighted one is
+    moved = value - float(unweighted.mean())
+    low, high = (min(1.0, max(0.0, bound + moved)) for bound in mean_interval(unweighted, pictures))
+    return [Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, pictures)]
 
 
 def _of_classes(

@@ -21,11 +21,11 @@ from diffclip.evaluation.scores import Result
 class Ledger:
     """Collects results, and writes them to `path` (and the outcomes of their items beside it) when told to.
 
-    What the file held already is kept where `keep` says so, until the same weights are measured again; anything else
-    in it would be lost, which is refused.
+    What the file held already is kept where `keep` says so, until the same is measured again. Everything else in it
+    that `expected` does not name would be lost, which is refused; without `expected` the file is replaced.
 
     Raises:
-        InputError: the file holds records that `keep` does not want and `expected` does not name, or no records.
+        InputError: the file holds records that would be lost, or no records.
     """
 
     def __init__(
@@ -63,14 +63,11 @@ class Ledger:
         """The outcomes of the items of each record that has some, by `key_of`."""
         return self._outcomes
 
-    def forget(self, weights: str) -> None:
-        """Drop what is known of these weights, which are about to be measured again."""
-        self._records = [record for record in self._records if record.weights != weights]
-
     def add(self, result: Result, model: str, weights: str, seed: int | None) -> None:
-        """Add a result; `model`, `weights` and the training `seed` say whose it is."""
+        """Add a result in place of an earlier one of the same; `model`, `weights` and the training `seed` say whose."""
         records = result.records(model, weights, seed)
-        self._records += records
+        again = {key_of(record) for record in records}
+        self._records = [record for record in self._records if key_of(record) not in again] + records
         for record, score in zip(records, result.scores, strict=True):
             if score.hits is not None:
                 self._outcomes[key_of(record)] = ItemOutcomes(score.hits, score.clusters)

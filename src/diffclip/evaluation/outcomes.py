@@ -38,7 +38,8 @@ class ItemOutcomes:
 
 def outcomes_file(records: str | Path) -> Path:
     """Where the outcomes of a file of records are: `results.outcomes.npz` beside `results.jsonl`."""
-    return Path(records).with_suffix(_SUFFIX)
+    records = Path(records)
+    return records.with_name(records.name.removesuffix(".jsonl") + _SUFFIX)
 
 
 def key_of(record: Record) -> str:

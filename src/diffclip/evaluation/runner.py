@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import diffclip
-from diffclip.data.catalog import EvaluationSet
+from diffclip.data.catalog import EvaluationSet, has_split
 from diffclip.data.samples import Fault
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.corruptions import corrupted
@@ -35,12 +35,14 @@ class Sets:
 
     root: Path | None = None
     _opened: dict[tuple[str | None, str], EvaluationSet | PairSet | Exception] = field(default_factory=dict)
+    _faults: dict[int, list[Fault]] = field(default_factory=dict)
+    _beside: dict[int, list[object]] = field(default_factory=dict)
 
     def open(self, entry: Entry) -> EvaluationSet | PairSet:
-        """The set of an entry, in the first of its splits that there is.
+        """The set of an entry, in the first of its splits that is there.
 
         Raises:
-            InputError: as `open_for`, of the first split; the same for every entry of a set that cannot be opened.
+            InputError: as `open_for`; the same for every entry of a set that cannot be opened.
         """
         key = (entry.task if entry.task == "mmvp" else None, f"{entry.dataset}\0{entry.splits}")
         if key not in self._opened:
@@ -48,16 +50,29 @@ class Sets:
         found = self._opened[key]
         if isinstance(found, Exception):
             raise found
+        if isinstance(found, EvaluationSet):
+            # what one task met in it is not another's
+            found.faults = list(self._faults.setdefault(id(found), found.faults))
         return found
 
+    def beside(self, data: EvaluationSet | PairSet) -> list[object]:
+        """The identities of the splits that a probe may learn from."""
+        if isinstance(data, PairSet):
+            return []
+        if id(data) not in self._beside:
+            splits = [data.beside(split) for split in (TRAIN, *VALIDATION) if split != data.split]
+            self._beside[id(data)] = [split.identity for split in splits if split is not None]
+        return self._beside[id(data)]
+
     def _try(self, entry: Entry) -> EvaluationSet | PairSet | Exception:
-        failures: list[Exception] = []
-        for split in entry.splits:
-            try:
-                return open_for(entry.task, entry.dataset, split, self.root)
-            except (DiffCLIPError, OSError) as error:
-                failures.append(error)
-        return failures[0]
+        try:
+            splits = entry.splits
+            if len(splits) > 1:
+                there = [split for split in splits if has_split(entry.dataset, split, self.root)]
+                splits = (*there, splits[0])
+            return open_for(entry.task, entry.dataset, splits[0], self.root)
+        except (DiffCLIPError, OSError) as error:
+            return error
 
 
 @dataclass(frozen=True)
@@ -174,17 +189,9 @@ class Runner:
             "task": [task, self.probe if task == "linear-probe" else None, draw],
             "corruption": [entry.corruption, entry.severity] if entry.severity else None,
             "set": data.identity,
-            "learnt from": _beside(data) if task in LEARNING else [],
+            "learnt from": self.sets.beside(data) if task in LEARNING else [],
         }
         return json.dumps(identity, sort_keys=True)
-
-
-def _beside(data: EvaluationSet | PairSet) -> list[object]:
-    """The identities of the splits that a probe may learn from."""
-    if isinstance(data, PairSet):
-        return []
-    splits = [data.beside(split) for split in (TRAIN, *VALIDATION) if split != data.split]
-    return [split.identity for split in splits if split is not None]
 
 
 def _line(error: BaseException) -> str:

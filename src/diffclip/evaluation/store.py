@@ -1,7 +1,8 @@
 """Finished tasks of a suite on disk, one file each, so that a suite that was stopped goes on where it was.
 
-A file belongs to a stamp: the content of the model's weights, the content of the set, the task and how it is done. So
-a model that has been trained further, or a set that has changed, is measured again.
+A file belongs to a stamp: the content of the model's weights, the set (its samples, and the name, size and time of each
+file), the task and how it is done. So a model that has been trained further, or a set that has changed, is measured
+again.
 """
 
 from __future__ import annotations

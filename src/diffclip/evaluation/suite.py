@@ -7,7 +7,9 @@ Figures 3 and 4), with zero-shot on its nine sets besides.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from diffclip.data.catalog import BUILT_IN
 from diffclip.data.shifts import corrupted_name
 from diffclip.errors import unknown
 from diffclip.evaluation.corruptions import CORRUPTIONS
@@ -28,10 +30,17 @@ class Entry:
     severity: int = 0
 
     def __str__(self) -> str:
-        name = self.dataset
-        if self.severity:
-            name = corrupted_name(name, self.corruption, self.severity)
-        return f"{self.task or 'evaluation'} on {name}"
+        return f"{self.task or 'evaluation'} on {self._corrupted(self.dataset)}"
+
+    @property
+    def dataset_in_records(self) -> str:
+        """What records call the set."""
+        return self._corrupted(
+            self.dataset if self.dataset in BUILT_IN else Path(self.dataset).resolve().name
+        )
+
+    def _corrupted(self, name: str) -> str:
+        return corrupted_name(name, self.corruption, self.severity) if self.severity else name
 
 
 def _each(task: str, *datasets: str) -> tuple[Entry, ...]:

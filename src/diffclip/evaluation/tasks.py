@@ -39,7 +39,7 @@ Preprocess = Callable[[Image.Image], Tensor]
 
 _OVER_PICTURES = "95 % bootstrap over pictures"
 _FEATURES = "class token before the projection"
-_SOLVERS = {
+SOLVERS = {
     "torch": "torch L-BFGS, un-squared L2 penalty",
     "sklearn": "scikit-learn's LogisticRegression",
 }
@@ -143,7 +143,7 @@ def _run_linear_probe(setting: Setting) -> Outcome:
         setting.progress,
     )
     method = (
-        f"{len(data.classnames)} classes, {_FEATURES}; {_SOLVERS[setting.probe]}; cost chosen by "
+        f"{len(data.classnames)} classes, {_FEATURES}; {SOLVERS[setting.probe]}; cost chosen by "
         f"{'mean_per_class_recall' if per_class else 'acc1'} on {chosen_on}; fitted again on both, "
         f"{len(train.labels) + len(validation.labels)} pictures; ties count against"
     )
@@ -249,10 +249,16 @@ def run_task(name: str | None, setting: Setting) -> Result:
     Linear probe and few-shot read the split `train` beside the set's own, and linear probe `val` where there is one.
 
     Raises:
-        InputError: unknown task, a set for another task, or one that the task cannot use: see the task's function.
+        InputError: unknown task, a set for another task, one of a single picture, or one that the task cannot use:
+            see the task's function.
     """
     data = setting.data
     name = pick_task(name, data)
+    if len(data) < 2 or (isinstance(data, PairSet) and len(data.pairs) < 2):
+        raise InputError(
+            f"{data.name}/{data.split} has a single {'pair' if isinstance(data, PairSet) else 'picture'}: "
+            "one outcome says nothing about a model, give two or more"
+        )
     outcome = TASKS[name].run(setting)
     pictures = describe_pictures(setting.model.config)
     change = setting.preprocess

@@ -129,6 +129,13 @@ def run_command(arguments: list[str]) -> None:
     chosen.output = _Output(chosen.output)
     try:
         cli.main_eval(chosen)
+    except FileNotFoundError as error:
+        if Path(str(error.filename)).name != "nshards.txt":
+            raise
+        raise InputError(
+            f"{error.filename} does not exist, and clip_benchmark wants it: check --dataset_root and --split, or write "
+            "the number of shards into it"
+        ) from None
     except (AssertionError, ValueError) as error:
         if not str(error).startswith(_REFUSALS):
             raise
