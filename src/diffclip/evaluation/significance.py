@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -197,8 +198,7 @@ def paired_by_seed(first: Mapping[int, float], second: Mapping[int, float]) -> S
 def detectable_difference(sd: float, n: int) -> float:
     """The smallest true mean difference that a paired t-test of `n` ≥ 2 differences with standard deviation `sd`
     finds significant at 5 % in 80 % of all cases (noncentral t; Cohen 1988, Section 2.3)."""
-    quantile = student_quantile(n - 1)
-    return _bisect(lambda shift: _t_power(shift, quantile, n - 1) - POWER) * sd / math.sqrt(n)
+    return _detectable_shift(n) * sd / math.sqrt(n)
 
 
 def student_p(t: float, freedom: int) -> float:
@@ -216,6 +216,7 @@ def student_p(t: float, freedom: int) -> float:
     return min(1.0, max(1 - inside, sys.float_info.epsilon))
 
 
+@cache
 def student_quantile(freedom: int) -> float:
     """The two-sided 95 % quantile of Student's t: 4.303 for 2 degrees of freedom."""
     return _bisect(lambda t: ALPHA - student_p(t, freedom))
@@ -284,6 +285,14 @@ def _fisher(right: int, count: int, other_right: int, other_count: int) -> float
         below += weight if weight <= given else 0
         weight = weight * (count - k) * (total - k) // ((k + 1) * (other_count - total + k + 1))
     return below / whole
+
+
+# a report asks for it with every comparison, and it takes a second
+@cache
+def _detectable_shift(n: int) -> float:
+    """The smallest shift of the noncentral t of n − 1 degrees of freedom with enough power."""
+    quantile = student_quantile(n - 1)
+    return _bisect(lambda shift: _t_power(shift, quantile, n - 1) - POWER)
 
 
 def _t_power(shift: float, quantile: float, freedom: int) -> float:

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from diffclip.report.charts import Key, percent
 from diffclip.report.compare import ENOUGH_SEEDS, Comparison, Measure, by_series, estimate
+from diffclip.report.metrics import signed
 from diffclip.report.series import Collection, Series
 from diffclip.report.style import INK, MUTED, colours_of
 from diffclip.report.told import correction_of
@@ -89,12 +90,6 @@ def draw_groups(
         percent("y", axes)
 
     return draw
-
-
-def signed(fraction: float) -> str:
-    """A difference in points with its sign: "+0.3", "−1.2", "0.0"."""
-    text = f"{100 * fraction:+.1f}"
-    return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def legend_of(collection: Collection, groups: Sequence[Group]) -> list[Key]:

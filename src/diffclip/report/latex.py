@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from diffclip.report.grouped import signed
+from diffclip.report.metrics import signed
 from diffclip.report.sheet import Cell, Sheet, spread_text
 
 # signs that mean something to LaTeX, and those outside ASCII that our texts use

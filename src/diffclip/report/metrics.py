@@ -145,11 +145,17 @@ def chance_text(chance: float | None) -> str:
 
 def points(estimate_: Estimate) -> str:
     """A difference in percentage points with its interval, or its range for two seeds."""
-    text = f"{100 * estimate_.mean:+.1f}"
+    text = signed(estimate_.mean)
     if estimate_.low is None or estimate_.high is None:
-        return text.replace("-", "−")
+        return text
     between = " to " if estimate_.n == 2 else ", "
-    return f"{text} [{100 * estimate_.low:+.1f}{between}{100 * estimate_.high:+.1f}]".replace("-", "−")
+    return f"{text} [{signed(estimate_.low)}{between}{signed(estimate_.high)}]"
+
+
+def signed(fraction: float) -> str:
+    """A difference in points with its sign: "+0.3", "−1.2", "0.0"."""
+    text = f"{100 * fraction:+.1f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def tested_points(one: Comparison) -> str:

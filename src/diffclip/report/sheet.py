@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass, field
 
 from diffclip.report.compare import Outcome
-from diffclip.report.grouped import signed
+from diffclip.report.metrics import signed
 
 
 @dataclass(frozen=True)
