@@ -70,7 +70,7 @@ def test_two_seeds_have_no_p():
         record(model, "acc1", 0.1 * (seed + 1), seed) for model in ("CLIP", "DiffCLIP") for seed in (0, 1)
     ]
     (table,) = result_tables(collect([], found))
-    assert [row.cells[1] for row in table.rows if row.kind == "difference"] == ["+0.0 [+0.0 to +0.0]"]
+    assert [row.cells[1] for row in table.rows if row.kind == "difference"] == ["0.0 [0.0 to 0.0]"]
     assert not any(note.startswith("p is") for note in table.notes)
 
 

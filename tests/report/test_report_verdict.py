@@ -46,6 +46,11 @@ def test_a_verdict_rests_on_corrected_p():
     both = judge(collect([], [one for one, _ in made], outcomes))
     assert "cannot be told apart" in both.headline
     assert "corrected for 2 comparisons (Holm)" in both.caveat
+    assert both.caveat.endswith(
+        "Each for itself, without the correction, these would pass: DiffCLIP higher at top-1 accuracy. "
+        "That is a hint, not a finding."
+    )
+    assert "without the correction" not in alone.caveat
 
 
 def suite(models, seeds=1):

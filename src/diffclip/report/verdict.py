@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diffclip.evaluation.significance import ALPHA
 from diffclip.report.compare import ENOUGH_SEEDS, Comparison, Measure, compare, corrected
 from diffclip.report.metrics import (
     chance_of,
@@ -123,9 +124,23 @@ def _and(items: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""
 
 
+def _suggested(told: Sequence[Comparison]) -> str:
+    """What would pass as a single comparison, and does not among these; empty if there is none."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in told:
+        if one.p is not None and one.p < ALPHA and one.outcome == "unclear":
+            way = "higher" if one.difference.mean > 0 else "lower"
+            found.setdefault((one.series.label, way), []).append(measure_name(one.measure))
+    if not found:
+        return ""
+    named = "; ".join(f"{label} {way} at {_and(names)}" for (label, way), names in found.items())
+    return (
+        f"Each for itself, without the correction, these would pass: {named}. That is a hint, not a finding."
+    )
+
+
 def _caveat(fewest: int, told: Sequence[Comparison]) -> str:
-    tested = correction(told)
-    many = f" {tested}" if tested else ""
+    many = "".join(f" {text}" for text in (correction(told), _suggested(told)) if text)
     if fewest == 2:
         return (
             "Two training seeds are too few to tell a difference between the methods from luck; "
