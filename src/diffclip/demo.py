@@ -13,13 +13,15 @@ import torch
 from diffclip.config import name_of
 from diffclip.data.catalog import open_set
 from diffclip.data.scenes import write_scenes
+from diffclip.evaluation.ledger import Ledger
 from diffclip.evaluation.metrics import chance_at, chance_of_image_to_text
-from diffclip.evaluation.records import Record, read_records, write_records
+from diffclip.evaluation.records import Record, read_records
 from diffclip.evaluation.tasks import Setting, run_task
 from diffclip.loading import load
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.report.runs import read_run
+from diffclip.report.sources import read_outcomes_of
 from diffclip.training.checkpoint import STATE_FILE
 from diffclip.training.complete import complete_run
 from diffclip.training.recipe import read_recipe
@@ -65,6 +67,7 @@ def run_demo(folder: Path, say: Callable[[str], None]) -> Path:
             attention_examples(models, test, _ATTENTION_PICTURES),
         ],
         command="make demo",
+        outcomes=read_outcomes_of(runs),
     )
     say(f"the page: {page}")
     return page
@@ -89,12 +92,12 @@ def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> list[Recor
         return read_records(file)
     model, preprocess, tokenizer = load(checkpoint)
     seed = read_recipe(run / "recipe.yaml").seed
-    records = []
+    ledger = Ledger(file)
     for task, data in TASKS.items():
         setting = Setting(model, preprocess, tokenizer, open_set(scenes / data, "test"))
-        records += run_task(task, setting).records(name_of(model.config), str(checkpoint), seed)
-    write_records(file, records)
-    return records
+        ledger.add(run_task(task, setting), name_of(model.config), str(checkpoint), seed)
+    ledger.write()
+    return ledger.records
 
 
 def _chances(scenes: Path) -> dict[str, float]:

@@ -21,7 +21,7 @@ from diffclip.evaluation.runner import Measured, Runner, Sets
 from diffclip.evaluation.splits import TRAIN
 from diffclip.evaluation.store import Store
 from diffclip.evaluation.suite import Entry
-from diffclip.evaluation.tasks import LEARNING, SOLVERS, TASKS
+from diffclip.evaluation.tasks import LEARNING, SOLVED_BY, TASKS
 from diffclip.model_source import RANDOM, Loaded, find_model, load_for_use
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _expected(request: Request, entries: Sequence[Entry]) -> Callable[[Record], 
             for weights, model in makers
         )
         drawn_again = draw_of(record.protocol) in (None, *request.draws)
-        solved_again = record.task != "linear-probe" or SOLVERS[request.probe] in record.protocol
+        solved_again = record.task != "linear-probe" or SOLVED_BY[request.probe] in record.protocol
         size = f"centre crop {request.image_size} px"
         seen_again = request.image_size is None or size in record.protocol
         same = (record.task, record.dataset, record.split) in made

@@ -39,7 +39,7 @@ Preprocess = Callable[[Image.Image], Tensor]
 
 _OVER_PICTURES = "95 % bootstrap over pictures"
 _FEATURES = "class token before the projection"
-SOLVERS = {
+SOLVED_BY = {
     "torch": "torch L-BFGS, un-squared L2 penalty",
     "sklearn": "scikit-learn's LogisticRegression",
 }
@@ -143,7 +143,7 @@ def _run_linear_probe(setting: Setting) -> Outcome:
         setting.progress,
     )
     method = (
-        f"{len(data.classnames)} classes, {_FEATURES}; {SOLVERS[setting.probe]}; cost chosen by "
+        f"{len(data.classnames)} classes, {_FEATURES}; {SOLVED_BY[setting.probe]}; cost chosen by "
         f"{'mean_per_class_recall' if per_class else 'acc1'} on {chosen_on}; fitted again on both, "
         f"{len(train.labels) + len(validation.labels)} pictures; ties count against"
     )
