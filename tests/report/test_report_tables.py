@@ -48,7 +48,7 @@ def test_missing_values_are_dashes():
     assert percentage(None) == "–"
 
 
-def test_differences_have_p_corrected_within_their_table():
+def test_differences_have_the_corrected_p_of_the_headline():
     made = [
         with_items(model, [1] * right + [0] * (20 - right))
         for model, right in (("CLIP", 4), ("DiffCLIP", 10), ("DiffCLIP-vision", 4))
@@ -60,7 +60,8 @@ def test_differences_have_p_corrected_within_their_table():
     assert first.endswith("], p 0.062")  # twice 2 / 2⁶
     assert second.endswith("], p 1")
     assert table.notes[-1] == (
-        "p is from a paired test on the outcomes of the items; corrected for 2 comparisons in this table (Holm)."
+        "p is from a paired test on the outcomes of the items; corrected for 2 comparisons, those of the headline "
+        "(Holm)."
     )
     assert "<span>[+" in to_html(table)
 

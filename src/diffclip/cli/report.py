@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+_TITLE = "CLIP and DiffCLIP"
+
 
 def report(
     paths: Annotated[
@@ -17,7 +19,7 @@ def report(
     output: Annotated[
         Path | None, typer.Option(help="Write one self-contained HTML page to this file.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "CLIP and DiffCLIP",
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = _TITLE,
     tables: Annotated[
         Path | None,
         typer.Option(help="Write the paper's tables with these results into this folder, as .md and .tex."),
@@ -86,7 +88,8 @@ def report(
     if output is not None:
         from diffclip.report.page import write_page
 
-        command = _command(paths, "--output", output, *beside)
+        named = ["--title", title] if title != _TITLE else []
+        command = _command(paths, "--output", output, *named, *beside)
         written.append(write_page(output, collection, title, command=command, paper=paper))
     if tables is not None:
         written += write_tables(tables, collection, paper)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from diffclip.report.charts import Chart, Key, Panel, percent, thousands
 from diffclip.report.compare import Measure, measure_of
 from diffclip.report.metrics import chance_of, headline_measures, metric_name
-from diffclip.report.series import Collection, Result, Series
+from diffclip.report.series import Collection, Measured, Result, Series
 from diffclip.report.style import MUTED, colours_of
 
 _PANELS = 12
@@ -42,16 +42,17 @@ def _panel(collection: Collection, measure: Measure) -> Panel:
 def _draw(collection: Collection, measure: Measure) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         colours = colours_of(collection.series)
-        lines: dict[tuple[Series, int | None], list[tuple[int, Result]]] = {}
+        lines: dict[tuple[Series, int | None], dict[int, list[Result]]] = {}
         for step, result in collection.course:
             if measure_of(result) == measure and result.record.value is not None:
-                lines.setdefault((result.series, result.seed), []).append((step, result))
-        for (series, _), points in lines.items():
+                lines.setdefault((result.series, result.seed), {}).setdefault(step, []).append(result)
+        for (series, _), found in lines.items():
             colour = colours[series]
-            steps = [step for step, _ in points]
-            axes.plot(steps, [one.value for _, one in points], "o-", color=colour, markersize=3.5)
-            lows = [one.value if one.record.low is None else one.record.low for _, one in points]
-            highs = [one.value if one.record.high is None else one.record.high for _, one in points]
+            steps = list(found)
+            points = [Measured.of(draws) for draws in found.values()]
+            axes.plot(steps, [one.value for one in points], "o-", color=colour, markersize=3.5)
+            lows = [one.value if one.low is None else one.low for one in points]
+            highs = [one.value if one.high is None else one.high for one in points]
             axes.fill_between(steps, lows, highs, color=colour, alpha=0.12, linewidth=0)
         chance = chance_of(measure, [result for _, result in collection.course])
         if chance is not None:

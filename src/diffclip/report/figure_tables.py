@@ -13,7 +13,7 @@ from diffclip.report.printed import printed_cell, printed_pairs, printed_pairs_n
 from diffclip.report.radar import count_of, count_text, pair_measures, pair_sets
 from diffclip.report.series import Collection, Series
 from diffclip.report.sets import set_name
-from diffclip.report.sheet import Block, Cell, Line, Sheet, Span
+from diffclip.report.sheet import Block, Cell, Line, Sheet, Span, stem_of
 from diffclip.report.sheet_notes import notes_on
 from diffclip.report.told import comparisons_of
 
@@ -42,7 +42,7 @@ def out_of_domain_sheets(collection: Collection, paper: bool) -> list[Sheet]:
                     cells[len(shifts) + 1] = printed_cell(*panels.get("out of domain", (None, None)))
                     lines.append(Line(f"{model}, {pretraining} (paper)", cells, ours=False))
             notes.append(f"{source('Table 2, Sections 4.3, 4.5 and 4.6')} Its Figure 3 prints no values.")
-        stem = base.replace("-", "_") + ("_corrupted" if corrupted else "")
+        stem = stem_of(base) + ("_corrupted" if corrupted else "")
         kind = "corrupted pictures" if corrupted else "out of domain"
         sheets.append(
             Sheet(
@@ -79,7 +79,7 @@ def pair_sheets(collection: Collection, paper: bool) -> list[Sheet]:
             notes.append(printed_pairs_note())
         sheets.append(
             Sheet(
-                f"minimal_pairs_{dataset.replace('-', '_')}",
+                f"minimal_pairs_{stem_of(dataset)}",
                 f"Minimal pairs: {set_name(dataset)}",
                 [Span("", [series.label for series in shown])],
                 [Block("", lines)],

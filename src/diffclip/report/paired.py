@@ -74,7 +74,7 @@ def paired_difference(
         groups.setdefault(pictures_of(one.own[0]), []).append(one)
     halves = [_halves(group) for group in groups.values()]
     known = [half for half in halves if half is not None]
-    basis: Basis = "items" if all(one.items for one in components) else "intervals"
+    basis: Basis = "items" if all(map(_aligned, groups.values())) else "intervals"
     if len(known) < len(halves):
         return PairedDifference(mean, None, None, None, basis)
     down, up = (math.hypot(*sides) for sides in zip(*known, strict=True))
@@ -149,6 +149,16 @@ def _halves(group: Sequence[_Component]) -> Interval | None:
     return down, up
 
 
+def _aligned(group: Sequence[_Component]) -> bool:
+    """Whether it is known which items of the group's sets are of the same picture."""
+    items = [one.items[0] for one in group if one.items]
+    if len(items) < len(group):
+        return False
+    if all(one.clusters is not None for one in items):
+        return True
+    return len({len(one.hits) for one in items}) == 1 and all(one.clusters is None for one in items)
+
+
 def _half_of_one(one: _Component) -> Interval | None:
     middle = one.difference
     if one.items:
@@ -186,11 +196,8 @@ def _items_p(groups: Sequence[Sequence[_Component]]) -> float:
             scale = one.weight / len(first.hits)
             ours.append(scale * first.hits)
             theirs.append(scale * second.hits)
-            index = (
-                np.arange(len(first.hits))
-                if first.clusters is None
-                else np.unique(first.clusters, return_inverse=True)[1]
-            )
+            # pictures by their own number: a draw may not have asked about one of them
+            index = np.arange(len(first.hits)) if first.clusters is None else first.clusters
             clusters.append(first_free + index)
             largest = max(largest, int(index.max()) + 1)
         first_free += largest

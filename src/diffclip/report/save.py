@@ -77,11 +77,12 @@ def save_results(
 def _shortened(record: Record, runs: Mapping[str, Run]) -> Record:
     """The record with `weights` that mean something elsewhere, and the seed of its run if it names none."""
     parts = Path(record.weights).parts
-    name = next((name for name in runs if name in parts), None)
+    # a run's name may be that of a folder around it, too
+    name = next((part for part in reversed(parts) if part in runs), None)
     if name is None:
         return record.model_copy(update={"weights": _relative(record.weights)})
     seed = runs[name].seed if record.seed is None else record.seed
-    weights = "/".join(parts[parts.index(name) :])
+    weights = "/".join(parts[len(parts) - 1 - parts[::-1].index(name) :])
     return record.model_copy(update={"weights": weights, "seed": seed})
 
 

@@ -313,6 +313,12 @@ def _series(sources: dict[str, _Source]) -> dict[str, Series]:
     for key, source in sources.items():
         if trained[labels[key], source.seed] > 1:
             labels[key] = f"{labels[key]} · {source.name}"
+    # two folders may end alike, too
+    seen: Counter[tuple[str, int | None]] = Counter()
+    for key, source in sources.items():
+        seen[labels[key], source.seed] += 1
+        if seen[labels[key], source.seed] > 1:
+            labels[key] = f"{labels[key]} ({seen[labels[key], source.seed]})"
     return {
         key: Series(labels[key], source.model, variant_of_label(source.model), source.init)
         for key, source in sources.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from dataclasses import dataclass, field
 
 from diffclip.report.compare import Outcome
@@ -65,6 +66,11 @@ class Sheet:
     @property
     def columns(self) -> list[str]:
         return [column for span in self.spans for column in span.columns]
+
+
+def stem_of(dataset: str) -> str:
+    """A set's name as part of a file's name and of a LaTeX label."""
+    return re.sub(r"[^a-z0-9]+", "_", dataset.lower()).strip("_") or "set"
 
 
 def sheet_markdown(sheet: Sheet) -> str:

@@ -15,15 +15,12 @@ from diffclip.report.compare import (
     Measure,
     Seeds,
     by_series,
-    compare,
-    corrected,
     estimate,
     measure_of,
 )
 from diffclip.report.metrics import (
     chance_of,
     chance_text,
-    correction,
     dataset_name,
     measure_name,
     metric_name,
@@ -32,6 +29,7 @@ from diffclip.report.metrics import (
     worth_averaging,
 )
 from diffclip.report.series import Collection, Measured, Result, Series, usual_init
+from diffclip.report.told import comparisons_of, correction_of
 
 RowKind = Literal["chance", "one", "seed", "mean", "difference"]
 
@@ -59,13 +57,12 @@ def result_tables(collection: Collection, every_seed: bool = True) -> list[Table
     """A table for each task, set, split and protocol: values, intervals, means, differences to CLIP, chance.
 
     The averages over six tasks are one table, the first, left out where they are no fewer than what they stand for.
-    The p of the differences are corrected for their number in their table.
+    The p of the differences are those of `told.comparisons_of`, the same as in the figures.
 
     Args:
         collection: what to tabulate.
         every_seed: give each seed a row also where there is a row for their mean.
     """
-    comparisons = compare(collection)
     measures = list(dict.fromkeys(measure_of(result) for result in collection.results))
     groups: dict[Measure, list[Measure]] = {}
     if worth_averaging(measures):
@@ -78,7 +75,7 @@ def result_tables(collection: Collection, every_seed: bool = True) -> list[Table
         _table(
             collection,
             measures,
-            corrected(one for one in comparisons if one.measure in measures),
+            comparisons_of(collection, measures),
             every_seed,
         )
         for measures in groups.values()
@@ -190,10 +187,10 @@ def _difference_rows(
     collection: Collection, measures: Sequence[Measure], comparisons: Sequence[Comparison]
 ) -> list[Row]:
     rows = []
-    for series in collection.series:
-        own = {one.measure: one for one in comparisons if one.series == series and one.measure in measures}
+    pairs = dict.fromkeys((one.series, one.baseline) for one in comparisons)
+    for series, baseline in sorted(pairs, key=lambda pair: collection.series.index(pair[0])):
+        own = {one.measure: one for one in comparisons if (one.series, one.baseline) == (series, baseline)}
         if own:
-            baseline = next(iter(own.values())).baseline
             cells = [tested_points(own[measure]) if measure in own else "–" for measure in measures]
             rows.append(Row("difference", [f"{series.label} − {baseline.label} (points)", *cells]))
     return rows
@@ -243,7 +240,7 @@ def _notes(
             else "Differences are between one trained model each: "
             "their interval covers the test set, not the training seed."
         )
-    tested = correction(comparisons, " in this table")
+    tested = correction_of(collection, comparisons)
     notes += [tested] if tested else []
     detectable = sorted(100 * one.detectable for one in comparisons if one.detectable is not None)
     if detectable:

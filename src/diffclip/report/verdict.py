@@ -70,7 +70,7 @@ def judge(collection: Collection) -> Verdict | None:
         headline = f"{seeds}{where}{averaged}:"
         pairs = sorted(models, key=lambda pair: collection.series.index(pair[0]))
         lines = [f"{_sentence(*pair, models[pair], where)}." for pair in pairs]
-    return Verdict(headline, lines, _caveat(fewest, told), told)
+    return Verdict(headline, lines, _caveat(fewest, most, told), told)
 
 
 def spelled_out(one: Comparison, collection: Collection) -> str:
@@ -139,8 +139,13 @@ def _suggested(told: Sequence[Comparison]) -> str:
     )
 
 
-def _caveat(fewest: int, told: Sequence[Comparison]) -> str:
+def _caveat(fewest: int, most: int, told: Sequence[Comparison]) -> str:
     many = "".join(f" {text}" for text in (correction(told), _suggested(told)) if text)
+    if fewest < ENOUGH_SEEDS and fewest < most:
+        return (
+            "Not everything has equally many training seeds: with one, the interval covers the test set alone, and two "
+            f"are too few to tell a difference from luck.{many}"
+        )
     if fewest == 2:
         return (
             "Two training seeds are too few to tell a difference between the methods from luck; "
