@@ -1,12 +1,16 @@
 """What the names of models, runs and sets may be without two things becoming one, or a file breaking."""
 
+import pytest
 from made_results import record, with_items
+from run_folders import make_run
 
+from diffclip.errors import InputError
 from diffclip.report.compare import compare
 from diffclip.report.course import course_chart
-from diffclip.report.save import _shortened
+from diffclip.report.save import _shortened, save_results
 from diffclip.report.series import collect
 from diffclip.report.sheet import stem_of
+from diffclip.report.sources import read_sources
 from diffclip.report.verdict import judge
 
 
@@ -84,3 +88,16 @@ def test_names_of_sets_are_fit_for_files_and_labels():
     assert stem_of("imagenet-a") == "imagenet_a"
     assert stem_of("a%b/c#") == "a_b_c"
     assert stem_of("%") == "set"
+
+
+def test_saved_results_of_runs_of_one_name_are_not_mixed(tmp_path):
+    saved = []
+    for place, level in (("a", 0.3), ("b", 0.6)):
+        make_run(tmp_path / place / "CLIP-s0", "CLIP", level=level)
+        saved.append(save_results([tmp_path / place / "CLIP-s0"], tmp_path / "saved" / place))
+    runs, records = read_sources(saved)
+    with pytest.raises(InputError, match="several runs are called as in CLIP-s0/checkpoints/best"):
+        collect(runs, records)
+    assert collect(*read_sources(saved[:1])).results
+    # where they lie side by side their own files tell
+    assert len(collect(*read_sources([tmp_path / "a", tmp_path / "b"])).series) == 2

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diffclip.config import VARIANTS
+from diffclip.errors import InputError
 from diffclip.evaluation.averages import Part, averages_of, is_derived
 from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.protocol import draw_of, method_of
@@ -168,6 +169,9 @@ def collect(
 
     Args:
         outcomes: of single items, as `read_outcomes_of` finds them; paired tests need them.
+
+    Raises:
+        InputError: runs of one name in several folders, and records of which it is not known whose they are.
     """
     given = [(_run_of(record, runs), record) for record in records]
     given = [(run, record) for run in runs for record in run.records] + given
@@ -205,7 +209,12 @@ def collect(
         owners[_training(record)] = owner
         method, draw = method_of(record.protocol), draw_of(record.protocol)
         measure = (record.task, record.dataset, record.split, record.metric, method, draw)
-        owned.setdefault(owner, {})[measure] = record
+        known = owned.setdefault(owner, {}).setdefault(measure, record)
+        if run is None and known.value != record.value and _is_ambiguous(record, runs):
+            raise InputError(
+                f"several runs are called as in {record.weights}, whose results differ: rename one, or report them apart"
+            )
+        owned[owner][measure] = record
 
     series = _series(sources)
     order = sorted(
@@ -287,9 +296,16 @@ def _with_averages(records: Sequence[Record]) -> list[tuple[Record, tuple[Part, 
 
 def _run_of(record: Record, runs: Sequence[Run]) -> Run | None:
     """The one run in whose folder, by its name, the record's weights lie."""
-    parts = Path(record.weights).parts
-    fitting = [run for run in runs if run.name in parts and record.seed in (None, run.seed)]
+    weights = Path(record.weights)
+    fitting = [run for run in runs if run.name in weights.parts and record.seed in (None, run.seed)]
+    if len(fitting) > 1:
+        fitting = [run for run in fitting if run.folder in weights.parents]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def _is_ambiguous(record: Record, runs: Sequence[Run]) -> bool:
+    """Whether the record may belong to more than one run."""
+    return sum(run.name in Path(record.weights).parts for run in runs) > 1
 
 
 def _short(weights: str) -> str:
