@@ -212,7 +212,7 @@ def collect(
         known = owned.setdefault(owner, {}).setdefault(measure, record)
         if run is None and known.value != record.value and _is_ambiguous(record, runs):
             raise InputError(
-                f"several runs are called as in {record.weights}, whose results differ: rename one, or report them apart"
+                f"several runs are called as in {record.weights}, and results differ: rename one, or report them apart"
             )
         owned[owner][measure] = record
 
