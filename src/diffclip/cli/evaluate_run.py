@@ -14,7 +14,8 @@ from diffclip.cli.progress import showing_progress
 from diffclip.cli.skipped import say_skipped
 from diffclip.data.catalog import says_empty_classes
 from diffclip.errors import DiffCLIPError, InputError
-from diffclip.evaluation.ledger import Ledger
+from diffclip.evaluation.ledger import Ledger, is_file
+from diffclip.evaluation.outcomes import beside
 from diffclip.evaluation.protocol import draw_of
 from diffclip.evaluation.records import Record, to_lines
 from diffclip.evaluation.runner import Measured, Runner, Sets
@@ -76,7 +77,7 @@ def carry_out(request: Request) -> None:
         sets.open(entries[0])  # a wrong set is told before any model is loaded
     output = request.output
     # what goes into a pipe cannot be gone on with
-    store = Store(_parts(output)) if request.suite and output and _is_file(output) else None
+    store = Store(beside(output, ".parts")) if request.suite and output and is_file(output) else None
     runner = Runner(sets, request.draws, store, request.batch_size, request.workers, request.probe)
     ledger = Ledger(output, _expected(request, entries), _kept(request))
     done = _Done()
@@ -95,7 +96,7 @@ def carry_out(request: Request) -> None:
         loaded.model.to(request.device)
         name = loaded.label if len(request.models) == 1 else Path(source).name if request.watch else source
         _measure(request, runner, loaded, name, entries, ledger, done)
-    if output and not _is_file(output):
+    if done.results or (output and not is_file(output)):
         ledger.write()
     _show(request, ledger, done)
     if done.failures:
@@ -131,7 +132,8 @@ def _measure(
                 done.results.append((subject.label, subject.weights, measured))
                 done.faults += [fault for fault in measured.faults if fault not in done.faults]
                 ledger.add(measured.result, subject.label, subject.weights, subject.seed)
-                if request.output and _is_file(request.output):
+                # each new result is safe at once; those found again are safe already
+                if request.output and is_file(request.output) and not measured.reused:
                     ledger.write()
             if request.suite or request.watch:
                 print(f"{name}: {_told(measured)}", file=sys.stderr, flush=True)
@@ -182,10 +184,6 @@ def _present(request: Request) -> tuple[Entry, ...]:
     return left
 
 
-def _is_file(path: Path) -> bool:
-    return path.is_file() or not path.exists()
-
-
 def _sources(request: Request) -> Iterator[str]:
     """What to load: the models, or the checkpoints of the watched run."""
     if request.watch is None:
@@ -205,11 +203,6 @@ def _sources(request: Request) -> Iterator[str]:
 
     for folder in checkpoints_of(run, waiting):
         yield str(folder)
-
-
-def _parts(output: Path) -> Path:
-    """Where the finished tasks of a suite are kept: `results.parts` beside `results.jsonl`."""
-    return output.with_name(output.name.removesuffix(".jsonl") + ".parts")
 
 
 def _expected(request: Request, entries: Sequence[Entry]) -> Callable[[Record], bool]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from diffclip.cli.evaluate_table import PIPE_WIDTH
-from diffclip.evaluation.averages import DROP, OUT_OF_DOMAIN, SIX_TASKS
+from diffclip.evaluation.averages import DERIVED, DROP
 from diffclip.evaluation.ledger import Ledger
-from diffclip.evaluation.linear_probe import tuned_per_class
+from diffclip.evaluation.linear_probe import headline_metric
 from diffclip.report.compare import (
     Comparison,
     Estimate,
@@ -64,10 +64,10 @@ def show_summary(ledger: Ledger) -> None:
 
 
 def _is_headline(measure: Measure) -> bool:
-    if measure.task in (SIX_TASKS, OUT_OF_DOMAIN):
+    if measure.task in DERIVED:
         return True
     if measure.task == "linear-probe":
-        return measure.metric == ("mean_per_class_recall" if tuned_per_class(measure.dataset) else "acc1")
+        return measure.metric == headline_metric(measure.dataset)
     return measure.metric in _METRICS
 
 

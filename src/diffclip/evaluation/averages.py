@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from diffclip.data import shifts
 from diffclip.data.shifts import base_of
-from diffclip.evaluation.linear_probe import tuned_per_class
+from diffclip.evaluation.linear_probe import headline_metric
 from diffclip.evaluation.protocol import draw_of, drawn, method_of, with_particulars
 from diffclip.evaluation.records import Record
 
-SIX_TASKS, OUT_OF_DOMAIN = "six-tasks", "out-of-domain"
+SIX_TASKS, OUT_OF_DOMAIN = DERIVED = "six-tasks", "out-of-domain"
 PANELS = ("linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain")
 """What is averaged as the panels of the paper's Figure 1, in its order."""
 AVERAGE, MEAN_OF_SHIFTS, MEAN_OF_ALL, DROP = "average", "mean_of_shifts", "mean_of_all", "drop"
@@ -46,7 +46,7 @@ class Average:
 
 def is_derived(record: Record) -> bool:
     """Whether a record is an average of others."""
-    return record.task in (SIX_TASKS, OUT_OF_DOMAIN)
+    return record.task in DERIVED
 
 
 def with_averages(records: Iterable[Record]) -> list[Record]:
@@ -134,7 +134,7 @@ def _shifts(records: Sequence[Record]) -> list[tuple[Record, list[Record]]]:
 
 
 def _headline_of_probe(record: Record) -> bool:
-    return record.metric == ("mean_per_class_recall" if tuned_per_class(record.dataset) else "acc1")
+    return record.metric == headline_metric(record.dataset)
 
 
 def _is(metric: str) -> Callable[[Record], bool]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from diffclip.errors import InputError
-from diffclip.evaluation.averages import OUT_OF_DOMAIN, SIX_TASKS, with_averages
+from diffclip.evaluation.averages import is_derived, with_averages
 from diffclip.evaluation.outcomes import (
     ItemOutcomes,
     key_of,
@@ -42,7 +42,7 @@ class Ledger:
         for record in read_records(path):
             if keep(record):
                 self._records.append(record)
-            elif not expected(record) and record.task not in (SIX_TASKS, OUT_OF_DOMAIN):
+            elif not expected(record) and not is_derived(record):
                 raise InputError(
                     f"{path} holds results that would be lost ({record.model} from {record.weights}, {record.task} on "
                     f"{record.dataset}): give another --output, or measure them all in one call"
@@ -80,6 +80,11 @@ class Ledger:
         """
         if self.path is None:
             return
-        if self.path.is_file() or not self.path.exists():  # not beside a pipe or a terminal
+        if is_file(self.path):
             write_outcomes(outcomes_file(self.path), self._outcomes)
         write_records(self.path, self.records)
+
+
+def is_file(path: Path) -> bool:
+    """Whether `path` is a file, or would be one: what goes into a pipe or to a terminal is written once."""
+    return path.is_file() or not path.exists()

@@ -66,6 +66,11 @@ class Probe:
     fits: list[Fit]
 
 
+def headline_metric(name: str) -> str:
+    """The metric that the set called `name` is tuned for and told by."""
+    return "mean_per_class_recall" if tuned_per_class(name) else "acc1"
+
+
 def tuned_per_class(name: str) -> bool:
     """Whether lgssl measures the set called `name` by the mean over classes: aircraft, pets, Caltech-101, flowers."""
     return _PER_CLASS.search(name.lower()) is not None

@@ -38,8 +38,13 @@ class ItemOutcomes:
 
 def outcomes_file(records: str | Path) -> Path:
     """Where the outcomes of a file of records are: `results.outcomes.npz` beside `results.jsonl`."""
+    return beside(records, _SUFFIX)
+
+
+def beside(records: str | Path, suffix: str) -> Path:
+    """What belongs to a file of records: `results` and `suffix` beside `results.jsonl`."""
     records = Path(records)
-    return records.with_name(records.name.removesuffix(".jsonl") + _SUFFIX)
+    return records.with_name(records.name.removesuffix(".jsonl") + suffix)
 
 
 def key_of(record: Record) -> str:

@@ -22,6 +22,7 @@ from diffclip.evaluation.linear_probe import (
     MAX_ITERATIONS,
     Probe,
     check_solver,
+    headline_metric,
     linear_probe,
     tuned_per_class,
 )
@@ -144,7 +145,7 @@ def _run_linear_probe(setting: Setting) -> Outcome:
     )
     method = (
         f"{len(data.classnames)} classes, {_FEATURES}; {SOLVED_BY[setting.probe]}; cost chosen by "
-        f"{'mean_per_class_recall' if per_class else 'acc1'} on {chosen_on}; fitted again on both, "
+        f"{headline_metric(data.name)} on {chosen_on}; fitted again on both, "
         f"{len(train.labels) + len(validation.labels)} pictures; ties count against"
     )
     fits = _describe_fits(result)

@@ -27,11 +27,16 @@ def result_charts(collection: Collection) -> list[Chart]:
 
 
 def training_charts(collection: Collection) -> list[Chart]:
-    """The figures of training that there is data for, those of λ last."""
+    """The figures of training that there is data for, but those of λ."""
     charts: list[Chart | None] = [course_chart(collection)]
     if collection.runs:
         charts += [training_chart(collection), validation_chart(collection)]
-    charts += [lambda_chart(collection), lambda_training_chart(collection)]
+    return [chart for chart in charts if chart is not None]
+
+
+def lambda_charts(collection: Collection) -> list[Chart]:
+    """The figures of λ that there is data for."""
+    charts = (lambda_chart(collection), lambda_training_chart(collection))
     return [chart for chart in charts if chart is not None]
 
 
@@ -41,7 +46,7 @@ def write_figures(folder: str | Path, collection: Collection) -> list[Path]:
     Raises:
         InputError: the folder cannot be written.
     """
-    charts = result_charts(collection) + training_charts(collection)
+    charts = result_charts(collection) + training_charts(collection) + lambda_charts(collection)
     return [path for chart in charts for path in save_chart(chart, Path(folder))]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from diffclip.errors import InputError
 from diffclip.files import write_text
 from diffclip.report.charts import save_chart
-from diffclip.report.figures import result_charts, training_charts
+from diffclip.report.figures import lambda_charts, result_charts, training_charts
 from diffclip.report.origin import limits, origin_table
 from diffclip.report.paper_tables import paper_sheets
 from diffclip.report.series import Collection
@@ -89,7 +89,7 @@ def _figures(
     """Save the charts; the Markdown of each, by its name."""
     written: list[Path] = []
     links = {}
-    for chart in result_charts(collection) + training_charts(collection):
+    for chart in result_charts(collection) + training_charts(collection) + lambda_charts(collection):
         png, svg = save_chart(chart, folder, f"{section}_{chart.name}")
         written += [png, svg]
         png_link, svg_link = (Path(os.path.relpath(path, file.parent)).as_posix() for path in (png, svg))

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from diffclip.data.shifts import base_of, shift_name
 from diffclip.evaluation.averages import (
     AVERAGE,
+    DERIVED,
     DROP,
     MEAN_OF_ALL,
     MEAN_OF_SHIFTS,
-    OUT_OF_DOMAIN,
     PANELS,
     SIX_TASKS,
 )
@@ -189,7 +189,7 @@ def correction(comparisons: Sequence[Comparison], where: str = "") -> str | None
 
 
 def _is_derived(measure: Measure) -> bool:
-    return measure.task in (SIX_TASKS, OUT_OF_DOMAIN)
+    return measure.task in DERIVED
 
 
 def _averages(measures: Sequence[Measure]) -> list[Measure]:

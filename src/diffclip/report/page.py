@@ -15,10 +15,8 @@ from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.records import Record
 from diffclip.files import write_text
 from diffclip.report.charts import Chart, Key
-from diffclip.report.course import course_chart
-from diffclip.report.curves import telemetry_chart, training_chart, validation_chart
-from diffclip.report.figures import result_charts
-from diffclip.report.lambdas import lambda_chart, lambda_training_chart
+from diffclip.report.curves import telemetry_chart
+from diffclip.report.figures import lambda_charts, result_charts, training_charts
 from diffclip.report.metrics import VALIDATION_ORDER, metric_name, percentage
 from diffclip.report.origin import limits, origin_table, versions
 from diffclip.report.paper_tables import paper_sheets
@@ -180,12 +178,10 @@ def _seeds(collection: Collection) -> dict[Series, set[int | None]]:
 
 
 def _training(collection: Collection) -> list[tuple[str, str]]:
-    charts = [course_chart(collection)]
-    if collection.runs:
-        charts += [training_chart(collection), validation_chart(collection)]
-    if not any(charts):
+    charts = training_charts(collection)
+    if not charts:
         return []
-    content = "".join(chart_html(chart) for chart in charts if chart)
+    content = "".join(map(chart_html, charts))
     telemetry = telemetry_chart(collection) if collection.runs else None
     if telemetry:
         content += f"<details><summary>More telemetry</summary>{chart_html(telemetry)}</details>"
@@ -193,7 +189,7 @@ def _training(collection: Collection) -> list[tuple[str, str]]:
 
 
 def _lambdas(collection: Collection) -> list[tuple[str, str]]:
-    charts = [chart for chart in (lambda_chart(collection), lambda_training_chart(collection)) if chart]
+    charts = lambda_charts(collection)
     intro = (
         "<p>A differential layer subtracts λ times a second attention map from the first, "
         "A = softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ). λ is learned, one a layer, and starts at λ_init.</p>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffclip.evaluation.averages import OUT_OF_DOMAIN, SIX_TASKS
+from diffclip.evaluation.averages import DERIVED
 from diffclip.evaluation.protocol import method_of
 from diffclip.report.compare import Comparison, Estimate, Measure, by_series, measure_of
 from diffclip.report.series import Collection, Series, usual_init
@@ -68,7 +68,7 @@ def _data(measures: Sequence[Measure]) -> str:
     """The sets by split: "Sets: a, b (test); c (val)."."""
     splits: dict[str, dict[str, None]] = {}
     for measure in measures:
-        derived = measure.task in (SIX_TASKS, OUT_OF_DOMAIN)
+        derived = measure.task in DERIVED
         for dataset, split in sets_of(measure) if derived else [(measure.dataset, measure.split)]:
             splits.setdefault(split, {})[dataset] = None
     parts = [f"{', '.join(sets)} ({split} split)" for split, sets in splits.items()]

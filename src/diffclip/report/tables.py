@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diffclip.evaluation.averages import OUT_OF_DOMAIN, SIX_TASKS
+from diffclip.evaluation.averages import DERIVED, OUT_OF_DOMAIN, SIX_TASKS
 from diffclip.report.compare import (
     ENOUGH_SEEDS,
     Comparison,
@@ -205,7 +205,7 @@ def _notes(
     """What a reader needs to read one table, whose measures are those of `found`."""
     first = next(iter(found))
     notes = [f"Protocol: {first.protocol}."]
-    if first.task in (SIX_TASKS, OUT_OF_DOMAIN):
+    if first.task in DERIVED:
         names = {one: measure_name(one) for one in found}
         notes = [f"{name[0].upper()}{name[1:]}: {one.protocol}." for one, name in names.items()]
     shown = dict.fromkeys(series for own in found.values() for series in own)
