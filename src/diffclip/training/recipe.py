@@ -32,10 +32,21 @@ class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+class WeightedShards(_Keys):
+    """One source among several."""
+
+    shards: str | list[str]
+    weight: float = Field(
+        default=1.0, gt=0, description="how often an epoch shows each sample: 0.5 a random half, 2 twice"
+    )
+
+
 class DataRecipe(_Keys):
     """Where the pictures and captions come from, and how they are varied."""
 
-    train: str | list[str] = Field(description="shards: files, folders, brace ranges")
+    train: str | WeightedShards | list[str | WeightedShards] = Field(
+        description="shards: files, folders, brace ranges, addresses (https, s3, pipe:…); or several, with weights"
+    )
     val: str | list[str] | None = Field(default=None, description="validation split of the training data")
     caption_key: str = "caption"
     workers: int = Field(
@@ -46,6 +57,20 @@ class DataRecipe(_Keys):
     )
     flip: float = Field(default=0.0, ge=0, le=1, description="probability of a mirror image")
     statistics: Literal["imagenet", "openai"] = "imagenet"
+    window: int | None = Field(
+        default=None,
+        gt=0,
+        description="shards of a process that are shuffled together; None: all samples, or 16 where shards are remote",
+    )
+    cache: str | None = Field(
+        default=None, description="folder for copies of remote shards; None: the user's cache"
+    )
+    cache_gb: float | None = Field(
+        default=None, gt=0, description="size of those copies, a process; None: no more than is being read"
+    )
+    timeout: float = Field(
+        default=300.0, gt=0, description="seconds after which data that does not come is an error"
+    )
 
     @field_validator("scale")
     @classmethod
@@ -61,9 +86,22 @@ class Recipe(_Keys):
     model: str
     architecture: dict[str, Any] | None = Field(default=None, description="fields of CLIPConfig, sizes only")
     init: str = "matched"
+    weights: str | None = Field(
+        default=None, description="a saved model to go on from; None: fresh values by `init`"
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
     epochs: int = Field(gt=0)
-    batch_size: int = Field(gt=1)
+    batch_size: int = Field(gt=1, description="samples a step, over all processes")
+    micro_batch: int | None = Field(
+        default=None,
+        gt=0,
+        description="samples a forward pass, a process; None: its share of the batch at once",
+    )
+    loss: Literal["clip", "siglip"] = "clip"
+    gather_with_grad: bool = Field(
+        default=True,
+        description="clip: gradients flow to the other processes' features; false: as SLIP trained",
+    )
     lr: float = Field(default=5e-4, gt=0)
     lr_start: float = Field(default=1e-6, ge=0, description="where the warm-up starts")
     lr_end: float = Field(default=1e-5, ge=0, description="where the cosine ends")
@@ -75,8 +113,16 @@ class Recipe(_Keys):
     precision: Literal["fp32", "bf16"] = "fp32"
     image_size: int | None = Field(default=None, gt=0, description="None: the model's own")
     attention_backend: str = "auto"
+    grad_checkpointing: bool = Field(default=False, description="compute blocks again in the backward pass")
+    compile: bool = Field(default=False, description="torch.compile, block by block")
     checkpoint_every: int | None = Field(default=None, gt=0, description="steps; None: once an epoch")
+    keep_every: int | None = Field(
+        default=None, gt=0, description="steps; such checkpoints stay, beside last, previous and best"
+    )
     validate_every: int = Field(default=1, gt=0, description="epochs")
+    wandb: str | None = Field(
+        default=None, description="the project at Weights & Biases that is told as well"
+    )
     data: DataRecipe
 
     @field_validator("betas")
