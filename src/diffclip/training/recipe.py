@@ -68,6 +68,9 @@ class DataRecipe(_Keys):
     cache_gb: float | None = Field(
         default=None, gt=0, description="size of those copies, a process; None: no more than is being read"
     )
+    expected_samples: int | None = Field(
+        default=None, gt=0, description="what the plan of a run counts with where the shards are not there"
+    )
     timeout: float = Field(
         default=300.0, gt=0, description="seconds after which data that does not come is an error"
     )
@@ -158,15 +161,45 @@ def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
         InputError: no such recipe, not YAML, unknown key (the nearest is offered), or a value of the wrong type.
     """
     path = find_recipe(source)
+    fields = _read_fields(path)
+    if (base := fields.pop("base", None)) is not None:
+        fields = _over(_base_fields(path, base), fields)
+    for change in changes:
+        _apply(fields, change)
+    return parse_recipe(fields, str(path))
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
         raise InputError(f"{path} is not a recipe: it must map keys such as model, epochs, data to values")
-    for change in changes:
-        _apply(fields, change)
-    return parse_recipe(fields, str(path))
+    return fields
+
+
+def _base_fields(path: Path, base: object) -> dict[str, Any]:
+    """What the recipe at `path` builds on: a file beside it, or a recipe by name. One step: a base has none itself."""
+    if not isinstance(base, str):
+        raise InputError(f"{path}: base is {base!r}: give the name of one recipe")
+    beside = path.parent / base
+    found = beside if beside.is_file() else find_recipe(base)
+    fields = _read_fields(found)
+    if "base" in fields:
+        raise InputError(
+            f"{path}: its base {base} has a base itself: build on {fields['base']}, or write the keys out"
+        )
+    return fields
+
+
+def _over(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` laid over `fields`, key by key where both have keys of their own."""
+    over = dict(fields)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(over.get(key), dict)
+        over[key] = _over(over[key], value) if both else value
+    return over
 
 
 def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
