@@ -188,6 +188,8 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing_half_written(save, s
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
+    from lightning.fabric import Fabric
+
     from diffclip.training.checkpoint import Progress, read_progress, save_checkpoint
 
     sizes = {
@@ -197,10 +199,11 @@ def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
     }
     model = CLIP(variant_config("DiffCLIP", sizes), seed=0)
     optimiser = torch.optim.AdamW(model.parameters())
-    save_checkpoint(small_disk, model, optimiser, Progress(step=1))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    save_checkpoint(fabric, small_disk, model, optimiser, Progress(step=1))
     (small_disk / "ballast").write_bytes(bytes(150_000))
     with pytest.raises(InputError, match="no space left"):
-        save_checkpoint(small_disk, model, optimiser, Progress(step=2))
+        save_checkpoint(fabric, small_disk, model, optimiser, Progress(step=2))
     assert read_progress(small_disk).step == 1
     diffclip.load_weights(model, small_disk / "checkpoints" / "last")
     assert {path.name for path in (small_disk / "checkpoints").iterdir()} == {"last", "step_00000001"}

@@ -10,9 +10,13 @@ from collections.abc import Iterable
 class DiffCLIPError(Exception):
     """A failure that is ours or the run's to explain in one line (exit code 1)."""
 
+    exit_code = 1
+
 
 class InputError(DiffCLIPError, ValueError):
     """Bad input: the message is one line naming the input and the way out (exit code 2)."""
+
+    exit_code = 2
 
 
 def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:

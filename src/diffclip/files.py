@@ -66,7 +66,7 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
-            _flush(temporary)
+            flush(temporary)
             os.replace(temporary, place)
         finally:
             if temporary.is_dir():
@@ -114,7 +114,7 @@ def _is_special(kind: int | None) -> bool:
     return kind not in (None, stat.S_IFREG, stat.S_IFDIR)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Ask the disk to hold the bytes before the rename makes them visible."""
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():

@@ -22,6 +22,8 @@ from diffclip.errors import unknown
 Init = Literal["matched", "published"]
 INITS = ("matched", "published")
 LOGIT_SCALE_START = math.log(1 / 0.07)
+# where the sigmoid loss starts (Zhai et al. 2023, Section 3.1): scale 10, bias −10
+_SIGMOID_SCALE_START, _SIGMOID_BIAS_START = math.log(10), -10.0
 # LayerNorm epsilon of the published vision towers: (plain, differential)
 _PLAIN_EPS, _PUBLISHED_DIFFERENTIAL_EPS = 1e-6, 1e-5
 
@@ -59,7 +61,9 @@ def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generato
     module, _, leaf = name.rpartition(".")
     layer = module.rpartition(".")[2]
     if name == "logit_scale":
-        t.fill_(LOGIT_SCALE_START)
+        t.fill_(_SIGMOID_SCALE_START if config.logit_bias else LOGIT_SCALE_START)
+    elif name == "logit_bias":
+        t.fill_(_SIGMOID_BIAS_START)
     elif leaf.startswith("lambda_"):
         t.normal_(0, 0.1, generator=g)
     elif layer == "diff_norm" or (leaf == "weight" and t.ndim == 1):

@@ -47,6 +47,8 @@ class CLIP(nn.Module):
         self.image_projection = nn.Parameter(torch.empty(vision.width, config.embed_dim))
         self.text_projection = nn.Parameter(torch.empty(text.width, config.embed_dim))
         self.logit_scale = nn.Parameter(torch.empty(()))
+        if config.logit_bias:
+            self.logit_bias = nn.Parameter(torch.empty(()))
         for layers in self.attention_layers().values():
             for index, layer in enumerate(layers):
                 if isinstance(layer, DifferentialAttention):
@@ -148,12 +150,14 @@ class CLIP(nn.Module):
         return F.normalize(features, dim=-1) if normalize else features
 
     def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-        """Unit-length "image_features" and "text_features" [B, embed_dim], and "logit_scale" after exp (0-dim)."""
-        return {
+        """Unit-length "image_features" and "text_features" [B, embed_dim], "logit_scale" after exp (0-dim), and a
+        "logit_bias" (0-dim) where the configuration has one."""
+        out = {
             "image_features": self.encode_image(images, normalize=True),
             "text_features": self.encode_text(tokens, normalize=True),
             "logit_scale": self.logit_scale.exp(),
         }
+        return out | {"logit_bias": self.logit_bias} if self.config.logit_bias else out
 
 
 def create_model(

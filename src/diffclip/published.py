@@ -104,7 +104,7 @@ def infer_config(state: State) -> CLIPConfig:
                 f"the weights do not tell the number of heads of a plain {key} tower {tower['width']} wide: "
                 "save the model as a folder with its config.json, or name the model"
             )
-    return parse_config({"embed_dim": embed_dim} | towers, "weights")
+    return parse_config({"embed_dim": embed_dim, "logit_bias": "logit_bias" in state} | towers, "weights")
 
 
 def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
     state, published, config = weights
     check_fit(model, state, source)
     if config is not None:
-        _check_same(model, config, source)
+        check_same(model, config, source)
     model.load_state_dict(state)
     if config is not None and config.vision.norm_eps is not None:
         model.set_vision_norm_eps(config.vision.norm_eps)
@@ -149,7 +149,7 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
     return model
 
 
-def _check_same(model: CLIP, config: CLIPConfig, source: str | Path) -> None:
+def check_same(model: CLIP, config: CLIPConfig, source: str | Path) -> None:
     """Refuse weights whose saved configuration differs where shapes do not show it."""
     differing = [
         f"{tower} heads {getattr(config, tower).heads} for {getattr(model.config, tower).heads}"
@@ -196,14 +196,17 @@ def _some(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
-def save_weights(model: CLIP, folder: str | Path) -> None:
+def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> None:
     """Write `config.json` and `model.safetensors` to `folder`, each whole or not at all.
+
+    `state` is the model's state dict where that has been brought together from several processes.
 
     Raises:
         InputError: no space left on the device, or no permission.
     """
     folder = Path(folder)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    state = model.state_dict() if state is None else state
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with write_atomically(folder / WEIGHTS_FILE) as temporary:
         try:
             save_file(state, temporary, metadata={CONFIG_KEY: model.config.model_dump_json()})

@@ -26,7 +26,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 # what a clock decides
-TIMES = ("samples_per_second", "data_wait")
+TIMES = ("samples_per_second", "data_wait", "time", "seconds_left")
 
 
 def without_times(file: Path) -> list[dict[str, Any]]:
@@ -67,6 +67,8 @@ def test_a_run_leaves_everything(finished: Path, recipe: Recipe) -> None:
             "samples_per_second",
             "data_wait",
             "lambda",
+            "time",
+            "seconds_left",
         }
         assert {tower: len(values) for tower, values in record["lambda"].items()} == {"visual": 2, "text": 2}
         assert 0 <= record["data_wait"] <= 1
@@ -237,16 +239,48 @@ def test_weights_that_explode_do_not_replace_the_last_good_ones(recipe: Recipe, 
     assert not (run / "checkpoints" / "last").exists()
 
 
-def test_a_damaged_training_state_is_named(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+    finished: Path, recipe: Recipe, tmp_path: Path, capsys
+) -> None:
     run = tmp_path / "copy"
     shutil.copytree(finished, run, symlinks=True)
-    state = run / "checkpoints" / "last" / "training.pt"
-    torch.save({"progress": {"step": 1}}, state)
-    with pytest.raises(InputError, match=r"training\.pt is no training state of this model"):
+    checkpoints = run / "checkpoints"
+    weights = checkpoints / "last" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    outcome = loop.train(recipe, run, resume=True)
+    told = capsys.readouterr().err
+    assert "step_00000015 is damaged (model.safetensors is cut off: 1000 of" in told
+    assert "going on from step_00000010" in told
+    assert (checkpoints / "damaged_step_00000015" / "model.safetensors").stat().st_size == 1000
+    assert outcome.progress.step == 15
+    for name in ("metrics.jsonl", "validation.jsonl"):
+        assert without_times(run / name) == without_times(finished / name)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_an_error(
+    finished: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run, symlinks=True)
+    for folder in (run / "checkpoints").glob("step_*"):
+        (folder / "training.pt").unlink()
+    with pytest.raises(
+        InputError, match=r"training\.pt is missing.*no checkpoint of the run is whole"
+    ) as error:
         loop.train(recipe, run, resume=True)
-    state.write_bytes(state.read_bytes()[:100])
-    with pytest.raises(InputError, match=r"training\.pt"):
-        loop.train(recipe, run, resume=True)
+    assert "\n" not in str(error.value)
+    assert (run / "checkpoints" / "step_00000015").is_dir()
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_again(
+    finished: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    for resume in (False, True):
+        run = tmp_path / str(resume)
+        run.mkdir()
+        shutil.copy(finished / "recipe.yaml", run)
+        assert loop.train(recipe, run, resume=resume).progress.step == 15
+        assert without_times(run / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
 
 
 def test_a_folder_with_other_files_is_not_taken(recipe: Recipe, tmp_path: Path) -> None:
@@ -331,3 +365,46 @@ def test_the_logit_scale_never_passes_100(recipe: Recipe, tmp_path: Path, monkey
 def test_clipping_bounds_the_step_but_not_what_is_told(recipe: Recipe, tmp_path: Path) -> None:
     loop.train(changed(recipe, epochs=1, clip_grad_norm=1e-3, data={"val": None}), tmp_path / "run")
     assert all(record["grad_norm"] > 1e-3 for record in lines(tmp_path / "run" / "metrics.jsonl"))
+
+
+def test_checkpoints_of_every_so_many_steps_stay(recipe: Recipe, tmp_path: Path) -> None:
+    loop.train(changed(recipe, keep_every=4, data={"val": None}), tmp_path / "run")
+    kept = {path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*")}
+    # those of steps 4, 8 and 12, the last, and the one before it
+    assert kept == {f"step_{step:08d}" for step in (4, 8, 12, 15)}
+
+
+def test_micro_batches_and_checkpointing_leave_the_curve_alone(
+    finished: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    loop.train(changed(recipe, micro_batch=3, grad_checkpointing=True), tmp_path / "run")
+    expected, found = (lines(run / "metrics.jsonl") for run in (finished, tmp_path / "run"))
+    for a, b in zip(expected, found, strict=True):
+        for name in ("loss", "accuracy", "logit_scale", "grad_norm"):
+            assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-4), name
+
+
+def test_the_sigmoid_loss_trains_and_its_bias_is_saved(recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loop.train(changed(recipe, loss="siglip", epochs=8, lr=2e-3, data={"val": None}), run)
+    records = lines(run / "metrics.jsonl")
+    assert records[0]["logit_scale"] == pytest.approx(10, rel=1e-3)
+    assert records[-1]["loss"] < records[0]["loss"]
+    model, _, _ = diffclip.load(run / "checkpoints" / "last")
+    assert model.config.logit_bias
+    assert model.logit_bias.item() != -10
+
+
+def test_a_saved_model_is_a_start(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
+    saved = finished / "checkpoints" / "last"
+    tuned = changed(recipe, weights=str(saved), lr=1e-9, lr_start=0, lr_end=0, epochs=1, image_size=48)
+    loop.train(tuned, tmp_path / "run")
+    before, after = diffclip.load(saved)[0], diffclip.load(tmp_path / "run" / "checkpoints" / "last")[0]
+    assert after.config.vision.image_size == 48
+    assert torch.allclose(before.token_embedding.weight, after.token_embedding.weight, atol=1e-6)
+    with pytest.raises(InputError, match="holds weights for another model than CLIP"):
+        loop.train(changed(recipe, weights=str(saved), model="CLIP"), tmp_path / "other")
+    with pytest.raises(InputError, match=r"choose the data\.statistics it had"):
+        openai = {"statistics": "openai"}
+        loop.train(changed(recipe, weights=str(saved), data=openai), tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -24,7 +24,7 @@ from diffclip.cli.evaluate import evaluate
 from diffclip.cli.make_scenes import make_scenes
 from diffclip.cli.report import report
 from diffclip.cli.train import train
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import DiffCLIPError
 
 _INTERRUPTED = 130  # also what typer returns when it has caught Ctrl-C itself
 
@@ -90,7 +90,7 @@ def _told(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, TyperException):
         return error.format_message(), error.exit_code
     if isinstance(error, DiffCLIPError):
-        return str(error), 2 if isinstance(error, InputError) else 1
+        return str(error), error.exit_code
     if isinstance(error, OSError):
         reason = error.strerror or str(error) or type(error).__name__
         if error.filename is None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from diffclip.training.checkpoint import STATE_FILE, read_progress
-from diffclip.training.loop import Outcome, claim_folder, train
+from diffclip.training.loop import Outcome, train
 from diffclip.training.recipe import Recipe
+from diffclip.training.run_folder import claim_folder
 
 
 def complete_run(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Outcome:

@@ -1,38 +1,48 @@
-"""The training loop: forward, loss, backward, step. One process; Fabric places the model and sets the precision."""
+"""The training loop: forward, loss, backward, step. Fabric places the model, sets the precision and, with several
+processes, brings gradients together; every process runs this file."""
 
 from __future__ import annotations
 
-import logging
 import math
+import platform
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from diffclip.data.catalog import EvaluationSet, caption_set
 from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.samples import Fault
-from diffclip.data.shards import Shards, expand_shards
-from diffclip.data.transforms import eval_transform, normalise, train_transform
-from diffclip.errors import DiffCLIPError, InputError, require_group
-from diffclip.evaluation.retrieval import validate_retrieval
-from diffclip.files import disk_errors, write_text
+from diffclip.data.transforms import normalise
+from diffclip.errors import DiffCLIPError, require_group
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
-from diffclip.training.checkpoint import Progress, restore_checkpoint, save_checkpoint, withdraw_checkpoint
+from diffclip.training import distributed
+from diffclip.training.accumulate import backward_in_parts, backward_whole
+from diffclip.training.checkpoint import (
+    Progress,
+    choose_checkpoint,
+    restore_checkpoint,
+    save_checkpoint,
+    withdraw_checkpoint,
+)
+from diffclip.training.data import open_training_data, open_validation_data
+from diffclip.training.distributed import Hardware
+from diffclip.training.interrupt import StoppedError, StopRequest
+from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimiser import MAX_LOGIT_SCALE, learning_rate, make_optimiser
-from diffclip.training.recipe import Recipe, read_recipe, to_yaml
-from diffclip.training.telemetry import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE, Telemetry
-
-RECIPE_FILE = "recipe.yaml"
-# keys that change nothing about the numbers of a run, so that a resumed run may have others
-_FREE_KEYS = {"data.workers", "checkpoint_every"}
-# what a run that was stopped before its first checkpoint may have left
-_OF_A_RUN = {RECIPE_FILE, METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER, "checkpoints", "report.html"}
+from diffclip.training.recipe import Recipe
+from diffclip.training.run_folder import claim_folder
+from diffclip.training.start import build_model, start_telemetry
+from diffclip.training.telemetry import Silent, Telemetry
+from diffclip.training.validation import validate
+from diffclip.weights import load_weights
 
 
 @dataclass
@@ -44,203 +54,199 @@ class Outcome:
     skipped: dict[str, Fault] = field(default_factory=dict)
 
 
-def train(recipe: Recipe, run: Path, resume: bool = False) -> Outcome:
-    """Train as `recipe` says and leave everything in the folder `run`.
+def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | None = None) -> Outcome:
+    """Train as `recipe` says and leave everything in the folder `run`; in one process unless `hardware` says more.
 
     Raises:
-        InputError: the data, the recipe or the folder cannot be used, or the disk is full.
-        DiffCLIPError: a loss or gradient was not finite; the last good state is kept.
+        InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
+        StoppedError: a signal asked the run to stop; its state is saved.
+        DiffCLIPError: a loss or gradient was not finite (the last good state is kept), or data stopped coming.
     """
     require_group("train", "lightning", "tensorboard")
-    from lightning.fabric import Fabric
-    from open_clip.loss import ClipLoss
-
-    for name in ("lightning.fabric", "lightning.pytorch"):  # they announce what the recipe says
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-    config = recipe.config()
-    tokenizer = Tokenizer(config.text)
-    tokenizer("a text, to see that the vocabulary fits")
-    loader = open_training_data(recipe)
+    hardware = (hardware or Hardware()).resolved()
+    fabric = distributed.make_fabric(hardware, recipe.precision)
+    if (
+        distributed.local_rank() > 0
+    ):  # the first process of a node makes the index of the shards for the others
+        distributed.launch(fabric)
+    # before the processes meet, so that what is wrong is said by one that nobody waits for
+    loader = open_training_data(recipe, hardware.rank(), hardware.world)
     validation = open_validation_data(recipe)
-    torch.manual_seed(recipe.seed)
-    model = CLIP(config, init=recipe.init, attention_backend=recipe.attention_backend, seed=recipe.seed)
-    claim_folder(recipe, run, resume)
+    tokenizer = Tokenizer(recipe.config().text)
+    tokenizer("a text, to see that the vocabulary fits")
+    model = build_model(recipe)
+    checkpoint = None
+    if hardware.rank() == 0:
+        claim_folder(recipe, run, resume)
+        checkpoint = choose_checkpoint(run, _say) if resume else None
+    if distributed.local_rank() == 0:
+        distributed.launch(fabric)
 
-    fabric = Fabric(devices=1, precision="bf16-mixed" if recipe.precision == "bf16" else "32-true")
-    model.to(fabric.device)
+    checkpoint = distributed.share(fabric, checkpoint)[0]
+    if checkpoint:
+        load_weights(model, checkpoint)
+    torch.manual_seed(recipe.seed + fabric.global_rank)
+    if recipe.compile:
+        for block in distributed.blocks_of(model):
+            block.compile()
+    wrapped = fabric.setup_module(model)
     optimiser = make_optimiser(model, recipe)
-    wrapped, wrapped_optimiser = fabric.setup(model, optimiser)
-    criterion = ClipLoss()
-
-    progress = restore_checkpoint(run, model, optimiser) if resume else Progress()
-    steps = recipe.epochs * loader.batches_per_epoch
-    warmup_steps = round(recipe.warmup_epochs * loader.batches_per_epoch)
-    skipped = {fault.name: fault for fault in loader.faults}
-
-    with Telemetry(run, f"{recipe.model} seed {recipe.seed}", steps, progress.step) as telemetry:
+    wrapped_optimiser = fabric.setup_optimizers(optimiser)
+    progress = restore_checkpoint(fabric, checkpoint, model, optimiser) if checkpoint else Progress()
+    job = _Job(recipe, run, fabric, model, wrapped, optimiser, wrapped_optimiser, loader, progress)
+    hosts = distributed.share(fabric, platform.node())
+    facts = {"world": hardware.world, "nodes": hardware.nodes, "strategy": hardware.strategy, "hosts": hosts}
+    told = partial(start_telemetry, recipe, run, loader, facts, job.steps, progress.step)
+    silent = fabric.global_rank > 0
+    with closing(loader), StopRequest() as stop, Silent() if silent else told() as telemetry:
         for epoch in range(progress.epoch, recipe.epochs):
-            model.train()
-            for wait, batch in _timed(loader.epoch(epoch, start_batch=progress.batch)):
-                started = time.perf_counter()
-                skipped |= {fault.name: fault for fault in batch.faults}
-                progress.batch += 1
-                if not len(batch):
-                    continue
-                step = progress.step + 1
-                lr = learning_rate(step, steps, warmup_steps, recipe)
-                for group in optimiser.param_groups:
-                    group["lr"] = lr
-
-                images = normalise(batch.images.to(fabric.device), config.preprocess)
-                out = wrapped(images, batch.tokens.to(fabric.device))
-                loss = criterion(out["image_features"], out["text_features"], out["logit_scale"])
-                fabric.backward(loss)
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad_norm or math.inf)
-                if not (torch.isfinite(loss) and torch.isfinite(norm)):
-                    _stop(run, model, optimiser, progress, loss, norm)
-                wrapped_optimiser.step()
-                optimiser.zero_grad()
-                with torch.no_grad():
-                    model.logit_scale.clamp_(0, MAX_LOGIT_SCALE)
-
-                progress.step, progress.samples = step, progress.samples + len(batch)
-                took = time.perf_counter() - started
-                telemetry.step(
-                    {
-                        "step": step,
-                        "epoch": epoch + 1,
-                        "samples": progress.samples,
-                        "loss": loss.item(),
-                        "accuracy": accuracy_within(out),
-                        "lr": lr,
-                        "logit_scale": out["logit_scale"].item(),
-                        "grad_norm": norm.item(),
-                        "samples_per_second": len(batch) / (wait + took),
-                        "data_wait": wait / (wait + took),
-                        "lambda": {tower: lam.tolist() for tower, lam in model.lambdas().items()},
-                    }
-                )
-                due = recipe.checkpoint_every and step % recipe.checkpoint_every == 0
-                if due and progress.batch < loader.batches_per_epoch:
-                    save_checkpoint(run, model, optimiser, progress)
-
+            _epoch(job, epoch, telemetry, stop)
             progress.epoch, progress.batch = epoch + 1, 0
             best = False
-            last = progress.epoch == recipe.epochs
-            if validation and (progress.epoch % recipe.validate_every == 0 or last):
-                score = validate(model, validation, tokenizer, recipe, telemetry, progress)
-                best = progress.best_score is None or score > progress.best_score
-                progress.best_score = score if best else progress.best_score
-            save_checkpoint(run, model, optimiser, progress, best=best)
-    return Outcome(run, progress, skipped)
+            due = progress.epoch % recipe.validate_every == 0 or progress.epoch == recipe.epochs
+            if validation and due:
+                with telemetry.pause("validation"):
+                    scores = validate(fabric, model, validation, tokenizer, recipe)
+                best = progress.best_score is None or scores["score"] > progress.best_score
+                progress.best_score = scores["score"] if best else progress.best_score
+                size = {"pictures": len(validation), "captions": sum(map(len, validation.captions))}
+                place = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+                telemetry.validation(place | size | scores)
+            job.save(telemetry, best)
+    return Outcome(run, progress, job.all_skipped())
 
 
-def open_training_data(recipe: Recipe) -> CaptionLoader:
-    """The training shards of `recipe` as a loader of uint8 batches.
+@dataclass
+class _Job:
+    """What the steps of a run share."""
 
-    Raises:
-        InputError: shards are missing or empty, or hold fewer samples than a batch.
-    """
-    config, data = recipe.config(), recipe.data
-    return CaptionLoader(
-        Shards(expand_shards(data.train)),
-        train_transform(config.vision.image_size, config.preprocess, data.scale, data.flip),
-        Tokenizer(config.text),
-        recipe.batch_size,
-        recipe.seed,
-        data.workers,
-        data.caption_key,
+    recipe: Recipe
+    run: Path
+    fabric: Any
+    model: CLIP
+    wrapped: Any  # the model as Fabric runs it
+    optimiser: torch.optim.AdamW
+    wrapped_optimiser: Any
+    loader: CaptionLoader
+    progress: Progress
+    skipped: dict[str, Fault] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        recipe, world = self.recipe, self.fabric.world_size
+        per_epoch = self.loader.batches_per_epoch
+        self.steps, self.warmup_steps = recipe.epochs * per_epoch, round(recipe.warmup_epochs * per_epoch)
+        self.criterion = make_criterion(recipe.loss, recipe.gather_with_grad, self.fabric.global_rank, world)
+        self.skipped |= {fault.name: fault for fault in self.loader.faults}
+
+    def backward(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The gradients of a batch: the loss [] of this process's share, and what the model returned for it."""
+        size, backward = self.recipe.micro_batch, self.fabric.backward
+        if size is None or size >= len(images):
+            return backward_whole(self.wrapped, self.criterion, images, tokens, backward)
+        without_sync = partial(self.fabric.no_backward_sync, self.wrapped)
+        return backward_in_parts(self.wrapped, self.criterion, images, tokens, backward, size, without_sync)
+
+    def save(self, telemetry: Telemetry | Silent, best: bool = False) -> Path:
+        """Write a checkpoint."""
+        with telemetry.pause("checkpoint"):
+            return save_checkpoint(
+                self.fabric, self.run, self.model, self.optimiser, self.progress, best, self.recipe.keep_every
+            )
+
+    def all_skipped(self) -> dict[str, Fault]:
+        """What any process has skipped, by name."""
+        shares = distributed.share(self.fabric, self.skipped)
+        return {name: fault for part in shares for name, fault in part.items()}
+
+
+def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopRequest) -> None:
+    """The batches of `epoch` that are still to come."""
+    recipe, fabric, model, progress = job.recipe, job.fabric, job.model, job.progress
+    model.train()
+    for wait, batch in _timed(job.loader.epoch(epoch, start_batch=progress.batch)):
+        started = time.perf_counter()
+        job.skipped |= {fault.name: fault for fault in batch.faults}
+        # beside a process that met broken samples, the others leave as many out: all have the same number
+        count, asked = distributed.agree(fabric, len(batch), stop.asked)
+        if asked:
+            _leave(job, telemetry)
+        progress.batch += 1
+        if not count:
+            continue
+        step = progress.step + 1
+        lr = learning_rate(step, job.steps, job.warmup_steps, recipe)
+        for group in job.optimiser.param_groups:
+            group["lr"] = lr
+
+        images = normalise(batch.images[:count].to(fabric.device), model.config.preprocess)
+        loss, out = job.backward(images, batch.tokens[:count].to(fabric.device))
+        distributed.average_small(fabric, model)
+        norm = distributed.clip_gradients(model, recipe.clip_grad_norm)
+        accuracy = accuracy_within(
+            out["image_features"], out["text_features"], fabric.global_rank, fabric.world_size
+        )
+        loss_value, accuracy_value = distributed.means(fabric, loss, accuracy)
+        if not (math.isfinite(loss_value) and torch.isfinite(norm)):
+            _stop(job, telemetry, loss_value, norm.item())
+        job.wrapped_optimiser.step()
+        job.optimiser.zero_grad()
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, MAX_LOGIT_SCALE)
+
+        samples = count * fabric.world_size
+        progress.step, progress.samples = step, progress.samples + samples
+        took = time.perf_counter() - started
+        telemetry.step(
+            {
+                "step": step,
+                "epoch": epoch + 1,
+                "samples": progress.samples,
+                "loss": loss_value,
+                "accuracy": accuracy_value,
+                "lr": lr,
+                "logit_scale": out["logit_scale"].item(),
+                "grad_norm": norm.item(),
+                "samples_per_second": samples / (wait + took),
+                "data_wait": wait / (wait + took),
+                "lambda": {tower: lam.tolist() for tower, lam in model.lambdas().items()},
+            }
+        )
+        every = (recipe.checkpoint_every, recipe.keep_every)
+        due = any(steps and step % steps == 0 for steps in every)
+        if due and progress.batch < job.loader.batches_per_epoch:
+            job.save(telemetry)
+
+
+def _leave(job: _Job, telemetry: Telemetry | Silent) -> NoReturn:
+    """Save and stop, because a process was asked to."""
+    if not job.progress.step:
+        raise StoppedError(f"{job.run}: asked to stop before the first step: start it again")
+    kept = job.save(telemetry)
+    raise StoppedError(
+        f"{job.run}: asked to stop at step {job.progress.step}, saved in {kept}: go on with --resume"
     )
 
 
-def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
-    """The validation split of `recipe`, or None where it has none.
-
-    Raises:
-        InputError: shards are missing, empty or without captions.
-    """
-    if recipe.data.val is None:
-        return None
-    return caption_set("validation", "val", Shards(expand_shards(recipe.data.val)), recipe.data.caption_key)
-
-
-def claim_folder(recipe: Recipe, run: Path, resume: bool) -> None:
-    """Make `run` this recipe's folder, or see that it is.
-
-    Raises:
-        InputError: it holds a run and `resume` is not set; or it is set, and there is no run or one of another recipe.
-    """
-    file = run / RECIPE_FILE
-    if not resume:
-        if (run / "checkpoints" / "last").exists():
-            raise InputError(
-                f"{run} holds a run already: add --resume to go on with it, or choose another --run"
-            )
-        with disk_errors(run):
-            run.mkdir(parents=True, exist_ok=True)
-            found = {path.name for path in run.iterdir()}
-        if found and not (found <= _OF_A_RUN and TENSORBOARD_FOLDER in found):
-            raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
-        write_text(file, to_yaml(recipe))
-        return
-    if not file.is_file():
-        raise InputError(f"{run} holds no run to resume: start it without --resume")
-    before, now = (_flat(r.model_dump()) for r in (read_recipe(file), recipe))
-    for key in now:
-        if key not in _FREE_KEYS and now[key] != before[key]:
-            raise InputError(
-                f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe"
-            )
-
-
-def validate(
-    model: CLIP,
-    data: EvaluationSet,
-    tokenizer: Tokenizer,
-    recipe: Recipe,
-    telemetry: Telemetry,
-    progress: Progress,
-) -> float:
-    """Retrieval on the validation split, told to `telemetry`; returns the mean of its six recalls."""
-    transform = eval_transform(model.config.vision.image_size, model.config.preprocess)
-    device = model.logit_scale.device
-    batches = (
-        (batch.images.to(device), batch.captions or [])
-        for batch in data.batches(transform, recipe.batch_size, recipe.data.workers)
-    )
-    scores = validate_retrieval(model, tokenizer, batches)
-    size = {"pictures": len(data), "captions": sum(map(len, data.captions))}
-    done = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-    telemetry.validation(done | size | scores)
-    return scores["score"]
-
-
-def accuracy_within(out: dict[str, Tensor]) -> float:
-    """Share of a batch whose own partner scores highest among the batch, mean of both directions."""
-    with torch.no_grad():
-        scores = out["image_features"] @ out["text_features"].T
-        own = torch.arange(len(scores), device=scores.device)
-        right = [(scores.argmax(dim) == own).float().mean().item() for dim in (0, 1)]
-    return sum(right) / 2
-
-
-def _stop(
-    run: Path, model: CLIP, optimiser: torch.optim.Optimizer, progress: Progress, loss: Tensor, norm: Tensor
-) -> NoReturn:
+def _stop(job: _Job, telemetry: Telemetry | Silent, loss: float, norm: float) -> NoReturn:
     """Keep the last state that is known to be good, and raise.
 
     A loss that is not finite says that the state before this step is bad (or its batch is): then the checkpoint before
     it stays. A gradient that is not finite leaves a state whose loss was still finite: that one is kept.
     """
-    what = f"step {progress.step + 1}: the loss is {loss.item()}, the gradient's norm {norm.item()}"
-    if torch.isfinite(loss) and progress.step:
+    progress = job.progress
+    what = f"step {progress.step + 1}: the loss is {loss}, the gradient's norm {norm}"
+    if math.isfinite(loss) and progress.step:
         progress.batch -= 1  # the failing batch is not done
-        kept: Path | None = save_checkpoint(run, model, optimiser, progress)
+        kept: Path | None = job.save(telemetry)
     else:
-        kept = withdraw_checkpoint(run, progress.step)
+        withdraw = partial(withdraw_checkpoint, job.run, progress.step)
+        kept = distributed.first_does(job.fabric, withdraw)
     state = f"the last good state is {kept}" if kept else "there is no earlier checkpoint"
     raise DiffCLIPError(f"{what}; {state}: start again with a lower lr, a longer warm-up or clip_grad_norm=1")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
@@ -251,10 +257,3 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
         if batch is None:
             return
         yield time.perf_counter() - started, batch
-
-
-def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        flat |= _flat(value, f"{prefix}{key}.") if key == "data" else {f"{prefix}{key}": value}
-    return flat

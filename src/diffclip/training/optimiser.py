@@ -16,11 +16,25 @@ from diffclip.training.recipe import Recipe
 MAX_LOGIT_SCALE = math.log(100)
 
 
+def small_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The scalars (which cannot be shared out over processes) and the vectors of λ (which are not worth it)."""
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.ndim or name.rpartition(".")[2].startswith("lambda_")
+    ]
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Two groups: decayed, and not decayed (vectors and scalars: λ, norms, biases, the logit scale)."""
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    """Three groups: decayed, and not decayed: norms and biases; λ and the logit scale.
+
+    The last two are apart because a fused optimiser takes a group whose tensors are all shared out, or all whole.
+    """
+    small = small_parameters(model)
+    others = [p for p in model.parameters() if not any(p is other for other in small)]
+    kinds = ([p for p in others if p.ndim >= 2], [p for p in others if p.ndim < 2], small)
+    decays = (weight_decay, 0.0, 0.0)
+    return [{"params": kind, "weight_decay": decay} for kind, decay in zip(kinds, decays, strict=True)]
 
 
 def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:

@@ -150,6 +150,7 @@ class Recipe(_Keys):
                 config = variant_config(self.model, self.architecture | {"vision": vision})
         if {"mean", "std"} & (self.architecture or {}).get("preprocess", {}).keys():
             raise InputError("architecture.preprocess has a mean or std: data.statistics decides them")
+        config.logit_bias = self.loss == "siglip"
         config.preprocess.mean, config.preprocess.std = STATISTICS[self.data.statistics]
         return config
 

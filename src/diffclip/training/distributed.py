@@ -1,0 +1,252 @@
+"""Processes: how many, how they share the model, and what they must agree on. Lightning Fabric does the work.
+
+One process a device. They are started by this program (`--devices`), by `torchrun`, or by SLURM's `srun`; the last two
+say so in the environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from diffclip.errors import DiffCLIPError, InputError
+from diffclip.model import CLIP
+from diffclip.training.optimiser import small_parameters
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+Value = TypeVar("Value")
+STRATEGIES = ("auto", "ddp", "fsdp")
+# set for the processes that this program starts: their exit code tells the first one whether to go on
+_STARTED_BY_US = "DIFFCLIP_STARTED_BY_US"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where a run runs. It changes none of its numbers, but for the order of sums.
+
+    `devices` a node; "auto" takes all GPUs, or one process on a CPU. "auto" as the strategy is "ddp" (a copy of the
+    model a process) where there are several processes; "fsdp" shares weights, gradients and the optimiser's state out.
+    """
+
+    devices: int | Literal["auto"] = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    accelerator: str = "auto"
+
+    def resolved(self) -> Hardware:
+        """With numbers: from the environment where `torchrun` or `srun` has started the processes.
+
+        Raises:
+            InputError: unknown strategy, no such accelerator, or fewer GPUs than asked for.
+        """
+        if self.strategy not in STRATEGIES:
+            raise InputError(f"unknown strategy {self.strategy!r}: choose from: {', '.join(STRATEGIES)}")
+        cuda = torch.cuda.is_available() and self.accelerator != "cpu"
+        if self.accelerator == "cuda" and not cuda:
+            raise InputError("there is no usable GPU: leave the accelerator out, or take accelerator cpu")
+        outside = started_outside()
+        if outside is not None:
+            devices, nodes = outside
+        else:
+            devices = self.devices if self.devices != "auto" else (torch.cuda.device_count() if cuda else 1)
+            nodes = self.nodes
+        if devices < 1 or nodes < 1:
+            raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
+        if cuda and devices > torch.cuda.device_count():
+            raise InputError(
+                f"{devices} devices are asked for and {torch.cuda.device_count()} GPUs are there: lower --devices"
+            )
+        return Hardware(devices, nodes, self.strategy, "cuda" if cuda else "cpu")
+
+    @property
+    def world(self) -> int:
+        """How many processes there are in all; `devices` must be resolved."""
+        return int(self.devices) * self.nodes
+
+    def rank(self) -> int:
+        """Which of all processes this one is, known before they meet."""
+        for name in ("RANK", "SLURM_PROCID"):
+            if started_outside() is not None and name in os.environ:
+                return int(os.environ[name])
+        return int(os.environ.get("NODE_RANK", "0")) * int(self.devices) + local_rank()
+
+
+def started_outside() -> tuple[int, int] | None:
+    """(processes a node, nodes) where `torchrun` or `srun` has started this process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        return devices, int(os.environ["WORLD_SIZE"]) // devices
+    if "SLURM_PROCID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        nodes = int(os.environ.get("SLURM_NNODES", "1"))
+        return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
+    return None
+
+
+def local_rank() -> int:
+    """Which of its node's processes this one is, known before they meet."""
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+
+
+def started_by_us() -> bool:
+    """Whether another process of this program, on this machine, has started this one."""
+    return os.environ.get(_STARTED_BY_US) == "1" and local_rank() > 0
+
+
+def make_fabric(hardware: Hardware, precision: str) -> Fabric:
+    """Fabric for resolved `hardware`, not launched yet."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+
+    for name in ("lightning.fabric", "lightning.pytorch"):  # they announce what the recipe says
+        logging.getLogger(name).setLevel(logging.WARNING)
+    strategy: str | Strategy = "auto"
+    if hardware.strategy == "fsdp":
+        # its automatic mesh would take one data-parallel process a node
+        strategy = ModelParallelStrategy(
+            lambda model, mesh: shard(model, mesh["data_parallel"]),
+            data_parallel_size=hardware.world,
+            tensor_parallel_size=1,
+        )
+    elif hardware.world > 1:
+        strategy = DDPStrategy(gradient_as_bucket_view=True)
+    return Fabric(
+        accelerator=hardware.accelerator,
+        devices=hardware.devices,
+        num_nodes=hardware.nodes,
+        strategy=strategy,
+        precision="bf16-mixed" if precision == "bf16" else "32-true",
+    )
+
+
+def launch(fabric: Fabric) -> None:
+    """Start the other processes of this node, unless something outside has, and meet them."""
+    if started_outside() is None:
+        os.environ[_STARTED_BY_US] = "1"
+    fabric.launch()
+
+
+def blocks_of(model: CLIP) -> list[nn.Module]:
+    """The blocks of both towers, which are compiled, sharded and computed again one by one."""
+    return [*model.visual.blocks, *model.transformer.resblocks]
+
+
+def shard(model: CLIP, mesh: Any) -> CLIP:
+    """Share the parameters of `model` out over the processes of `mesh`, block by block (FSDP2), but for the small ones:
+    those stay whole in each process."""
+    from torch.distributed.fsdp import fully_shard
+
+    small = set(small_parameters(model))
+    for part in (*blocks_of(model), model):
+        fully_shard(part, mesh=mesh, ignored_params=small)
+    for parameter in small:
+        parameter.data = parameter.data.to(mesh.device_type)
+    return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `shard` has been here."""
+    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+
+
+def average_small(fabric: Any, model: nn.Module) -> None:
+    """The mean over processes of the gradients that sharding leaves alone; nothing to do for a model that is whole."""
+    if fabric.world_size == 1 or not is_sharded(model):
+        return
+    grads = [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]
+    together = torch.cat([grad.flatten() for grad in grads])
+    torch.distributed.all_reduce(together)
+    together /= fabric.world_size
+    for grad, mean in zip(grads, torch.split(together, [grad.numel() for grad in grads]), strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
+def clip_gradients(model: nn.Module, most: float | None) -> Tensor:
+    """The norm (0-dim) of all gradients together, which are then scaled down to `most` if that is less."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    whole = [grad for grad in grads if not hasattr(grad, "full_tensor")]
+    sharded = [grad for grad in grads if hasattr(grad, "full_tensor")]
+    norm = torch.nn.utils.get_total_norm(whole)
+    if sharded:
+        of_sharded: Any = torch.nn.utils.get_total_norm(sharded)
+        norm = torch.linalg.vector_norm(torch.stack([norm, of_sharded.full_tensor()]))
+    if most is not None:
+        for kind in (whole, sharded):
+            factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+            for grad in kind:
+                grad.mul_(factor)
+    return norm
+
+
+@contextmanager
+def whole_model(model: nn.Module) -> Iterator[None]:
+    """All parameters of a sharded model in every process for a while, so that each may compute what it likes."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for part in parts:
+        part.unshard()
+        part.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.set_reshard_after_forward(True, recurse=False)
+            part.reshard()
+
+
+def means(fabric: Any, *values: Tensor) -> list[float]:
+    """The mean over processes of each 0-dim tensor."""
+    told = torch.stack([value.float() for value in values])
+    if fabric.world_size > 1:
+        torch.distributed.all_reduce(told)
+    mean: list[float] = (told / fabric.world_size).tolist()
+    return mean
+
+
+def agree(fabric: Fabric, samples: int, stop: bool) -> tuple[int, bool]:
+    """The fewest samples that a process holds, and whether one is to stop: the same answer in every process."""
+    if fabric.world_size == 1:
+        return samples, stop
+    told = torch.tensor([samples, -int(stop)], device=fabric.device)
+    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
+    fewest, asked = told.tolist()
+    return fewest, asked < 0
+
+
+def share(fabric: Any, value: Value) -> list[Value]:
+    """`value` of every process, by rank."""
+    if fabric.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def share_or_raise(fabric: Any, value: Value | DiffCLIPError) -> list[Value]:
+    """As `share`; an error of one process is raised in all, so that none waits for another that has left."""
+    values = share(fabric, value)
+    for found in values:
+        if isinstance(found, DiffCLIPError):
+            raise found
+    return values  # type: ignore[return-value]
+
+
+def first_does(fabric: Any, work: Callable[[], Value]) -> Value:
+    """What `work` returns, or raises, in the first process alone; the others wait for it and get the same."""
+    done: Any = None
+    if fabric.global_rank == 0:
+        try:
+            done = work()
+        except DiffCLIPError as error:
+            done = error
+    found: Value = share_or_raise(fabric, done)[0]
+    return found

@@ -1,0 +1,42 @@
+"""What asks a run to stop: SIGTERM (a scheduler, `torchrun`, `kill`) and SIGUSR1 (SLURM's `--signal`)."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from diffclip.errors import DiffCLIPError
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StoppedError(DiffCLIPError):
+    """A run that was asked to stop has saved its state and left."""
+
+    # EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
+    exit_code = 75
+
+
+class StopRequest:
+    """While it is entered, a signal to stop sets `asked` instead of ending the process. Outside the main thread, where
+    Python handles no signals, nothing is ever asked."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True

@@ -1,0 +1,68 @@
+"""The folder of a run: whose it is, and whether a recipe may go on in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from diffclip.errors import InputError
+from diffclip.files import disk_errors, write_text
+from diffclip.training.recipe import Recipe, read_recipe, to_yaml
+from diffclip.training.telemetry import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE
+
+RECIPE_FILE = "recipe.yaml"
+# keys that change nothing about the numbers of a run (but for the order of sums), so that a resumed run may have others
+_FREE_KEYS = {
+    *("checkpoint_every", "keep_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
+    *("data.workers", "data.cache", "data.cache_gb", "data.timeout", "data.expected_samples"),
+}
+# what a run that was stopped before its first checkpoint may have left
+_OF_A_RUN = {
+    *(RECIPE_FILE, METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER),
+    *("about.json", "checkpoints", "report.html", "wandb"),
+}
+
+
+def claim_folder(recipe: Recipe, run: Path, resume: bool) -> None:
+    """Make `run` this recipe's folder, or see that it is.
+
+    Raises:
+        InputError: it holds a run and `resume` is not set; or it is set, and there is no run or one of another recipe.
+    """
+    file = run / RECIPE_FILE
+    if not resume:
+        if (run / "checkpoints" / "last").exists():
+            raise InputError(
+                f"{run} holds a run already: add --resume to go on with it, or choose another --run"
+            )
+        with disk_errors(run):
+            run.mkdir(parents=True, exist_ok=True)
+            found = {path.name for path in run.iterdir()}
+        # a run that was killed in its first moments has left its recipe, and perhaps no more
+        started = TENSORBOARD_FOLDER in found or _same_recipe(file, recipe)
+        if found and not (found <= _OF_A_RUN and started):
+            raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
+        write_text(file, to_yaml(recipe))
+        return
+    if not file.is_file():
+        raise InputError(f"{run} holds no run to resume: start it without --resume")
+    before, now = (_flat(r.model_dump()) for r in (read_recipe(file), recipe))
+    for key in now:
+        if key not in _FREE_KEYS and now[key] != before[key]:
+            raise InputError(
+                f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe"
+            )
+
+
+def _same_recipe(file: Path, recipe: Recipe) -> bool:
+    try:
+        return file.read_text(encoding="utf-8") == to_yaml(recipe)
+    except (OSError, ValueError):
+        return False
+
+
+def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        flat |= _flat(value, f"{prefix}{key}.") if key == "data" else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,78 @@
+"""What a run starts with: its model, with fresh values or those of a saved one, and what it tells of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from diffclip.data.loader import CaptionLoader
+from diffclip.errors import InputError
+from diffclip.loading import load
+from diffclip.model import CLIP
+from diffclip.training.about import add_start, describe_start
+from diffclip.training.recipe import Recipe
+from diffclip.training.telemetry import Telemetry
+from diffclip.weights import check_fit, check_same
+
+
+def build_model(recipe: Recipe) -> CLIP:
+    """The model of `recipe`, on the CPU, with the values that its training starts from.
+
+    Raises:
+        InputError: `weights` cannot be read, or are another model's.
+    """
+    config = recipe.config()
+    model = CLIP(config, init=recipe.init, attention_backend=recipe.attention_backend, seed=recipe.seed)
+    if recipe.weights is not None:
+        _take_weights(model, recipe.weights)
+    model.set_grad_checkpointing(recipe.grad_checkpointing)
+    return model
+
+
+def _take_weights(model: CLIP, source: str) -> None:
+    """Fill `model` from a saved one, whose position embeddings are resampled where the pictures' size differs. From
+    one loss to the other the logits' scale and bias start anew."""
+    saved = load(source, image_size=model.config.vision.image_size)[0]
+    prepared, wanted = saved.config.preprocess, model.config.preprocess
+    if (prepared.mean, prepared.std) != (wanted.mean, wanted.std):
+        raise InputError(
+            f"{source} was trained with mean {prepared.mean} and std {prepared.std}, "
+            f"not {wanted.mean} and {wanted.std}: choose the data.statistics it had"
+        )
+    check_same(model, saved.config, source)
+    state = saved.state_dict()
+    if model.config.logit_bias != saved.config.logit_bias:  # from one loss to the other
+        own = model.state_dict()
+        state = {name: own[name] if name.startswith("logit_") else state[name] for name in own}
+    check_fit(model, state, source)
+    model.load_state_dict(state)
+    if saved.config.vision.norm_eps is not None:
+        model.set_vision_norm_eps(saved.config.vision.norm_eps)
+
+
+def start_telemetry(
+    recipe: Recipe, run: Path, loader: CaptionLoader, hardware: dict[str, Any], steps: int, done: int
+) -> Telemetry:
+    """Note this start in the folder of the run, and open what tells its `steps` steps after the first `done`."""
+    corpus = loader.corpus
+    data = {
+        "fingerprint": corpus.identity(),
+        "samples": corpus.samples,
+        "per_epoch": loader.samples,
+        "dropped": loader.dropped,
+        "steps_per_epoch": loader.batches_per_epoch,
+        "sources": corpus.sources,
+    }
+    about = describe_start(recipe, data, hardware | {"precision": recipe.precision}, done)
+    add_start(run, about)
+    return Telemetry(
+        run,
+        f"{recipe.model} seed {recipe.seed}",
+        steps,
+        done,
+        steps_per_epoch=loader.batches_per_epoch,
+        validate_every=recipe.validate_every if recipe.data.val is not None else None,
+        checkpoint_every=recipe.checkpoint_every,
+        wandb=recipe.wandb,
+        about=about,
+    )

@@ -1,0 +1,92 @@
+"""Retrieval on the validation split during training: every process embeds its share, and all get the scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffclip.data.catalog import EvaluationSet
+from diffclip.data.pictures import evaluation_batches
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import DiffCLIPError, InputError
+from diffclip.evaluation.embed import embed_captioned, evaluating
+from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
+from diffclip.model import CLIP
+from diffclip.tokenizer import Tokenizer
+from diffclip.training.distributed import share_or_raise, whole_model
+from diffclip.training.recipe import Recipe
+
+# of some pictures: their places in the set, their embeddings [N, D], those of their captions [M, D], whose captions [M]
+_Embedded = tuple[list[int], Tensor, Tensor, Tensor]
+
+
+def validate(
+    fabric: Any, model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe
+) -> dict[str, float]:
+    """The six recalls of `diffclip.evaluation.retrieval` and `score`, their mean, the same in every process.
+
+    An error in one process is raised in all of them.
+
+    Raises:
+        InputError: no picture can be read, or an embedding is not finite.
+    """
+    mine: _Embedded | DiffCLIPError | None
+    with whole_model(model):
+        try:
+            mine = _embed_share(model, data, tokenizer, recipe, fabric.global_rank, fabric.world_size)
+        except DiffCLIPError as error:
+            mine = error
+    parts = [part for part in share_or_raise(fabric, mine) if part is not None]
+    if not parts:
+        raise InputError(f"every picture in {data.source} is broken: give another data.val")
+    order = torch.tensor([place for places, *_ in parts for place in places]).argsort()
+    images = torch.cat([part[1] for part in parts])
+    ends = torch.tensor([0, *(len(part[0]) for part in parts)]).cumsum(0)
+    owners = torch.cat([part[3] + start for part, start in zip(parts, ends, strict=False)])
+    # in the order of the set, so that ties fall as they do in one process
+    rank_of = order.argsort()
+    owners = rank_of[owners]
+    texts = torch.cat([part[2] for part in parts])
+    by_owner = owners.argsort(stable=True)
+    recalls = retrieval_metrics(*retrieval_ranks(images[order], texts[by_owner], owners[by_owner]))
+    return recalls | {"score": sum(recalls.values()) / len(recalls)}
+
+
+def _embed_share(
+    model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe, rank: int, world: int
+) -> _Embedded | None:
+    """Every `world`-th picture with its captions, embedded; None where none of them can be read."""
+    places = list(range(rank, len(data), world))
+    if not places:
+        return None
+    transform = eval_transform(model.config.vision.image_size, model.config.preprocess)
+    read: list[int] = []
+    batches = evaluation_batches(
+        data.source,
+        [data.indices[place] for place in places],
+        transform,
+        _batch_size(recipe, world),
+        data.faults,
+        recipe.data.workers,
+    )
+
+    def captioned() -> Any:
+        for batch in batches:
+            here = [places[position] for position in batch.positions]
+            read.extend(here)
+            yield batch.images, [data.captions[place] for place in here]
+
+    with evaluating(model):
+        try:
+            images, texts, owners = embed_captioned(model, tokenizer, captioned())
+        except InputError:
+            if read:
+                raise
+            return None  # all of this share is broken; the others may have read theirs
+    return read, images.cpu(), texts.cpu(), owners
+
+
+def _batch_size(recipe: Recipe, world: int) -> int:
+    return min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // world)

@@ -1,0 +1,128 @@
+"""Two real processes against one with the whole batch: loss and gradients, for every loss and strategy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import gradients
+import pytest
+import torch
+
+from diffclip import InputError
+from diffclip.training.distributed import Hardware, clip_gradients
+from diffclip.training.losses import make_criterion
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `gradients.py` writes when two processes run it, by case."""
+    output = tmp_path_factory.mktemp("told") / "told.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", str(free_port()), gradients.__file__, str(output), request.param]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(torch.load(output, weights_only=True))
+
+
+def in_one(loss: str) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of the whole batch in this process."""
+    model = gradients.made_model(loss)
+    value = make_criterion(loss, True)(**model(*gradients.made_batch()))
+    value.backward()
+    return value.item(), gradients.gradients_of(model)
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(
+            a[name], b[name], rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize("case", [case for case in gradients.CASES if "yes" in case])
+def test_two_processes_have_the_loss_and_gradients_of_one(case: str, told: dict[str, Any]) -> None:
+    found, loss = told[case], case.split()[0]
+    value, expected = in_one(loss)
+    assert found["loss"] == pytest.approx(value, abs=1e-5)
+    assert_same(found["gradients"], expected)
+    # the norm and the clipping are of all gradients together, wherever they lie
+    model = gradients.made_model(loss)
+    for name, parameter in model.named_parameters():
+        parameter.grad = expected[name].clone()
+    norm = clip_gradients(model, 0.01)
+    assert found["norm"].item() == pytest.approx(norm.item(), rel=1e-5)
+    assert_same(found["clipped"], gradients.gradients_of(model))
+    total = torch.nn.utils.get_total_norm(found["clipped"].values())
+    assert total.item() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("case", [case for case in gradients.CASES if "no" in case])
+def test_without_gathered_gradients_other_features_are_constants(case: str, told: dict[str, Any]) -> None:
+    model = gradients.made_model()
+    out = model(*gradients.made_batch())
+    images, texts, scale = out["image_features"], out["text_features"], out["logit_scale"]
+    with torch.no_grad():  # d/dx of the mean of −log softmax(s·xYᵀ) over both directions, Y held fixed
+        logits, one, rows = scale * images @ texts.T, torch.eye(len(images)), 2 * len(images)
+        to_text, to_image = logits.softmax(1) - one, logits.T.softmax(1) - one
+        of_images, of_texts = scale * to_text @ texts / rows, scale * to_image @ images / rows
+        of_scale = ((to_text * logits).sum() + (to_image * logits.T).sum()) / scale / rows
+        loss = (logits.logsumexp(1).mean() + logits.logsumexp(0).mean()) / 2 - logits.diagonal().mean()
+    torch.autograd.backward([images, texts, scale], [of_images, of_texts, of_scale])
+    assert told[case]["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert_same(told[case]["gradients"], gradients.gradients_of(model))
+    assert not torch.allclose(in_one("clip")[1]["image_projection"], model.image_projection.grad, atol=1e-4)
+
+
+def test_accuracy_is_within_the_whole_batch(told: dict[str, Any]) -> None:
+    out = gradients.made_model()(*gradients.made_batch())
+    scores = out["image_features"] @ out["text_features"].T
+    own = torch.arange(len(scores))
+    expected = sum((scores.argmax(dim) == own).float().mean() for dim in (0, 1)) / 2
+    for case in gradients.CASES:
+        if case.startswith("clip"):
+            assert told[case]["accuracy"] == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words"),
+    [
+        (Hardware(strategy="dpp"), "unknown strategy 'dpp'"),
+        (Hardware(devices=0), "0 devices on 1 nodes"),
+        (Hardware(nodes=0), "1 devices on 0 nodes"),
+    ],
+)
+def test_hardware_that_cannot_be(hardware: Hardware, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        hardware.resolved()
+
+
+def test_processes_started_by_others_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    found = Hardware(accelerator="cpu").resolved()
+    assert (found.devices, found.nodes, found.world, found.rank()) == (4, 2, 8, 5)
+    monkeypatch.setenv("SLURM_JOB_NAME", "bash")  # an interactive job: this program starts the processes
+    assert Hardware(2, accelerator="cpu").resolved().world == 2
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "a",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "6",
+        "RANK": "3",
+    }.items():
+        monkeypatch.setenv(name, value)
+    found = Hardware(accelerator="cpu").resolved()
+    assert (found.devices, found.nodes, found.rank()) == (2, 3, 3)
