@@ -1,0 +1,140 @@
+"""Whole runs of two real processes: the same samples and numbers as one, and checkpoints for any number."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_loop import changed
+
+from diffclip.training import loop
+from diffclip.training.recipe import Recipe, parse_recipe, to_yaml
+
+
+def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[str]:
+    """`diffclip train` in two processes, as a user starts it."""
+    file = run.with_suffix(".yaml")
+    file.write_text(to_yaml(recipe))
+    command = [sys.executable, "-m", "diffclip.cli", "train", str(file), "--run", str(run)]
+    command += ["--devices", "2", "--accelerator", "cpu", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return out + err
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_curve(a: Path, b: Path) -> None:
+    """Sums in another order part slowly."""
+    for one, other in zip(metrics(a), metrics(b), strict=True):
+        for name in ("step", "epoch", "samples", "lr"):
+            assert one[name] == other[name]
+        for name in ("loss", "grad_norm", "logit_scale"):
+            assert other[name] == pytest.approx(one[name], rel=2e-4), (one["step"], name)
+
+
+@pytest.fixture(scope="module")
+def recipe(fields: dict[str, Any]) -> Recipe:
+    return parse_recipe(fields, "test")
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    loop.train(recipe, run)
+    return run
+
+
+def test_two_processes_make_the_run_of_one(alone: Path, recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    told = finish(start(recipe, run))
+    assert_same_curve(alone, run)
+    validations = [(folder / "validation.jsonl").read_text().splitlines() for folder in (alone, run)]
+    for one, other in zip(*validations, strict=True):
+        assert json.loads(other) == pytest.approx(json.loads(one), abs=0.1)  # a picture or two of twelve
+        assert json.loads(other)["captions"] == 60
+    assert f"{run}: 15 steps, 120 samples" in told
+    assert told.count("15 steps") == 1  # one process tells it
+    assert "Warning" not in told
+    about = json.loads((run / "about.json").read_text())["starts"]
+    assert [(start["processes"]["world"], start["ended"]["how"]) for start in about] == [(2, "finished")]
+
+
+def test_a_sharded_run_is_asked_to_stop_and_goes_on_in_one_process(
+    alone: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start(recipe, run, "--strategy", "fsdp")
+    while not (run / "metrics.jsonl").is_file() or len(metrics_so_far(run)) < 6:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=600)
+    if process.returncode == 0:  # it was done before the signal came
+        pytest.skip("the run was too quick to be stopped")
+    assert process.returncode == 75, told
+    [line] = [line for line in told.splitlines() if line.startswith("diffclip: ")]
+    assert "asked to stop at step" in line
+    assert line.endswith("go on with --resume")
+    last = run / "checkpoints" / "last"
+    assert sorted(file.name for file in last.glob("optimiser-*")) == [
+        f"optimiser-{rank:05d}-of-00002.safetensors" for rank in range(2)
+    ]
+    loop.train(recipe, run, resume=True)
+    assert_same_curve(alone, run)
+
+
+def metrics_so_far(run: Path) -> list[str]:
+    return (run / "metrics.jsonl").read_text().splitlines()
+
+
+def test_a_checkpoint_of_one_process_goes_on_sharded(alone: Path, recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    half = changed(recipe, checkpoint_every=7)
+
+    class EnoughError(Exception):
+        pass
+
+    def stop_after_a_checkpoint(*arguments: Any, **options: Any) -> Any:
+        folder = save(*arguments, **options)
+        if folder.name == "step_00000007":
+            raise EnoughError
+        return folder
+
+    save = loop.save_checkpoint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", stop_after_a_checkpoint)
+        with pytest.raises(EnoughError):
+            loop.train(half, run)
+    finish(start(half, run, "--strategy", "fsdp", "--resume"))
+    assert_same_curve(alone, run)
+
+
+def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
+    for change, words in (
+        ({"batch_size": 9}, "batch_size 9 cannot be shared equally by 2 processes"),
+        ({"data": {"val": "nowhere"}}, "nowhere does not exist"),
+    ):
+        process = start(changed(recipe, **change), tmp_path / "run")
+        _, told = process.communicate(timeout=600)
+        assert process.returncode == 2
+        [line] = told.splitlines()
+        assert words in line
+        assert not (tmp_path / "run").exists()
