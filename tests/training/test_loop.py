@@ -18,6 +18,7 @@ from diffclip.errors import DiffCLIPError
 from diffclip.model import CLIP
 from diffclip.training import loop
 from diffclip.training.checkpoint import read_progress
+from diffclip.training.data import open_training_data
 from diffclip.training.recipe import Recipe, parse_recipe
 
 
@@ -120,7 +121,7 @@ def test_the_same_recipe_gives_the_same_numbers(finished: Path, recipe: Recipe, 
 def test_another_model_sees_the_same_data_in_the_same_order(recipe: Recipe) -> None:
     orders = []
     for model in ("CLIP", "DiffCLIP"):
-        loader = loop.open_training_data(changed(recipe, model=model))
+        loader = open_training_data(changed(recipe, model=model))
         orders.append(
             [(batch.keys, batch.images.sum().item(), batch.tokens.sum().item()) for batch in loader.epoch(1)]
         )

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_distributed import free_port
 from test_loop import changed
 
+from diffclip.data.shards import Shards
 from diffclip.training import loop
 from diffclip.training.recipe import Recipe, parse_recipe, to_yaml
 
@@ -105,6 +107,7 @@ def metrics_so_far(run: Path) -> list[str]:
     return (run / "metrics.jsonl").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_process_goes_on_sharded(alone: Path, recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     half = changed(recipe, checkpoint_every=7)
@@ -127,6 +130,7 @@ def test_a_checkpoint_of_one_process_goes_on_sharded(alone: Path, recipe: Recipe
     assert_same_curve(alone, run)
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
     for change, words in (
         ({"batch_size": 9}, "batch_size 9 cannot be shared equally by 2 processes"),
@@ -138,3 +142,64 @@ def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
         [line] = told.splitlines()
         assert words in line
         assert not (tmp_path / "run").exists()
+
+
+def started_as(launcher: str, rank: int, port: int) -> tuple[list[str], dict[str, str]]:
+    """The options and the environment that process `rank` of two has under `launcher`."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if launcher == "nodes":  # one process on each of two nodes, started by hand
+        return ["--devices", "1", "--nodes", "2"], meeting | {"NODE_RANK": str(rank)}
+    slurm = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "NNODES": 1, "PROCID": rank, "LOCALID": rank, "NODEID": 0}
+    named = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
+    return [], meeting | named | {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm", "nodes"])
+def test_processes_may_be_started_by_others(
+    launcher: str, alone: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
+    file.write_text(to_yaml(changed(recipe, epochs=1, warmup_epochs=0, lr_end=0, data={"val": None})))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = ["diffclip.cli", "train", str(file), "--run", str(run), "--accelerator", "cpu"]
+    if launcher == "torchrun":
+        torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
+        # without "--" torchrun would take --run for an option of its own
+        arguments.insert(1, "--")
+        commands = [([sys.executable, "-m", *torchrun, *arguments], environment)]
+    else:
+        commands = []
+        for rank in range(2):
+            options, own = started_as(launcher, rank, port)
+            commands.append(([sys.executable, "-m", *arguments, *options], environment | own))
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+        for command, own in commands
+    ]
+    told = "".join(finish(process) for process in processes)
+    assert told.count("5 steps, 40 samples") == 1
+    starts = json.loads((run / "about.json").read_text())["starts"]
+    assert starts[0]["processes"]["world"] == 2
+    assert starts[0]["processes"]["nodes"] == (2 if launcher == "nodes" else 1)
+    assert metrics(run)[0]["loss"] == pytest.approx(metrics(alone)[0]["loss"], rel=1e-5)
+
+
+def test_an_error_in_one_process_ends_all_and_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
+    """The second process's part of the first batch cannot be read, all of it; nor can anything else."""
+    broken = tmp_path / "train"
+    broken.mkdir()
+    for shard in Path(str(recipe.data.train)).glob("*.tar"):
+        data, shards = bytearray(shard.read_bytes()), Shards([shard])
+        for number in range(len(shards)):
+            picture = shards.sample(number, ("jpg",))["jpg"]
+            place = data.index(picture)
+            data[place : place + len(picture)] = bytes(len(picture))
+        (broken / shard.name).write_bytes(bytes(data))
+    process = start(changed(recipe, data={"train": str(broken)}), tmp_path / "run")
+    _, told = process.communicate(timeout=600)
+    assert process.returncode == 2, told
+    assert [line for line in told.splitlines() if line.startswith("diffclip: ")] == [
+        line for line in told.splitlines() if "every sample in" in line
+    ]
+    assert told.count("every sample in") == 1

@@ -61,10 +61,11 @@ def train(
 
     Example: diffclip train recipes/flickr8k_cpu.yaml model=DiffCLIP seed=1 --run runs/diffclip-1
 
-    torchrun and srun start the processes themselves: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE …
+    torchrun and srun start the processes themselves: torchrun --nproc-per-node 8 -m diffclip.cli -- train RECIPE …
 
     SIGTERM and SIGUSR1 save the state and end with exit code 75; --resume goes on from there.
     """
+    from diffclip.errors import DiffCLIPError
     from diffclip.training.distributed import started_by_us
     from diffclip.training.interrupt import StoppedError
     from diffclip.training.recipe import read_recipe
@@ -85,9 +86,9 @@ def train(
         kept = (run / "checkpoints" / "last").exists()
         way_on = "go on with --resume" if kept else "there is no checkpoint yet, start again"
         raise InterruptedRun(f"interrupted: {way_on}") from None
-    except StoppedError:
-        if started_by_us():
-            return
+    except DiffCLIPError as error:
+        if started_by_us():  # the first process, which has got the same error, tells it
+            raise typer.Exit(0 if isinstance(error, StoppedError) else error.exit_code) from None
         raise
 
 

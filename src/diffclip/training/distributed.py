@@ -6,8 +6,11 @@ say so in the environment.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 STRATEGIES = ("auto", "ddp", "fsdp")
+# PR_SET_PDEATHSIG of sys/prctl.h
+_SIGNAL_OF_DEAD_PARENT = 1
 # set for the processes that this program starts: their exit code tells the first one whether to go on
 _STARTED_BY_US = "DIFFCLIP_STARTED_BY_US"
 
@@ -131,6 +136,9 @@ def launch(fabric: Fabric) -> None:
     """Start the other processes of this node, unless something outside has, and meet them."""
     if started_outside() is None:
         os.environ[_STARTED_BY_US] = "1"
+    if started_by_us() and sys.platform == "linux":
+        # the first process may end at any moment, and the exchange with it would then wait for half an hour
+        ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
     fabric.launch()
 
 

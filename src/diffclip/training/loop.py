@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import platform
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,24 +21,20 @@ from diffclip.data.samples import Fault
 from diffclip.data.transforms import normalise
 from diffclip.errors import DiffCLIPError, require_group
 from diffclip.model import CLIP
-from diffclip.tokenizer import Tokenizer
 from diffclip.training import distributed
 from diffclip.training.accumulate import backward_in_parts, backward_whole
 from diffclip.training.checkpoint import (
     Progress,
-    choose_checkpoint,
     restore_checkpoint,
     save_checkpoint,
     withdraw_checkpoint,
 )
-from diffclip.training.data import open_training_data, open_validation_data
 from diffclip.training.distributed import Hardware
 from diffclip.training.interrupt import StoppedError, StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimiser import MAX_LOGIT_SCALE, learning_rate, make_optimiser
 from diffclip.training.recipe import Recipe
-from diffclip.training.run_folder import claim_folder
-from diffclip.training.start import build_model, start_telemetry
+from diffclip.training.start import Prepared, prepare, start_telemetry
 from diffclip.training.telemetry import Silent, Telemetry
 from diffclip.training.validation import validate
 from diffclip.weights import load_weights
@@ -65,24 +60,21 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     require_group("train", "lightning", "tensorboard")
     hardware = (hardware or Hardware()).resolved()
     fabric = distributed.make_fabric(hardware, recipe.precision)
-    if (
-        distributed.local_rank() > 0
-    ):  # the first process of a node makes the index of the shards for the others
+    if distributed.local_rank():  # the first process of a node makes the index of the shards for the others
         distributed.launch(fabric)
-    # before the processes meet, so that what is wrong is said by one that nobody waits for
-    loader = open_training_data(recipe, hardware.rank(), hardware.world)
-    validation = open_validation_data(recipe)
-    tokenizer = Tokenizer(recipe.config().text)
-    tokenizer("a text, to see that the vocabulary fits")
-    model = build_model(recipe)
-    checkpoint = None
-    if hardware.rank() == 0:
-        claim_folder(recipe, run, resume)
-        checkpoint = choose_checkpoint(run, _say) if resume else None
-    if distributed.local_rank() == 0:
+    prepared: Prepared | DiffCLIPError
+    try:
+        prepared = prepare(recipe, run, resume, hardware)
+    except DiffCLIPError as error:
+        if not distributed.local_rank():
+            raise  # nobody waits for this process yet
+        prepared = error
+    if not distributed.local_rank():
         distributed.launch(fabric)
-
-    checkpoint = distributed.share(fabric, checkpoint)[0]
+    mine = prepared if isinstance(prepared, DiffCLIPError) else prepared.checkpoint
+    checkpoint = distributed.share_or_raise(fabric, mine)[0]
+    assert isinstance(prepared, Prepared)
+    loader, validation, tokenizer, model, _ = prepared
     if checkpoint:
         load_weights(model, checkpoint)
     torch.manual_seed(recipe.seed + fabric.global_rank)
@@ -165,9 +157,12 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
     model.train()
     for wait, batch in _timed(job.loader.epoch(epoch, start_batch=progress.batch)):
         started = time.perf_counter()
-        job.skipped |= {fault.name: fault for fault in batch.faults}
+        failed = isinstance(batch, DiffCLIPError)
         # beside a process that met broken samples, the others leave as many out: all have the same number
-        count, asked = distributed.agree(fabric, len(batch), stop.asked)
+        count, asked = distributed.agree(fabric, -1 if failed else len(batch), stop.asked)
+        if count < 0:
+            distributed.share_or_raise(fabric, batch if failed else None)
+        job.skipped |= {fault.name: fault for fault in batch.faults}
         if asked:
             _leave(job, telemetry)
         progress.batch += 1
@@ -245,15 +240,15 @@ def _stop(job: _Job, telemetry: Telemetry | Silent, loss: float, norm: float) ->
     raise DiffCLIPError(f"{what}; {state}: start again with a lower lr, a longer warm-up or clip_grad_norm=1")
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def _timed(batches: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
-    """Each batch with the seconds that were spent waiting for it."""
+def _timed(batches: Iterator[Batch]) -> Iterator[tuple[float, Any]]:
+    """Each batch with the seconds that were spent waiting for it; an error in its place is the last."""
     while True:
         started = time.perf_counter()
-        batch = next(batches, None)
+        try:
+            batch = next(batches, None)
+        except DiffCLIPError as error:
+            yield time.perf_counter() - started, error
+            return
         if batch is None:
             return
         yield time.perf_counter() - started, batch

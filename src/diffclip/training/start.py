@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from diffclip.data.catalog import EvaluationSet
 from diffclip.data.loader import CaptionLoader
 from diffclip.errors import InputError
 from diffclip.loading import load
 from diffclip.model import CLIP
+from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import add_start, describe_start
+from diffclip.training.checkpoint import choose_checkpoint
+from diffclip.training.data import open_training_data, open_validation_data
+from diffclip.training.distributed import Hardware
 from diffclip.training.recipe import Recipe
+from diffclip.training.run_folder import claim_folder
 from diffclip.training.telemetry import Telemetry
 from diffclip.weights import check_fit, check_same
+
+
+class Prepared(NamedTuple):
+    """What a process has ready before it meets the others; `checkpoint` is what the first one goes on from."""
+
+    loader: CaptionLoader
+    validation: EvaluationSet | None
+    tokenizer: Tokenizer
+    model: CLIP
+    checkpoint: Path | None
+
+
+def prepare(recipe: Recipe, run: Path, resume: bool, hardware: Hardware) -> Prepared:
+    """Open the data, build the model and, in the first process, claim the folder of the run.
+
+    Raises:
+        InputError: the data, the recipe or the folder cannot be used.
+    """
+    loader = open_training_data(recipe, hardware.rank(), hardware.world)
+    validation = open_validation_data(recipe)
+    tokenizer = Tokenizer(recipe.config().text)
+    tokenizer("a text, to see that the vocabulary fits")
+    model = build_model(recipe)
+    checkpoint = None
+    if hardware.rank() == 0:
+        claim_folder(recipe, run, resume)
+        checkpoint = choose_checkpoint(run, _say) if resume else None
+    return Prepared(loader, validation, tokenizer, model, checkpoint)
 
 
 def build_model(recipe: Recipe) -> CLIP:
@@ -76,3 +111,7 @@ def start_telemetry(
         wandb=recipe.wandb,
         about=about,
     )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
