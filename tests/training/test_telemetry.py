@@ -212,11 +212,13 @@ def test_the_silent_twin_has_the_same_methods_and_does_nothing(
 
 BAR = """
 import sys
+import time
 from pathlib import Path
 from diffclip.training.telemetry import Telemetry
 numbers = dict.fromkeys(("epoch", "loss", "accuracy", "samples_per_second", "data_wait"), 0.5)
 with Telemetry(Path(sys.argv[1]), "DiffCLIP-dynamic-ViT-B-16 seed 0", 90_000, 80_000) as telemetry:
     for step in range(80_001, 80_010):
+        time.sleep(0.01)  # else the rate has too many digits
         telemetry.step(numbers | {"step": step, "samples": 8 * step})
     with telemetry.pause("validation"):
         telemetry._bar.refresh()

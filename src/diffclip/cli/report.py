@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,8 @@ def report(
 
     Example: diffclip report results.jsonl --output report.html
 
+    Example: diffclip report runs/diffclip (writes the page of that run, which may still be going)
+
     Example: diffclip report results.jsonl --output report.html --tables out/tables --figures out/figures --paper
 
     Example: diffclip report benchmarks/results/demo --markdown docs/results.md --section demo
@@ -57,6 +60,11 @@ def report(
     from diffclip.errors import InputError, require_group
 
     if all(place is None for place in (output, tables, figures, markdown, save)):
+        if len(paths) == 1 and (paths[0] / "metrics.jsonl").is_file():
+            from diffclip.report import report_run
+
+            typer.echo(f"wrote {report_run(paths[0])}")
+            return
         raise InputError(
             "nothing to write: give --output report.html, --tables FOLDER, --figures FOLDER, "
             "--markdown FILE --section NAME or --save FOLDER"
@@ -67,7 +75,7 @@ def report(
     require_group("train", "matplotlib")
     from diffclip.report.sources import read_outcomes_of, read_sources
 
-    runs, records = read_sources(paths)
+    runs, records = read_sources(paths, say=partial(typer.echo, err=True))
     if save is not None:
         from diffclip.report.save import save_results
 

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from diffclip.report.charts import Chart, Key, Panel, percent, thousands
 from diffclip.report.compare import ENOUGH_SEEDS
 from diffclip.report.metrics import VALIDATION_ORDER, chance_text, metric_name, recall_chance
-from diffclip.report.runs import Array, Run
+from diffclip.report.runs import Run
 from diffclip.report.series import Collection, Series
 from diffclip.report.style import MUTED, SEED_STYLES, LineStyle, colours_of
+from diffclip.report.telemetry_file import Array
 
 _POINTS = 300  # of a curve in a figure; more cannot be seen and would bloat the file
 _RAW_RUNS = 4  # with more runs the single steps only hide the averages
@@ -123,15 +124,30 @@ def thinned(*arrays: Array) -> tuple[Array, ...]:
     return tuple(array[positions] for array in arrays)
 
 
+def extremes(x: Array, y: Array) -> tuple[Array, Array]:
+    """A curve of few enough points to draw: where there are more, the least and the greatest of each stretch."""
+    if len(y) <= 2 * _POINTS:
+        return x, y
+    filled = np.where(np.isfinite(y), y, np.nan)
+    positions = []
+    for stretch in np.array_split(np.arange(len(y)), _POINTS):
+        known = stretch[~np.isnan(filled[stretch])]
+        if len(known):
+            positions += sorted({known[filled[known].argmin()], known[filled[known].argmax()]})
+    return x[positions], y[positions]
+
+
 def _curves(collection: Collection, name: str, as_percent: bool = False) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         curves: dict[Series, list[tuple[Array, Array]]] = {}
         for (series, run), colour, line in _styled(collection):
             if name not in run.steps:
                 continue
-            x, raw, strong = thinned(samples_of(run), run.steps[name], smooth(run.steps[name]))
+            x, strong = thinned(samples_of(run), smooth(run.steps[name]))
             if len(collection.runs) <= _RAW_RUNS:
-                axes.plot(x, raw, color=colour, alpha=0.16, linewidth=0.7)
+                axes.plot(
+                    *extremes(samples_of(run), run.steps[name]), color=colour, alpha=0.16, linewidth=0.7
+                )
             curves.setdefault(series, []).append((x, strong))
             several = _seeds_of(collection, series) >= ENOUGH_SEEDS
             axes.plot(
@@ -226,7 +242,7 @@ def _seed_styles(collection: Collection) -> dict[int | None, LineStyle]:
 
 def _detail(collection: Collection) -> str:
     """What the thin lines of a training curve are."""
-    raw = ", faint: every step" if len(collection.runs) <= _RAW_RUNS else ""
+    raw = ", faint: single steps" if len(collection.runs) <= _RAW_RUNS else ""
     several = any(_seeds_of(collection, series) >= ENOUGH_SEEDS for series in collection.series)
     return raw + ("; thin: seeds, thick: their mean." if several else ".")
 

@@ -13,9 +13,10 @@ from matplotlib.ticker import MaxNLocator
 from diffclip.config import VARIANTS, lambda_init_of_layer
 from diffclip.report.charts import Chart, Key, Panel, thousands
 from diffclip.report.curves import samples_of, thinned
-from diffclip.report.runs import TOWERS, Array, Run
+from diffclip.report.runs import Run
 from diffclip.report.series import Collection, Series
 from diffclip.report.style import MARKERS, MUTED, colours_of
+from diffclip.report.telemetry_file import TOWERS, Array
 
 _TOWER_NAMES = {"visual": "vision tower", "text": "text tower"}
 

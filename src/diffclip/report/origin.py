@@ -11,6 +11,7 @@ from diffclip.config import CLIPConfig
 from diffclip.report.runs import Run
 from diffclip.report.series import Collection
 from diffclip.report.tables import Row, Table
+from diffclip.training.about import without_credentials
 
 _SHOWN = ("batch_size", "lr", "weight_decay", "warmup_epochs", "precision")
 
@@ -111,11 +112,20 @@ def _sizes(config: CLIPConfig) -> str:
 
 
 def _training_data(run: Run) -> str:
-    """The last two parts of the paths that the run was trained on."""
+    """The last two parts of the paths and addresses that the run was trained on, with their weights."""
     data = run.recipe.get("data")
     train = data.get("train") if isinstance(data, dict) else data
-    paths = train if isinstance(train, list) else [train] if train else []
-    return ", ".join("/".join(Path(str(path)).parts[-2:]) for path in paths) or "–"
+    return ", ".join(_sources(train)) or "–"
+
+
+def _sources(train: Any) -> list[str]:
+    if isinstance(train, list):
+        return [text for entry in train for text in _sources(entry)]
+    if isinstance(train, dict):
+        weight = train.get("weight", 1.0)
+        shown = ", ".join(_sources(train.get("shards")))
+        return [shown if weight == 1 else f"{_short(weight)} × {shown}"]
+    return ["/".join(Path(without_credentials(str(train)).split("?")[0]).parts[-2:])] if train else []
 
 
 def _short(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -20,6 +21,7 @@ from diffclip.report.figures import lambda_charts, result_charts, training_chart
 from diffclip.report.metrics import VALIDATION_ORDER, metric_name, percentage
 from diffclip.report.origin import limits, origin_table, versions
 from diffclip.report.paper_tables import paper_sheets
+from diffclip.report.run_cards import finished_cards, going_cards
 from diffclip.report.runs import Run
 from diffclip.report.scoreboard import scoreboard
 from diffclip.report.series import Collection, Series, collect
@@ -96,9 +98,12 @@ def page(
     paper: bool = False,
 ) -> str:
     """The report as HTML text; with `paper`, the paper's numbers stand beside these."""
-    sections = [*_results(collection, paper), *_training(collection), *_lambdas(collection)]
+    now = time.time()
+    going = going_cards(collection.runs, now)
+    sections = [("Progress", going)] if going else []
+    sections += [*_results(collection, paper), *_training(collection), *_lambdas(collection)]
     sections += [(extra.title, _extra(extra)) for extra in extras]
-    sections.append(("How it was made", _origin(collection, command)))
+    sections.append(("How it was made", _origin(collection, command, now)))
     links = "".join(f'<a href="#{_anchor(name)}">{html.escape(name)}</a>' for name, _ in sections)
     body = "".join(
         f'<section id="{_anchor(name)}"><h2>{html.escape(name)}</h2>{content}</section>'
@@ -205,10 +210,15 @@ def _extra(extra: Extra) -> str:
     return f'<p>{html.escape(extra.text)}</p><div class="panels">{images}</div>'
 
 
-def _origin(collection: Collection, command: str | None) -> str:
+def _origin(collection: Collection, command: str | None, now: float) -> str:
     parts = []
     if collection.runs:
         parts.append(to_html(origin_table(collection)))
+        cards = finished_cards(collection.runs, now)
+        state = " open" if len(collection.runs) == 1 else ""
+        parts += [f"<details{state}><summary>Where each run was made</summary>{cards}</details>"] * bool(
+            cards
+        )
         unknown = limits(collection)
         parts += [f"<p>{html.escape(unknown)}</p>"] if unknown else []
         parts.append("<p>Any of these runs, again:</p><pre>diffclip train RUN/recipe.yaml --run FOLDER</pre>")

@@ -1,30 +1,26 @@
 """A run folder read back: its recipe, telemetry, validations, results and λ.
 
-A run may still be going, or may have been killed and resumed. So a line cut short is skipped and counted,
-and where a resumed run goes back to an earlier step, what it had written from that step on is replaced.
+A run may still be going, may have been killed and resumed, and may have begun with an earlier version.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import yaml
 
 from diffclip.config import VARIANTS, CLIPConfig, name_of
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records
+from diffclip.report.telemetry_file import Array, is_number, read_columns, rows_of
+from diffclip.training.about import read_starts
 from diffclip.training.recipe import parse_recipe
 
-Array = npt.NDArray[np.float64]
-
 RECIPE, METRICS, VALIDATION, RESULTS = "recipe.yaml", "metrics.jsonl", "validation.jsonl", "results.jsonl"
-TOWERS = ("visual", "text")
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,10 @@ class Run:
     records: list[Record]
     skipped: int
     """Lines of the run's JSON-lines files that could not be read (cut short by a kill, or being written)."""
+    written: float
+    """When its telemetry was written to last, unix seconds."""
+    starts: list[dict[str, Any]]
+    """What `about.json` tells of each start, oldest first; none for a run that has no such file."""
 
     @property
     def name(self) -> str:
@@ -79,6 +79,12 @@ def is_run(folder: Path) -> bool:
     return (folder / RECIPE).is_file() or (folder / METRICS).is_file()
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether the run in `folder` has told of a whole step."""
+    file = folder / METRICS
+    return file.is_file() and any(row is not None for row in rows_of(file))
+
+
 def read_run(folder: str | Path) -> Run:
     """Read a run folder, also one of a run that is still going.
 
@@ -91,15 +97,13 @@ def read_run(folder: str | Path) -> Run:
     recipe = _read_recipe(folder / RECIPE)
     if not (folder / METRICS).is_file():
         raise InputError(f"{folder} has no {METRICS}: has the run made its first step?")
-    rows, skipped = _read_lines(folder / METRICS)
-    if not rows:
+    columns = read_columns(folder / METRICS)
+    if not columns.length:
         raise InputError(f"{folder / METRICS} holds no complete step yet")
-    validation: list[dict[str, Any]] = []
-    if (folder / VALIDATION).is_file():
-        validation, cut = _read_lines(folder / VALIDATION)
-        skipped += cut
+    steps = columns.numbers
+    validation, cut = _read_validations(folder / VALIDATION)
     # a run resumed from an earlier step repeats a validation later; until then the old one is not this run's
-    validation = [row for row in validation if row["step"] <= rows[-1]["step"]]
+    validation = [row for row in validation if row["step"] <= steps["step"][-1]]
     records = read_records(folder / RESULTS) if (folder / RESULTS).is_file() else []
     config = _config(recipe, folder / RECIPE)
     model = records[0].model if records else name_of(config) if config else str(recipe.get("model", "custom"))
@@ -112,13 +116,13 @@ def read_run(folder: str | Path) -> Run:
         seed=int(seed) if seed is not None else None,
         recipe=recipe,
         config=config,
-        steps=_columns(rows),
-        lambdas={tower: _lambdas(rows, tower) for tower in TOWERS},
-        validation=[
-            {key: float(value) for key, value in row.items() if _is_number(value)} for row in validation
-        ],
+        steps=steps,
+        lambdas=columns.lambdas,
+        validation=validation,
         records=records,
-        skipped=skipped,
+        skipped=columns.skipped + cut,
+        written=(folder / METRICS).stat().st_mtime,
+        starts=read_starts(folder),
     )
 
 
@@ -142,44 +146,18 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     return recipe
 
 
-def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records of a JSON-lines file, the later one of each step, and the number of lines left out."""
-    rows: list[dict[str, Any]] = []
+def _read_validations(path: Path) -> tuple[list[dict[str, float]], int]:
+    """The validations, the later one of each step, and the number of lines left out."""
+    rows: list[dict[str, float]] = []
     skipped = 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            row = None
-        if not isinstance(row, dict) or not _is_number(row.get("step")):
+    for row in rows_of(path) if path.is_file() else ():
+        if row is None:
             skipped += 1
             continue
         while rows and rows[-1]["step"] >= row["step"]:
             rows.pop()
-        rows.append(row)
+        rows.append({key: float(value) for key, value in row.items() if is_number(value)})
     return rows, skipped
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, Array]:
-    names = dict.fromkeys(name for row in rows for name, value in row.items() if _is_number(value))
-    return {
-        name: np.array([row[name] if _is_number(row.get(name)) else np.nan for row in rows], dtype=np.float64)
-        for name in names
-    }
-
-
-def _lambdas(rows: list[dict[str, Any]], tower: str) -> Array:
-    values = [(row.get("lambda") or {}).get(tower) or [] for row in rows]
-    layers = max(len(row) for row in values)
-    return np.array(
-        [row if len(row) == layers else [np.nan] * layers for row in values], dtype=np.float64
-    ).reshape(len(rows), layers)
 
 
 def _config(recipe: dict[str, Any], source: Path) -> CLIPConfig | None:

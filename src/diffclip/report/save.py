@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from diffclip.errors import InputError
@@ -16,10 +17,14 @@ from diffclip.evaluation.outcomes import ItemOutcomes, key_of, outcomes_file, re
 from diffclip.evaluation.records import Record, to_lines
 from diffclip.files import write_text
 from diffclip.report.runs import METRICS, RECIPE, RESULTS, VALIDATION, Run, read_run
+from diffclip.training.about import without_credentials
 
 RECORDS = "records.jsonl"
 MAX_BYTES = 60_000
 """Of a run's telemetry; every k-th step is kept, k as small as this allows."""
+
+# say when a run was made, not what came of it
+_OF_A_MOMENT = ("time", "seconds_left")
 
 
 def save_results(
@@ -54,7 +59,7 @@ def save_results(
         )
         write_text(folder / METRICS, _thinned(run))
         if run.validation:
-            write_text(folder / VALIDATION, _lines(run.validation))
+            write_text(folder / VALIDATION, "".join(map(_line, run.validation)))
     everything = [record for run in runs.values() for record in run.records] + list(records)
     known = dict(outcomes or {})
     for run in runs.values():
@@ -92,41 +97,44 @@ def _relative(path: str) -> str:
 
 
 def _portable(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without absolute paths to its data."""
-    data = recipe.get("data")
-    if not isinstance(data, dict):
-        return recipe
+    """The recipe without absolute paths to its data, and without credentials."""
 
     def relative(value: Any) -> Any:
         if isinstance(value, list):
             return [relative(entry) for entry in value]
+        if isinstance(value, dict):
+            return {key: relative(entry) for key, entry in value.items()}
         return _relative(value) if isinstance(value, str) else value
 
-    return {**recipe, "data": {key: relative(value) for key, value in data.items()}}
+    hidden: dict[str, Any] = without_credentials(recipe)
+    return {**hidden, "data": relative(hidden["data"])} if isinstance(recipe.get("data"), dict) else hidden
 
 
 def _thinned(run: Run) -> str:
-    rows = _rows(run)
+    lines = [_line(row) for row in _rows(run)]
+    sizes = np.array([len(line.encode()) for line in lines])
     every = 1
-    while True:
-        kept = [row for index, row in enumerate(rows) if index % every == 0 or index == len(rows) - 1]
-        text = _lines(kept)
-        if len(text.encode()) <= MAX_BYTES or every >= len(rows):
-            return text
+    while every < len(lines):
+        ends_apart = (len(lines) - 1) % every != 0
+        if sizes[::every].sum() + ends_apart * sizes[-1] <= MAX_BYTES:
+            break
         every += 1
+    return "".join(line for index, line in enumerate(lines) if index % every == 0 or index == len(lines) - 1)
 
 
 def _rows(run: Run) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for index in range(len(run.steps["step"])):
-        row: dict[str, Any] = {name: values[index] for name, values in run.steps.items()}
+        row: dict[str, Any] = {
+            name: values[index] for name, values in run.steps.items() if name not in _OF_A_MOMENT
+        }
         row["lambda"] = {tower: list(values[index]) for tower, values in run.lambdas.items()}
         rows.append(row)
     return rows
 
 
-def _lines(rows: Sequence[dict[str, Any]]) -> str:
-    return "".join(json.dumps({key: _rounded(value) for key, value in row.items()}) + "\n" for row in rows)
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps({key: _rounded(value) for key, value in row.items()}) + "\n"
 
 
 def _rounded(value: Any) -> Any:

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from diffclip.errors import InputError
 from diffclip.evaluation.outcomes import ItemOutcomes, outcomes_file, read_outcomes
 from diffclip.evaluation.records import Record, read_records
-from diffclip.report.runs import METRICS, RESULTS, VALIDATION, Run, is_run, read_run
+from diffclip.report.runs import METRICS, RESULTS, VALIDATION, Run, has_begun, is_run, read_run
 
 
-def read_sources(paths: Sequence[str | Path]) -> tuple[list[Run], list[Record]]:
+def read_sources(
+    paths: Sequence[str | Path], say: Callable[[str], object] | None = None
+) -> tuple[list[Run], list[Record]]:
     """The runs and the further records at `paths`, each once.
+
+    Args:
+        paths: run folders, files of records, and folders of either.
+        say: told of runs that are left out as they have not made a step yet; None: such a run is an error.
 
     Raises:
         InputError: a path is missing, a folder holds neither a run nor records, or one cannot be read.
     """
     folders, files = _found(paths)
+    begun = [folder for folder in folders if has_begun(folder)]
+    if say is not None and (begun or files):
+        for folder in folders:
+            if folder not in begun:
+                say(f"{folder} is left out: it has not made a step yet")
+        folders = begun
     return list(map(read_run, folders)), [record for file in files for record in read_records(file)]
 
 
