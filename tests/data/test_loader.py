@@ -3,18 +3,18 @@ import os
 import pickle
 import random
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.loader import Batch, CaptionLoader
-from diffclip.data.shards import Shards, expand_shards
+from diffclip.data.corpus import Corpus, open_corpus
+from diffclip.data.loader import Batch, CaptionLoader, Transform, _Job
 from diffclip.data.transforms import train_transform
 from diffclip.errors import DiffCLIPError, InputError
 
@@ -32,8 +32,15 @@ def texts(batch: Batch) -> list[str]:
 
 
 def loader_of(paths: Iterable[Path], batch_size: int = 4, **options: object) -> CaptionLoader:
-    transform = train_transform(SIZE, PreprocessConfig())
-    return CaptionLoader(Shards(list(paths)), transform, tokenize, batch_size, **{"seed": 0, **options})
+    return loader_with(train_transform(SIZE, PreprocessConfig()), paths, batch_size, **options)
+
+
+def loader_with(
+    transform: Transform, paths: Iterable[Path], batch_size: int = 4, **options: object
+) -> CaptionLoader:
+    of_corpus = {name: options.pop(name) for name in ("caption_key", "window") if name in options}
+    corpus = open_corpus([str(path) for path in paths], **of_corpus)
+    return CaptionLoader(corpus, transform, tokenize, batch_size, **{"seed": 0, **options})
 
 
 def same(a: list[Batch], b: list[Batch]) -> bool:
@@ -102,12 +109,96 @@ def test_order_and_crops_differ_by_epoch_and_seed_and_repeat(paths: list[Path]) 
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_entering_an_epoch_at_any_batch(paths: list[Path], workers: int) -> None:
-    whole = list(loader_of(paths).epoch(3))
-    loader = loader_of(paths, workers=workers)
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("window", [None, 1, 2])
+def test_entering_an_epoch_at_any_batch(paths: list[Path], workers: int, window: int | None) -> None:
+    whole = list(loader_of(paths, window=window).epoch(3))
+    loader = loader_of(paths, workers=workers, window=window)
     for start in (0, 2, 4, 5):
         assert same(list(loader.epoch(3, start_batch=start)), whole[start:])
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_each_process_reads_its_part_of_each_batch(paths: list[Path], window: int | None) -> None:
+    parts = [loader_of(paths, window=window, rank=rank, world=2) for rank in range(2)]
+    assert {(part.samples, part.batches_per_epoch, part.dropped) for part in parts} == {(23, 5, 3)}
+    batches = [list(part.epoch(1)) for part in parts]
+    assert {len(batch) for part in batches for batch in part} == {2}
+    keys = [key for part in batches for batch in part for key in batch.keys]
+    assert len(set(keys)) == 20
+    if window is None:
+        # The same batches, crops and captions as one process would have.
+        for whole, first, second in zip(loader_of(paths).epoch(1), *batches, strict=True):
+            assert whole.keys == first.keys + second.keys
+            assert torch.equal(whole.images, torch.cat([first.images, second.images]))
+            assert torch.equal(whole.tokens, torch.cat([first.tokens, second.tokens]))
+
+
+def test_a_batch_must_be_shared_equally(paths: list[Path]) -> None:
+    with pytest.raises(InputError, match="batch_size 4 cannot be shared equally by 3 processes"):
+        loader_of(paths, world=3)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_sample_shown_twice_is_cropped_twice(
+    tmp_path: Path, write_shard: WriteShard, window: int | None
+) -> None:
+    path = write_shard(tmp_path / "0.tar", 9)
+    corpus = open_corpus({"shards": str(path), "weight": 2.5}, window=window)
+    loader = CaptionLoader(corpus, train_transform(SIZE, PreprocessConfig()), tokenize, 11, seed=0)
+    assert (loader.samples, loader.batches_per_epoch, loader.dropped) == (22, 2, 0)
+    images: dict[str, list[Tensor]] = {}
+    for batch in loader.epoch(0):
+        for key, image in zip(batch.keys, batch.images, strict=True):
+            images.setdefault(key, []).append(image)
+    assert sorted(map(len, images.values())) == [2] * 5 + [3] * 4
+    assert all(not torch.equal(visits[0], visits[1]) for visits in images.values())
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_crops_do_not_depend_on_the_window_batch_or_workers(paths: list[Path], window: int | None) -> None:
+    def images(loader: CaptionLoader) -> dict[str, Tensor]:
+        batches = list(loader.epoch(2))
+        return {key: image for batch in batches for key, image in zip(batch.keys, batch.images, strict=True)}
+
+    expected = images(loader_of(paths, batch_size=1))
+    found = images(loader_of(paths, batch_size=7, window=window, workers=2))
+    assert len(expected) == 23
+    assert len(found) == 21
+    assert all(torch.equal(expected[key], image) for key, image in found.items())
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_nothing_before_the_start_is_read(
+    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    for number in range(30):
+        write_shard(tmp_path / f"{number}.tar", 4, start=4 * number)
+    expected = [batch.keys for batch in loader_of([tmp_path], window=window).epoch(0)]
+    loader = loader_of([tmp_path], window=window)
+    read: list[int] = []
+    read_one, opened = Corpus.read, []
+    open_one = Corpus._opened
+    monkeypatch.setattr(Corpus, "read", lambda self, i: read.append(i) or read_one(self, i))
+    monkeypatch.setattr(Corpus, "_opened", lambda self, shard: opened.append(shard) or open_one(self, shard))
+    assert next(loader.epoch(0, start_batch=15)).keys == expected[15]
+    assert len(read) == 4
+    assert len(opened) <= (0 if window is None else window)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_memory_does_not_grow(paths: list[Path], window: int | None) -> None:
+    loader = loader_of(paths, window=window)
+    tracemalloc.start()
+    try:
+        held = []
+        for epoch in range(8):
+            for _ in loader.epoch(epoch):
+                pass
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert held[-1] - held[3] < 10_000
 
 
 def test_batches_before_the_start_are_not_read(tmp_path: Path, write_shard: WriteShard) -> None:
@@ -183,7 +274,7 @@ class _Dies:
     def __init__(self) -> None:
         self.seen = 0
 
-    def __call__(self, picture: Image.Image) -> Tensor:
+    def __call__(self, picture: Tensor) -> Tensor:
         self.seen += 1
         if self.seen == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -191,19 +282,19 @@ class _Dies:
 
 
 def test_a_worker_that_dies_is_an_error(paths: list[Path]) -> None:
-    loader = CaptionLoader(Shards(paths), _Dies(), tokenize, 4, seed=0, workers=1)
+    loader = loader_with(_Dies(), paths, workers=1)
     with pytest.raises(DiffCLIPError, match="a data worker died") as raised:
         list(loader.epoch(0))
     assert "\n" not in str(raised.value)
 
 
-def _fails(picture: Image.Image) -> Tensor:
+def _fails(picture: Tensor) -> Tensor:
     raise RuntimeError("a mistake in the transform")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_mistake_in_a_transform_is_not_hidden(paths: list[Path], workers: int) -> None:
-    loader = CaptionLoader(Shards(paths), _fails, tokenize, 4, seed=0, workers=workers)
+    loader = loader_with(_fails, paths, workers=workers)
     with pytest.raises(RuntimeError, match="a mistake in the transform"):
         list(loader.epoch(0))
 
@@ -309,15 +400,16 @@ def test_captions_from_json(tmp_path: Path, write_shard: WriteShard) -> None:
 
 
 def test_what_workers_receive_can_be_pickled(paths: list[Path]) -> None:
-    dataset = loader_of(paths)._loader.dataset
-    key, image, text = dataset[(0, 3)]
-    again = pickle.loads(pickle.dumps(dataset))[(0, 3)]
-    assert (again[0], again[2]) == (key, text)
-    assert torch.equal(again[1], image)
+    samples, job = loader_of(paths)._loader.dataset, _Job(0, np.array([3, 9]))
+    again = pickle.loads(pickle.dumps(samples)).__getitems__(pickle.loads(pickle.dumps(job)))
+    for ours, theirs in zip(samples.__getitems__(job), again, strict=True):
+        assert (ours[0], ours[2]) == (theirs[0], theirs[2])
+        assert torch.equal(ours[1], theirs[1])
 
 
-def test_real_captions(shared: Path) -> None:
-    shards = Shards(expand_shards(shared / "data" / "flickr8k" / "train"))
-    loader = CaptionLoader(shards, train_transform(80, PreprocessConfig()), tokenize, 256, seed=0)
+def test_real_captions(shared: Path, tmp_path: Path) -> None:
+    for shard in (shared / "data" / "flickr8k" / "train").glob("*.tar"):
+        (tmp_path / shard.name).symlink_to(shard)
+    loader = loader_with(train_transform(80, PreprocessConfig()), [tmp_path], 256)
     assert (loader.samples, loader.batches_per_epoch, loader.dropped) == (6000, 23, 112)
     assert next(loader.epoch(0, start_batch=22)).images.shape == (256, 3, 80, 80)

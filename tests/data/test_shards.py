@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diffclip.data.index import read_index
+from diffclip.data.index_files import read_index
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import InputError
 
@@ -143,14 +143,14 @@ def test_a_member_held_twice_is_named(tmp_path: Path, write_tar: WriteTar) -> No
 
 
 def test_many_shards_with_few_open_files(tmp_path: Path, write_shard: WriteTar) -> None:
-    shards = Shards([write_shard(tmp_path / f"{n}.tar", 1, start=n) for n in range(80)])
+    shards = Shards([write_shard(tmp_path / f"{n}.tar", 1, start=n) for n in range(300)])
     for _ in range(2):
-        for i in range(80):
+        for i in range(300):
             assert shards.sample(i, ["txt"])["txt"] == f"first {i}\nsecond {i}\n".encode()
     folder = Path("/proc/self/fd")
     if folder.exists():
         targets = [os.readlink(link) for link in folder.iterdir() if link.is_symlink()]
-        assert sum(target.startswith(str(tmp_path)) for target in targets) <= 64
+        assert sum(target.startswith(str(tmp_path)) for target in targets) <= 256
 
 
 def test_pickled_and_forked_copies_read_for_themselves(tmp_path: Path, write_shard: WriteTar) -> None:

@@ -49,6 +49,44 @@ def test_training_crop_is_torchvisions_and_draws_from_the_global_generator() -> 
     assert not torch.equal(ours[0], ours[1])
 
 
+def pixels(picture: Image.Image) -> torch.Tensor:
+    """As a decoder gives them: the three values of a pixel together."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def photograph(width: int, height: int, seed: int) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    smooth = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height))
+    grain = rng.normal(0, 8, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("flip", [0.0, 0.5])
+@pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI])
+def test_tensors_are_cropped_as_pictures_are(preprocess: PreprocessConfig, flip: float) -> None:
+    """The crop, the mirror and what is left of the random state are equal, the values within 2 levels."""
+    transform = train_transform(48, preprocess, (0.08, 1.0), flip)
+    sizes = [(90, 60), (60, 90), (48, 48), (33, 200), (5, 3), (1, 1), (2, 500)]
+    for seed, size in enumerate(sizes * 4):
+        picture = photograph(*size, seed)
+        torch.manual_seed(seed)
+        expected, state = transform(picture), torch.get_rng_state()
+        torch.manual_seed(seed)
+        image = transform(pixels(picture))
+        assert image.dtype == torch.uint8
+        assert torch.equal(torch.get_rng_state(), state)
+        assert int((image.int() - expected.int()).abs().max()) <= 2
+
+
+def test_tensors_of_noise_are_the_same_on_average() -> None:
+    # Beyond black and white a bicubic filter is clipped after rows, or after columns.
+    picture, transform = noise(300, 256), train_transform(224, OPENAI)
+    torch.manual_seed(0)
+    expected = transform(picture).float()
+    torch.manual_seed(0)
+    assert float((transform(pixels(picture)).float() - expected).abs().mean()) < 0.1
+
+
 def test_crops_cover_at_least_half_of_the_area() -> None:
     # Each pixel holds its column, so a crop's width can be read from what it spans.
     ramp = Image.fromarray(np.repeat(np.arange(200, dtype=np.uint8)[None, :, None], 200, 0).repeat(3, 2))
@@ -76,6 +114,9 @@ def test_normalise_is_totensor_and_normalize_bit_for_bit(preprocess: PreprocessC
     normalised = normalise(images, preprocess)
     assert torch.equal(normalised, torch.stack([ordinary(picture) for picture in pictures]))
     assert torch.equal(images, before)
+    kept = torch.full((2, 3, 60, 90), 7.0)
+    assert normalise(images, preprocess, out=kept) is kept
+    assert torch.equal(kept, normalised)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 500), (500, 1), (3, 2000)])

@@ -409,3 +409,20 @@ def test_a_saved_model_is_a_start(finished: Path, recipe: Recipe, tmp_path: Path
         openai = {"statistics": "openai"}
         loop.train(changed(recipe, weights=str(saved), data=openai), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_does_not_go_on_with_other_shards(
+    finished: Path, recipe: Recipe, scenes: Path, tmp_path: Path
+) -> None:
+    train = tmp_path / "train"
+    shutil.copytree(scenes / "train", train)
+    here = changed(recipe, data={"train": str(train)}, epochs=1)
+    loop.train(here, tmp_path / "run")
+    longer = tmp_path / "run" / "recipe.yaml"
+    longer.write_text(longer.read_text().replace("epochs: 1\n", "epochs: 2\n"))
+    shutil.copy(next(train.glob("*.tar")), train / "more.tar")
+    with pytest.raises(InputError, match=r"shards are not those that its checkpoint saw.*weights=") as error:
+        loop.train(changed(here, epochs=2), tmp_path / "run", resume=True)
+    assert "\n" not in str(error.value)
+    (train / "more.tar").unlink()
+    assert loop.train(changed(here, epochs=2), tmp_path / "run", resume=True).progress.step == 10

@@ -13,11 +13,12 @@ from diffclip.training.recipe import Recipe
 
 def test_vectors_lambdas_norms_biases_and_the_scale_are_not_decayed(recipe: Recipe) -> None:
     model = CLIP(recipe.config(), seed=0)
-    decayed, plain = parameter_groups(model, 0.5)
+    decayed, *plain = parameter_groups(model, 0.5)
     names = {id(p): name for name, p in model.named_parameters()}
-    assert decayed["weight_decay"], plain["weight_decay"] == (0.5, 0.0)
+    assert [group["weight_decay"] for group in (decayed, *plain)] == [0.5, 0.0, 0.0]
     with_decay = {names[id(p)] for p in decayed["params"]}
-    without = {names[id(p)] for p in plain["params"]}
+    without = {names[id(p)] for group in plain for p in group["params"]}
+    assert len(with_decay) + sum(len(group["params"]) for group in plain) == len(names)
     assert with_decay | without == set(names.values())
     assert not with_decay & without
     assert {"visual.pos_embed", "image_projection", "token_embedding.weight"} <= with_decay
@@ -26,12 +27,15 @@ def test_vectors_lambdas_norms_biases_and_the_scale_are_not_decayed(recipe: Reci
         assert "norm" not in name
         assert "ln_" not in name
         assert not name.endswith("bias")
-    assert "logit_scale" in without
+    # apart from the others, since they are never shared out over processes
+    assert {names[id(p)].rpartition(".")[2] for p in plain[1]["params"]} == {
+        *("logit_scale", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+    }
 
 
 def test_the_optimiser_is_the_recipes(recipe: Recipe) -> None:
     optimiser = make_optimiser(CLIP(recipe.config(), seed=0), recipe)
-    assert [group["weight_decay"] for group in optimiser.param_groups] == [0.1, 0.0]
+    assert [group["weight_decay"] for group in optimiser.param_groups] == [0.1, 0.0, 0.0]
     assert {group["betas"] for group in optimiser.param_groups} == {(0.9, 0.98)}
 
 

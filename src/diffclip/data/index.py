@@ -1,4 +1,4 @@
-"""Where each sample of a tar shard lies: one scan of its headers, kept in the user's cache folder.
+"""Where each sample of a tar shard lies, from one scan of its headers.
 
 Members are grouped as WebDataset does: the key is the path up to the first dot of the base name, the
 extension is the rest in lower case, and neighbours of one key are a sample.
@@ -6,12 +6,14 @@ extension is the rest in lower case, and neighbours of one key are a sample.
 
 from __future__ import annotations
 
-import hashlib
+import errno
+import io
 import os
 import re
+import stat
 import tarfile
-import zipfile
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffclip.errors import InputError
-from diffclip.files import cache_folder, write_atomically
-
 _BLOCK = 512
-_FORMAT = 1
-# A shard with fewer members is scanned again faster than a cache file is worth keeping.
-_WORTH_KEEPING = 500
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 
@@ -56,10 +52,10 @@ class ShardIndex:
 
     def members(self, i: int) -> dict[str, tuple[int, int]]:
         """Extension → (offset, size), both in bytes."""
-        return {
-            self.extensions[self.member_extensions[m]]: (int(self.blocks[m]) * _BLOCK, int(self.sizes[m]))
-            for m in range(self.first[i], self.first[i + 1])
-        }
+        start, end = self.first[i : i + 2].tolist()
+        columns = (self.member_extensions, self.blocks, self.sizes)
+        members = zip(*(column[start:end].tolist() for column in columns), strict=True)
+        return {self.extensions[number]: (block * _BLOCK, size) for number, block, size in members}
 
     def has_any(self, extensions: tuple[str, ...]) -> NDArray[np.bool_]:
         """[samples]: whether a sample has a member that is not empty under one of `extensions`."""
@@ -69,25 +65,57 @@ class ShardIndex:
         held: NDArray[np.bool_] = wanted[self.member_extensions] & (self.sizes > 0)
         return np.logical_or.reduceat(held, self.first[:-1])
 
+    def sets_of_extensions(self) -> dict[tuple[str, ...], int]:
+        """How many samples hold, not empty, exactly the members of each set of extensions."""
+        if not len(self):
+            return {}
+        bits = np.array([1 << number for number in range(len(self.extensions))], dtype=object)
+        held = np.where(self.sizes > 0, bits[self.member_extensions], 0)
+        found = Counter(np.bitwise_or.reduceat(held, self.first[:-1].astype(np.intp)).tolist())
+        return {
+            tuple(
+                sorted(name for name, bit in zip(self.extensions, bits, strict=True) if bit & number)
+            ): count
+            for number, count in found.items()
+        }
 
-def read_index(path: Path) -> ShardIndex:
-    """The index of the shard at `path`, from the cache while the file's size and time are as they were.
 
-    A broken shard gives what is whole in it, with `faults`; so does one that cannot be opened.
+def open_regular(path: Path) -> io.FileIO:
+    """Open a file for reading without a buffer; what a pipe or a device would give is never waited for.
+
+    Raises:
+        OSError: there is no such file, it cannot be opened, or it is not a regular file.
     """
+    stamp(path)
+    # Should a pipe have taken the file's place meanwhile, opening it must not wait for a writer.
+    handle = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)  # noqa: SIM115
     try:
-        status = path.stat()
-        stamp = f"{_FORMAT} {status.st_size} {status.st_mtime_ns}"
-        digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:20]
-        kept = cache_folder() / "indexes" / f"{digest}.npz"
-        index = _load(kept, stamp)
-        if index is None:
-            index = scan(path)
-            if len(index.blocks) >= _WORTH_KEEPING:
-                _keep(kept, stamp, index)
-        return index
-    except OSError as error:
-        return _Builder().build(f"cannot be read ({error.strerror or error})")
+        _check_regular(os.fstat(handle.fileno()))
+    except OSError:
+        handle.close()
+        raise
+    return handle
+
+
+def stamp(path: Path) -> str:
+    """The size and the time of a file: while they stay, so does its content.
+
+    Raises:
+        OSError: there is no such file, or it is not a regular file.
+    """
+    status = path.stat()
+    _check_regular(status)
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def unreadable(error: OSError) -> ShardIndex:
+    """The index of a shard that cannot be opened: no samples and a fault."""
+    return _Builder().build(f"cannot be read ({error.strerror or error})")
 
 
 def scan(path: Path) -> ShardIndex:
@@ -97,7 +125,7 @@ def scan(path: Path) -> ShardIndex:
         OSError: the file cannot be opened or read.
     """
     builder = _Builder()
-    with path.open("rb") as handle:
+    with io.BufferedReader(open_regular(path)) as handle:
         length = os.fstat(handle.fileno()).st_size
         if not length:
             return builder.build("is empty (0 bytes)")
@@ -187,31 +215,3 @@ class _Builder:
             np.array(self._key_ends, dtype=np.uint32),
             (*self._faults, *faults),
         )
-
-
-_COLUMNS = ("member_extensions", "blocks", "sizes", "first", "key_text", "key_ends")
-_TEXTS = ("extensions", "faults")
-
-
-def _load(kept: Path, stamp: str) -> ShardIndex | None:
-    try:
-        with np.load(kept, allow_pickle=False) as data:
-            if str(data["stamp"]) != stamp:
-                return None
-            fields: dict[str, Any] = {name: data[name] for name in _COLUMNS}
-            fields |= {name: tuple(map(str, data[name])) for name in _TEXTS}
-            return ShardIndex(**fields)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        # Nothing kept, or a damaged file: the shard itself is the authority.
-        return None
-
-
-def _keep(kept: Path, stamp: str, index: ShardIndex) -> None:
-    fields: dict[str, Any] = {name: getattr(index, name) for name in _COLUMNS}
-    fields |= {name: np.array(getattr(index, name), dtype=np.str_) for name in _TEXTS}
-    try:
-        with write_atomically(kept) as temporary, temporary.open("wb") as handle:
-            np.savez(handle, stamp=np.array(stamp), **fields)
-    except (InputError, OSError):
-        # A cache that cannot be written costs a scan the next time, nothing else.
-        return

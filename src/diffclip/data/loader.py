@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from diffclip.data.pictures import watched
-from diffclip.data.samples import (
-    CAPTION_KEY,
-    PICTURE,
-    Fault,
-    Transform,
-    caption_members,
-    captions_of,
-    picture_of,
-    sample_fault,
-)
-from diffclip.data.shards import Shards
+from diffclip.data.corpus import Corpus
+from diffclip.data.order import Epoch, Items, Steps, WholeEpoch, WindowedEpoch, seeds_of
+from diffclip.data.samples import Fault, captions_of, pixels_of, sample_fault
+from diffclip.data.workers import leave_signals_to_parent, watched
 from diffclip.errors import DiffCLIPError, InputError
 
+Transform = Callable[[Tensor], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
-_Item = tuple[int, int]
 _Read = tuple[str, Tensor, str]
 
 
@@ -36,7 +27,7 @@ _Read = tuple[str, Tensor, str]
 class Batch:
     """images uint8 [B, 3, S, S], tokens int64 [B, L], the samples' keys [B], and what was skipped.
 
-    B is the batch size less the broken samples, which may leave 0.
+    B is this process's part of the batch size less the broken samples, which may leave 0.
     """
 
     images: Tensor
@@ -49,145 +40,198 @@ class Batch:
 
 
 class CaptionLoader:
-    """Pictures with one caption each, every sample once an epoch, in an order drawn from (`seed`, epoch).
+    """Pictures with one caption each, in an order drawn from (`seed`, epoch); one process's part of each batch.
 
-    Crops, and the choice among several captions, are drawn from (`seed`, epoch, sample): they depend neither
-    on the workers nor on the batch that an epoch is entered at. This process's generators keep their state.
+    Crops, and the choice among several captions, are drawn from (`seed`, epoch, sample, and how often the epoch has
+    shown it): they depend neither on the workers nor on the batch that an epoch is entered at. Without a window, nor
+    does it depend on the number of processes which samples make a batch. This process's generators keep their state.
 
     Args:
-        shards: where the samples are.
-        transform: PIL RGB → uint8 [3, S, S]; its randomness is torch's global generator.
+        corpus: where the samples are. With a window each process shuffles that many shards at a time.
+        transform: uint8 [3, H, W] → uint8 [3, S, S]; its randomness is torch's global generator.
         tokenizer: n texts → int64 [n, L].
-        batch_size: samples a batch; the last incomplete batch of an epoch is dropped.
+        batch_size: samples a batch, over all processes; the last incomplete batch of an epoch is dropped.
         seed: not negative.
-        workers: processes that read ahead; 0 reads in this one.
-        caption_key: the key of `.json` that holds a caption or a list of them. Unless it is another than the
-            usual, a sample's `.txt`, one caption a line, comes first.
+        workers: processes that read ahead, which signals to the whole job do not end; 0 reads in this one.
+        rank: the number of this process.
+        world: how many processes share each batch.
+        timeout: seconds after which workers that give nothing are an error. Without workers, and while shards are
+            fetched, which `open_corpus` limits, there is no such limit.
 
     Attributes:
-        samples: how many samples have a picture and a caption.
-        batches_per_epoch: how many batches an epoch has.
-        dropped: how many samples an epoch leaves out because they do not fill a batch.
+        corpus: where the samples are.
+        samples: how many samples an epoch shows, over all processes.
+        batches_per_epoch: how many batches an epoch has, the same number in every process.
+        dropped: how many samples an epoch leaves out because they do not fill a batch, over all processes.
         faults: what is skipped in every epoch: broken shards, samples without a picture or a caption.
 
     Raises:
-        InputError: fewer samples than `batch_size`.
+        InputError: fewer samples than `batch_size`, or one that the processes cannot share equally.
     """
 
     def __init__(
         self,
-        shards: Shards,
+        corpus: Corpus,
         transform: Transform,
         tokenizer: Tokenizer,
         batch_size: int,
         seed: int,
         workers: int = 0,
-        caption_key: str = CAPTION_KEY,
+        rank: int = 0,
+        world: int = 1,
+        timeout: float = 300.0,
     ) -> None:
-        needed = {"picture": PICTURE, "caption": caption_members(caption_key)}
-        self._usable, missing = shards.usable(needed)
-        self.faults = shards.faults + missing
-        self.samples = len(self._usable)
+        self.faults, self.samples = corpus.faults, corpus.per_epoch
+        if batch_size % world:
+            raise InputError(
+                f"batch_size {batch_size} cannot be shared equally by {world} processes: make it a multiple of {world}"
+            )
         if self.samples < batch_size:
             skipped = f" ({len(self.faults)} skipped, the first: {self.faults[0]})" if self.faults else ""
             raise InputError(
-                f"{self.samples} samples with picture and caption in {shards} are fewer than the batch size "
+                f"{self.samples} samples with picture and caption in {corpus} are fewer than the batch size "
                 f"{batch_size}: lower batch_size or give more shards{skipped}"
             )
         self.batches_per_epoch, self.dropped = divmod(self.samples, batch_size)
-        self._batch_size, self._seed, self._workers, self._shards = batch_size, seed, workers, shards
-        self._order = _Order()
+        self.corpus, self._seed, self._workers = corpus, seed, workers
+        self._steps = Steps(self.batches_per_epoch, batch_size, rank, world)
+        self._jobs = _Jobs()
         self._loader: DataLoader[_Read | Fault] = DataLoader(
-            _Captioned(shards, transform, seed, caption_key),
-            batch_sampler=self._order,
+            _Samples(corpus, transform, seed),
+            # Typed as one of lists; what it gives goes to `__getitems__` as it is.
+            batch_sampler=cast(Any, self._jobs),
             collate_fn=_Collate(transform, tokenizer),
             num_workers=workers,
             persistent_workers=workers > 0,
+            worker_init_fn=leave_signals_to_parent,
+            timeout=timeout if workers and not corpus.is_remote else 0,
+            # Forked workers share the memory of the indexes.
+            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
             # Without its own generator a DataLoader draws from the global one.
             generator=torch.Generator(),
         )
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from `start_batch` on, without reading those before it.
+        """This process's part of the batches of an epoch from `start_batch` on, without reading those before it.
 
         With workers, which all epochs share, starting an epoch ends the one before.
 
         Raises:
             InputError: all samples that were to be read are broken.
-            DiffCLIPError: a worker died, or another epoch was started meanwhile.
+            DiffCLIPError: a worker died, another epoch was started meanwhile, or no data came for the time set.
         """
-        mine = self._order.batches = [(epoch, batch) for batch in self._batches(epoch)[start_batch:]]
+        order = self._order(epoch)
+        mine = self._jobs.now = _Jobs.Now(epoch, order, start_batch)
         read, broken = 0, None
-        for batch in watched(self._loader):
+        batches = watched(self._loader)
+        # After the workers have started: a process with a thread that fetches is better not forked.
+        window = order.window(start_batch)
+        self._fetch(epoch, order, window)
+        for number, batch in enumerate(batches, start_batch + 1):
+            if isinstance(batch, DiffCLIPError):
+                raise batch
+            if order.window(number) != window:
+                window = order.window(number)
+                self._fetch(epoch, order, window)
             read += len(batch)
             broken = broken or next(iter(batch.faults), None)
             yield batch
-            if self._workers and self._order.batches is not mine:
+            if self._workers and self._jobs.now is not mine:
                 raise DiffCLIPError("another epoch of this loader was started: use a second loader for it")
         if broken and not read:
-            raise InputError(f"every sample in {self._shards} is broken, the first one: {broken}")
+            raise InputError(f"every sample in {self.corpus} is broken, the first one: {broken}")
 
-    def _batches(self, epoch: int) -> NDArray[np.int64]:
-        """[batches, batch size] sample numbers."""
-        order = np.random.default_rng((self._seed, epoch)).permutation(self._usable)
-        return order[: self.samples - self.dropped].reshape(self.batches_per_epoch, self._batch_size)
+    def close(self) -> None:
+        """Stop fetching shards, and remove copies of them that are not to be kept."""
+        self.corpus.close()
 
+    def _order(self, epoch: int) -> Epoch:
+        layout, window = self.corpus.layout, self.corpus.window
+        if window is None:
+            return WholeEpoch(layout, self._steps, self._seed, epoch)
+        return WindowedEpoch(layout, self._steps, window, self._seed, epoch)
 
-class _Order:
-    """The batch sampler: the next pass over the loader gives what `batches` then holds.
-
-    Each item carries its epoch, so that workers which outlive an epoch need not be told of the next.
-    """
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[int, NDArray[np.int64]]] = []
-
-    def __iter__(self) -> Iterator[list[_Item]]:
-        return ([(epoch, i) for i in batch.tolist()] for epoch, batch in self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
+    def _fetch(self, epoch: int, order: Epoch, window: int) -> None:
+        """Have this window at hand and the next one, which may be the first of the next epoch."""
+        if self.corpus.is_remote:
+            following = order.shards(window + 1) or self._order(epoch + 1).shards(0)
+            self.corpus.ahead([*order.shards(window), *following])
 
 
-class _Captioned(Dataset[_Read | Fault]):
-    def __init__(self, shards: Shards, transform: Transform, seed: int, caption_key: str) -> None:
-        self.shards, self.transform, self.seed, self.caption_key = shards, transform, seed, caption_key
-        self.extensions = PICTURE + caption_members(caption_key)
+class _Job(NamedTuple):
+    """What makes one process's part of a batch. The epoch comes with it, since workers outlive one."""
 
-    def __getitem__(self, item: _Item) -> _Read | Fault:
-        epoch, i = item
-        name = self.shards.name(i)
+    epoch: int
+    items: Items
+
+
+class _Jobs:
+    """The batch sampler: a pass over the loader gives the batches of what is then `now`."""
+
+    class Now(NamedTuple):
+        epoch: int
+        order: Epoch
+        start: int
+
+    now: Now
+
+    def __iter__(self) -> Iterator[_Job]:
+        epoch, order, start = self.now
+        return (_Job(epoch, items) for items in order.batches(start))
+
+
+class _Samples(Dataset[_Read | Fault]):
+    def __init__(self, corpus: Corpus, transform: Transform, seed: int) -> None:
+        self.corpus, self.transform, self.seed = corpus, transform, seed
+
+    def __getitems__(self, job: _Job) -> list[_Read | Fault] | DiffCLIPError:
+        """The samples of a whole batch, or why there is none: an exception would lose its type between processes."""
+        samples = (job.items % self.corpus.samples).tolist()
+        seeds = seeds_of(self.seed, job.epoch, job.items).tolist()
         try:
-            sample = self.shards.sample(i, self.extensions)
-            captions = captions_of(sample, name, self.caption_key)
-            picture = picture_of(sample, name)
-        except (InputError, OSError) as error:
-            return sample_fault(name, error)
-        with _randomness_of(self.seed, epoch, i):
-            caption = captions[int(torch.randint(len(captions), ()))]
-            return self.shards.key(i), self.transform(picture), caption
+            with _generator_kept():
+                return [self._read(sample, seed) for sample, seed in zip(samples, seeds, strict=True)]
+        except DiffCLIPError as error:
+            return error
+
+    def _read(self, i: int, seed: int) -> _Read | Fault:
+        sample = self.corpus.read(i)
+        if isinstance(sample, Fault):
+            return sample
+        try:
+            captions = captions_of(sample.members, sample.name, self.corpus.caption_key)
+            pixels = pixels_of(sample.members, sample.name)
+        except InputError as error:
+            return sample_fault(sample.name, error)
+        # torch.manual_seed would seed the other devices too, at 20 times the cost. The generator takes the lower 32
+        # bits, which leaves the upper ones to the caption.
+        torch.default_generator.manual_seed(seed)
+        return sample.key, self.transform(pixels), captions[(seed >> 32) % len(captions)]
 
 
 class _Collate:
     def __init__(self, transform: Transform, tokenizer: Tokenizer) -> None:
         self.transform, self.tokenizer = transform, tokenizer
 
-    def __call__(self, items: list[_Read | Fault]) -> Batch:
+    def __call__(self, items: list[_Read | Fault] | DiffCLIPError) -> Batch | DiffCLIPError:
+        if isinstance(items, DiffCLIPError):
+            return items
         faults = [item for item in items if isinstance(item, Fault)]
         whole = [item for item in items if not isinstance(item, Fault)]
         if not whole:
-            with _randomness_of(0):
-                blank = self.transform(Image.new("RGB", (8, 8)))
+            with _generator_kept():
+                blank = self.transform(torch.zeros(3, 8, 8, dtype=torch.uint8))
             return Batch(blank[None][:0], self.tokenizer([""])[:0], [], faults)
         keys, images, captions = zip(*whole, strict=True)
-        return Batch(torch.stack(images), self.tokenizer(list(captions)), list(keys), faults)
+        # In a worker it collates straight into the memory that the processes share.
+        return Batch(default_collate(list(images)), self.tokenizer(list(captions)), list(keys), faults)
 
 
 @contextmanager
-def _randomness_of(*numbers: int) -> Iterator[None]:
-    """Torch's global CPU generator seeded by `numbers` for a while, and as before afterwards."""
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would seed the other devices too, at 20 times the cost.
-        torch.default_generator.manual_seed(seed)
+def _generator_kept() -> Iterator[None]:
+    """Torch's global CPU generator is as before afterwards."""
+    state = torch.default_generator.get_state()
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(state)

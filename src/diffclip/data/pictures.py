@@ -1,4 +1,4 @@
-"""Pictures of a source in order, for evaluation; and what both loaders do about a data worker that dies."""
+"""Pictures of a source in order, for evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from diffclip.data.samples import Fault, Transform, sample_fault
 from diffclip.data.sources import Source
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.data.workers import leave_signals_to_parent, watched
+from diffclip.errors import InputError
 
 
 @dataclass
@@ -44,6 +45,7 @@ def evaluation_batches(
         batch_size=batch_size,
         collate_fn=_collate,
         num_workers=workers,
+        worker_init_fn=leave_signals_to_parent,
         # Without its own generator a DataLoader draws from the global one.
         generator=torch.Generator(),
     )
@@ -56,21 +58,6 @@ def evaluation_batches(
             yield batch
     if broken and not read:
         raise InputError(f"every picture in {source} is broken, the first one: {broken[0]}")
-
-
-def watched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What `loader` gives.
-
-    Raises:
-        DiffCLIPError: a worker died.
-    """
-    try:
-        yield from loader
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
-            raise
-        reason = " ".join(str(error).split())
-        raise DiffCLIPError(f"a data worker died, use fewer if memory is short: {reason}") from error
 
 
 class _Pictures(Dataset[tuple[int, Tensor] | Fault]):

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from braceexpand import braceexpand
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.index import read_index
+from diffclip.data.index import ShardIndex, open_regular
+from diffclip.data.index_files import Needed, read_index
 from diffclip.data.samples import PICTURE, Fault, picture_of
 from diffclip.data.sources import stamp_of
 from diffclip.errors import InputError
 
-_OPEN_FILES = 64
+OPEN_FILES = 256
 
 
 def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -86,11 +88,59 @@ def _expand(text: str) -> list[Path]:
     return found
 
 
+class TarFiles:
+    """Members of tars, read from where an index says they are. Files are opened on first use, at most `limit`.
+
+    An object may be forked or pickled to data workers; it is not for several threads at once.
+    """
+
+    def __init__(self, limit: int = OPEN_FILES) -> None:
+        self._limit = limit
+        self._files: OrderedDict[Path, io.FileIO] = OrderedDict()
+
+    def read(self, path: Path, members: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, bytes]:
+        """The content of `members`: pairs of a name and (offset, size) in bytes.
+
+        Raises:
+            InputError: the file ends before a member does.
+            OSError: the file cannot be read.
+        """
+        file = self.open(path)
+        return {name: _read(file, path, offset, size) for name, (offset, size) in members}
+
+    def open(self, path: Path) -> io.FileIO:
+        """The file, which stays open until `limit` others have been used since; it can be read even if removed.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        file = self._files.pop(path, None)
+        if file is None:
+            file = open_regular(path)
+            while len(self._files) >= self._limit:
+                self._files.popitem(last=False)[1].close()
+        self._files[path] = file
+        return file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": OrderedDict()}
+
+
+def _read(file: io.FileIO, path: Path, offset: int, size: int) -> bytes:
+    # Without the file's position, which the copies of a forked process share.
+    data = os.pread(file.fileno(), size, offset)
+    while len(data) < size:
+        more = os.pread(file.fileno(), size - len(data), offset + len(data))
+        if not more:
+            raise InputError(f"{path} became shorter while it was read: start again")
+        data += more
+    return data
+
+
 class Shards:
     """The samples of several shards, numbered through in the order of the shards.
 
-    Files are opened on first use in each process, so an object may be forked or pickled to data workers; it
-    is not for several threads at once.
+    An object may be forked or pickled to data workers; it is not for several threads at once.
 
     Attributes:
         paths: the shards.
@@ -109,8 +159,7 @@ class Shards:
             for path, index in zip(self.paths, self._indexes, strict=True)
             for reason in index.faults
         ]
-        self._files: OrderedDict[int, IO[bytes]] = OrderedDict()
-        self._process = os.getpid()
+        self._files = TarFiles()
         if not len(self):
             why = f": {self.faults[0]}" if self.faults else ""
             raise InputError(f"not one sample in {self}{why}; give uncompressed WebDataset tars")
@@ -140,15 +189,9 @@ class Shards:
             OSError: the shard cannot be read.
         """
         shard, local = self._locate(i)
-        file = self._file(shard)
-        sample = {}
-        for extension, (offset, size) in self._indexes[shard].members(local).items():
-            if extensions is None or extension in extensions:
-                file.seek(offset)
-                sample[extension] = file.read(size)
-                if len(sample[extension]) < size:
-                    raise InputError(f"{self.paths[shard]} became shorter while it was read: start again")
-        return sample
+        members = self._indexes[shard].members(local).items()
+        wanted = (member for member in members if extensions is None or member[0] in extensions)
+        return self._files.read(self.paths[shard], wanted)
 
     def picture(self, i: int) -> Image.Image:
         """The picture of sample `i` in RGB.
@@ -163,7 +206,7 @@ class Shards:
         """A digest of the name, size and time of each shard."""
         return stamp_of((path.name, path) for path in self.paths)
 
-    def usable(self, needed: Mapping[str, tuple[str, ...]]) -> tuple[NDArray[np.int64], list[Fault]]:
+    def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
         """The numbers of the samples that have a member for each of `needed`, and the faults of the others.
 
         Only the index is read.
@@ -171,16 +214,13 @@ class Shards:
         Args:
             needed: what a member is called → the extensions it may have.
         """
-        held = {
-            what: np.concatenate([index.has_any(extensions) for index in self._indexes])
-            for what, extensions in needed.items()
-        }
-        usable = np.logical_and.reduce(list(held.values()))
-        faults = [
-            Fault(self.name(i), "has no " + " and no ".join(what for what in needed if not held[what][i]))
-            for i in np.flatnonzero(~usable).tolist()
-        ]
-        return np.flatnonzero(usable), faults
+        numbers: list[NDArray[np.int64]] = []
+        faults: list[Fault] = []
+        for path, index, end in zip(self.paths, self._indexes, self._ends.tolist(), strict=True):
+            found, missing = usable_samples(path, index, needed)
+            numbers.append(found + (end - len(index)))
+            faults += missing
+        return np.concatenate(numbers), faults
 
     def _locate(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
@@ -188,17 +228,16 @@ class Shards:
         shard = int(np.searchsorted(self._ends, i, side="right"))
         return shard, i - (int(self._ends[shard - 1]) if shard else 0)
 
-    def _file(self, shard: int) -> IO[bytes]:
-        # A handle that a fork has copied shares its position with the parent's.
-        if self._process != os.getpid():
-            self._files, self._process = OrderedDict(), os.getpid()
-        file = self._files.pop(shard, None)
-        if file is None:
-            if len(self._files) >= _OPEN_FILES:
-                self._files.popitem(last=False)[1].close()
-            file = self.paths[shard].open("rb")
-        self._files[shard] = file
-        return file
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": OrderedDict()}
+def usable_samples(path: Path, index: ShardIndex, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
+    """The numbers, in the shard, of the samples that have a member for each of `needed`; the faults of the others."""
+    held = {what: index.has_any(extensions) for what, extensions in needed.items()}
+    usable = np.logical_and.reduce(list(held.values()))
+    faults = [
+        Fault(
+            f"{path}:{index.key(i)}",
+            "has no " + " and no ".join(what for what in needed if not held[what][i]),
+        )
+        for i in np.flatnonzero(~usable).tolist()
+    ]
+    return np.flatnonzero(usable), faults

@@ -34,13 +34,16 @@ LINKS = ("last", "best", "previous")
 
 @dataclass
 class Progress:
-    """How far a run is. `batch` counts the batches of `epoch` (from 0) that are done."""
+    """How far a run is. `batch` counts the batches of `epoch` (from 0) that are done; `order` tells the order of the
+    samples from others, and `processes` how many share it out."""
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
     samples: int = 0
     best_score: float | None = None
+    order: str | None = None
+    processes: int = 1
 
 
 def save_checkpoint(

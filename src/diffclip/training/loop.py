@@ -34,7 +34,7 @@ from diffclip.training.interrupt import StoppedError, StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimiser import MAX_LOGIT_SCALE, learning_rate, make_optimiser
 from diffclip.training.recipe import Recipe
-from diffclip.training.start import Prepared, prepare, start_telemetry
+from diffclip.training.start import Prepared, check_order, prepare, start_telemetry
 from diffclip.training.telemetry import Silent, Telemetry
 from diffclip.training.validation import validate
 from diffclip.weights import load_weights
@@ -85,6 +85,7 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     optimiser = make_optimiser(model, recipe)
     wrapped_optimiser = fabric.setup_optimizers(optimiser)
     progress = restore_checkpoint(fabric, checkpoint, model, optimiser) if checkpoint else Progress()
+    check_order(progress, loader, fabric, run)
     job = _Job(recipe, run, fabric, model, wrapped, optimiser, wrapped_optimiser, loader, progress)
     hosts = distributed.share(fabric, platform.node())
     facts = {"world": hardware.world, "nodes": hardware.nodes, "strategy": hardware.strategy, "hosts": hosts}

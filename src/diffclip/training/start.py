@@ -13,9 +13,9 @@ from diffclip.loading import load
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import add_start, describe_start
-from diffclip.training.checkpoint import choose_checkpoint
+from diffclip.training.checkpoint import Progress, choose_checkpoint
 from diffclip.training.data import open_training_data, open_validation_data
-from diffclip.training.distributed import Hardware
+from diffclip.training.distributed import Hardware, share
 from diffclip.training.recipe import Recipe
 from diffclip.training.run_folder import claim_folder
 from diffclip.training.telemetry import Telemetry
@@ -83,6 +83,33 @@ def _take_weights(model: CLIP, source: str) -> None:
     model.load_state_dict(state)
     if saved.config.vision.norm_eps is not None:
         model.set_vision_norm_eps(saved.config.vision.norm_eps)
+
+
+def check_order(progress: Progress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
+    """See that the samples still to come are those that the run had still to see, in every process.
+
+    Raises:
+        InputError: the shards are others than before, or than another process has.
+    """
+    order, window = loader.corpus.order_identity(), loader.corpus.window
+    if len(set(share(fabric, order))) > 1:
+        raise InputError("the processes do not see the same shards: give every node the same data")
+    if progress.order not in (None, order):
+        raise InputError(
+            f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): bring them back, "
+            f"or start a new run with weights={run}/checkpoints/last"
+        )
+    if (
+        window is not None
+        and progress.batch
+        and progress.processes != fabric.world_size
+        and not fabric.global_rank
+    ):
+        _say(
+            f"{run}: with data.window the order depends on the number of processes, {progress.processes} before and "
+            f"{fabric.world_size} now: this epoch shows some samples twice and leaves others out"
+        )
+    progress.order, progress.processes = order, fabric.world_size
 
 
 def start_telemetry(

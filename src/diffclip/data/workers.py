@@ -1,0 +1,63 @@
+"""Data workers: they leave signals to their parent, and what goes wrong with them is said in one line."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from diffclip.errors import DiffCLIPError
+
+
+def leave_signals_to_parent(worker: int) -> None:
+    """For `worker_init_fn`: SIGTERM and SIGINT end a worker only if its parent sends them.
+
+    A scheduler that stops a job, and Ctrl-C, reach all processes; the parent may still want its batches, to end well.
+    """
+    # A search for garbage among what was there before would copy the memory that is shared with the parent.
+    gc.freeze()
+    # Not on macOS, where nothing tells who sent a signal.
+    if not hasattr(signal, "sigwaitinfo"):
+        return
+    parent, signals = os.getppid(), {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def wait() -> None:
+        while signal.sigwaitinfo(signals).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+
+
+def watched(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What `loader` gives; its workers are started at once.
+
+    Raises:
+        DiffCLIPError: a worker died, or nothing came for the loader's `timeout`.
+    """
+    return _watched(iter(loader), loader.timeout)
+
+
+def _watched(batches: Iterator[Any], timeout: float) -> Iterator[Any]:
+    try:
+        yield from batches
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        if reason.startswith("DataLoader worker (pid"):
+            raise DiffCLIPError(
+                f"a data worker died, use fewer if memory is short (in a container, shared memory too): {reason}"
+            ) from error
+        if reason.startswith("DataLoader timed out"):
+            # Each would otherwise be waited for when the process ends.
+            for worker in getattr(batches, "_workers", []):
+                worker.terminate()
+            raise DiffCLIPError(
+                f"no data came for {timeout:g} seconds: see whether the disks answer, or raise data.timeout"
+            ) from error
+        raise

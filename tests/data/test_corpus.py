@@ -1,0 +1,204 @@
+import os
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from diffclip.data import corpus as corpus_module
+from diffclip.data import index_files
+from diffclip.data.corpus import Corpus, Sample, open_corpus
+from diffclip.data.index import scan
+from diffclip.data.parts import Part
+from diffclip.data.samples import Fault
+from diffclip.errors import InputError
+
+WriteShard = Callable[..., Path]
+WINDOWS = pytest.mark.parametrize("window", [None, 2])
+
+
+def keys_of(corpus: Corpus) -> list[str]:
+    return [sample.key for i in range(corpus.samples) if isinstance(sample := corpus.read(i), Sample)]
+
+
+def reasons_of(corpus: Corpus) -> Counter[str]:
+    return Counter(str(fault) for i in range(corpus.samples) if isinstance(fault := corpus.read(i), Fault))
+
+
+@pytest.fixture
+def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
+    """Shards of 3, 1 and 6 samples; the last lacks two captions and a picture."""
+    changes = {5: {"txt": None}, 7: {"jpg": None}, 8: {"txt": b""}}
+    return [
+        write_shard(tmp_path / "0.tar", 3),
+        write_shard(tmp_path / "1.tar", 1, start=3),
+        write_shard(tmp_path / "2.tar", 6, start=4, changes=changes),
+    ]
+
+
+@WINDOWS
+def test_samples_by_number(
+    paths: list[Path], picture: Callable[..., bytes], tmp_path: Path, window: int | None
+) -> None:
+    corpus = open_corpus(str(tmp_path), window=window)
+    assert (corpus.samples, corpus.per_epoch, corpus.window) == (7, 7, window)
+    assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 1, 2, 3, 4, 6, 9)]
+    sample = corpus.read(5)
+    assert sample.name == f"{paths[2]}:s0000006"
+    assert sample.members == {"jpg": picture(6), "txt": b"first 6\nsecond 6\n"}
+    assert str(corpus) == f"{paths[0]} and 2 more shards"
+    assert not corpus.is_remote
+    again = pickle.loads(pickle.dumps(corpus))
+    assert again.read(5) == sample
+
+
+def test_what_is_missing_is_named_or_counted(paths: list[Path], tmp_path: Path) -> None:
+    named = [str(fault) for fault in open_corpus(tmp_path).faults]
+    assert named == [
+        f"{paths[2]}:s0000005 has no caption",
+        f"{paths[2]}:s0000007 has no picture",
+        f"{paths[2]}:s0000008 has no caption",
+    ]
+    counted = [str(fault) for fault in open_corpus(tmp_path, window=2).faults]
+    assert counted == [
+        f"{paths[2]} holds 2 samples that have no caption",
+        f"{paths[2]} holds 1 samples that have no picture",
+    ]
+
+
+@WINDOWS
+def test_only_what_a_sample_needs_is_read(
+    tmp_path: Path, write_shard: WriteShard, window: int | None
+) -> None:
+    more = {"npy": b"0" * 1000, "json": b'{"title": "t"}'}
+    write_shard(tmp_path / "0.tar", 2, changes={0: more, 1: more})
+    assert set(open_corpus(tmp_path, window=window).read(0).members) == {"jpg", "txt", "json"}
+    titles = open_corpus(tmp_path, caption_key="title", window=window)
+    assert (titles.caption_key, set(titles.read(0).members)) == ("title", {"jpg", "json"})
+
+
+def test_what_a_recipe_may_name(paths: list[Path], tmp_path: Path) -> None:
+    one, two = str(paths[0]), [str(paths[1]), str(paths[2])]
+    for train in (
+        [one, {"shards": two, "weight": 2}],
+        [Part(one), Part(two, 2.0)],
+        [paths[0], SimpleNamespace(shards=two, weight=2.0)],
+    ):
+        corpus = open_corpus(train)
+        assert corpus.sources == [(one, 1, 3, 1.0), (f"{paths[1]}, {paths[2]}", 2, 4, 2.0)]
+        assert (corpus.samples, corpus.per_epoch) == (7, 11)
+    for train in ({"shards": one, "weight": 0.4}, Part(one, 0.4), SimpleNamespace(shards=[one], weight=0.4)):
+        assert open_corpus(train).per_epoch == 1
+    assert open_corpus(f"{tmp_path}/{{0..2}}.tar").samples == 7
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ([], "no shards given"),
+        ({"shards": []}, "no shards given"),
+        ("", "is empty"),
+        ("nowhere.tar", "does not exist"),
+        ({"shards": "0.tar", "weight": 0}, "weight 0 of 0.tar must be a number greater than 0"),
+        ({"shards": "0.tar", "weight": float("nan")}, "weight nan"),
+    ],
+)
+def test_errors_of_naming(train: object, words: str) -> None:
+    with pytest.raises(InputError) as raised:
+        open_corpus(train)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@WINDOWS
+def test_broken_shards_are_skipped_and_named(
+    paths: list[Path], tmp_path: Path, write_shard: WriteShard, window: int | None
+) -> None:
+    (tmp_path / "3.tar").touch()
+    (tmp_path / "4.tar").write_text("this is no tar " * 100)
+    os.mkfifo(tmp_path / "5.tar")
+    cut = write_shard(tmp_path / "6.tar", 4, start=10)
+    cut.write_bytes(cut.read_bytes()[:4000])
+    corpus = open_corpus(tmp_path, window=window)
+    assert keys_of(corpus)[-1] == "s0000010"
+    assert corpus.samples == 8
+    faults = {fault.name: fault.reason for fault in corpus.faults}
+    assert faults[str(tmp_path / "3.tar")] == "is empty (0 bytes)"
+    assert faults[str(tmp_path / "4.tar")] == "is not a tar"
+    assert "not a regular file" in faults[str(tmp_path / "5.tar")]
+    assert any(fault.name == str(cut) and "is cut short" in fault.reason for fault in corpus.faults)
+
+
+@WINDOWS
+def test_nothing_usable_is_an_error(tmp_path: Path, write_shard: WriteShard, window: int | None) -> None:
+    path = write_shard(tmp_path / "0.tar", 2, changes={0: {"txt": None}, 1: {"jpg": None}})
+    with pytest.raises(InputError, match=f"not one sample with a picture and a caption in {path}: {path}"):
+        open_corpus(tmp_path, window=window)
+
+
+@WINDOWS
+def test_a_shard_that_goes_later_gives_faults(
+    paths: list[Path], tmp_path: Path, write_shard: WriteShard, window: int | None
+) -> None:
+    corpus = open_corpus(tmp_path, window=window)
+    paths[0].unlink()
+    os.mkfifo(paths[1].with_suffix(".pipe"))
+    paths[1].with_suffix(".pipe").replace(paths[1])
+    assert keys_of(corpus) == ["s0000004", "s0000006", "s0000009"]
+    reasons = reasons_of(corpus)
+    assert sum(reasons.values()) == 4
+    assert all("cannot be read (" in reason for reason in reasons)
+    assert not any("\n" in reason for reason in reasons)
+
+
+@WINDOWS
+def test_a_shard_that_is_cut_later_gives_faults(
+    paths: list[Path], tmp_path: Path, window: int | None
+) -> None:
+    corpus = open_corpus(tmp_path, window=window)
+    os.truncate(paths[0], scan(paths[0]).members(1)["jpg"][0])
+    assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 3, 4, 6, 9)]
+    assert all(str(paths[0]) in reason for reason in reasons_of(corpus))
+    assert sum(reasons_of(corpus).values()) == 2
+
+
+def test_with_a_window_few_indexes_are_in_memory(
+    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_files, "_WORTH_KEEPING", 1)
+    for number in range(9):
+        write_shard(tmp_path / f"{number}.tar", 2, start=2 * number)
+    open_corpus(tmp_path)
+    corpus = open_corpus(tmp_path, window=3)
+    read = []
+    monkeypatch.setattr(
+        corpus_module, "read_index", lambda path: read.append(path.name) or index_files.read_index(path)
+    )
+    assert len(keys_of(corpus)) == 18
+    assert read == [f"{number}.tar" for number in range(9)]
+    assert (len(corpus._recent), len(corpus._files._files), corpus._held) == (3, 3, [])
+    # Those that were read last are at hand.
+    for i in (17, 13, 15, 12):
+        corpus.read(i)
+    assert len(read) == 9
+
+
+def test_identities(paths: list[Path], tmp_path: Path, write_shard: WriteShard) -> None:
+    def both(**options: object) -> tuple[str, str]:
+        corpus = open_corpus(str(tmp_path), **options)
+        return corpus.identity(), corpus.order_identity()
+
+    files, order = both()
+    assert both() == (files, order)
+    assert both(window=2)[0] == files
+    assert both(window=2)[1] != order
+    # A copy of the same shards keeps the order, whatever its time.
+    os.utime(paths[0], ns=(1, 1))
+    assert both()[0] != files
+    assert both()[1] == order
+    write_shard(paths[0], 2)
+    assert both()[1] != order
+    weighted = open_corpus([{"shards": str(tmp_path), "weight": 2}])
+    assert weighted.order_identity() != open_corpus(str(tmp_path)).order_identity()

@@ -1,0 +1,187 @@
+import numpy as np
+import pytest
+
+from diffclip.data.order import Epoch, Layout, Steps, WholeEpoch, WindowedEpoch, seeds_of
+
+UNEQUAL = Layout([[3, 50, 700]], [1.0])
+
+
+def steps_of(layout: Layout, size: int, world: int = 1) -> list[Steps]:
+    return [Steps(layout.per_epoch // size, size, rank, world) for rank in range(world)]
+
+
+def orders(
+    layout: Layout, size: int, world: int = 1, window: int | None = None, seed: int = 0, epoch: int = 0
+) -> list[Epoch]:
+    """The order of each process."""
+    return [
+        WholeEpoch(layout, steps, seed, epoch)
+        if window is None
+        else WindowedEpoch(layout, steps, window, seed, epoch)
+        for steps in steps_of(layout, size, world)
+    ]
+
+
+def items_of(order: Epoch, start: int = 0) -> list[int]:
+    return [item for batch in order.batches(start) for item in batch.tolist()]
+
+
+def shard_of(layout: Layout, item: int) -> int:
+    ends = np.cumsum([count for counts in layout.sources for count in counts])
+    return int(np.searchsorted(ends, item % layout.total, side="right"))
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 16])
+@pytest.mark.parametrize("world", [1, 2, 7])
+def test_each_sample_once_in_the_same_number_of_steps(window: int | None, world: int) -> None:
+    size = 4 * world
+    parts = orders(UNEQUAL, size, world, window)
+    batches = [list(part.batches(0)) for part in parts]
+    assert {len(part) for part in batches} == {753 // size}
+    assert {len(batch) for part in batches for batch in part} == {4}
+    seen = [item for part in batches for batch in part for item in batch.tolist()]
+    assert len(set(seen)) == len(seen) == 753 // size * size
+    assert set(seen) <= set(range(753))
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_what_is_dropped_is_no_fixed_set(window: int | None) -> None:
+    layout = Layout([[5, 6, 7]], [1.0])
+    seen = {
+        item
+        for epoch in range(30)
+        for part in orders(layout, 8, 2, window, epoch=epoch)
+        for item in items_of(part)
+    }
+    assert len(seen) == 18
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_the_order_repeats_for_a_seed_and_epoch_alone(window: int | None) -> None:
+    def first(seed: int, epoch: int) -> list[int]:
+        return items_of(orders(UNEQUAL, 8, 2, window, seed, epoch)[0])
+
+    assert first(1, 2) == first(1, 2)
+    different = [first(1, 2), first(1, 3), first(2, 2), first(2**62, 2)]
+    assert len(set(map(tuple, different))) == 4
+    assert first(1, 2) != sorted(first(1, 2))
+
+
+def test_without_a_window_processes_share_the_batches_of_one() -> None:
+    alone = [batch.tolist() for batch in orders(UNEQUAL, 12)[0].batches(0)]
+    for world in (2, 3, 4):
+        parts = [list(part.batches(0)) for part in orders(UNEQUAL, 12, world)]
+        together = [[item for batch in step for item in batch.tolist()] for step in zip(*parts, strict=True)]
+        assert together == alone
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("world", [1, 3])
+def test_an_epoch_can_be_entered_at_any_batch(window: int | None, world: int) -> None:
+    layout = Layout([[3, 20, 9], [11, 8]], [1.5, 2.0])
+    for order in orders(layout, 6, world, window):
+        whole = [batch.tolist() for batch in order.batches(0)]
+        for start in range(len(whole) + 1):
+            assert [batch.tolist() for batch in order.batches(start)] == whole[start:]
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_weights_are_passes_over_a_source(window: int | None) -> None:
+    layout = Layout([[10, 30], [40, 1], [7], [3]], [1.0, 0.5, 2.0, 2.5])
+    assert layout.total == 91
+    # round() takes 20.5 to 20 and 7.5 to 8.
+    assert layout.per_epoch == 40 + 20 + 14 + 8
+    halves = []
+    for epoch in range(3):
+        [order] = orders(layout, 1, window=window, epoch=epoch)
+        items = items_of(order)
+        assert len(set(items)) == len(items) == layout.per_epoch
+        shown = np.bincount([item % 91 for item in items], minlength=91)
+        assert shown[:40].tolist() == [1] * 40
+        assert shown[40:81].max() == 1
+        assert shown[81:88].tolist() == [2] * 7
+        assert sorted(shown[88:].tolist()) == [2, 3, 3]
+        # The visits of a sample are told apart.
+        assert {item // 91 for item in items if item % 91 == 85} == {0, 1}
+        halves.append(tuple(np.flatnonzero(shown[40:81])))
+    assert len(set(halves)) == 3
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_part_of_a_source_is_drawn_evenly(window: int | None) -> None:
+    layout = Layout([[2, 5, 13]], [0.25])
+    shown = np.zeros(20)
+    for epoch in range(800):
+        shown[items_of(orders(layout, 1, window=window, epoch=epoch)[0])] += 1
+    # 800 draws of 1/4: mean 200, standard deviation 12.
+    assert shown.sum() == 800 * 5
+    assert shown.min() > 145
+    assert shown.max() < 255
+
+
+def test_no_more_shards_than_the_window_are_mixed() -> None:
+    layout = Layout([[10] * 12], [1.0])
+    for order in orders(layout, 4, 2, window=3):
+        items = items_of(order)
+        for begin in range(0, len(items), 30):
+            assert len({shard_of(layout, item) for item in items[begin : begin + 30]}) <= 3
+        assert len({shard_of(layout, item) for item in items[:10]}) > 1
+    # Each process reads shards of its own.
+    mine, other = ({shard_of(layout, item) for item in items_of(order)} for order in orders(layout, 4, 2, 3))
+    assert not mine & other
+
+
+def test_the_shards_of_each_window_are_told() -> None:
+    layout = Layout([[10, 4, 25, 9], [6] * 7], [1.0, 2.0])
+    for order in orders(layout, 6, 2, window=4):
+        batches = list(order.batches(0))
+        for number, batch in enumerate(batches):
+            window = order.window(number)
+            told = order.shards(window) + order.shards(window + 1)
+            assert {shard_of(layout, item) for item in batch.tolist()} <= set(told)
+            assert len(order.shards(window)) <= 4
+        last = order.window(len(batches))
+        assert order.shards(last) == []
+        assert order.shards(last - 1) != []
+        assert [order.window(number) for number in range(len(batches))] == sorted(
+            order.window(number) for number in range(len(batches))
+        )
+
+
+def test_nothing_is_to_be_fetched_where_all_samples_are_one_window() -> None:
+    [order] = orders(UNEQUAL, 8)
+    assert {order.window(batch) for batch in range(90)} == {0}
+    assert order.shards(0) == order.shards(1) == []
+
+
+def test_entering_a_window_late_draws_nothing_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    [order] = orders(Layout([[10] * 1000], [1.0]), 10, window=2)
+    drawn = []
+    items_of_window = WindowedEpoch._items
+    monkeypatch.setattr(
+        WindowedEpoch,
+        "_items",
+        lambda self, window: drawn.append(window) or items_of_window(self, window),
+    )
+    next(order.batches(500))
+    assert drawn == [(500, 502)]
+
+
+def test_few_samples_and_empty_shards() -> None:
+    layout = Layout([[0, 1, 0], [0], [2]], [1.0, 3.0, 0.1])
+    assert (layout.total, layout.per_epoch) == (3, 1)
+    for window in (None, 2):
+        assert items_of(orders(layout, 1, window=window)[0]) == [0]
+
+
+def test_seeds_differ_by_seed_epoch_and_item() -> None:
+    items = np.arange(10_000)
+    seeds = seeds_of(1, 2, items)
+    assert seeds.dtype == np.uint64
+    assert np.array_equal(seeds, seeds_of(1, 2, items))
+    others = [seeds, seeds_of(2, 1, items), seeds_of(1, 3, items), seeds_of(2**63 - 1, 2, items)]
+    assert len(np.unique(np.concatenate(others))) == 40_000
+    # Both halves are used: one for the crop, one for the caption.
+    for half in (seeds >> np.uint64(32), seeds & np.uint64(2**32 - 1)):
+        assert abs(float(half.mean()) / 2**31 - 1) < 0.03
+        assert len(np.unique(half)) > 9_990
