@@ -37,6 +37,8 @@ bench: $(READY)
 	$(RUN) benchmarks.parity --device cpu
 	$(RUN) benchmarks.attention --device cpu --curve
 	$(RUN) benchmarks.training --device cpu
+	$(RUN) benchmarks.loader
+	$(RUN) benchmarks.scaling
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
 
@@ -79,7 +81,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,eval,dev]'
+	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,eval,dev]'
 	@touch $(READY)
 
 clean:

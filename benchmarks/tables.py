@@ -67,16 +67,19 @@ def _attention(result: dict[str, Any]) -> list[str]:
 
 
 def training(results: Results, device: str) -> list[str]:
-    """Samples a second and peak memory by model."""
+    """Samples a second, memory and the share of waiting for data by model."""
     lines: list[str] = []
     for name, result in results.items():
         if name.startswith(f"training_{device}_") and "sections" in result:
             about = result["about"]
+            memory = "kept GiB" if device == "cpu" else "peak GiB"
             lines += [
                 f"`{about['command']}`, {_about(about)}, {about['size']}, {about['precision']}; "
-                "the batch is made up, so no time goes into waiting for data.",
+                "batches are made up but for training from shards, which our loader feeds.",
                 "",
-                *_head(["step", "model", "samples a second", "to CLIP", "peak GiB", "to CLIP"]),
+                *_head(
+                    ["step", "model", "samples a second", "to CLIP", memory, "to CLIP", "waiting for data"]
+                ),
             ]
             for entry in result["sections"]:
                 lines += _section(entry)
@@ -85,24 +88,96 @@ def training(results: Results, device: str) -> list[str]:
 
 
 def _section(entry: dict[str, Any]) -> list[str]:
-    step = f"{entry['kind']}, batch {entry['batch']}" + (
-        f", compiled ({entry['compiled']})" if entry["compiled"] else ""
-    )
-    reference = entry["rows"]["CLIP"]
+    step = f"{entry['kind']}, batch {entry['batch']}"
+    step += f", {_workers(entry['workers'])}" if "workers" in entry else ""
+    step += f", compiled ({entry['compiled']})" if entry["compiled"] else ""
+    # those that are fed do not take turns
+    reference = {} if "workers" in entry else entry["rows"]["CLIP"]
     lines = []
     for name, row in entry["rows"].items():
         if "why" in row:
             lines.append(_row([step, name, row["why"]]))
             continue
-        base, base_peak = reference.get("samples_per_second"), reference.get("peak_bytes")
+        held = "peak_bytes" if row.get("peak_bytes") else "kept_bytes"
         cells = [step, name, f"{row['samples_per_second']:.1f} ± {(row['high'] - row['low']) / 2:.1f}"]
-        cells.append(f"{row['samples_per_second'] / base:.2f}" if base else "–")
-        cells += (
-            [f"{row['peak_bytes'] / 2**30:.2f}", f"{row['peak_bytes'] / base_peak:.3f}"]
-            if row["peak_bytes"] and base_peak
-            else ["–", "–"]
-        )
+        cells.append(_ratio(row, reference, "samples_per_second", 2))
+        cells.append(f"{row[held] / 2**30:.2f}" if held in row else "–")
+        cells.append(_ratio(row, reference, held, 3))
+        cells.append(f"{row['data_wait']:.1%}" if "data_wait" in row else "–")
         lines.append(_row(cells))
+    return lines
+
+
+def _ratio(row: dict[str, Any], reference: dict[str, Any], what: str, digits: int) -> str:
+    return f"{row[what] / reference[what]:.{digits}f}" if row.get(what) and reference.get(what) else "–"
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'' if number == 1 else 's'}"
+
+
+def loader(results: Results, device: str) -> list[str]:
+    """Our loader beside OpenCLIP's: samples a second and core, where the time goes, memory over an epoch."""
+    result = results.get("loader")
+    if result is None:
+        return ["Not measured yet: `python -m benchmarks.loader`."]
+    about, data = result["about"], result["data"]
+    source = "made up" if data["made_up"] else "given"
+    lines = [
+        f"`{about['command']}`, {_about(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} "
+        f"shards ({source}), {data['picture_bytes'] / 1000:.0f} KB a picture.",
+        "",
+        *_head(
+            [
+                "workers",
+                "loader",
+                "samples a second and core",
+                "to OpenCLIP",
+                "samples a second",
+                "to OpenCLIP",
+            ]
+        ),
+    ]
+    for workers, entry in result["workers"].items():
+        for name in ("ours", "OpenCLIP"):
+            row = entry[name]
+            if "why" in row:
+                lines.append(_row([workers, name, row["why"]]))
+                continue
+            cells = [workers, name]
+            for kind in ("per_core", "per_second"):
+                ratio = entry.get("ratio", {}).get(kind) if name == "ours" else None
+                cells += [_spread(row[kind], 0), _spread(ratio, 2) if ratio else "–"]
+            lines.append(_row(cells))
+    return [*lines, "", *_parts(result["breakdown"]), "", *_memory(result["workers"])]
+
+
+def _spread(found: dict[str, float], digits: int) -> str:
+    return f"{found['median']:.{digits}f} ± {(found['high'] - found['low']) / 2:.{digits}f}"
+
+
+def _parts(breakdown: dict[str, dict[str, Any]]) -> list[str]:
+    lines = _head(["loader", "part", "µs of processor time a sample", "share"])
+    for name, row in breakdown.items():
+        if "why" in row:
+            lines.append(_row([name, row["why"]]))
+            continue
+        lines += [
+            _row([name, part, f"{value:.0f}", f"{value / row['all']:.0%}"]) for part, value in row.items()
+        ]
+    return lines
+
+
+def _memory(workers: dict[str, dict[str, Any]]) -> list[str]:
+    lines = _head(["workers", "loader", "memory over an epoch, MiB", "start", "middle", "end", "most"])
+    for number, entry in workers.items():
+        for name in ("ours", "OpenCLIP"):
+            found = entry[name].get("memory", {})
+            for kind, what in (("rss", "sum over the processes"), ("own", "without mapped files")):
+                if kind in found:
+                    sizes = [size / 2**20 for size in found[kind]]
+                    chosen = (sizes[0], sizes[len(sizes) // 2], sizes[-1], max(sizes))
+                    lines.append(_row([number, name, what, *(f"{size:.0f}" for size in chosen)]))
     return lines
 
 
@@ -147,6 +222,7 @@ SECTIONS: dict[str, tuple[Callable[[Results, str], list[str]], str]] = {
     "targets": (goals, ""),
     "attention cpu": (attention, "cpu"),
     "training cpu": (training, "cpu"),
+    "loader": (loader, "cpu"),
     "parity cpu": (parity, "cpu"),
     "attention gpu": (attention, "cuda"),
     "training gpu": (training, "cuda"),
@@ -159,8 +235,10 @@ def _missing(device: str) -> str:
 
 
 def _about(about: dict[str, Any]) -> str:
-    threads = f", {about['threads']} threads" if "triton" not in about else f", Triton {about['triton']}"
-    return f"{about['device']}{threads}, torch {about['torch']}"
+    number = about["threads"]
+    threads = f"{number} thread{'' if number == 1 else 's'}"
+    by = f"Triton {about['triton']}" if "triton" in about else threads
+    return f"{about['device']}, {by}, torch {about['torch']}"
 
 
 def _shape(shape: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What attention and training have to reach, as ratios within one run, and what the results say of it."""
+"""What attention, training and reading have to reach, as ratios within one run, and what the results say of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.models import OPENCLIP, OURS, PUBLISHED, REFERENCE, TIMM
 
 Results = dict[str, dict[str, Any]]
-_CPU, _GPU = "make bench", "make bench-gpu"
+_CPU, _GPU, _LOADER = "make bench", "make bench-gpu", "python -m benchmarks.loader"
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ def targets(results: Results) -> list[Target]:
             cost = _times(gpu, tokens, kind, "differential triton", "plain flash")
             name = f"GPU, N = {tokens}, {_KIND[kind]}: time of triton to forced flash on plain attention"
             found.append(Target(name, _GPU, cost, most=most))
+    for workers in (0, 1, 2):
+        ratio = _loader(results.get("loader"), workers)
+        readers = f"{workers} worker{'' if workers == 1 else 's'}"
+        name = f"CPU, loader, {readers}: ours to OpenCLIP's, samples a second and core"
+        found.append(Target(name, _LOADER, ratio, least=2.0))
     steps = results.get("training_cuda_bf16")
     for batch in (256, 1024):
         for other, least in ((REFERENCE, 0.97), (OPENCLIP, 0.97), (TIMM, 1.2), (PUBLISHED, 1.5)):
@@ -101,6 +106,11 @@ def _to_best(result: dict[str, Any] | None, tokens: int, kind: str) -> float | N
         return None
     least = min(row[kind]["median_ms"] for row in rows.values())
     return float(least / rows["differential auto"][kind]["median_ms"])
+
+
+def _loader(result: dict[str, Any] | None, workers: int) -> float | None:
+    ratio = (result or {}).get("workers", {}).get(str(workers), {}).get("ratio")
+    return float(ratio["per_core"]["median"]) if ratio else None
 
 
 def _step(result: dict[str, Any] | None, kind: str, batch: int, what: str, other: str) -> float | None:

@@ -1,83 +1,33 @@
 """Samples a second of a whole training step (forward, loss, backward, AdamW) and of inference, by model and backend.
 
     python -m benchmarks.training [--device cpu|cuda] [--batch 256 1024] [--model-size ViT-B-16] [--compile blocks]
+                                  [--shards FOLDER] [--workers 2]
 
-Models take turns in each round, and are given as ratios to our CLIP in the same section. The batch is made up and lies
-on the device: no time goes into waiting for data. Writes training_DEVICE_PRECISION.json.
+Models take turns in each round, and are given as ratios to our CLIP in the same section. Their batch is made up and
+lies on the device. In the last section our loader feeds CLIP and DiffCLIP, from shards that are given or made up: the
+share of the time that goes into waiting for data. Memory is the peak of a step on a GPU; on a CPU, what a forward pass
+keeps for the backward pass. Writes training_DEVICE_PRECISION.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from benchmarks.about import about, add_common_options, write_json
-from benchmarks.models import REFERENCE, SDPA, compile_model, config_of, make_models
+from benchmarks.fed import FED, feed, make_up
+from benchmarks.models import OURS, REFERENCE, SDPA, compile_model, make_models
+from benchmarks.steps import Batch, Steps, make_batch
 from diffclip.benchmarking.timing import reason, summary
-from diffclip.training.optimiser import make_optimiser
-from diffclip.training.recipe import read_recipe
 
-Batch = tuple[Tensor, Tensor]
 _TURN = 2  # timed steps in a turn, after one that warms up
-
-
-class Steps:
-    """One model with its optimiser; calling it takes one step of `kind` on `batch`."""
-
-    def __init__(self, model: nn.Module, device: torch.device, precision: str) -> None:
-        self.model = model.to(device)
-        # a rate so small that a made-up batch cannot make the weights infinite
-        self.optimiser = make_optimiser(self.model, read_recipe("flickr8k_cpu", ["lr=1e-6"]))
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-
-    def __call__(self, kind: str, batch: Batch) -> None:
-        self.model.train(kind == "training")
-        if kind == "inference":
-            with torch.no_grad(), self.autocast:
-                self.model(*batch)
-            return
-        with self.autocast:
-            loss = clip_loss(**self.model(*batch))
-        loss.backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-
-    def resident(self) -> int:
-        """Bytes of weights and of the optimiser's state."""
-        state = [
-            x for entry in self.optimiser.state.values() for x in entry.values() if isinstance(x, Tensor)
-        ]
-        tensors = [*self.model.parameters(), *self.model.buffers(), *state]
-        return sum(x.numel() * x.element_size() for x in tensors)
-
-
-def clip_loss(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> Tensor:
-    """OpenCLIP's loss on one device, which is used where it is installed."""
-    try:
-        from open_clip.loss import ClipLoss
-    except ImportError:
-        logits = logit_scale * image_features @ text_features.T
-        own = torch.arange(len(logits), device=logits.device)
-        return (nn.functional.cross_entropy(logits, own) + nn.functional.cross_entropy(logits.T, own)) / 2
-    loss: Tensor = ClipLoss()(image_features, text_features, logit_scale)
-    return loss
-
-
-def make_batch(size: str | None, batch: int, device: torch.device) -> Batch:
-    """Random pictures and captions that end half-way."""
-    config = config_of("CLIP", size)
-    vision, text = config.vision, config.text
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, 3, vision.image_size, vision.image_size, generator=generator)
-    tokens = torch.randint(1, text.vocab_size - 2, (batch, text.context_length), generator=generator)
-    tokens[:, text.context_length // 2 :] = 0
-    tokens[:, text.context_length // 2] = text.vocab_size - 1
-    return images.to(device), tokens.to(device)
 
 
 def turn(
@@ -118,6 +68,8 @@ def section(
     rows: dict[str, dict[str, Any]] = {}
     for name, steps in models.items():
         rows[name] = _tried(lambda steps=steps: _warm_up(steps, kind, batch, device, left), steps)
+        if kind == "training" and device.type == "cpu" and "why" not in rows[name]:
+            rows[name]["kept_bytes"] = steps.kept(batch)
     seconds = left() / 2  # the sections after this one want theirs
     started = time.perf_counter()
     taken: dict[str, list[float]] = {name: [] for name, row in rows.items() if "why" not in row}
@@ -152,6 +104,39 @@ def _timed(steps: Steps, kind: str, batch: Batch, device: torch.device) -> dict[
     return {"ms": took, "peak_bytes": peak}
 
 
+def fed_section(
+    models: dict[str, Steps], device: torch.device, options: argparse.Namespace, batch: int, deadline: float
+) -> dict[str, dict[str, Any]]:
+    """A row for each model that our loader feeds; in the order given they share the time until `deadline`."""
+    rows = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        shards = options.shards or Path(scratch)
+        try:
+            if options.shards is None:
+                make_up(shards, batch, options.workers)
+        except Exception as error:  # what the loader needs may not be installed where the models run
+            return {name: {"why": reason(error)} for name in models}
+        for left, (name, steps) in zip(range(len(models), 0, -1), models.items(), strict=True):
+            now = time.perf_counter()
+            end = now + (deadline - now) / left
+            rows[name] = _tried(lambda steps=steps, end=end: _fed(steps, shards, options, batch, end), steps)
+    return rows
+
+
+def _fed(steps: Steps, shards: Path, options: argparse.Namespace, batch: int, end: float) -> dict[str, Any]:
+    if end < time.perf_counter():
+        return {"why": "no time was left"}
+    return feed(
+        lambda found: steps("training", found),
+        shards,
+        options.model_size,
+        batch,
+        options.workers,
+        torch.device(options.device),
+        lambda: end - time.perf_counter(),
+    )
+
+
 def _tried(work: Callable[[], dict[str, Any]], steps: Steps) -> dict[str, Any]:
     try:
         return work()
@@ -184,13 +169,20 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--compile", choices=["blocks", "whole"], help="measure compiled as well")
     parser.add_argument("--rounds", type=int, default=10, help="at most, a section")
+    parser.add_argument("--shards", type=Path, help="a folder of .tar to feed steps from; default: made up")
+    parser.add_argument(
+        "--workers", type=int, help="that read shards; default: 1 on a CPU, up to 12 on a GPU"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     cuda = device.type == "cuda"
-    size = options.model_size or ("ViT-B-16" if cuda else None)
+    size = options.model_size = options.model_size or ("ViT-B-16" if cuda else None)
+    if options.workers is None:
+        options.workers = min(12, max(1, (os.cpu_count() or 1) - 2)) if cuda else 1
     sizes = options.batch or ([256, 1024] if cuda else [128])
     deadline = time.perf_counter() + options.seconds
+    measured = deadline - min(0.15 * options.seconds, 40.0)  # the rest is for the steps that the loader feeds
 
     models, absent = {}, {}
     for name, model in make_models(size):
@@ -204,10 +196,7 @@ def main() -> None:
     else:
         plan += [("training", batch, False) for batch in sizes[1:]] + [("inference", sizes[0], False)]
     named = {"size": size or "flickr8k_cpu", "precision": options.precision}
-    result: dict[str, Any] = {
-        "about": about("training", options) | named | {"data_wait": 0.0},
-        "sections": [],
-    }
+    result: dict[str, Any] = {"about": about("training", options) | named, "sections": []}
     file = options.output / f"training_{device.type}_{options.precision}.json"
     for index, (kind, batch, compiled) in enumerate(plan):
         if compiled and not plan[index - 1][2]:
@@ -215,7 +204,7 @@ def main() -> None:
                 compile_model(steps.model, options.compile)
         now = time.perf_counter()
         # what is compiled is what matters: it may use all the time that is left
-        end = deadline if compiled else now + (deadline - now) / (len(plan) - index)
+        end = measured if compiled else now + (measured - now) / (len(plan) - index)
         made_up = make_batch(size, batch, device)
         # no target names "sdpa", and compiling it takes time from those that have one
         chosen = {name: steps for name, steps in models.items() if not compiled or name != SDPA}
@@ -226,30 +215,38 @@ def main() -> None:
         result["sections"].append(entry | {"rows": rows | absent})
         write_json(file, result)  # after every section: a run that is stopped leaves what it has
         show(result["sections"][-1])
+    chosen = {name: steps for name, steps in models.items() if name in (REFERENCE, OURS)}
+    entry = {"kind": FED, "batch": sizes[0], "compiled": options.compile, "workers": options.workers}
+    result["sections"].append(entry | {"rows": fed_section(chosen, device, options, sizes[0], deadline)})
+    write_json(file, result)
+    show(result["sections"][-1])
     print(f"written to {file}", flush=True)
 
 
 def show(entry: dict[str, Any]) -> None:
     """Print the table of one section."""
     compiled = f", compiled ({entry['compiled']})" if entry["compiled"] else ""
-    print(f"\n{entry['kind']}, batch {entry['batch']}{compiled}")
-    print(f"{'':18}{'samples/s':>11}{'±':>8}{'/ CLIP':>8}{'peak GiB':>10}{'/ CLIP':>8}{'first s':>9}")
-    reference = entry["rows"][REFERENCE]
+    workers = f", {entry['workers']} workers" if "workers" in entry else ""
+    print(f"\n{entry['kind']}, batch {entry['batch']}{compiled}{workers}")
+    heads = ("samples/s", "±", "/ CLIP", "GiB", "/ CLIP", "waiting", "first s")
+    print(" " * 18 + "".join(f"{head:>10}" for head in heads))
+    # those that are fed do not take turns
+    reference = {} if entry["kind"] == FED else entry["rows"][REFERENCE]
     for name, row in entry["rows"].items():
         if "why" in row:
             print(f"{name:18}  {row['why']}")
             continue
-        rate, peak = row["samples_per_second"], row["peak_bytes"]
-        base = reference.get("samples_per_second")
-        line = f"{name:18}{rate:11.1f}{(row['high'] - row['low']) / 2:8.1f}"
-        line += f"{rate / base:8.3f}" if base else f"{'':8}"
-        if peak:
-            ratio = peak / reference["peak_bytes"] if reference.get("peak_bytes") else float("nan")
-            line += f"{peak / 2**30:10.2f}{ratio:8.3f}"
-        else:
-            line += f"{'':18}"
-        print(f"{line}{row['first_s']:9.1f}")
+        cells = [f"{row['samples_per_second']:.1f}", f"{(row['high'] - row['low']) / 2:.1f}"]
+        cells.append(_ratio(row, reference, "samples_per_second"))
+        held = "peak_bytes" if row.get("peak_bytes") else "kept_bytes"
+        cells += [f"{row[held] / 2**30:.3f}" if held in row else "", _ratio(row, reference, held)]
+        cells += [f"{row['data_wait']:.1%}" if "data_wait" in row else "", f"{row['first_s']:.1f}"]
+        print(f"{name:18}" + "".join(f"{cell:>10}" for cell in cells))
     print("", flush=True)
+
+
+def _ratio(row: dict[str, Any], reference: dict[str, Any], what: str) -> str:
+    return f"{row[what] / reference[what]:.3f}" if row.get(what) and reference.get(what) else ""
 
 
 if __name__ == "__main__":

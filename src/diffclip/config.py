@@ -95,7 +95,9 @@ class CLIPConfig(_Config):
     vision: VisionConfig = Field(default_factory=VisionConfig)
     text: TextConfig = Field(default_factory=TextConfig)
     lambda_init: float | Literal["dynamic"] = 0.8
-    logit_bias: bool = Field(default=False, description="with a bias on the logits, as the sigmoid loss wants it")
+    logit_bias: bool = Field(
+        default=False, description="with a bias on the logits, as the sigmoid loss wants it"
+    )
     preprocess: PreprocessConfig = Field(default_factory=PreprocessConfig)
     tokenizer: Literal["openclip"] = "openclip"
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import attention, parity, plots, tables, training, tuning  # noqa: E402
-from benchmarks.models import TimmAttention  # noqa: E402
+from benchmarks import attention, feeds, loader, parity, plots, tables, training, tuning  # noqa: E402
+from benchmarks.made_shards import make_shards  # noqa: E402
+from benchmarks.models import TimmAttention, make_models  # noqa: E402
+from benchmarks.processes import memory, processor_seconds, tree  # noqa: E402
+from benchmarks.steps import Steps  # noqa: E402
 from benchmarks.targets import targets  # noqa: E402
 from diffclip.benchmarking.shapes import Ceilings, Shape  # noqa: E402
 
@@ -77,14 +84,114 @@ def test_attention_with_its_curve_plot_and_table(run, monkeypatch, tmp_path) -> 
 def test_training_and_inference_with_every_model(run, tmp_path) -> None:
     assert run(training.main, "--batch", "2", "--rounds", "1", "--seconds", "60") == 0
     result = json.loads((tmp_path / "training_cpu_bf16.json").read_text())
-    assert [entry["kind"] for entry in result["sections"]] == ["training", "inference"]
-    for entry in result["sections"]:
+    *made_up, from_shards = result["sections"]
+    assert [entry["kind"] for entry in made_up] == ["training", "inference"]
+    for entry in made_up:
         assert set(entry["rows"]) == {
             "CLIP", "OpenCLIP", "DiffCLIP auto", "DiffCLIP eager", "DiffCLIP sdpa", "DiffCLIP timm",
         }  # fmt: skip
         for row in entry["rows"].values():
             assert row["samples_per_second"] > 0
-    assert "| training, batch 2 | CLIP |" in "\n".join(tables.training({"training_cpu_bf16": result}, "cpu"))
+            assert (row.get("kept_bytes", 0) > 0) == (entry["kind"] == "training")
+    assert set(from_shards["rows"]) == {"CLIP", "DiffCLIP auto"}
+    assert all(0 < row["data_wait"] < 1 for row in from_shards["rows"].values())
+    table = "\n".join(tables.training({"training_cpu_bf16": result}, "cpu"))
+    assert "| training, batch 2 | CLIP |" in table
+    assert "| training from shards, batch 2, 1 worker | DiffCLIP auto |" in table
+
+
+@pytest.mark.usefixtures("uninterpreted")
+def test_training_goes_on_where_shards_cannot_be_read(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(training, "make_models", lambda size: [("CLIP", next(make_models(size))[1])])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert run(training.main, "--batch", "2", "--rounds", "1", "--seconds", "5", "--shards", str(empty)) == 0
+    row = json.loads((tmp_path / "training_cpu_bf16.json").read_text())["sections"][-1]["rows"]["CLIP"]
+    assert "no .tar shards in folder" in row["why"]
+
+
+def test_what_a_step_keeps_counts_each_tensor_once_and_no_weights() -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.rand(8, 8))
+
+        def forward(self, images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+            hidden = images @ self.weight  # keeps images, 4 × 8
+            features = hidden.exp()  # keeps its result, 4 × 8
+            return dict.fromkeys(("image_features", "text_features"), features) | {
+                "logit_scale": features.sum()
+            }
+
+    steps = Steps(Two(), torch.device("cpu"), "fp32")
+    kept = steps.kept((torch.rand(4, 8), torch.rand(4, 8)))
+    assert 2 * 4 * 8 * 4 <= kept < 4 * 1024  # the loss keeps matrices of 4 × 4
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Indexes of shards that are made up stay out of the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("here")
+def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
+    options = ["--samples", "32", "--batch", "4", "--seconds", "0.2", "--turn", "0.1", "--workers", "1"]
+    monkeypatch.setattr(sys, "argv", ["program", *options, "--output", str(tmp_path)])
+    loader.main()
+    result = json.loads((tmp_path / "loader.json").read_text())
+    assert result["data"]["samples"] == 32
+    assert result["workers"]["1"]["ratio"]["per_core"]["median"] > 0
+    assert len(result["workers"]["1"]["ours"]["memory"]["own"]) > 3
+    for row in result["breakdown"].values():
+        assert sum(row.values()) == pytest.approx(2 * row["all"])
+    table = "\n".join(tables.loader({"loader": result}, "cpu"))
+    assert "| 1 | OpenCLIP |" in table
+    measured = [target.measured for target in targets({"loader": result}) if "loader" in target.name]
+    assert [found is None for found in measured] == [True, False, True]
+
+
+@pytest.mark.usefixtures("here")
+def test_both_loaders_give_the_same_kind_of_batch(tmp_path) -> None:
+    make_shards(tmp_path, samples=8, shards=2, different=3)
+    for make in feeds.FEEDS.values():
+        feed = make(tmp_path, 4, 0)
+        assert feed.batches_per_epoch == 2
+        for _ in range(3):
+            images, tokens = next(feed.batches)
+            assert (images.dtype, tuple(images.shape)) == (torch.float32, (4, 3, 224, 224))
+            assert (tokens.dtype, tuple(tokens.shape)) == (torch.int64, (4, 77))
+            assert -2.2 < float(images.min()) < 0 < float(images.max()) < 2.7
+
+
+def test_made_up_shards_have_a_caption_for_each_picture_and_stay_the_same(tmp_path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+        make_shards(folder, samples=5, shards=2, different=2)
+    names, sizes = [], []
+    for path in sorted(folders[0].iterdir()):
+        assert path.read_bytes() == (folders[1] / path.name).read_bytes()
+        with tarfile.open(path) as tar:
+            names += tar.getnames()
+            pictures = [Image.open(tar.extractfile(m)) for m in tar.getmembers() if m.name.endswith(".jpg")]
+            sizes += [picture.size for picture in pictures]
+    assert names == [f"{number:08d}.{kind}" for number in range(5) for kind in ("jpg", "txt")]
+    assert set(sizes) == {(256, 341), (341, 256)}
+
+
+def test_processor_time_and_memory_of_processes() -> None:
+    code = "x = bytearray(200 << 20)\nfor i in range(3_000_000): pass\nprint(flush=True)\ninput()"
+    used, held = processor_seconds(os.getpid()), memory(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+        assert child.pid in tree(os.getpid())
+        assert processor_seconds(os.getpid()) > used
+        more = memory(os.getpid())
+        child.communicate(b"\n")
+    assert all(more[kind] - held[kind] > 150 << 20 for kind in ("rss", "own"))
 
 
 @pytest.mark.usefixtures("uninterpreted", "ordinary_torch")

@@ -174,7 +174,7 @@ def test_pictures_are_counted_as_they_come_and_normalised() -> None:
     config = recipe().config()
     images, tokens = make_batch(config, 4)
     came = torch.zeros(images.shape, dtype=torch.uint8)
-    assert input_memory(config, 4) == sum(t.untyped_storage().nbytes() for t in (images, tokens, came))
+    assert input_memory(config, 4, 4) == sum(t.untyped_storage().nbytes() for t in (images, tokens, came))
 
 
 @pytest.mark.parametrize("model", ["CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"])

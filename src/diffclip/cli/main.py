@@ -18,6 +18,7 @@ from diffclip.cli.bench import bench
 from diffclip.cli.benchmark import SETTINGS, benchmark
 from diffclip.cli.classify import classify
 from diffclip.cli.convert import convert
+from diffclip.cli.data_check import check
 from diffclip.cli.demo import demo
 from diffclip.cli.download import download
 from diffclip.cli.evaluate import evaluate
@@ -44,6 +45,7 @@ app.command("benchmark", add_help_option=False, context_settings=SETTINGS)(bench
 data = typer.Typer(help="Make data, or get it.", no_args_is_help=True)
 data.command("make-scenes")(make_scenes)
 data.command("download")(download)
+data.command("check")(check)
 app.add_typer(data, name="data")
 
 

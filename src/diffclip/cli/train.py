@@ -55,6 +55,10 @@ def train(
     price: Annotated[
         float | None, typer.Option(help="With --dry-run: dollars an hour and GPU; default: a usual one.")
     ] = None,
+    utilisation: Annotated[
+        float | None,
+        typer.Option(help="With --dry-run: share of the GPU's rate that training reaches; default: 0.3."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:
     """Train a model as a recipe says, and leave its checkpoints, telemetry and report in a folder.
@@ -76,7 +80,7 @@ def train(
     if dry_run:
         from diffclip.cli.train_plan import dry_run as show_plan
 
-        show_plan(resolved, hardware, gpu, price, as_json)
+        show_plan(resolved, hardware, gpu, price, as_json, run, resume, utilisation)
         return
     try:
         train_and_report(resolved, run, resume, hardware)

@@ -135,9 +135,14 @@ class _Job:
         """The gradients of a batch: the loss [] of this process's share, and what the model returned for it."""
         size, backward = self.recipe.micro_batch, self.fabric.backward
         if size is None or size >= len(images):
-            return backward_whole(self.wrapped, self.criterion, images, tokens, backward)
+            return backward_whole(self.forward, self.criterion, images, tokens, backward)
         without_sync = partial(self.fabric.no_backward_sync, self.wrapped)
-        return backward_in_parts(self.wrapped, self.criterion, images, tokens, backward, size, without_sync)
+        return backward_in_parts(self.forward, self.criterion, images, tokens, backward, size, without_sync)
+
+    def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+        """What the model makes of uint8 pictures and tokens."""
+        out: dict[str, Tensor] = self.wrapped(normalise(images, self.model.config.preprocess), tokens)
+        return out
 
     def save(self, telemetry: Telemetry | Silent, best: bool = False) -> Path:
         """Write a checkpoint."""
@@ -174,8 +179,8 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
         for group in job.optimiser.param_groups:
             group["lr"] = lr
 
-        images = normalise(batch.images[:count].to(fabric.device), model.config.preprocess)
-        loss, out = job.backward(images, batch.tokens[:count].to(fabric.device))
+        images, tokens = (part[:count].to(fabric.device) for part in (batch.images, batch.tokens))
+        loss, out = job.backward(images, tokens)
         distributed.average_small(fabric, model)
         norm = distributed.clip_gradients(model, recipe.clip_grad_norm)
         accuracy = accuracy_within(

@@ -96,8 +96,8 @@ def check_order(progress: Progress, loader: CaptionLoader, fabric: Any, run: Pat
         raise InputError("the processes do not see the same shards: give every node the same data")
     if progress.order not in (None, order):
         raise InputError(
-            f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): bring them back, "
-            f"or start a new run with weights={run}/checkpoints/last"
+            f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): "
+            f"bring them back, or start a new run with weights={run}/checkpoints/last"
         )
     if (
         window is not None

@@ -1,0 +1,165 @@
+"""`diffclip train --dry-run` through the real command."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from diffclip import InputError
+from diffclip.cli.train_plan import dry_run
+from diffclip.training.distributed import Hardware
+from diffclip.training.recipe import read_recipe, to_yaml
+
+RECIPE: dict[str, Any] = {
+    "model": "DiffCLIP",
+    "architecture": {
+        "embed_dim": 16,
+        "vision": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "heads": 4},
+        "text": {"context_length": 24, "width": 32, "layers": 2, "heads": 4},
+    },
+    "epochs": 3,
+    "batch_size": 8,
+    "precision": "bf16",
+}
+
+
+def train(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "diffclip.cli", "train", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def write_shard(path: Path, pictures: list[bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for number, picture in enumerate(pictures):
+            for name, content in ((f"{number}.png", picture), (f"{number}.txt", b"a plain picture")):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.fixture
+def place(tmp_path: Path, pictures: Path) -> Path:
+    """A folder with a recipe, two shards to train on and one to validate on."""
+    good = [picture.read_bytes() for picture in sorted(pictures.iterdir())]
+    for name, count in (("train/0.tar", 4), ("train/1.tar", 3), ("val/0.tar", 1)):
+        write_shard(tmp_path / name, count * good)
+    write_recipe(tmp_path, {"train": "train", "val": "val"})
+    return tmp_path
+
+
+def write_recipe(folder: Path, data: dict[str, Any], **changes: Any) -> None:
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"data": data} | changes))
+
+
+def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
+    done = train("tiny.yaml", "--dry-run", "--devices", 1, "--gpu", "l4", cwd=place)
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "batch 8: 1 process, 8 samples each",
+        "λ",
+        "l4: fits",
+        "3 epochs × 2 = 6",
+        "training data: 21 samples an epoch in 2 batches, 5 left out of each",
+        "training data: 8 of 8 pictures that were tried can be read",
+        "validation data: 3 pictures with 3 captions",
+    ):
+        assert line in done.stdout
+    assert done.stderr == ""
+    assert {path.name for path in place.iterdir()} == {"tiny.yaml", "train", "val"}
+
+
+def test_the_plan_as_json_for_more_gpus_than_are_here(place: Path) -> None:
+    options = ["--devices", 2, "--nodes", 2, "--strategy", "fsdp", "--gpu", "h100", "--price", 3]
+    done = train("tiny.yaml", "--dry-run", "--json", *options, cwd=place)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["world"], plan["strategy"], plan["share"]) == (4, "fsdp", 2)
+    assert plan["schedule"]["steps"] == 6
+    assert plan["on_gpu"]["price"] == 3
+    assert plan["data"]["problems"] == []
+
+
+def test_missing_data_leaves_the_plan_and_says_how_to_get_it(tmp_path: Path) -> None:
+    write_recipe(tmp_path, {"train": "sets/cc3m/train", "expected_samples": 800})
+    done = train("tiny.yaml", "--dry-run", "--devices", 1, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "3 epochs × 100 = 300" in done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert "sets/cc3m/train" in last
+    assert last.endswith("diffclip data download cc3m --root sets")
+
+
+def test_what_is_broken_is_named_and_does_not_stop_the_run(place: Path, pictures: Path) -> None:
+    good = [picture.read_bytes() for picture in sorted(pictures.iterdir())]
+    write_shard(place / "train" / "1.tar", [*good, b"no picture"])
+    (place / "train" / "2.tar").write_bytes(b"no archive")
+    done = train("tiny.yaml", "--dry-run", "--devices", 1, "data.expected_samples=21", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "training data: 7 of 8 pictures that were tried can be read" in done.stdout
+    assert "1.tar:3" in done.stdout
+    assert "2.tar" in done.stdout
+    assert "16 samples where the recipe expects 21" in done.stdout
+
+
+def test_every_reason_why_a_run_could_not_start_is_a_line(place: Path) -> None:
+    write_recipe(place, {"train": "train", "val": "elsewhere"}, weights="nobody")
+    done = train("tiny.yaml", "--dry-run", "--devices", 1, cwd=place)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("diffclip: ") for line in lines)
+    assert ["elsewhere" in lines[0], "nobody" in lines[1], len(lines)] == [True, True, 2]
+    assert "training data: 21 samples" in done.stdout
+
+
+def test_a_folder_that_is_taken_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    recipe, hardware = read_recipe("tiny.yaml"), Hardware(devices=1)
+    (place / "run").mkdir()
+    dry_run(recipe, hardware, run=Path("run"))
+    with pytest.raises(InputError, match="run holds no run to resume"):
+        dry_run(recipe, hardware, run=Path("run"), resume=True)
+    (place / "run" / "recipe.yaml").write_text(to_yaml(recipe))
+    dry_run(recipe, hardware, run=Path("run"), resume=True)
+    assert "run: run can be resumed" in capsys.readouterr().out
+    (place / "run" / "checkpoints" / "last").mkdir(parents=True)
+    with pytest.raises(InputError, match="run holds a run already: add --resume"):
+        dry_run(recipe, hardware, run=Path("run"))
+    (place / "other").mkdir()
+    (place / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(InputError, match="other holds other files"):
+        dry_run(recipe, hardware, run=Path("other"))
+    assert [path.name for path in (place / "other").iterdir()] == ["letter.txt"]
+
+
+def test_broken_pictures_alone_are_no_data(place: Path) -> None:
+    write_shard(place / "train" / "0.tar", 8 * [b"no picture"])
+    (place / "train" / "1.tar").unlink()
+    done = train("tiny.yaml", "--dry-run", "--devices", 1, cwd=place)
+    assert done.returncode == 2
+    assert "training data: 0 of 8 pictures" in done.stderr
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_the_way_out(place: Path) -> None:
+    deep = RECIPE["architecture"]["vision"] | {"image_size": 256, "patch_size": 8, "width": 256, "layers": 48}
+    write_recipe(
+        place, {"train": "train"}, architecture=RECIPE["architecture"] | {"vision": deep}, batch_size=20
+    )
+    options = ["--dry-run", "--devices", 1, "--gpu", "v100", "precision=fp32"]
+    done = train("tiny.yaml", *options, cwd=place)
+    assert done.returncode == 2
+    assert "v100: does not fit" in done.stdout
+    assert done.stderr == "diffclip: v100: does not fit into 16 GiB: micro_batch=10 does\n"
+    done = train("tiny.yaml", *options, "micro_batch=10", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "20 samples each in 2 passes of 10" in done.stdout

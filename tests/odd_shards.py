@@ -1,0 +1,87 @@
+"""Shards with all that a check of data is to find, made of pictures that look different."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+LONG = "a very long caption " * 25 + "the end"
+
+
+def smooth_picture(number: int, size: tuple[int, int] = (120, 90)) -> Image.Image:
+    """A picture that keeps its look at another size, another look for each number."""
+    values = np.random.default_rng(number).integers(0, 256, (7, 7, 3), dtype=np.uint8)
+    return Image.fromarray(values).resize(size, Image.Resampling.BICUBIC)
+
+
+def encoded(picture: Image.Image, kind: str = "JPEG", quality: int = 90) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, quality=quality)
+    return buffer.getvalue()
+
+
+def write_shard_of(path: Path, samples: Iterable[tuple[str, dict[str, bytes]]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for key, members in samples:
+            for ending, data in members.items():
+                info = tarfile.TarInfo(f"{key}.{ending}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_odd_shards(folder: Path) -> Path:
+    """Three shards of 20, 21 and 3 samples that have both, and a broken one.
+
+    Of those, `cut` has half a picture and `latin` a caption that is not UTF-8. `twin` is the file of `s01`, `small`
+    and `worse` are `s02` at half its size and at quality 30, `white` and `whiter` show nothing, and three captions
+    are "stock photo", whatever their case. `long` has a caption that no model reads to its end, `both` two captions
+    with marks that mean something to a page. `bare` has no caption and `blind` no picture.
+    """
+    plain = [
+        (
+            f"s{number:02d}",
+            {"jpg": encoded(smooth_picture(number)), "txt": f"picture number {number}".encode()},
+        )
+        for number in range(20)
+    ]
+    write_shard_of(folder / "0.tar", plain)
+    first, second = smooth_picture(1), smooth_picture(2)
+    half = encoded(second.resize((second.width // 2, second.height // 2)))
+    more: list[tuple[str, dict[str, bytes]]] = [
+        ("bare", {"jpg": encoded(smooth_picture(50))}),
+        ("blind", {"txt": b"nothing to see"}),
+        (
+            "both",
+            {"png": encoded(smooth_picture(51), "PNG"), "txt": b"<script>alert(1)</script> & so\nand more"},
+        ),
+        ("cut", {"jpg": encoded(smooth_picture(52))[:900], "txt": b"half of it"}),
+        ("latin", {"jpg": encoded(smooth_picture(53)), "txt": b"caf\xe9 au lait"}),
+        ("long", {"jpg": encoded(smooth_picture(54, (300, 90))), "txt": LONG.encode()}),
+        ("small", {"jpg": half, "txt": b"stock photo"}),
+        ("twin", {"jpg": encoded(first), "txt": b"Stock  photo"}),
+        ("white", {"png": encoded(Image.new("RGB", (40, 40), "white"), "PNG"), "txt": b"STOCK PHOTO"}),
+        ("whiter", {"png": encoded(Image.new("RGB", (41, 40), (250, 250, 250)), "PNG"), "txt": b"a cloud"}),
+        ("worse", {"jpg": encoded(second, quality=30), "txt": b"une photo de famille dans le jardin"}),
+    ]
+    more += [
+        (
+            f"t{number:02d}",
+            {"jpg": encoded(smooth_picture(number)), "txt": f"picture number {number}".encode()},
+        )
+        for number in range(60, 72)
+    ]
+    write_shard_of(folder / "1.tar", more)
+    few = [
+        (f"u{number}", {"jpg": encoded(smooth_picture(number)), "txt": f"picture number {number}".encode()})
+        for number in range(80, 83)
+    ]
+    write_shard_of(folder / "2.tar", few)
+    (folder / "3.tar").write_bytes(b"")
+    return folder

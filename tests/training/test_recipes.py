@@ -1,0 +1,134 @@
+"""The recipes that come with the package: they read for every model, and say truly what they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from diffclip.config import VARIANTS, name_of
+from diffclip.data.caption_sets import CAPTION_SETS, duration
+from diffclip.initialisation import INITS
+from diffclip.training.plan import plan_run
+from diffclip.training.ready import how_to_get
+from diffclip.training.recipe import read_recipe, recipe_folders
+
+FILES = sorted(file for folder in recipe_folders() for file in folder.glob("**/*.yaml"))
+PAPER = ("cc3m_vitb16", "cc12m_vitb16")
+COST = re.compile(
+    r"# Cost: by `diffclip train recipes/(?P<name>\w+)\.yaml --dry-run --gpu (?P<gpu>\S+) --devices (?P<devices>\d+)"
+    r"(?: --nodes (?P<nodes>\d+))?`:\s(?:#\s+)?(?P<time>[\d.]+ \w+),\s(?:#\s+)?\$(?P<cost>[\d.,]*\d), (?P<gib>\d+) GiB"
+)
+
+
+def head(file: Path) -> str:
+    """The comment that a recipe begins with, in one line."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
+
+
+def test_the_recipes_are_those_that_are_promised() -> None:
+    names = {file.stem for file in FILES}
+    assert names >= {"flickr8k_cpu", "flickr8k_gpu", "cc3m_vitb16", "cc12m_vitb16", "finetune_vitb16"}
+    assert names >= {"laion_vits16", "laion_vitl14"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_recipe_reads_for_every_model_and_start(file: Path) -> None:
+    plain = read_recipe(file)
+    size = "" if plain.architecture else "-" + plain.model.partition("-")[2]
+    for variant in VARIANTS:
+        for init in INITS:
+            recipe = read_recipe(file, [f"model={variant}{size}", f"init={init}"])
+            assert recipe.init == init
+            assert name_of(recipe.config()).startswith(variant + "-")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_first_lines_say_what_why_and_how_much(file: Path) -> None:
+    said = head(file)
+    places = [said.find(f"# {word}: ") for word in ("Reproduces", "Command", "Expected", "Cost")]
+    assert places[0] == 0
+    assert places == sorted(places)
+    assert -1 not in places
+    assert file.stem in said[places[1] : places[2]]
+    assert max(map(len, said.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_recipe_builds_on_one_other_at_most(file: Path) -> None:
+    base = yaml.safe_load(file.read_text(encoding="utf-8")).get("base")
+    if base is not None:
+        found = next(other for other in FILES if other.stem == base)
+        assert "base" not in yaml.safe_load(found.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_settings(name: str) -> None:
+    recipe = read_recipe(name)
+    stated: dict[str, Any] = {
+        "epochs": 40,
+        "batch_size": 4096,
+        "lr": 5e-4,
+        "weight_decay": 0.5,
+        "warmup_epochs": 1,
+    }
+    slips: dict[str, Any] = {
+        "betas": (0.9, 0.98),
+        "eps": 1e-8,
+        "lr_start": 1e-6,
+        "lr_end": 1e-5,
+        "loss": "clip",
+    }
+    assert {key: getattr(recipe, key) for key in stated | slips} == stated | slips
+    assert (recipe.init, recipe.clip_grad_norm, recipe.precision) == ("published", None, "bf16")
+    assert (recipe.data.scale, recipe.data.flip, recipe.data.statistics) == ((0.5, 1.0), 0.0, "imagenet")
+    assert recipe.data.expected_samples == {"cc3m_vitb16": 2_300_000, "cc12m_vitb16": 7_900_000}[name]
+    assert name_of(recipe.config()) == "DiffCLIP-ViT-B-16"
+
+
+def test_warm_ups_are_the_published_numbers_of_steps() -> None:
+    published = {"laion_vits16": 500, "laion_vitl14": 2000, "finetune_vitb16": 50}
+    for name, steps in published.items():
+        recipe = read_recipe(name)
+        assert recipe.data.expected_samples is not None
+        planned = recipe.warmup_epochs * (recipe.data.expected_samples // recipe.batch_size)
+        assert planned == pytest.approx(steps, rel=0.02), name
+
+
+def test_missing_data_is_named_with_the_command_that_gets_it() -> None:
+    named = {file.stem: how_to_get(read_recipe(file)) for file in FILES}
+    assert named["cc12m_vitb16"] == "diffclip data download cc12m --root sets"
+    assert named["cc3m_vitb16"] == "diffclip data download cc3m --root sets"
+    assert named["flickr8k_cpu"] is named["scenes_demo"] is None
+    for command in filter(None, named.values()):
+        assert command.split()[3] in CAPTION_SETS
+    several = read_recipe(
+        "cc12m_vitb16", ["data.train=[{shards: other}, {shards: 'my sets/cc3m/train', weight: 2}]"]
+    )
+    assert how_to_get(several) == "diffclip data download cc3m --root 'my sets'"
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if COST.search(head(file))], ids=lambda file: file.stem
+)
+def test_the_cost_is_what_the_plan_says(file: Path) -> None:
+    said = COST.search(head(file))
+    assert said is not None
+    assert said["name"] == file.stem
+    plan = plan_run(read_recipe(file), int(said["devices"]), int(said["nodes"] or 1), gpu=said["gpu"])
+    on = plan.on_gpu
+    assert on is not None
+    assert on.fits
+    assert on.hours is not None
+    assert duration(on.hours) == said["time"]
+    assert on.cost == pytest.approx(float(said["cost"].replace(",", "")), rel=0.01, abs=0.01)
+    assert sum(plan.memory.values()) / 2**30 == pytest.approx(int(said["gib"]), abs=0.6)
+
+
+def test_every_recipe_for_a_gpu_has_its_cost_from_the_plan() -> None:
+    without = {file.stem for file in FILES if not COST.search(head(file))}
+    assert without == {"flickr8k_cpu", "scenes_demo"}
