@@ -41,6 +41,8 @@ bench: $(READY)
 	$(RUN) benchmarks.scaling
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
+	$(RUN) benchmarks.scaling_tables
+	$(RUN) benchmarks.recipes --document docs/scaling.md
 
 # On a machine with a GPU, with its own interpreter and packages: make bench-gpu PYTHON=python3 DATA=… OUT=…
 # (DEVICE=cpu rehearses them without one.)

@@ -1,8 +1,8 @@
 """The table of the recipes that are planned for GPUs, as Markdown: what each trains, how long, for how much.
 
-    python -m benchmarks.recipes [--gpu a100-80gb] [--devices 8]
+    python -m benchmarks.recipes [--gpu a100-80gb] [--devices 8] [--document docs/scaling.md]
 
-Nothing is measured: hours and cost are those of `diffclip train RECIPE --dry-run`.
+Printed, or put between the markers of a document. Nothing is measured: hours and cost are those of `diffclip train RECIPE --dry-run`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from diffclip.data.caption_sets import counted, duration
+from diffclip.files import write_text
 from diffclip.training.gpus import GIB
 from diffclip.training.plan import UTILISATION, Plan, plan_run
 from diffclip.training.recipe import Recipe, read_recipe, recipe_folders
@@ -53,10 +54,22 @@ def main() -> None:
     )
     parser.add_argument("--gpu", default="a100-80gb")
     parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--document", type=Path, help="put the table between its markers")
     options = parser.parse_args()
     command = f"python -m benchmarks.recipes --gpu {options.gpu} --devices {options.devices}"
-    print(f"`{command}`: planned at {100 * UTILISATION:.0f} % of the GPU's rate, prices as in the plan.\n")
-    print("\n".join(table(options.gpu, options.devices)))
+    lines = [
+        f"`{command}`: planned at {100 * UTILISATION:.0f} % of the GPU's rate, prices as in the plan.",
+        "",
+    ]
+    lines += table(options.gpu, options.devices)
+    if options.document is None:
+        print("\n".join(lines))
+        return
+    begin, end = "<!-- begin recipes -->", "<!-- end recipes -->"
+    before, found, rest = options.document.read_text(encoding="utf-8").partition(begin)
+    if not found or end not in rest:
+        raise SystemExit(f"{options.document} has no section {begin} … {end}")
+    write_text(options.document, before + "\n".join([begin, *lines, end]) + rest.partition(end)[2])
 
 
 if __name__ == "__main__":

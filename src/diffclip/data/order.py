@@ -90,8 +90,10 @@ class WholeEpoch:
         order = self._items()
         np.random.default_rng((self._seed, self._epoch)).shuffle(order)
         order = order[: steps.batches * steps.size].reshape(steps.batches, steps.world, steps.part)
-        # A copy, so that the other processes' parts do not stay in memory for an epoch.
-        yield from order[start:, steps.rank].copy()
+        # A copy, and the name freed: the other processes' parts would else stay in memory for an epoch.
+        mine = order[start:, steps.rank].copy()
+        del order
+        yield from mine
 
     def window(self, batch: int) -> int:
         return 0
