@@ -2,7 +2,8 @@
 
     python -m benchmarks.recipes [--gpu a100-80gb] [--devices 8] [--document docs/scaling.md]
 
-Printed, or put between the markers of a document. Nothing is measured: hours and cost are those of `diffclip train RECIPE --dry-run`.
+Printed, or put between the markers of a document. Nothing is measured: hours and cost are those of
+`diffclip train RECIPE --dry-run`.
 """
 
 from __future__ import annotations
