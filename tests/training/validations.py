@@ -48,7 +48,7 @@ def main() -> None:
     # the model is as it was: another step goes through
     out = wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))
     told["finite"] = bool(out["image_features"].isfinite().all())
-    print("told " + json.dumps(told), flush=True)
+    sys.stdout.write("told " + json.dumps(told) + "\n")  # in one write: the processes share the pipe
 
 
 def hash_of(text: str) -> int:
