@@ -99,7 +99,7 @@ def _go_on(fabric: Any, sizes: Sizes, world: int) -> dict[str, Any]:
     fabric.setup_module(model)
     optimiser = make_optimiser(model, recipe)
     fabric.setup_optimizers(optimiser)
-    progress = checkpoint.restore_checkpoint(fabric, folder, model, optimiser)
+    progress = checkpoint.restore_checkpoint(fabric, folder, model, optimiser, seed=0)
     took = time.perf_counter() - started
     return {
         "from": world,

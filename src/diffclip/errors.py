@@ -11,6 +11,8 @@ class DiffCLIPError(Exception):
     """A failure that is ours or the run's to explain in one line (exit code 1)."""
 
     exit_code = 1
+    # whether every process of a run has got it, so that one may tell it for all
+    shared = False
 
 
 class InputError(DiffCLIPError, ValueError):

@@ -205,21 +205,10 @@ def test_batches_before_the_start_are_not_read(tmp_path: Path, write_shard: Writ
     broken = {n: {"jpg": b"broken"} for n in range(8)}
     path = write_shard(tmp_path / "0.tar", 8, changes=broken)
     loader = loader_of([path], 2)
-    order = [fault.name for batch in _until_error(loader, 0) for fault in batch.faults]
-    late = [fault.name for batch in _until_error(loader, 3) for fault in batch.faults]
+    order = [fault.name for batch in loader.epoch(0) for fault in batch.faults]
+    late = [fault.name for batch in loader.epoch(0, 3) for fault in batch.faults]
     assert len(order) == 8
     assert late == order[6:]
-
-
-def _until_error(loader: CaptionLoader, start: int) -> list[Batch]:
-    batches: list[Batch] = []
-    with pytest.raises(InputError):
-        batches.extend(loader.epoch(0, start))
-    again = []
-    iterator = loader.epoch(0, start)
-    for _ in range(loader.batches_per_epoch - start):
-        again.append(next(iterator))
-    return again
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -363,15 +352,12 @@ def test_samples_without_picture_or_caption_never_enter_an_epoch(
     assert all(batch.faults == [] and len(batch) == 4 for batch in loader.epoch(0))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_nothing_but_broken_samples_is_an_error(
-    tmp_path: Path, write_shard: WriteShard, workers: int
-) -> None:
+def test_nothing_but_broken_samples_are_empty_batches(tmp_path: Path, write_shard: WriteShard) -> None:
+    """Whether that is an error is for those to say who know the other processes' parts."""
     path = write_shard(tmp_path / "0.tar", 8, changes={n: {"jpg": b"x"} for n in range(8)})
-    with pytest.raises(InputError) as raised:
-        list(loader_of([path], workers=workers).epoch(0))
-    assert f"every sample in {path} is broken" in str(raised.value)
-    assert "\n" not in str(raised.value)
+    batches = list(loader_of([path]).epoch(0))
+    assert [len(batch) for batch in batches] == [0, 0]
+    assert sum(len(batch.faults) for batch in batches) == 8
 
 
 def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> None:
@@ -395,8 +381,9 @@ def test_captions_from_json(tmp_path: Path, write_shard: WriteShard) -> None:
     assert words(loader_of([both])) == {"first", "second"}
     assert words(loader_of([only])) == {"usual"}
     assert words(loader_of([both], caption_key="alt")) == {"alt"}
-    with pytest.raises(InputError, match="no key 'title' in its"):
-        list(loader_of([both], caption_key="title").epoch(0))
+    faults = [fault for batch in loader_of([both], caption_key="title").epoch(0) for fault in batch.faults]
+    assert len(faults) == 8
+    assert all("no key 'title' in its" in fault.reason for fault in faults)
 
 
 def test_what_workers_receive_can_be_pickled(paths: list[Path]) -> None:

@@ -15,7 +15,8 @@ import torch
 from diffclip.config import variant_config
 from diffclip.model import CLIP
 from diffclip.training.accumulate import backward_in_parts, backward_whole
-from diffclip.training.distributed import Hardware, average_small, clip_gradients, make_fabric, means
+from diffclip.training.distributed import Hardware, average_small, clip_gradients, make_fabric
+from diffclip.training.exchange import means
 from diffclip.training.losses import accuracy_within, make_criterion
 
 BATCH = 12

@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> Path:
 def test_the_state_of_the_optimiser_comes_back_exactly(run: Path) -> None:
     model, optimiser = stepped()
     fresh = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
-    assert restore_checkpoint(ALONE, run / "checkpoints" / "last", model, fresh) == Progress(3, 3, 0, 36)
+    assert restore_checkpoint(ALONE, run / "checkpoints" / "last", model, fresh, 0) == Progress(3, 3, 0, 36)
     for parameter in model.parameters():
         before, after = optimiser.state[parameter], fresh.state[parameter]
         assert before.keys() == after.keys() == {"step", "exp_avg", "exp_avg_sq"}
@@ -105,7 +105,7 @@ def test_the_state_of_another_model_is_an_error(run: Path) -> None:
     del model.token_embedding
     optimiser = torch.optim.AdamW(model.parameters())
     with pytest.raises(InputError, match="is no training state of this model") as error:
-        restore_checkpoint(ALONE, run / "checkpoints" / "last", model, optimiser)
+        restore_checkpoint(ALONE, run / "checkpoints" / "last", model, optimiser, 0)
     assert "\n" not in str(error.value)
 
 

@@ -13,6 +13,7 @@ import torch
 
 import diffclip
 from diffclip import InputError
+from diffclip.data.samples import Fault
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError
 from diffclip.model import CLIP
@@ -426,3 +427,83 @@ def test_a_run_does_not_go_on_with_other_shards(
     assert "\n" not in str(error.value)
     (train / "more.tar").unlink()
     assert loop.train(changed(here, epochs=2), tmp_path / "run", resume=True).progress.step == 10
+
+
+def zeroed(shards: Path, folder: Path, broken: Any) -> Path:
+    """The only shard of a folder, with zeros for the pictures of the samples `broken`."""
+    [shard] = expand_shards(str(shards))
+    data, samples = bytearray(shard.read_bytes()), Shards([shard])
+    for number in broken:
+        picture = samples.sample(number, ("jpg",))["jpg"]
+        start = data.index(picture)
+        data[start : start + len(picture)] = bytes(len(picture))
+    folder.mkdir()
+    (folder / "0.tar").write_bytes(bytes(data))
+    return folder
+
+
+def test_nothing_but_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
+    train = zeroed(scenes / "train", tmp_path / "train", range(40))
+    with pytest.raises(InputError, match=r"every sample in .* is broken, the first one: ") as error:
+        loop.train(changed(recipe, data={"train": str(train)}), tmp_path / "run")
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_goes_on_where_only_broken_samples_are_left_of_an_epoch(
+    recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch
+) -> None:
+    batches = loop.CaptionLoader.epoch
+
+    def last_is_broken(self: Any, epoch: int, start_batch: int = 0) -> Any:
+        for index, batch in enumerate(batches(self, epoch, start_batch)):
+            if start_batch + index == 4:
+                fault = Fault("a sample", "is broken")
+                batch = type(batch)(batch.images[:0], batch.tokens[:0], [], [fault])
+            yield batch
+
+    monkeypatch.setattr(loop.CaptionLoader, "epoch", last_is_broken)
+    recipe = changed(recipe, checkpoint_every=4, epochs=1)
+    saves = iter(range(1, 9))
+    save = loop.save_checkpoint
+
+    def save_once(*arguments: Any) -> Any:
+        if next(saves) == 2:
+            raise KilledError
+        return save(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", save_once)
+        with pytest.raises(KilledError):
+            loop.train(recipe, tmp_path / "run")
+    assert read_progress(tmp_path / "run").batch == 4
+    assert loop.train(recipe, tmp_path / "run", resume=True).progress.epoch == 1
+
+
+def test_broken_validation_pictures_are_told_and_not_counted(
+    recipe: Recipe, scenes: Path, tmp_path: Path
+) -> None:
+    val = zeroed(scenes / "val", tmp_path / "val", (2, 5, 6))
+    outcome = loop.train(changed(recipe, epochs=2, data={"val": str(val)}), tmp_path / "run")
+    assert [line["pictures"] for line in lines(tmp_path / "run" / "validation.jsonl")] == [9, 9]
+    assert [line["captions"] for line in lines(tmp_path / "run" / "validation.jsonl")] == [45, 45]
+    assert len(outcome.skipped) == 3
+    assert all(str(val) in name for name in outcome.skipped)
+
+
+def test_an_error_in_validation_loses_no_step(
+    recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch
+) -> None:
+    val = zeroed(scenes / "val", tmp_path / "val", range(12))
+    with pytest.raises(InputError, match="every picture in"):
+        loop.train(changed(recipe, data={"val": str(val)}), tmp_path / "run")
+    assert read_progress(tmp_path / "run").step == 5
+
+
+def test_data_that_has_moved_is_found_at_its_new_place(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
+    loop.train(changed(recipe, epochs=1), tmp_path / "run")
+    shutil.copytree(scenes, tmp_path / "moved")
+    moved = {"train": str(tmp_path / "moved" / "train"), "val": str(tmp_path / "moved" / "val")}
+    with pytest.raises(InputError, match="was started with epochs=1"):
+        loop.train(changed(recipe, data=moved), tmp_path / "run", resume=True)
+    outcome = loop.train(changed(recipe, epochs=1, data=moved), tmp_path / "run", resume=True)
+    assert outcome.progress.step == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,21 +186,45 @@ def test_processes_may_be_started_by_others(
     assert metrics(run)[0]["loss"] == pytest.approx(metrics(alone)[0]["loss"], rel=1e-5)
 
 
-def test_an_error_in_one_process_ends_all_and_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
-    """The second process's part of the first batch cannot be read, all of it; nor can anything else."""
-    broken = tmp_path / "train"
-    broken.mkdir()
-    for shard in Path(str(recipe.data.train)).glob("*.tar"):
-        data, shards = bytearray(shard.read_bytes()), Shards([shard])
-        for number in range(len(shards)):
-            picture = shards.sample(number, ("jpg",))["jpg"]
+def broken_from(shards: Path, folder: Path, first: int) -> Path:
+    """The shards of a folder, whose pictures are zeros from sample `first` of each on."""
+    folder.mkdir()
+    for shard in shards.glob("*.tar"):
+        data, samples = bytearray(shard.read_bytes()), Shards([shard])
+        for number in range(first, len(samples)):
+            picture = samples.sample(number, ("jpg",))["jpg"]
             place = data.index(picture)
             data[place : place + len(picture)] = bytes(len(picture))
-        (broken / shard.name).write_bytes(bytes(data))
-    process = start(changed(recipe, data={"train": str(broken)}), tmp_path / "run")
-    _, told = process.communicate(timeout=600)
+        (folder / shard.name).write_bytes(bytes(data))
+    return folder
+
+
+@pytest.mark.parametrize("whole", [0, 40])
+def test_a_process_that_can_read_nothing_ends_all_and_that_is_said_once(
+    whole: int, recipe: Recipe, tmp_path: Path
+) -> None:
+    """With a window each process has shards of its own: here one has a whole shard, or none has."""
+    train = tmp_path / "train"
+    broken_from(Path(str(recipe.data.train)), train, 0)
+    [shard] = Path(str(recipe.data.train)).glob("*.tar")
+    second = broken_from(Path(str(recipe.data.train)), tmp_path / "second", whole)
+    shutil.copy(second / shard.name, train / "more.tar")
+    process = start(changed(recipe, data={"train": str(train), "window": 1}), tmp_path / "run")
+    _, told = process.communicate(timeout=300)
     assert process.returncode == 2, told
-    assert [line for line in told.splitlines() if line.startswith("diffclip: ")] == [
-        line for line in told.splitlines() if "every sample in" in line
-    ]
-    assert told.count("every sample in") == 1
+    lines = [line for line in told.splitlines() if line.startswith("diffclip: ")]
+    assert len(lines) == 1, told
+    assert "that a process reads is broken, the first one: " in lines[0]
+    assert "Traceback" not in told
+
+
+def test_a_first_process_that_cannot_write_ends_the_others(recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "tensorboard").mkdir(parents=True)
+    (run / "metrics.jsonl").mkdir()  # in the way of what the first process alone writes
+    process = start(recipe, run)
+    _, told = process.communicate(timeout=300)
+    assert process.returncode == 2, told
+    assert len([line for line in told.splitlines() if line.startswith("diffclip: ")]) == 1, told
+    assert "metrics.jsonl" in told
+    assert "Traceback" not in told

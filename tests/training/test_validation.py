@@ -55,3 +55,4 @@ def test_a_process_whose_pictures_are_all_broken_waits_for_the_others(scenes: Pa
     [one] = told_by(1, tmp_path / "0.tar", "ddp")
     for line in told_by(2, tmp_path / "0.tar", "ddp"):
         assert line["scores"] == pytest.approx(one["scores"])
+        assert (line["scores"]["pictures"], line["faults"]) == (6, 6)

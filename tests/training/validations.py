@@ -39,8 +39,8 @@ def main() -> None:
             raise DiffCLIPError("no tokens today")
         return tokenizer(texts)
 
-    scores = validate(fabric, model, data, tokenizer, recipe)
-    told: dict[str, object] = {"rank": fabric.global_rank, "scores": scores}
+    scores, faults = validate(fabric, model, data, tokenizer, recipe)
+    told: dict[str, object] = {"rank": fabric.global_rank, "scores": scores, "faults": len(faults)}
     try:
         validate(fabric, model, data, failing, recipe)
     except DiffCLIPError as error:

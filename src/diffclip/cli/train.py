@@ -50,8 +50,8 @@ def train(
         bool, typer.Option("--dry-run", help="Check the data and print what the run needs, and end there.")
     ] = False,
     gpu: Annotated[
-        str, typer.Option(help="With --dry-run: the GPU to plan for, such as a100-80gb.")
-    ] = "a100-80gb",
+        str | None, typer.Option(help="With --dry-run: the GPU to plan for; default: a100-80gb.")
+    ] = None,
     price: Annotated[
         float | None, typer.Option(help="With --dry-run: dollars an hour and GPU; default: a usual one.")
     ] = None,
@@ -69,30 +69,33 @@ def train(
 
     SIGTERM and SIGUSR1 save the state and end with exit code 75; --resume goes on from there.
     """
-    from diffclip.errors import DiffCLIPError
+    from diffclip.errors import DiffCLIPError, InputError
     from diffclip.training.distributed import started_by_us
-    from diffclip.training.interrupt import StoppedError
     from diffclip.training.recipe import read_recipe
 
     resolved = read_recipe(recipe, changes or [])
     run = run or Path("runs") / f"{Path(recipe).stem}-{resolved.model}-s{resolved.seed}"
     hardware = _hardware(devices, nodes, strategy, accelerator)
+    planned = {"--gpu": gpu, "--price": price, "--utilisation": utilisation, "--json": as_json or None}
+    alone = [name for name, value in planned.items() if value is not None]
+    if alone and not dry_run:
+        raise InputError(f"{', '.join(alone)} belong to --dry-run: add it, or leave them out")
     if dry_run:
         from diffclip.cli.train_plan import dry_run as show_plan
 
-        show_plan(resolved, hardware, gpu, price, as_json, run, resume, utilisation)
+        show_plan(resolved, hardware, gpu or "a100-80gb", price, as_json, run, resume, utilisation)
         return
     try:
         train_and_report(resolved, run, resume, hardware)
     except KeyboardInterrupt:
-        if started_by_us():  # the process that was asked tells it
-            raise typer.Exit(InterruptedRun.exit_code) from None
+        if started_by_us():  # the first process tells it, which a code other than 0 would end before it can
+            return
         kept = (run / "checkpoints" / "last").exists()
         way_on = "go on with --resume" if kept else "there is no checkpoint yet, start again"
         raise InterruptedRun(f"interrupted: {way_on}") from None
     except DiffCLIPError as error:
-        if started_by_us():  # the first process, which has got the same error, tells it
-            raise typer.Exit(0 if isinstance(error, StoppedError) else error.exit_code) from None
+        if started_by_us() and error.shared:
+            return
         raise
 
 

@@ -40,6 +40,8 @@ def dry_run(
     devices, nodes = hardware.devices, hardware.nodes
     if devices == "auto":
         devices = int(hardware.resolved().devices)
+    if devices < 1 or nodes < 1:
+        raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
     ready = check_ready(recipe, run, resume, devices * nodes)
     share = UTILISATION if utilisation is None else utilisation
     plan = plan_run(recipe, devices, nodes, hardware.strategy, gpu, price, ready.samples, share)

@@ -117,12 +117,10 @@ class CaptionLoader:
         With workers, which all epochs share, starting an epoch ends the one before.
 
         Raises:
-            InputError: all samples that were to be read are broken.
             DiffCLIPError: a worker died, another epoch was started meanwhile, or no data came for the time set.
         """
         order = self._order(epoch)
         mine = self._jobs.now = _Jobs.Now(epoch, order, start_batch)
-        read, broken = 0, None
         batches = watched(self._loader)
         # After the workers have started: a process with a thread that fetches is better not forked.
         window = order.window(start_batch)
@@ -133,13 +131,9 @@ class CaptionLoader:
             if order.window(number) != window:
                 window = order.window(number)
                 self._fetch(epoch, order, window)
-            read += len(batch)
-            broken = broken or next(iter(batch.faults), None)
             yield batch
             if self._workers and self._jobs.now is not mine:
                 raise DiffCLIPError("another epoch of this loader was started: use a second loader for it")
-        if broken and not read:
-            raise InputError(f"every sample in {self.corpus} is broken, the first one: {broken}")
 
     def close(self) -> None:
         """Stop fetching shards, and remove copies of them that are not to be kept."""

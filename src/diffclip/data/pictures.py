@@ -31,10 +31,12 @@ def evaluation_batches(
     batch_size: int,
     faults: list[Fault],
     workers: int = 0,
+    timeout: float = 0,
 ) -> Iterator[PictureBatch]:
     """The pictures `indices` of a source, in that order, up to `batch_size` at a time.
 
-    A broken picture is left out and appended to `faults`; a batch of nothing else is not given.
+    A broken picture is left out and appended to `faults`; a batch of nothing else is not given. Workers that give
+    nothing for `timeout` seconds are an error; 0 waits for ever.
 
     Raises:
         InputError: all pictures are broken.
@@ -45,6 +47,7 @@ def evaluation_batches(
         batch_size=batch_size,
         collate_fn=_collate,
         num_workers=workers,
+        timeout=timeout if workers else 0,
         worker_init_fn=leave_signals_to_parent,
         # Without its own generator a DataLoader draws from the global one.
         generator=torch.Generator(),

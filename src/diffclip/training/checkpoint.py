@@ -13,6 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from diffclip.errors import InputError
 from diffclip.files import disk_errors, flush
 from diffclip.model import CLIP
 from diffclip.pickled import read_pickle
-from diffclip.training.distributed import first_does, share, share_or_raise
+from diffclip.training.exchange import first_does, share, share_or_raise
 from diffclip.training.intact import list_files, newest_whole, set_aside
 from diffclip.training.sharded import load_optimiser, save_optimiser, whole_state
 from diffclip.weights import save_torch, save_weights
@@ -62,8 +63,7 @@ def save_checkpoint(
     Raises:
         InputError: no space left on the device, or no permission. The checkpoints before stay as they were.
     """
-    place = run / "checkpoints" / f"step_{progress.step:08d}"
-    folder, temporary = first_does(fabric, lambda: _plan(place, run, progress))
+    folder, temporary = first_does(fabric, lambda: _plan(run, progress))
     if temporary is not None:
         try:
             _fill(fabric, temporary, model, optimiser, progress)
@@ -111,19 +111,20 @@ def _name(run: Path, folder: Path, best: bool, keep_every: int | None) -> None:
     _remove_unkept(run, keep_every)
 
 
-def _plan(folder: Path, run: Path, progress: Progress) -> tuple[Path, Path | None]:
+def _plan(run: Path, progress: Progress) -> tuple[Path, Path | None]:
     """The checkpoint's folder, and the temporary one to fill first, None where the folder is there already."""
-    if folder in linked(run) and asdict(_progress_in(folder) or Progress()) != asdict(progress):
-        # the same weights, further in the data: the last batches of the epoch were all broken
-        folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}")
-    if folder.is_dir() and folder not in linked(run):  # a kill came between this folder and its link
-        shutil.rmtree(folder)
-    if folder.exists():
-        return folder, None
-    for left in folder.parent.glob(".*.tmp"):  # of a run that was killed while it wrote
-        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-    temporary = folder.with_name(f".{uuid.uuid4().hex[:8]}.tmp")
+    folder = run / "checkpoints" / f"step_{progress.step:08d}"
     with disk_errors(folder):
+        if folder in linked(run) and _progress_in(folder) != progress:
+            # the same weights, further in the data: the last batches were all broken
+            folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
+        if folder.is_dir() and folder not in linked(run):  # a kill came between this folder and its link
+            shutil.rmtree(folder)
+        if folder.exists():
+            return folder, None
+        for left in folder.parent.glob(".*.tmp"):  # of a run that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+        temporary = folder.with_name(f".{uuid.uuid4().hex[:8]}.tmp")
         temporary.mkdir(parents=True)
     return folder, temporary
 
@@ -142,11 +143,13 @@ def withdraw_checkpoint(run: Path, step: int) -> Path | None:
     return target_of(run, "last")
 
 
-def restore_checkpoint(fabric: Any, folder: Path, model: CLIP, optimiser: torch.optim.Optimizer) -> Progress:
+def restore_checkpoint(
+    fabric: Any, folder: Path, model: CLIP, optimiser: torch.optim.Optimizer, seed: int
+) -> Progress:
     """Set optimiser and generators as they were at `folder`; returns how far the run was. Weights are loaded before the
     model is shared out (`diffclip.load_weights`).
 
-    With another number of processes than then, each draws its random numbers anew from the first one's state.
+    With another number of processes than then, each draws its random numbers anew from the run's `seed` and the step.
 
     Raises:
         InputError: it does not belong to this model.
@@ -155,14 +158,19 @@ def restore_checkpoint(fabric: Any, folder: Path, model: CLIP, optimiser: torch.
     try:
         progress = Progress(**state["progress"])
         generators = state["generators"]
-        mine = generators[fabric.global_rank if len(generators) == fabric.world_size else 0]
-        torch.set_rng_state(mine["torch"])
-        if torch.cuda.is_available() and mine["cuda"] is not None:
-            torch.cuda.set_rng_state(mine["cuda"], fabric.device)
+        if len(generators) == fabric.world_size:
+            mine = generators[fabric.global_rank]
+            torch.set_rng_state(mine["torch"])
+            if torch.cuda.is_available() and mine["cuda"] is not None:
+                torch.cuda.set_rng_state(mine["cuda"], fabric.device)
+        else:
+            torch.manual_seed(hash((seed, progress.step, fabric.global_rank)) % 2**63)
     except (KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
         raise InputError(
             f"{folder / STATE_FILE} is no training state of this model ({error}): start a new run"
         ) from None
+    if not (folder.parent / "best").exists():  # it was damaged, or proved bad
+        progress.best_score = None
     load_optimiser(folder, model, optimiser)
     return progress
 
@@ -229,7 +237,8 @@ def _remove_unkept(run: Path, keep_every: int | None) -> None:
     for folder in set((run / "checkpoints").glob("step_*")) - linked(run):
         step = int(folder.name.split("_")[1])
         if keep_every is None or step % keep_every:
-            _remove(folder)
+            with suppress(InputError):  # what cannot be removed is no reason to stop a run
+                _remove(folder)
 
 
 def _remove(folder: Path) -> None:
@@ -238,7 +247,7 @@ def _remove(folder: Path) -> None:
         aside = folder.with_name(f".{folder.name}.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        shutil.rmtree(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def link(run: Path, name: str, folder: Path) -> None:
@@ -259,15 +268,13 @@ def choose_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
     Raises:
         InputError: there are checkpoints, and none is whole.
     """
-    named = [folder for name in ("last", "previous") if (folder := target_of(run, name)) is not None]
-    others = sorted((run / "checkpoints").glob("step_*"), reverse=True)
-    folders = list(dict.fromkeys([*named, *others]))
+    folders = sorted((run / "checkpoints").glob("step_*"), reverse=True)
     if not folders:
         return None
     found, damaged = newest_whole(folders)
     faults = "; ".join(f"{folder} is damaged ({fault})" for folder, fault in damaged.items())
     if found is None:
-        raise InputError(f"{faults}: no checkpoint of the run is whole, start a new one")
+        raise InputError(f"{faults}: no checkpoint of the run is whole, start a new run in another folder")
     if damaged:
         say(f"{faults}: going on from {found.name}")
     for folder in damaged:

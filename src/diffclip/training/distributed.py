@@ -11,27 +11,26 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import DiffCLIPError, InputError, unknown
 from diffclip.model import CLIP
 from diffclip.training.optimiser import small_parameters
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-Value = TypeVar("Value")
-STRATEGIES = ("auto", "ddp", "fsdp")
+STRATEGIES, ACCELERATORS = ("auto", "ddp", "fsdp"), ("auto", "cuda", "cpu")
 # PR_SET_PDEATHSIG of sys/prctl.h
 _SIGNAL_OF_DEAD_PARENT = 1
-# set for the processes that this program starts: their exit code tells the first one whether to go on
-_STARTED_BY_US = "DIFFCLIP_STARTED_BY_US"
+# holds the process that starts the others of its node
+_STARTED_BY = "DIFFCLIP_STARTED_BY"
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,33 @@ class Hardware:
         """
         if self.strategy not in STRATEGIES:
             raise InputError(f"unknown strategy {self.strategy!r}: choose from: {', '.join(STRATEGIES)}")
+        if self.accelerator not in ACCELERATORS:
+            raise unknown("accelerator", self.accelerator, ACCELERATORS)
+        if self.nodes > 1 and started_outside() is None and "MASTER_ADDR" not in os.environ:
+            raise InputError(
+                f"{self.nodes} nodes meet at the address of the first: set MASTER_ADDR to it and MASTER_PORT to a free "
+                "port on every node, and NODE_RANK to the node's number from 0"
+            )
         cuda = torch.cuda.is_available() and self.accelerator != "cpu"
         if self.accelerator == "cuda" and not cuda:
             raise InputError("there is no usable GPU: leave the accelerator out, or take accelerator cpu")
         outside = started_outside()
         if outside is not None:
             devices, nodes = outside
+            if self.devices not in ("auto", 1, devices) or self.nodes not in (1, nodes):
+                raise InputError(
+                    f"{self.devices} devices on {self.nodes} nodes are asked for, and {devices} processes on each of "
+                    f"{nodes} nodes were started: leave --devices and --nodes out under torchrun and srun"
+                )
         else:
             devices = self.devices if self.devices != "auto" else (torch.cuda.device_count() if cuda else 1)
             nodes = self.nodes
         if devices < 1 or nodes < 1:
             raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
         if cuda and devices > torch.cuda.device_count():
+            way_out = "lower --devices" if outside is None else "give each process all GPUs of its node"
             raise InputError(
-                f"{devices} devices are asked for and {torch.cuda.device_count()} GPUs are there: lower --devices"
+                f"{devices} processes a node need as many GPUs, and {torch.cuda.device_count()} are seen: {way_out}"
             )
         return Hardware(devices, nodes, self.strategy, "cuda" if cuda else "cpu")
 
@@ -90,7 +102,10 @@ def started_outside() -> tuple[int, int] | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return devices, int(os.environ["WORLD_SIZE"]) // devices
-    if "SLURM_PROCID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+    if {"SLURM_PROCID", "SLURM_NTASKS"} <= os.environ.keys() and os.environ.get("SLURM_JOB_NAME") not in (
+        "bash",
+        "interactive",
+    ):
         nodes = int(os.environ.get("SLURM_NNODES", "1"))
         return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
     return None
@@ -103,7 +118,13 @@ def local_rank() -> int:
 
 def started_by_us() -> bool:
     """Whether another process of this program, on this machine, has started this one."""
-    return os.environ.get(_STARTED_BY_US) == "1" and local_rank() > 0
+    return _STARTED_BY in os.environ and local_rank() > 0
+
+
+def is_alone() -> bool:
+    """Whether no other process waits for this one yet: it is the first of its node and starts the others itself, and
+    there is no other node."""
+    return not local_rank() and started_outside() is None and "NODE_RANK" not in os.environ
 
 
 def make_fabric(hardware: Hardware, precision: str) -> Fabric:
@@ -135,10 +156,13 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
 def launch(fabric: Fabric) -> None:
     """Start the other processes of this node, unless something outside has, and meet them."""
     if started_outside() is None:
-        os.environ[_STARTED_BY_US] = "1"
-    if started_by_us() and sys.platform == "linux":
-        # the first process may end at any moment, and the exchange with it would then wait for half an hour
-        ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
+        if started_by_us() and sys.platform == "linux":
+            # the first process may end at any moment, and the exchange with it would then wait for half an hour
+            ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
+            if os.getppid() != int(os.environ[_STARTED_BY]):
+                raise DiffCLIPError("the process that started this one is gone")
+        else:
+            os.environ[_STARTED_BY] = str(os.getpid())
     fabric.launch()
 
 
@@ -207,54 +231,6 @@ def whole_model(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for part in parts:
-            part.set_reshard_after_forward(True, recurse=False)
+            # as `fully_shard` has it: the root keeps its own for the backward pass
+            part.set_reshard_after_forward(part is not model, recurse=False)
             part.reshard()
-
-
-def means(fabric: Any, *values: Tensor) -> list[float]:
-    """The mean over processes of each 0-dim tensor."""
-    told = torch.stack([value.float() for value in values])
-    if fabric.world_size > 1:
-        torch.distributed.all_reduce(told)
-    mean: list[float] = (told / fabric.world_size).tolist()
-    return mean
-
-
-def agree(fabric: Fabric, samples: int, stop: bool) -> tuple[int, bool]:
-    """The fewest samples that a process holds, and whether one is to stop: the same answer in every process."""
-    if fabric.world_size == 1:
-        return samples, stop
-    told = torch.tensor([samples, -int(stop)], device=fabric.device)
-    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
-    fewest, asked = told.tolist()
-    return fewest, asked < 0
-
-
-def share(fabric: Any, value: Value) -> list[Value]:
-    """`value` of every process, by rank."""
-    if fabric.world_size == 1:
-        return [value]
-    values: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(values, value)
-    return values
-
-
-def share_or_raise(fabric: Any, value: Value | DiffCLIPError) -> list[Value]:
-    """As `share`; an error of one process is raised in all, so that none waits for another that has left."""
-    values = share(fabric, value)
-    for found in values:
-        if isinstance(found, DiffCLIPError):
-            raise found
-    return values  # type: ignore[return-value]
-
-
-def first_does(fabric: Any, work: Callable[[], Value]) -> Value:
-    """What `work` returns, or raises, in the first process alone; the others wait for it and get the same."""
-    done: Any = None
-    if fabric.global_rank == 0:
-        try:
-            done = work()
-        except DiffCLIPError as error:
-            done = error
-    found: Value = share_or_raise(fabric, done)[0]
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -20,11 +21,11 @@ class StoppedError(DiffCLIPError):
 
 
 class StopRequest:
-    """While it is entered, a signal to stop sets `asked` instead of ending the process. Outside the main thread, where
-    Python handles no signals, nothing is ever asked."""
+    """While it is entered, a signal to stop raises `StoppedError`, or, once `saves` is set, sets `asked` for the loop
+    to see after its step. Outside the main thread, where Python handles no signals, nothing is ever asked."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, run: Path) -> None:
+        self.asked, self.saves, self._run = False, False, run
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -39,4 +40,6 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        if not self.saves:
+            raise StoppedError(f"{self._run}: asked to stop before its first step: start it again")
         self.asked = True

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.samples import Fault
 from diffclip.data.transforms import normalise
-from diffclip.errors import DiffCLIPError, require_group
+from diffclip.errors import DiffCLIPError, InputError, require_group
 from diffclip.model import CLIP
-from diffclip.training import distributed
+from diffclip.tokenizer import Tokenizer
+from diffclip.training import distributed, exchange
 from diffclip.training.accumulate import backward_in_parts, backward_whole
 from diffclip.training.checkpoint import (
     Progress,
@@ -34,7 +36,7 @@ from diffclip.training.interrupt import StoppedError, StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimiser import MAX_LOGIT_SCALE, learning_rate, make_optimiser
 from diffclip.training.recipe import Recipe
-from diffclip.training.start import Prepared, check_order, prepare, start_telemetry
+from diffclip.training.start import Prepared, check_order, prepare, start_telemetry, take_weights
 from diffclip.training.telemetry import Silent, Telemetry
 from diffclip.training.validation import validate
 from diffclip.weights import load_weights
@@ -59,6 +61,20 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     """
     require_group("train", "lightning", "tensorboard")
     hardware = (hardware or Hardware()).resolved()
+    with StopRequest(run) as stop:
+        try:
+            return _train(recipe, run, resume, hardware, stop)
+        except RuntimeError as error:
+            if hardware.world == 1 or not exchange.is_lost(error):
+                raise
+            raise DiffCLIPError(
+                f"process {hardware.rank()} of {hardware.world} lost another one, which was killed or ran out of "
+                f"memory ({' '.join(str(error).split())[:120]}): see what it said, and go on with --resume"
+            ) from None
+
+
+def _train(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, stop: StopRequest) -> Outcome:
+    """`train` on resolved `hardware`."""
     fabric = distributed.make_fabric(hardware, recipe.precision)
     if distributed.local_rank():  # the first process of a node makes the index of the shards for the others
         distributed.launch(fabric)
@@ -66,17 +82,19 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     try:
         prepared = prepare(recipe, run, resume, hardware)
     except DiffCLIPError as error:
-        if not distributed.local_rank():
-            raise  # nobody waits for this process yet
+        if distributed.is_alone():
+            raise
         prepared = error
     if not distributed.local_rank():
         distributed.launch(fabric)
     mine = prepared if isinstance(prepared, DiffCLIPError) else prepared.checkpoint
-    checkpoint = distributed.share_or_raise(fabric, mine)[0]
+    checkpoint = exchange.share_or_raise(fabric, mine)[0]
     assert isinstance(prepared, Prepared)
-    loader, validation, tokenizer, model, _ = prepared
+    loader, validation, tokenizer, model, _, lock = prepared
     if checkpoint:
-        load_weights(model, checkpoint)
+        exchange.all_do(fabric, partial(load_weights, model, checkpoint))
+    elif resume and recipe.weights is not None:  # nothing was saved yet
+        exchange.all_do(fabric, partial(take_weights, model, recipe.weights))
     torch.manual_seed(recipe.seed + fabric.global_rank)
     if recipe.compile:
         for block in distributed.blocks_of(model):
@@ -84,27 +102,25 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     wrapped = fabric.setup_module(model)
     optimiser = make_optimiser(model, recipe)
     wrapped_optimiser = fabric.setup_optimizers(optimiser)
-    progress = restore_checkpoint(fabric, checkpoint, model, optimiser) if checkpoint else Progress()
+    progress = Progress()
+    if checkpoint:
+        restore = partial(restore_checkpoint, fabric, checkpoint, model, optimiser, recipe.seed)
+        progress = exchange.all_do(fabric, restore)
     check_order(progress, loader, fabric, run)
     job = _Job(recipe, run, fabric, model, wrapped, optimiser, wrapped_optimiser, loader, progress)
-    hosts = distributed.share(fabric, platform.node())
+    hosts = exchange.share(fabric, platform.node())
     facts = {"world": hardware.world, "nodes": hardware.nodes, "strategy": hardware.strategy, "hosts": hosts}
-    told = partial(start_telemetry, recipe, run, loader, facts, job.steps, progress.step)
-    silent = fabric.global_rank > 0
-    with closing(loader), StopRequest() as stop, Silent() if silent else told() as telemetry:
+    start: Any = partial(start_telemetry, recipe, run, loader, facts, job.steps, progress.step)
+    telling = exchange.all_do(fabric, Silent if fabric.global_rank else start)
+    stop.saves = True
+    with closing(loader), lock or nullcontext(), telling as telemetry:
         for epoch in range(progress.epoch, recipe.epochs):
             _epoch(job, epoch, telemetry, stop)
             progress.epoch, progress.batch = epoch + 1, 0
             best = False
             due = progress.epoch % recipe.validate_every == 0 or progress.epoch == recipe.epochs
             if validation and due:
-                with telemetry.pause("validation"):
-                    scores = validate(fabric, model, validation, tokenizer, recipe)
-                best = progress.best_score is None or scores["score"] > progress.best_score
-                progress.best_score = scores["score"] if best else progress.best_score
-                size = {"pictures": len(validation), "captions": sum(map(len, validation.captions))}
-                place = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-                telemetry.validation(place | size | scores)
+                best = _validate(job, validation, tokenizer, telemetry)
             job.save(telemetry, best)
     return Outcome(run, progress, job.all_skipped())
 
@@ -129,7 +145,6 @@ class _Job:
         per_epoch = self.loader.batches_per_epoch
         self.steps, self.warmup_steps = recipe.epochs * per_epoch, round(recipe.warmup_epochs * per_epoch)
         self.criterion = make_criterion(recipe.loss, recipe.gather_with_grad, self.fabric.global_rank, world)
-        self.skipped |= {fault.name: fault for fault in self.loader.faults}
 
     def backward(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradients of a batch: the loss [] of this process's share, and what the model returned for it."""
@@ -153,22 +168,28 @@ class _Job:
 
     def all_skipped(self) -> dict[str, Fault]:
         """What any process has skipped, by name."""
-        shares = distributed.share(self.fabric, self.skipped)
-        return {name: fault for part in shares for name, fault in part.items()}
+        known = {fault.name: fault for fault in self.loader.faults}  # the same in all
+        return known | {
+            name: fault for part in exchange.share(self.fabric, self.skipped) for name, fault in part.items()
+        }
 
 
 def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopRequest) -> None:
     """The batches of `epoch` that are still to come."""
     recipe, fabric, model, progress = job.recipe, job.fabric, job.model, job.progress
     model.train()
+    whole, before = progress.batch == 0, progress.samples
+    fault: Fault | None = None
+    failed: DiffCLIPError | None = None
     for wait, batch in _timed(job.loader.epoch(epoch, start_batch=progress.batch)):
         started = time.perf_counter()
-        failed = isinstance(batch, DiffCLIPError)
+        failed = failed or (batch if isinstance(batch, DiffCLIPError) else None)
         # beside a process that met broken samples, the others leave as many out: all have the same number
-        count, asked = distributed.agree(fabric, -1 if failed else len(batch), stop.asked)
+        count, asked = exchange.agree(fabric, -1 if failed else len(batch), stop.asked)
         if count < 0:
-            distributed.share_or_raise(fabric, batch if failed else None)
-        job.skipped |= {fault.name: fault for fault in batch.faults}
+            exchange.share_or_raise(fabric, failed)
+        job.skipped |= {found.name: found for found in batch.faults}
+        fault = fault or next(iter(batch.faults), None)
         if asked:
             _leave(job, telemetry)
         progress.batch += 1
@@ -186,7 +207,7 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
         accuracy = accuracy_within(
             out["image_features"], out["text_features"], fabric.global_rank, fabric.world_size
         )
-        loss_value, accuracy_value = distributed.means(fabric, loss, accuracy)
+        loss_value, accuracy_value = exchange.means(fabric, loss, accuracy)
         if not (math.isfinite(loss_value) and torch.isfinite(norm)):
             _stop(job, telemetry, loss_value, norm.item())
         job.wrapped_optimiser.step()
@@ -197,7 +218,8 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
         samples = count * fabric.world_size
         progress.step, progress.samples = step, progress.samples + samples
         took = time.perf_counter() - started
-        telemetry.step(
+        failed = _told(
+            telemetry.step,
             {
                 "step": step,
                 "epoch": epoch + 1,
@@ -210,22 +232,47 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
                 "samples_per_second": samples / (wait + took),
                 "data_wait": wait / (wait + took),
                 "lambda": {tower: lam.tolist() for tower, lam in model.lambdas().items()},
-            }
+            },
         )
         every = (recipe.checkpoint_every, recipe.keep_every)
         due = any(steps and step % steps == 0 for steps in every)
         if due and progress.batch < job.loader.batches_per_epoch:
             job.save(telemetry)
+    faults = [found for found in exchange.share_or_raise(fabric, failed or fault) if found]
+    if whole and progress.samples == before and faults:
+        whose = " that a process reads" if fabric.world_size > 1 else ""
+        raise exchange.everybodys(
+            InputError(f"every sample in {job.loader.corpus}{whose} is broken, the first one: {faults[0]}")
+        )
+
+
+def _validate(job: _Job, data: EvaluationSet, tokenizer: Tokenizer, telemetry: Telemetry | Silent) -> bool:
+    """Measure and tell; whether the model is the best so far. An error loses no step: they are saved before it is
+    raised."""
+    progress = job.progress
+    try:
+        with telemetry.pause("validation"):
+            scores, faults = validate(job.fabric, job.model, data, tokenizer, job.recipe)
+        place = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+        tell = partial(telemetry.validation, place | scores)
+        exchange.all_do(job.fabric, tell)
+    except DiffCLIPError:
+        job.save(telemetry)
+        raise
+    job.skipped |= {fault.name: fault for fault in faults}
+    best = progress.best_score is None or scores["score"] > progress.best_score
+    progress.best_score = scores["score"] if best else progress.best_score
+    return best
 
 
 def _leave(job: _Job, telemetry: Telemetry | Silent) -> NoReturn:
     """Save and stop, because a process was asked to."""
+    what = f"{job.run}: asked to stop"
     if not job.progress.step:
-        raise StoppedError(f"{job.run}: asked to stop before the first step: start it again")
+        raise exchange.everybodys(StoppedError(f"{what} before the first step: start it again"))
     kept = job.save(telemetry)
-    raise StoppedError(
-        f"{job.run}: asked to stop at step {job.progress.step}, saved in {kept}: go on with --resume"
-    )
+    what = f"{what} at step {job.progress.step}, saved in {kept}: go on with --resume"
+    raise exchange.everybodys(StoppedError(what))
 
 
 def _stop(job: _Job, telemetry: Telemetry | Silent, loss: float, norm: float) -> NoReturn:
@@ -241,9 +288,19 @@ def _stop(job: _Job, telemetry: Telemetry | Silent, loss: float, norm: float) ->
         kept: Path | None = job.save(telemetry)
     else:
         withdraw = partial(withdraw_checkpoint, job.run, progress.step)
-        kept = distributed.first_does(job.fabric, withdraw)
+        kept = exchange.first_does(job.fabric, withdraw)
     state = f"the last good state is {kept}" if kept else "there is no earlier checkpoint"
-    raise DiffCLIPError(f"{what}; {state}: start again with a lower lr, a longer warm-up or clip_grad_norm=1")
+    way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
+    raise exchange.everybodys(DiffCLIPError(f"{what}; {state}: {way_out}"))
+
+
+def _told(tell: Callable[[dict[str, Any]], None], record: dict[str, Any]) -> DiffCLIPError | None:
+    """Tell a record; an error is returned, to be raised where all processes meet next."""
+    try:
+        tell(record)
+    except DiffCLIPError as error:
+        return error
+    return None
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[float, Any]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import platform
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, write_text
 from diffclip.training.recipe import Recipe, read_recipe, to_yaml
 from diffclip.training.telemetry import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE
 
-RECIPE_FILE = "recipe.yaml"
-# keys that change nothing about the numbers of a run (but for the order of sums), so that a resumed run may have others
+RECIPE_FILE, LOCK_FILE = "recipe.yaml", ".lock"
+# keys that change nothing about the numbers of a run (but for the order of sums), so that a resumed run may have
+# others; whether data that has moved is the same is seen by its order (`start.check_order`)
 _FREE_KEYS = {
     *("checkpoint_every", "keep_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
+    *("data.train", "data.val"),
     *("data.workers", "data.cache", "data.cache_gb", "data.timeout", "data.expected_samples"),
 }
 # what a run that was stopped before its first checkpoint may have left
@@ -23,35 +28,62 @@ _OF_A_RUN = {
 }
 
 
-def claim_folder(recipe: Recipe, run: Path, resume: bool) -> None:
-    """Make `run` this recipe's folder, or see that it is.
+def claim_folder(recipe: Recipe, run: Path, resume: bool) -> IO[str]:
+    """Make `run` this recipe's folder, or see that it is; what keeps other processes out of it until it is closed.
 
     Raises:
-        InputError: it holds a run and `resume` is not set; or it is set, and there is no run or one of another recipe.
+        InputError: it holds a run and `resume` is not set; or it is set, and there is no run or one of another recipe;
+            or another process trains there.
     """
     file = run / RECIPE_FILE
-    if not resume:
-        if (run / "checkpoints" / "last").exists():
-            raise InputError(
-                f"{run} holds a run already: add --resume to go on with it, or choose another --run"
-            )
-        with disk_errors(run):
-            run.mkdir(parents=True, exist_ok=True)
-            found = {path.name for path in run.iterdir()}
-        # a run that was killed in its first moments has left its recipe, and perhaps no more
-        started = TENSORBOARD_FOLDER in found or _same_recipe(file, recipe)
-        if found and not (found <= _OF_A_RUN and started):
-            raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
-        write_text(file, to_yaml(recipe))
-        return
-    if not file.is_file():
-        raise InputError(f"{run} holds no run to resume: start it without --resume")
-    before, now = (_flat(r.model_dump()) for r in (read_recipe(file), recipe))
-    for key in now:
-        if key not in _FREE_KEYS and now[key] != before[key]:
-            raise InputError(
-                f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe"
-            )
+    if resume:
+        if not file.is_file():
+            raise InputError(f"{run} holds no run to resume: start it without --resume")
+        lock = lock_folder(run)
+        before, now = (_flat(r.model_dump()) for r in (read_recipe(file), recipe))
+        for key in now:
+            if key not in _FREE_KEYS and now[key] != before[key]:
+                raise InputError(
+                    f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe"
+                )
+        return lock
+    with disk_errors(run):
+        run.mkdir(parents=True, exist_ok=True)
+        found = {path.name for path in run.iterdir()} - {LOCK_FILE}
+    # a run that was killed in its first moments has left its recipe, and perhaps no more
+    started = TENSORBOARD_FOLDER in found or _same_recipe(file, recipe)
+    if found and not (found <= _OF_A_RUN and started):
+        raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
+    lock = lock_folder(run)
+    if [*(run / "checkpoints").glob("step_*"), *(run / "checkpoints").glob("damaged_*")]:
+        raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
+    write_text(file, to_yaml(recipe))
+    return lock
+
+
+def lock_folder(run: Path) -> IO[str]:
+    """Keep other processes from training in `run` until this one ends, however it does, or the handle is closed.
+
+    The lock belongs to the process: data workers that outlive it for a moment do not hold it.
+
+    Raises:
+        InputError: another process trains there.
+    """
+    with disk_errors(run / LOCK_FILE):
+        handle = (run / LOCK_FILE).open("a+", encoding="utf-8")
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.seek(0)
+        holder = handle.read().strip() or "another process"
+        handle.close()
+        raise InputError(f"{holder} trains in {run}: wait for it, or choose another --run") from None
+    except OSError:  # a file system without locks: nothing is kept out, and nothing stops
+        return handle
+    handle.truncate(0)
+    handle.write(f"process {os.getpid()} on {platform.node()}")
+    handle.flush()
+    return handle
 
 
 def _same_recipe(file: Path, recipe: Recipe) -> bool:

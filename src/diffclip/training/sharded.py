@@ -53,9 +53,12 @@ def load_optimiser(folder: Path, model: nn.Module, optimiser: torch.optim.Optimi
     try:
         opened: list[Any] = [safe_open(file, "pt") for file in files]
         cut = set((opened[0].metadata() or {}).get("sharded", "").split())
-        for entry in opened[0].keys():  # noqa: SIM118
+        entries = [set(file.keys()) for file in opened]
+        for entry in sorted(entries[0]):
             name, _, key = entry.rpartition(":")
-            pieces = [file.get_tensor(entry) for file in opened if entry in file.keys()]  # noqa: SIM118
+            pieces = [
+                file.get_tensor(entry) for file, held in zip(opened, entries, strict=True) if entry in held
+            ]
             whole = torch.cat(pieces) if name in cut and pieces[0].ndim else pieces[0]
             found[name][key] = _fitted(whole, parameters[name], key)
     except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
@@ -79,13 +82,13 @@ def whole_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
 def _fitted(whole: Tensor, parameter: Any, key: str) -> Tensor:
     """`whole` on the parameter's device, and cut as the parameter is."""
     if not whole.ndim and parameter.ndim:  # a count of steps
-        return whole if parameter.device.type == "cpu" else whole.to(parameter.device)
+        return whole.to(parameter.device, copy=True)
     if whole.shape != parameter.shape:
         raise ValueError(
             f"{key} of shape {list(whole.shape)} for a parameter of shape {list(parameter.shape)}"
         )
     if not _is_share(parameter):
-        return whole.to(parameter.device)
+        return whole.to(parameter.device, copy=True)  # not a window into the file, which will be removed
     from torch.distributed.tensor import distribute_tensor
 
     mesh: Any = parameter.device_mesh

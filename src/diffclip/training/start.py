@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from diffclip.data.catalog import EvaluationSet
 from diffclip.data.loader import CaptionLoader
 from diffclip.errors import InputError
 from diffclip.loading import load
 from diffclip.model import CLIP
+from diffclip.model_source import find_model
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import add_start, describe_start
 from diffclip.training.checkpoint import Progress, choose_checkpoint
 from diffclip.training.data import open_training_data, open_validation_data
-from diffclip.training.distributed import Hardware, share
+from diffclip.training.distributed import Hardware
+from diffclip.training.exchange import share
 from diffclip.training.recipe import Recipe
 from diffclip.training.run_folder import claim_folder
 from diffclip.training.telemetry import Telemetry
@@ -30,6 +32,7 @@ class Prepared(NamedTuple):
     tokenizer: Tokenizer
     model: CLIP
     checkpoint: Path | None
+    lock: IO[str] | None  # held by the first process as long as it trains
 
 
 def prepare(recipe: Recipe, run: Path, resume: bool, hardware: Hardware) -> Prepared:
@@ -43,31 +46,34 @@ def prepare(recipe: Recipe, run: Path, resume: bool, hardware: Hardware) -> Prep
     tokenizer = Tokenizer(recipe.config().text)
     tokenizer("a text, to see that the vocabulary fits")
     model = build_model(recipe)
-    checkpoint = None
+    if recipe.weights is not None and not resume:
+        take_weights(model, recipe.weights)
+    checkpoint, lock = None, None
     if hardware.rank() == 0:
-        claim_folder(recipe, run, resume)
+        lock = claim_folder(recipe, run, resume)
         checkpoint = choose_checkpoint(run, _say) if resume else None
-    return Prepared(loader, validation, tokenizer, model, checkpoint)
+    return Prepared(loader, validation, tokenizer, model, checkpoint, lock)
 
 
 def build_model(recipe: Recipe) -> CLIP:
-    """The model of `recipe`, on the CPU, with the values that its training starts from.
-
-    Raises:
-        InputError: `weights` cannot be read, or are another model's.
-    """
+    """The model of `recipe`, on the CPU, with fresh values."""
     config = recipe.config()
     model = CLIP(config, init=recipe.init, attention_backend=recipe.attention_backend, seed=recipe.seed)
-    if recipe.weights is not None:
-        _take_weights(model, recipe.weights)
     model.set_grad_checkpointing(recipe.grad_checkpointing)
     return model
 
 
-def _take_weights(model: CLIP, source: str) -> None:
+def take_weights(model: CLIP, source: str) -> None:
     """Fill `model` from a saved one, whose position embeddings are resampled where the pictures' size differs. From
-    one loss to the other the logits' scale and bias start anew."""
-    saved = load(source, image_size=model.config.vision.image_size)[0]
+    one loss to the other the logits' scale and bias start anew.
+
+    Raises:
+        InputError: `source` cannot be read, or holds another model.
+    """
+    found = find_model(source)
+    if found is None:
+        raise InputError(f"weights={source} is the name of a model without weights: give a saved one")
+    saved = load(found, image_size=model.config.vision.image_size)[0]
     prepared, wanted = saved.config.preprocess, model.config.preprocess
     if (prepared.mean, prepared.std) != (wanted.mean, wanted.std):
         raise InputError(
@@ -125,6 +131,11 @@ def start_telemetry(
         "steps_per_epoch": loader.batches_per_epoch,
         "sources": corpus.sources,
     }
+    _say(
+        f"{run}: {loader.samples} samples an epoch in {loader.batches_per_epoch} batches of {recipe.batch_size}, "
+        f"{loader.dropped} left out of each epoch"
+        + (f"; {len(loader.faults)} skipped, the first: {loader.faults[0]}" if loader.faults else "")
+    )
     about = describe_start(recipe, data, hardware | {"precision": recipe.precision}, done)
     add_start(run, about)
     return Telemetry(

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from diffclip.data.catalog import EvaluationSet
 from diffclip.data.pictures import evaluation_batches
+from diffclip.data.samples import Fault
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.embed import embed_captioned, evaluating
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
-from diffclip.training.distributed import share_or_raise, whole_model
+from diffclip.training.distributed import whole_model
+from diffclip.training.exchange import share, share_or_raise
 from diffclip.training.recipe import Recipe
 
 # of some pictures: their places in the set, their embeddings [N, D], those of their captions [M, D], whose captions [M]
@@ -24,8 +26,9 @@ _Embedded = tuple[list[int], Tensor, Tensor, Tensor]
 
 def validate(
     fabric: Any, model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe
-) -> dict[str, float]:
-    """The six recalls of `diffclip.evaluation.retrieval` and `score`, their mean, the same in every process.
+) -> tuple[dict[str, float], list[Fault]]:
+    """The numbers of `pictures` and `captions` that could be read, the six recalls of `diffclip.evaluation.retrieval`
+    and `score`, their mean; and the broken pictures that were left out. The same in every process.
 
     An error in one process is raised in all of them.
 
@@ -33,12 +36,14 @@ def validate(
         InputError: no picture can be read, or an embedding is not finite.
     """
     mine: _Embedded | DiffCLIPError | None
+    broken: list[Fault] = []
     with whole_model(model):
         try:
-            mine = _embed_share(model, data, tokenizer, recipe, fabric.global_rank, fabric.world_size)
+            mine = _embed_share(model, data, tokenizer, recipe, broken, fabric.global_rank, fabric.world_size)
         except DiffCLIPError as error:
             mine = error
     parts = [part for part in share_or_raise(fabric, mine) if part is not None]
+    faults = [fault for part in share(fabric, broken) for fault in part]
     if not parts:
         raise InputError(f"every picture in {data.source} is broken: give another data.val")
     order = torch.tensor([place for places, *_ in parts for place in places]).argsort()
@@ -51,13 +56,21 @@ def validate(
     texts = torch.cat([part[2] for part in parts])
     by_owner = owners.argsort(stable=True)
     recalls = retrieval_metrics(*retrieval_ranks(images[order], texts[by_owner], owners[by_owner]))
-    return recalls | {"score": sum(recalls.values()) / len(recalls)}
+    read = {"pictures": len(images), "captions": len(texts)}
+    return read | recalls | {"score": sum(recalls.values()) / len(recalls)}, faults
 
 
 def _embed_share(
-    model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe, rank: int, world: int
+    model: CLIP,
+    data: EvaluationSet,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    broken: list[Fault],
+    rank: int,
+    world: int,
 ) -> _Embedded | None:
-    """Every `world`-th picture with its captions, embedded; None where none of them can be read."""
+    """Every `world`-th picture with its captions, embedded; None where none of them can be read, which is told in
+    `broken`."""
     places = list(range(rank, len(data), world))
     if not places:
         return None
@@ -68,8 +81,9 @@ def _embed_share(
         [data.indices[place] for place in places],
         transform,
         _batch_size(recipe, world),
-        data.faults,
+        broken,
         recipe.data.workers,
+        recipe.data.timeout,
     )
 
     def captioned() -> Any:
