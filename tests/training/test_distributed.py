@@ -100,6 +100,8 @@ def test_accuracy_is_within_the_whole_batch(told: dict[str, Any]) -> None:
         (Hardware(strategy="dpp"), "unknown strategy 'dpp'"),
         (Hardware(devices=0), "0 devices on 1 nodes"),
         (Hardware(nodes=0), "1 devices on 0 nodes"),
+        (Hardware(nodes=2), "set MASTER_ADDR"),
+        (Hardware(accelerator="gpu"), "unknown accelerator 'gpu'"),
     ],
 )
 def test_hardware_that_cannot_be(hardware: Hardware, words: str) -> None:
@@ -115,6 +117,8 @@ def test_processes_started_by_others_are_known(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SLURM_LOCALID", "1")
     found = Hardware(accelerator="cpu").resolved()
     assert (found.devices, found.nodes, found.world, found.rank()) == (4, 2, 8, 5)
+    with pytest.raises(InputError, match="leave --devices and --nodes out"):
+        Hardware(8, accelerator="cpu").resolved()
     monkeypatch.setenv("SLURM_JOB_NAME", "bash")  # an interactive job: this program starts the processes
     assert Hardware(2, accelerator="cpu").resolved().world == 2
     for name, value in {

@@ -11,9 +11,9 @@ import pytest
 import torch
 from test_loop import changed, lines, without_times
 
-from diffclip.training import loop
+from diffclip.training import loop, start
 from diffclip.training.checkpoint import read_progress
-from diffclip.training.interrupt import StoppedError, StopRequest
+from diffclip.training.interrupt import StoppedError
 from diffclip.training.recipe import Recipe
 
 
@@ -47,11 +47,22 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(
         assert without_times(tmp_path / "cut" / name) == without_times(tmp_path / "whole" / name)
 
 
-def test_a_run_that_is_asked_before_its_first_step_says_so(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["while it prepares", "before the first step"])
+def test_a_run_that_is_asked_early_says_so(
+    when: str, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StopRequest, "__enter__", lambda self: setattr(self, "asked", True) or self)
-    with pytest.raises(StoppedError, match="before the first step: start it again"):
-        loop.train(recipe, tmp_path / "run")
-    monkeypatch.undo()
+    place = "open_validation_data" if when == "while it prepares" else "start_telemetry"
+    module = start if when == "while it prepares" else loop
+    work = getattr(module, place)
+
+    def ask(*arguments: Any, **options: Any) -> Any:
+        done = work(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, place, ask)
+        with pytest.raises(StoppedError, match="before its first step: start it again") as error:
+            loop.train(recipe, tmp_path / "run")
+    assert error.value.exit_code == 75
     assert loop.train(recipe, tmp_path / "run").progress.step == 15

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -507,3 +509,49 @@ def test_data_that_has_moved_is_found_at_its_new_place(recipe: Recipe, scenes: P
         loop.train(changed(recipe, data=moved), tmp_path / "run", resume=True)
     outcome = loop.train(changed(recipe, epochs=1, data=moved), tmp_path / "run", resume=True)
     assert outcome.progress.step == 5
+
+
+@pytest.mark.parametrize("lost", ["link", "target"])
+def test_a_run_without_its_links_is_not_overwritten(
+    lost: str, finished: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run, symlinks=True)
+    (run / "checkpoints" / "last").unlink()
+    if lost == "target":
+        (run / "checkpoints" / "last").symlink_to("step_99999999")
+    with pytest.raises(InputError, match="holds a run already"):
+        loop.train(recipe, run)
+    assert loop.train(recipe, run, resume=True).progress.step == 15
+    assert without_times(run / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
+
+
+def test_two_processes_do_not_train_in_one_folder(recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    code = (
+        "import sys, time; from pathlib import Path; from diffclip.training.run_folder import lock_folder; "
+        "held = lock_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match=f"process {holder.pid} on .* trains in .*choose another --run"):
+            loop.train(recipe, run)
+        assert {path.name for path in run.iterdir()} == {".lock"}
+    finally:
+        holder.kill()
+        holder.wait()
+    assert loop.train(recipe, run).progress.step == 15
+
+
+def test_a_resumed_run_does_not_need_the_weights_it_started_from(
+    finished: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(finished, start, symlinks=True)
+    # a run's folder stands for its best checkpoint
+    tuned = changed(recipe, weights=str(start), epochs=2, checkpoint_every=3)
+    loop.train(tuned, tmp_path / "run")
+    shutil.rmtree(start)
+    assert loop.train(tuned, tmp_path / "run", resume=True).progress.step == 10

@@ -228,3 +228,20 @@ def test_a_first_process_that_cannot_write_ends_the_others(recipe: Recipe, tmp_p
     assert len([line for line in told.splitlines() if line.startswith("diffclip: ")]) == 1, told
     assert "metrics.jsonl" in told
     assert "Traceback" not in told
+
+
+def test_a_process_that_is_killed_is_told_in_one_line(recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(changed(recipe, epochs=60, data={"val": None}), run)
+    while not (run / "metrics.jsonl").is_file() or len(metrics_so_far(run)) < 2:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    [second] = [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(second), signal.SIGKILL)
+    _, told = process.communicate(timeout=300)
+    assert process.returncode == 1, told
+    [line] = [line for line in told.splitlines() if line.startswith("diffclip: ")]
+    assert "process 0 of 2 lost another one" in line
+    assert "go on with --resume" in line
+    assert "Traceback" not in told

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from diffclip import InputError
 from diffclip.config import OPENAI_MEAN
@@ -134,3 +135,44 @@ def test_an_unknown_recipe_is_offered_the_nearest(tmp_path: Path) -> None:
         read_recipe("flickr8kcpu")
     with pytest.raises(InputError, match="is a folder"):
         read_recipe(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (
+            [{"shards": "a.tar", "wieght": 1}],
+            r"unknown key of data.train\[0\] 'wieght': did you mean 'weight'",
+        ),
+        (["a.tar", {"weight": 2}], r"data.train\[1\] is {'weight': 2}: give shards"),
+        ([{"shards": "a.tar", "weight": 0}], "a weight above 0"),
+        ({"shards": "a.tar", "weight": float("nan")}, "a weight above 0"),
+        (None, "data.train is None: give shards"),
+        ([3], r"data.train\[0\] is 3"),
+    ],
+)
+def test_sources_that_are_none_are_told_in_the_recipes_words(
+    train: Any, words: str, fields: dict[str, Any]
+) -> None:
+    changed = fields | {"data": fields["data"] | {"train": train}}
+    with pytest.raises(InputError, match=words) as error:
+        parse_recipe(changed, "test")
+    assert "\n" not in str(error.value)
+
+
+def test_a_recipe_builds_on_one_other(fields: dict[str, Any], tmp_path: Path) -> None:
+    base, more, third = (tmp_path / f"{name}.yaml" for name in ("base", "more", "third"))
+    base.write_text(yaml.safe_dump(fields))
+    more.write_text(yaml.safe_dump({"base": "base.yaml", "lr": 7e-4, "data": {"flip": 0.25}}))
+    recipe = read_recipe(more, ["seed=3"])
+    expected = fields | {"lr": 7e-4, "seed": 3, "data": fields["data"] | {"flip": 0.25}}
+    assert recipe == parse_recipe(expected, "test")
+    third.write_text(yaml.safe_dump({"base": "more.yaml"}))
+    with pytest.raises(InputError, match=r"its base more\.yaml has a base itself: build on base\.yaml"):
+        read_recipe(third)
+    third.write_text(yaml.safe_dump({"base": 3}))
+    with pytest.raises(InputError, match="base is 3: give the name of one recipe"):
+        read_recipe(third)
+    third.write_text(yaml.safe_dump({"base": "flickr8k_cpuu"}))
+    with pytest.raises(InputError, match="did you mean 'flickr8k_cpu'"):
+        read_recipe(third)

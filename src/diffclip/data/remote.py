@@ -56,7 +56,7 @@ def _names(command: str) -> list[str]:
     return _NAME.findall(_QUERY.sub(r"\1", command))[-1:]
 
 
-def expand_remote(spec: str) -> list[str]:
+def expand_remote(spec: str, stall: float = _STALL) -> list[str]:
     """The addresses that `spec` names.
 
     Args:
@@ -75,7 +75,7 @@ def expand_remote(spec: str) -> list[str]:
     except ValueError:
         raise InputError(f"shards {shown(spec)}: the braces do not pair, write a range as {{0..9}}") from None
     places = [url for url in addresses if not url.startswith(PIPE) and (url.endswith("/") or "*" in url)]
-    listed = dict(zip(places, _results("list", [{"url": url} for url in places], _STALL), strict=True))
+    listed = dict(zip(places, _results("list", [{"url": url} for url in places], stall), strict=True))
     found: list[str] = []
     for address in addresses:
         if address not in listed:
@@ -100,12 +100,12 @@ def remote_stamp(url: str) -> str:
     return str(_value(remote_stamps([url])[0]))
 
 
-def remote_stamps(urls: Sequence[str]) -> list[str | DiffCLIPError]:
+def remote_stamps(urls: Sequence[str], stall: float = _STALL) -> list[str | DiffCLIPError]:
     """`remote_stamp` of each of `urls`, or what went wrong with it; many are asked for at a time."""
-    return _results("stamp", [{"url": url} for url in urls], _STALL)
+    return _results("stamp", [{"url": url} for url in urls], stall)
 
 
-def read_beside(folder: str, name: str) -> bytes | None:
+def read_beside(folder: str, name: str, stall: float = _STALL) -> bytes | None:
     """The file `name` in the remote `folder`; None where it is not, or may not be read.
 
     Raises:
@@ -116,7 +116,7 @@ def read_beside(folder: str, name: str) -> bytes | None:
     with tempfile.TemporaryDirectory() as made:
         target = Path(made, "file")
         try:
-            fetch(f"{folder.rstrip('/')}/{name}", target, _STALL, unpack=False)
+            fetch(f"{folder.rstrip('/')}/{name}", target, stall, unpack=False)
         except InputError:
             return None
         return target.read_bytes()

@@ -49,7 +49,7 @@ class RemoteShards:
     """
 
     def __init__(self, folder: Path, limit: int | None, stall: float) -> None:
-        self._copies = ShardCache(folder, limit, stall)
+        self._copies, self._stall = ShardCache(folder, limit, stall), stall
         self._marks: dict[str, str] = {}
         self._beside: set[str] = set()
 
@@ -62,7 +62,7 @@ class RemoteShards:
         found = self._counts_beside(addresses)
         self._beside |= found.keys()
         left = [address for address in dict.fromkeys(addresses) if address not in found]
-        marks = dict(zip(left, map(_known_stamp, remote_stamps(left)), strict=True))
+        marks = dict(zip(left, map(_known_stamp, remote_stamps(left, self._stall)), strict=True))
         found |= self._counts_kept(marks)
         found |= self._counts_scanned(
             {address: mark for address, mark in marks.items() if address not in found}
@@ -103,7 +103,7 @@ class RemoteShards:
     def _counts_beside(self, addresses: Sequence[str]) -> dict[str, Counts]:
         folders = {_parent(address) for address in addresses}
         files = {
-            folder: parse_counts(read_beside(folder, f"{INDEX_FOLDER}/{COUNTS_FILE}") or b"")
+            folder: parse_counts(read_beside(folder, f"{INDEX_FOLDER}/{COUNTS_FILE}", self._stall) or b"")
             for folder in folders
         }
         found = {address: files[_parent(address)].get(base_name(address)) for address in addresses}

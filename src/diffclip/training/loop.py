@@ -269,7 +269,7 @@ def _leave(job: _Job, telemetry: Telemetry | Silent) -> NoReturn:
     """Save and stop, because a process was asked to."""
     what = f"{job.run}: asked to stop"
     if not job.progress.step:
-        raise exchange.everybodys(StoppedError(f"{what} before the first step: start it again"))
+        raise exchange.everybodys(StoppedError(f"{what} before its first step: start it again"))
     kept = job.save(telemetry)
     what = f"{what} at step {job.progress.step}, saved in {kept}: go on with --resume"
     raise exchange.everybodys(StoppedError(what))

@@ -6,6 +6,7 @@ end of the learning rate, crops).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -210,6 +211,8 @@ def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
         InputError: unknown key, missing key, wrong type, unknown model or init, or sizes that do not fit together.
     """
     _check_keys(fields)
+    if isinstance(fields.get("data"), Mapping):
+        _check_sources(fields["data"].get("train"))
     try:
         recipe = Recipe.model_validate(fields)
     except ValidationError as error:
@@ -274,6 +277,21 @@ def _apply(fields: dict[str, Any], change: str) -> None:
             raise InputError(f"{change!r}: {part} is {fields[part]!r}, which has no keys of its own")
         fields = fields[part]
     fields[last] = value
+
+
+def _check_sources(train: object) -> None:
+    """Raise `InputError` for a source of training data that is none, in the words of the recipe."""
+    for number, source in enumerate(train if isinstance(train, list) else [train]):
+        where = f"data.train[{number}]" if isinstance(train, list) else "data.train"
+        if isinstance(source, Mapping):
+            for key in source.keys() - WeightedShards.model_fields.keys():
+                raise unknown(f"key of {where}", key, WeightedShards.model_fields)
+            weight = source.get("weight", 1.0)
+            usable = isinstance(weight, int | float) and 0 < weight < math.inf
+            if "shards" not in source or not usable:
+                raise InputError(f"{where} is {dict(source)}: give shards, and a weight above 0 if any")
+        elif not isinstance(source, str):
+            raise InputError(f"{where} is {source!r}: give shards by a path, a range or an address")
 
 
 def _check_keys(fields: Mapping[str, Any]) -> None:
