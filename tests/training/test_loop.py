@@ -313,17 +313,10 @@ def test_progress_after_a_last_broken_batch_is_kept(
 
 
 def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
-    shard = expand_shards(str(scenes / "train"))[0]
-    copy = tmp_path / "train" / "0.tar"
-    copy.parent.mkdir()
-    data = bytearray(shard.read_bytes())
-    shards = Shards([shard])
-    picture = shards.sample(3, ("jpg",))["jpg"]
-    start = data.index(picture)
-    data[start : start + len(picture)] = bytes(len(picture))
-    copy.write_bytes(bytes(data))
-    outcome = loop.train(changed(recipe, data={"train": str(copy.parent)}), tmp_path / "run")
-    assert list(outcome.skipped) == [f"{copy}:{shards.key(3)}"]
+    train = zeroed(scenes / "train", tmp_path / "train", [3])
+    outcome = loop.train(changed(recipe, data={"train": str(train)}), tmp_path / "run")
+    shards = Shards([train / "0.tar"])
+    assert list(outcome.skipped) == [shards.name(3)]
     assert outcome.progress.samples == 3 * 39
     assert outcome.progress.step == 15
 

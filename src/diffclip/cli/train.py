@@ -39,7 +39,8 @@ def train(
         str, typer.Option(help="Processes a node, each with its GPU; auto: all GPUs, or one on a CPU.")
     ] = "auto",
     nodes: Annotated[
-        int, typer.Option(help="Nodes, each of which runs this command with its NODE_RANK.")
+        int,
+        typer.Option(help="Nodes; each runs this command with MASTER_ADDR, MASTER_PORT and its NODE_RANK."),
     ] = 1,
     strategy: Annotated[
         str,
