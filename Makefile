@@ -22,7 +22,7 @@ test: $(READY)
 	$(RUN) pytest -m "not slow" -n 2
 
 test-slow: $(READY)
-	$(RUN) pytest -m slow
+	$(RUN) pytest -m slow -n 2
 
 lint: $(READY)
 	$(RUN) ruff check .

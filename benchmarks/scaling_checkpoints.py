@@ -15,7 +15,7 @@ import diffclip.files
 import diffclip.weights
 from benchmarks.scaling_sizes import Sizes, made_batch
 from diffclip.model import CLIP
-from diffclip.training import checkpoint, distributed, sharded
+from diffclip.training import checkpoint, exchange, sharded
 from diffclip.training.accumulate import backward_whole
 from diffclip.training.losses import make_criterion
 from diffclip.training.optimiser import make_optimiser
@@ -90,7 +90,7 @@ def _go_on(fabric: Any, sizes: Sizes, world: int) -> dict[str, Any]:
     started = time.perf_counter()
     found = checkpoint.choose_checkpoint(run, print) if fabric.global_rank == 0 else None
     checked = time.perf_counter() - started
-    folder = distributed.share(fabric, found)[0]
+    folder = exchange.share(fabric, found)[0]
     if folder is None:
         raise RuntimeError(f"{run} has no checkpoint")
     recipe = sizes.recipe()

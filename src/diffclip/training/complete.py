@@ -8,7 +8,7 @@ from pathlib import Path
 from diffclip.training.checkpoint import STATE_FILE, read_progress
 from diffclip.training.loop import Outcome, train
 from diffclip.training.recipe import Recipe
-from diffclip.training.run_folder import claim_folder
+from diffclip.training.run_folder import check_resumable
 
 
 def complete_run(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Outcome:
@@ -19,7 +19,7 @@ def complete_run(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Outco
     """
     started = (run / "checkpoints" / "last" / STATE_FILE).is_file()
     if started:
-        claim_folder(recipe, run, resume=True)
+        check_resumable(recipe, run)
         progress = read_progress(run)
         if progress.epoch == recipe.epochs:
             say(f"{run.name}: reusing the finished run in {run}")

@@ -17,8 +17,8 @@ from diffclip.data.transforms import eval_transform
 from diffclip.errors import DiffCLIPError, InputError, require_group
 from diffclip.training.data import open_training_data, open_validation_data
 from diffclip.training.recipe import Recipe, WeightedShards
-from diffclip.training.run_folder import RECIPE_FILE, claim_folder
-from diffclip.training.start import build_model
+from diffclip.training.run_folder import RECIPE_FILE, check_resumable
+from diffclip.training.start import build_model, take_weights
 
 # pictures of each split that are read, from the first to the last shard; of remote shards, each is fetched whole
 _LOOKED_AT = 8
@@ -133,13 +133,13 @@ def _validation_data(recipe: Recipe, world: int, ready: Ready) -> None:
 
 def _weights(recipe: Recipe, world: int, ready: Ready) -> None:
     if recipe.weights is not None:
-        build_model(recipe)
+        take_weights(build_model(recipe), recipe.weights)
         ready.found.append(f"weights: {recipe.weights} fits the model")
 
 
 def _folder(recipe: Recipe, run: Path, resume: bool, ready: Ready) -> None:
     if resume:
-        claim_folder(recipe, run, resume=True)  # which only looks
+        check_resumable(recipe, run)
         ready.found.append(f"run: {run} can be resumed")
     elif (run / "checkpoints" / "last").exists():
         ready.problems.append(

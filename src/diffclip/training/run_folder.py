@@ -37,16 +37,8 @@ def claim_folder(recipe: Recipe, run: Path, resume: bool) -> IO[str]:
     """
     file = run / RECIPE_FILE
     if resume:
-        if not file.is_file():
-            raise InputError(f"{run} holds no run to resume: start it without --resume")
-        lock = lock_folder(run)
-        before, now = (_flat(r.model_dump()) for r in (read_recipe(file), recipe))
-        for key in now:
-            if key not in _FREE_KEYS and now[key] != before[key]:
-                raise InputError(
-                    f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe"
-                )
-        return lock
+        check_resumable(recipe, run)
+        return lock_folder(run)
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
         found = {path.name for path in run.iterdir()} - {LOCK_FILE}
@@ -59,6 +51,22 @@ def claim_folder(recipe: Recipe, run: Path, resume: bool) -> IO[str]:
         raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
     write_text(file, to_yaml(recipe))
     return lock
+
+
+def check_resumable(recipe: Recipe, run: Path) -> None:
+    """See, without writing anything, that `run` is this recipe's folder.
+
+    Raises:
+        InputError: it holds no run, or one of another recipe.
+    """
+    if not (run / RECIPE_FILE).is_file():
+        raise InputError(f"{run} holds no run to resume: start it without --resume")
+    before, now = (_flat(r.model_dump()) for r in (read_recipe(run / RECIPE_FILE), recipe))
+    for key in now:
+        if key not in _FREE_KEYS and now[key] != before[key]:
+            raise InputError(
+                f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe"
+            )
 
 
 def lock_folder(run: Path) -> IO[str]:
