@@ -36,7 +36,7 @@ format: $(READY)
 bench: $(READY)
 	$(RUN) benchmarks.parity --device cpu
 	$(RUN) benchmarks.attention --device cpu --curve
-	$(RUN) benchmarks.training --device cpu
+	$(RUN) benchmarks.training --device cpu --compile blocks --seconds 330
 	$(RUN) benchmarks.loader
 	$(RUN) benchmarks.scaling
 	$(RUN) benchmarks.plots
