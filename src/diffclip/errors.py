@@ -21,6 +21,13 @@ class InputError(DiffCLIPError, ValueError):
     exit_code = 2
 
 
+class StoppedError(DiffCLIPError):
+    """What was asked to stop has saved what it had and left."""
+
+    # EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
+    exit_code = 75
+
+
 def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:
     """The error for a name that is not among `options`; it offers the nearest one, or lists them all."""
     options = sorted(options)

@@ -132,7 +132,7 @@ def test_a_folder_that_is_taken_is_said(
     (place / "run" / "recipe.yaml").write_text(to_yaml(recipe))
     dry_run(recipe, hardware, run=Path("run"), resume=True)
     assert "run: run can be resumed" in capsys.readouterr().out
-    (place / "run" / "checkpoints" / "last").mkdir(parents=True)
+    (place / "run" / "checkpoints" / "step_00000001").mkdir(parents=True)
     with pytest.raises(InputError, match="run holds a run already: add --resume"):
         dry_run(recipe, hardware, run=Path("run"))
     (place / "other").mkdir()

@@ -118,8 +118,7 @@ def _get(
     from diffclip.data.caption_sets import CAPTION_SETS
     from diffclip.data.fetch import fetch
     from diffclip.data.published_sets import by_hand, place_of, published, size_of
-    from diffclip.data.run_img2dataset import StoppedError
-    from diffclip.errors import DiffCLIPError
+    from diffclip.errors import DiffCLIPError, StoppedError
 
     try:
         if name in CAPTION_SETS and settings is not None:

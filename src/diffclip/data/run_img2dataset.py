@@ -20,7 +20,7 @@ from typing import Any
 from diffclip.data.caption_list import CaptionList
 from diffclip.data.caption_sets import EDGE, QUALITY
 from diffclip.data.fetch_file import Advance
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import DiffCLIPError, InputError, StoppedError
 
 _TOOL = "img2dataset"
 # programs that run a tool from an environment of its own, made when it is first needed
@@ -29,12 +29,6 @@ _RUNNERS = (("uvx", [_TOOL]), ("pipx", ["run", _TOOL]))
 _GRACE = 20.0
 _POLL = 0.5
 _STATS = "_stats.json"
-
-
-class StoppedError(DiffCLIPError):
-    """SIGTERM asked to stop; what was fetched is kept, and the same call goes on."""
-
-    exit_code = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
 
 
 @dataclass

@@ -24,7 +24,7 @@ from diffclip.errors import InputError
 from diffclip.files import disk_errors, flush
 from diffclip.model import CLIP
 from diffclip.pickled import read_pickle
-from diffclip.training.exchange import first_does, share, share_or_raise
+from diffclip.training.exchange import all_do, first_does, share
 from diffclip.training.intact import list_files, newest_whole, set_aside
 from diffclip.training.sharded import load_optimiser, save_optimiser, whole_state
 from diffclip.weights import save_torch, save_weights
@@ -82,16 +82,15 @@ def _fill(
     first = fabric.global_rank == 0
     generators = share(fabric, _generators())
     weights = whole_state(model, keep=first)
-    failed: InputError | None = None
-    try:
+
+    def write() -> None:
         with disk_errors(temporary.parent):
             save_optimiser(temporary, model, optimiser, fabric.global_rank, fabric.world_size)
             if first:
                 save_weights(model, temporary, weights)
                 save_torch({"progress": asdict(progress), "generators": generators}, temporary / STATE_FILE)
-    except InputError as error:
-        failed = error
-    share_or_raise(fabric, failed)
+
+    all_do(fabric, write)
 
 
 def _put(temporary: Path, folder: Path) -> None:
@@ -181,7 +180,9 @@ def read_progress(run: Path) -> Progress:
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    folder = find_checkpoint(run, "last")
+    folder = run / "checkpoints" / "last"
+    if not (folder / STATE_FILE).is_file():
+        raise InputError(f"{run} has no checkpoint 'last' yet: start it without --resume")
     progress = _progress_in(folder)
     if progress is None:
         raise InputError(f"{folder / STATE_FILE} is no training state: start a new run")
@@ -203,18 +204,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     state = read_pickle(folder / STATE_FILE)
     return state if isinstance(state, dict) else {}
-
-
-def find_checkpoint(run: Path, name: str) -> Path:
-    """The folder that `last` or `best` names.
-
-    Raises:
-        InputError: the run has no such checkpoint.
-    """
-    folder = run / "checkpoints" / name
-    if not (folder / STATE_FILE).is_file():
-        raise InputError(f"{run} has no checkpoint {name!r} yet: start it without --resume")
-    return folder
 
 
 def _generators() -> dict[str, Any]:

@@ -211,10 +211,9 @@ def clip_gradients(model: nn.Module, most: float | None) -> Tensor:
         of_sharded: Any = torch.nn.utils.get_total_norm(sharded)
         norm = torch.linalg.vector_norm(torch.stack([norm, of_sharded.full_tensor()]))
     if most is not None:
-        for kind in (whole, sharded):
-            factor = torch.clamp(most / (norm + 1e-6), max=1.0)
-            for grad in kind:
-                grad.mul_(factor)
+        factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+        for grad in grads:
+            grad.mul_(factor)
     return norm
 
 

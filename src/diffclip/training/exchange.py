@@ -69,7 +69,7 @@ def all_do(fabric: Any, work: Callable[[], Value]) -> Value:
     Raises:
         DiffCLIPError: of the first process that failed.
     """
-    done, failed = _tried(work)
+    done, failed = tried(work)
     share_or_raise(fabric, failed)
     return done  # type: ignore[return-value]
 
@@ -80,13 +80,14 @@ def first_does(fabric: Any, work: Callable[[], Value]) -> Value:
     Raises:
         DiffCLIPError: what it raised.
     """
-    done, failed = _tried(work) if fabric.global_rank == 0 else (None, None)
+    done, failed = tried(work) if fabric.global_rank == 0 else (None, None)
     share_or_raise(fabric, failed)
     found: Any = share(fabric, done)[0]
     return found  # type: ignore[no-any-return]
 
 
-def _tried(work: Callable[[], Value]) -> tuple[Value | None, DiffCLIPError | None]:
+def tried(work: Callable[[], Value]) -> tuple[Value | None, DiffCLIPError | None]:
+    """What `work` returns, or what it raises, to be shared where all processes meet next."""
     try:
         return work(), None
     except DiffCLIPError as error:

@@ -8,16 +8,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from diffclip.errors import DiffCLIPError
+from diffclip.errors import StoppedError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-class StoppedError(DiffCLIPError):
-    """A run that was asked to stop has saved its state and left."""
-
-    # EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
-    exit_code = 75
 
 
 class StopRequest:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.samples import Fault
 from diffclip.data.transforms import normalise
-from diffclip.errors import DiffCLIPError, InputError, require_group
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training import distributed, exchange
@@ -32,7 +32,7 @@ from diffclip.training.checkpoint import (
     withdraw_checkpoint,
 )
 from diffclip.training.distributed import Hardware
-from diffclip.training.interrupt import StoppedError, StopRequest
+from diffclip.training.interrupt import StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimiser import MAX_LOGIT_SCALE, learning_rate, make_optimiser
 from diffclip.training.recipe import Recipe
@@ -106,7 +106,7 @@ def _train(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, stop: St
     if checkpoint:
         restore = partial(restore_checkpoint, fabric, checkpoint, model, optimiser, recipe.seed)
         progress = exchange.all_do(fabric, restore)
-    check_order(progress, loader, fabric, run)
+    exchange.all_do(fabric, partial(check_order, progress, loader, fabric, run))
     job = _Job(recipe, run, fabric, model, wrapped, optimiser, wrapped_optimiser, loader, progress)
     hosts = exchange.share(fabric, platform.node())
     facts = {"world": hardware.world, "nodes": hardware.nodes, "strategy": hardware.strategy, "hosts": hosts}
@@ -218,22 +218,20 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
         samples = count * fabric.world_size
         progress.step, progress.samples = step, progress.samples + samples
         took = time.perf_counter() - started
-        failed = _told(
-            telemetry.step,
-            {
-                "step": step,
-                "epoch": epoch + 1,
-                "samples": progress.samples,
-                "loss": loss_value,
-                "accuracy": accuracy_value,
-                "lr": lr,
-                "logit_scale": out["logit_scale"].item(),
-                "grad_norm": norm.item(),
-                "samples_per_second": samples / (wait + took),
-                "data_wait": wait / (wait + took),
-                "lambda": {tower: lam.tolist() for tower, lam in model.lambdas().items()},
-            },
-        )
+        record = {
+            "step": step,
+            "epoch": epoch + 1,
+            "samples": progress.samples,
+            "loss": loss_value,
+            "accuracy": accuracy_value,
+            "lr": lr,
+            "logit_scale": out["logit_scale"].item(),
+            "grad_norm": norm.item(),
+            "samples_per_second": samples / (wait + took),
+            "data_wait": wait / (wait + took),
+            "lambda": {tower: lam.tolist() for tower, lam in model.lambdas().items()},
+        }
+        _, failed = exchange.tried(partial(telemetry.step, record))
         every = (recipe.checkpoint_every, recipe.keep_every)
         due = any(steps and step % steps == 0 for steps in every)
         if due and progress.batch < job.loader.batches_per_epoch:
@@ -250,12 +248,16 @@ def _validate(job: _Job, data: EvaluationSet, tokenizer: Tokenizer, telemetry: T
     """Measure and tell; whether the model is the best so far. An error loses no step: they are saved before it is
     raised."""
     progress = job.progress
-    try:
+
+    def measure() -> tuple[dict[str, float], list[Fault]]:
         with telemetry.pause("validation"):
             scores, faults = validate(job.fabric, job.model, data, tokenizer, job.recipe)
         place = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-        tell = partial(telemetry.validation, place | scores)
-        exchange.all_do(job.fabric, tell)
+        telemetry.validation(place | scores)
+        return scores, faults
+
+    try:
+        scores, faults = exchange.all_do(job.fabric, measure)
     except DiffCLIPError:
         job.save(telemetry)
         raise
@@ -292,15 +294,6 @@ def _stop(job: _Job, telemetry: Telemetry | Silent, loss: float, norm: float) ->
     state = f"the last good state is {kept}" if kept else "there is no earlier checkpoint"
     way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
     raise exchange.everybodys(DiffCLIPError(f"{what}; {state}: {way_out}"))
-
-
-def _told(tell: Callable[[dict[str, Any]], None], record: dict[str, Any]) -> DiffCLIPError | None:
-    """Tell a record; an error is returned, to be raised where all processes meet next."""
-    try:
-        tell(record)
-    except DiffCLIPError as error:
-        return error
-    return None
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[float, Any]]:

@@ -17,7 +17,7 @@ from diffclip.data.transforms import eval_transform
 from diffclip.errors import DiffCLIPError, InputError, require_group
 from diffclip.training.data import open_training_data, open_validation_data
 from diffclip.training.recipe import Recipe, WeightedShards
-from diffclip.training.run_folder import RECIPE_FILE, check_resumable
+from diffclip.training.run_folder import check_free, check_resumable
 from diffclip.training.start import build_model, take_weights
 
 # pictures of each split that are read, from the first to the last shard; of remote shards, each is fetched whole
@@ -141,12 +141,8 @@ def _folder(recipe: Recipe, run: Path, resume: bool, ready: Ready) -> None:
     if resume:
         check_resumable(recipe, run)
         ready.found.append(f"run: {run} can be resumed")
-    elif (run / "checkpoints" / "last").exists():
-        ready.problems.append(
-            f"{run} holds a run already: add --resume to go on with it, or choose another --run"
-        )
-    elif run.exists() and not (run / RECIPE_FILE).exists() and any(run.iterdir()):
-        ready.problems.append(f"{run} holds other files: choose a new or an empty folder for --run")
+    else:
+        check_free(recipe, run)
 
 
 def _note_faults(what: str, faults: Iterable[Fault], ready: Ready) -> None:

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, write_text
+from diffclip.training.about import ABOUT_FILE
 from diffclip.training.recipe import Recipe, read_recipe, to_yaml
 from diffclip.training.telemetry import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE
 
@@ -24,7 +25,7 @@ _FREE_KEYS = {
 # what a run that was stopped before its first checkpoint may have left
 _OF_A_RUN = {
     *(RECIPE_FILE, METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER),
-    *("about.json", "checkpoints", "report.html", "wandb"),
+    *(ABOUT_FILE, "checkpoints", "report.html", "wandb"),
 }
 
 
@@ -35,22 +36,32 @@ def claim_folder(recipe: Recipe, run: Path, resume: bool) -> IO[str]:
         InputError: it holds a run and `resume` is not set; or it is set, and there is no run or one of another recipe;
             or another process trains there.
     """
-    file = run / RECIPE_FILE
     if resume:
         check_resumable(recipe, run)
         return lock_folder(run)
+    check_free(recipe, run)
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-        found = {path.name for path in run.iterdir()} - {LOCK_FILE}
-    # a run that was killed in its first moments has left its recipe, and perhaps no more
-    started = TENSORBOARD_FOLDER in found or _same_recipe(file, recipe)
-    if found and not (found <= _OF_A_RUN and started):
-        raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
     lock = lock_folder(run)
+    check_free(recipe, run)  # another process may have been here meanwhile
+    write_text(run / RECIPE_FILE, to_yaml(recipe))
+    return lock
+
+
+def check_free(recipe: Recipe, run: Path) -> None:
+    """See, without writing anything, that a run of `recipe` may start in `run`.
+
+    Raises:
+        InputError: it holds a run, or other files.
+    """
     if [*(run / "checkpoints").glob("step_*"), *(run / "checkpoints").glob("damaged_*")]:
         raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
-    write_text(file, to_yaml(recipe))
-    return lock
+    with disk_errors(run):
+        found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
+    # a run that was killed in its first moments has left its recipe, and perhaps no more
+    started = TENSORBOARD_FOLDER in found or _same_recipe(run / RECIPE_FILE, recipe)
+    if found and not (found <= _OF_A_RUN and started):
+        raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
 
 
 def check_resumable(recipe: Recipe, run: Path) -> None:

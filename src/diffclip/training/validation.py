@@ -11,13 +11,13 @@ from diffclip.data.catalog import EvaluationSet
 from diffclip.data.pictures import evaluation_batches
 from diffclip.data.samples import Fault
 from diffclip.data.transforms import eval_transform
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_captioned, evaluating
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.distributed import whole_model
-from diffclip.training.exchange import share, share_or_raise
+from diffclip.training.exchange import share, share_or_raise, tried
 from diffclip.training.recipe import Recipe
 
 # of some pictures: their places in the set, their embeddings [N, D], those of their captions [M, D], whose captions [M]
@@ -35,14 +35,11 @@ def validate(
     Raises:
         InputError: no picture can be read, or an embedding is not finite.
     """
-    mine: _Embedded | DiffCLIPError | None
     broken: list[Fault] = []
+    rank, world = fabric.global_rank, fabric.world_size
     with whole_model(model):
-        try:
-            mine = _embed_share(model, data, tokenizer, recipe, broken, fabric.global_rank, fabric.world_size)
-        except DiffCLIPError as error:
-            mine = error
-    parts = [part for part in share_or_raise(fabric, mine) if part is not None]
+        mine, failed = tried(lambda: _embed_share(model, data, tokenizer, recipe, broken, rank, world))
+    parts = [part for part in share_or_raise(fabric, failed or mine) if part is not None]
     faults = [fault for part in share(fabric, broken) for fault in part]
     if not parts:
         raise InputError(f"every picture in {data.source} is broken: give another data.val")
