@@ -6,49 +6,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from shard_server import ShardServer, serving
+from shard_copies import PATIENT, addresses, copies, making_caches, serving_six, wait_for
+from shard_server import ShardServer
 
 from diffclip.data.shard_cache import ShardCache
 from diffclip.data.shard_folder import acquire, release
 from diffclip.errors import DiffCLIPError
 
-PATIENT = 60.0
 FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardServer]:
-    with serving(monkeypatch) as server:
-        for number in range(6):
-            server.files[f"/{number}.tar"] = bytes([number]) * 1000
+    with serving_six(monkeypatch) as server:
         yield server
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., ShardCache]]:
-    made = []
-
-    def cache(limit: int | None = None, stall: float = PATIENT, folder: str = "copies") -> ShardCache:
-        made.append(ShardCache(tmp_path / folder, limit, stall))
-        return made[-1]
-
-    yield cache
-    for one in made:
-        one.close()
-
-
-def copies(folder: Path) -> list[str]:
-    """The names of the shards of which there are copies."""
-    return sorted(path.name.split("-", 2)[2] for path in folder.glob("[!.]*"))
-
-
-def wait_for(ready: Callable[[], bool]) -> None:
-    while not ready():
-        time.sleep(0.02)
-
-
-def addresses(server: ShardServer, *numbers: int) -> list[str]:
-    return [f"{server.address}/{number}.tar" for number in numbers]
+    with making_caches(tmp_path) as make:
+        yield make
 
 
 def _fetch(cache: ShardCache, url: str, results: "multiprocessing.Queue[str]") -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from zeroed_pictures import zero_pictures
 
 import diffclip
 from diffclip import InputError
@@ -294,18 +295,24 @@ def test_a_folder_with_other_files_is_not_taken(recipe: Recipe, tmp_path: Path) 
     assert (tmp_path / "recipe.yaml").read_text() == "mine"
 
 
+def last_batch_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fifth batch of each epoch holds nothing but a fault."""
+    batches = loop.CaptionLoader.epoch
+
+    def epoch(self: Any, epoch: int, start_batch: int = 0) -> Any:
+        for index, batch in enumerate(batches(self, epoch, start_batch), start_batch):
+            if index == 4:
+                fault = Fault("a sample", "is broken")
+                batch = type(batch)(batch.images[:0], batch.tokens[:0], [], [fault])
+            yield batch
+
+    monkeypatch.setattr(loop.CaptionLoader, "epoch", epoch)
+
+
 def test_progress_after_a_last_broken_batch_is_kept(
     recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    batches = loop.CaptionLoader.epoch
-
-    def last_is_broken(self: Any, epoch: int, start_batch: int = 0) -> Any:
-        for index, batch in enumerate(batches(self, epoch, start_batch)):
-            if start_batch + index == 4:
-                batch.images, batch.tokens, batch.keys = batch.images[:0], batch.tokens[:0], []
-            yield batch
-
-    monkeypatch.setattr(loop.CaptionLoader, "epoch", last_is_broken)
+    last_batch_is_broken(monkeypatch)
     outcome = loop.train(changed(recipe, checkpoint_every=1), tmp_path / "run")
     assert outcome.progress.step == 12
     assert read_progress(tmp_path / "run") == outcome.progress
@@ -427,14 +434,7 @@ def test_a_run_does_not_go_on_with_other_shards(
 def zeroed(shards: Path, folder: Path, broken: Any) -> Path:
     """The only shard of a folder, with zeros for the pictures of the samples `broken`."""
     [shard] = expand_shards(str(shards))
-    data, samples = bytearray(shard.read_bytes()), Shards([shard])
-    for number in broken:
-        picture = samples.sample(number, ("jpg",))["jpg"]
-        start = data.index(picture)
-        data[start : start + len(picture)] = bytes(len(picture))
-    folder.mkdir()
-    (folder / "0.tar").write_bytes(bytes(data))
-    return folder
+    return zero_pictures(shard, folder / "0.tar", broken).parent
 
 
 def test_nothing_but_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
@@ -447,16 +447,7 @@ def test_nothing_but_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tm
 def test_a_run_goes_on_where_only_broken_samples_are_left_of_an_epoch(
     recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    batches = loop.CaptionLoader.epoch
-
-    def last_is_broken(self: Any, epoch: int, start_batch: int = 0) -> Any:
-        for index, batch in enumerate(batches(self, epoch, start_batch)):
-            if start_batch + index == 4:
-                fault = Fault("a sample", "is broken")
-                batch = type(batch)(batch.images[:0], batch.tokens[:0], [], [fault])
-            yield batch
-
-    monkeypatch.setattr(loop.CaptionLoader, "epoch", last_is_broken)
+    last_batch_is_broken(monkeypatch)
     recipe = changed(recipe, checkpoint_every=4, epochs=1)
     saves = iter(range(1, 9))
     save = loop.save_checkpoint

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from test_distributed import free_port
 from test_loop import changed
+from zeroed_pictures import zero_pictures
 
 from diffclip.data.shards import Shards
 from diffclip.training import loop
@@ -188,14 +189,8 @@ def test_processes_may_be_started_by_others(
 
 def broken_from(shards: Path, folder: Path, first: int) -> Path:
     """The shards of a folder, whose pictures are zeros from sample `first` of each on."""
-    folder.mkdir()
     for shard in shards.glob("*.tar"):
-        data, samples = bytearray(shard.read_bytes()), Shards([shard])
-        for number in range(first, len(samples)):
-            picture = samples.sample(number, ("jpg",))["jpg"]
-            place = data.index(picture)
-            data[place : place + len(picture)] = bytes(len(picture))
-        (folder / shard.name).write_bytes(bytes(data))
+        zero_pictures(shard, folder / shard.name, range(first, len(Shards([shard]))))
     return folder
 
 

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import validations
 from test_distributed import free_port
+from zeroed_pictures import zero_pictures
+
+from diffclip.data.shards import Shards, expand_shards
 
 
 def told_by(world: int, val: Path, strategy: str) -> list[dict[str, Any]]:
@@ -43,15 +46,8 @@ def test_the_scores_are_those_of_one_process_and_errors_are_everybodys(
 
 
 def test_a_process_whose_pictures_are_all_broken_waits_for_the_others(scenes: Path, tmp_path: Path) -> None:
-    from diffclip.data.shards import Shards, expand_shards
-
     [shard] = expand_shards(str(scenes / "val"))
-    data, shards = bytearray(shard.read_bytes()), Shards([shard])
-    for number in range(1, len(shards), 2):
-        picture = shards.sample(number, ("jpg",))["jpg"]
-        start = data.index(picture)
-        data[start : start + len(picture)] = bytes(len(picture))
-    (tmp_path / "0.tar").write_bytes(bytes(data))
+    zero_pictures(shard, tmp_path / "0.tar", range(1, len(Shards([shard])), 2))
     [one] = told_by(1, tmp_path / "0.tar", "ddp")
     for line in told_by(2, tmp_path / "0.tar", "ddp"):
         assert line["scores"] == pytest.approx(one["scores"])

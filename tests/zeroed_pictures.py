@@ -1,0 +1,20 @@
+"""A shard whose pictures are partly broken: zeros in place of their bytes, the tar whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from diffclip.data.shards import Shards
+
+
+def zero_pictures(shard: Path, target: Path, broken: Iterable[int]) -> Path:
+    """`shard` written to `target`, with zeros for the pictures of the samples `broken`."""
+    data, samples = bytearray(shard.read_bytes()), Shards([shard])
+    for number in broken:
+        picture = samples.sample(number, ("jpg",))["jpg"]
+        start = data.index(picture)
+        data[start : start + len(picture)] = bytes(len(picture))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(bytes(data))
+    return target
