@@ -9,11 +9,10 @@ import warnings
 from types import ModuleType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from diffclip.attention import eager, sdpa, triton
-from diffclip.attention.heads import split_heads
+from diffclip.attention.heads import finish_heads, split_heads
 from diffclip.attention.lambdas import per_head
 from diffclip.errors import InputError, unknown
 
@@ -99,10 +98,7 @@ def differential_attention(
         out = eager.differential(q, k, v, lam, causal, dropout_p)
     else:
         out = BACKENDS[chosen].differential(q, k, v, lam, causal)
-    out = out.to(lam.dtype)
-    if norm_weight is not None:
-        out = F.rms_norm(out, (v.shape[-1],), norm_weight.to(lam.dtype), norm_eps)
-    return (out * out_scale if out_scale != 1.0 else out).to(v.dtype)
+    return finish_heads(out, lam.dtype, norm_weight, norm_eps, out_scale).to(v.dtype)
 
 
 def differential_attention_packed(

@@ -1,7 +1,9 @@
-"""One fused projection of queries, keys and values, seen by heads."""
+"""What surrounds the maps: one fused projection seen by heads before them, the head norm and its factor after."""
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -14,3 +16,13 @@ def split_heads(qkv: Tensor, heads: int, value_heads: int) -> tuple[Tensor, Tens
 def _by_head(x: Tensor, heads: int) -> Tensor:
     batch, tokens, width = x.shape
     return x.view(batch, tokens, heads, width // heads).transpose(1, 2)
+
+
+def finish_heads(
+    out: Tensor, dtype: torch.dtype, norm_weight: Tensor | None, norm_eps: float, out_scale: float
+) -> Tensor:
+    """The RMS norm of each head's output [B, H, N, e] and the factor after it, in `dtype`."""
+    out = out.to(dtype)
+    if norm_weight is not None:
+        out = F.rms_norm(out, (out.shape[-1],), norm_weight.to(dtype), norm_eps)
+    return out * out_scale if out_scale != 1.0 else out

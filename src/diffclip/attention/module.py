@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diffclip.attention import eager
 from diffclip.attention.dispatch import differential_attention_packed, say_once, softmax_attention
-from diffclip.attention.heads import split_heads
+from diffclip.attention.heads import finish_heads, split_heads
 from diffclip.attention.lambdas import reparameterised
 from diffclip.config import lambda_init_of_layer
 from diffclip.errors import InputError
@@ -24,16 +26,17 @@ HEAD_NORM_EPS = 1e-5
 LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 
-class AttentionMaps(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class AttentionMaps:
     """The maps of one layer in float32. `first` [B, H, N, N]; `second` and `lam` are None in a plain layer."""
 
     first: Tensor
     second: Tensor | None
     lam: Tensor | None
 
-    @property
+    @cached_property
     def combined(self) -> Tensor:
-        """What multiplies V: A, or A1 − λ·A2."""
+        """What multiplies V: A, or A1 − λ·A2. Made once, so that gradients can be asked for it."""
         if self.second is None or self.lam is None:
             return self.first
         return self.first - self.lam * self.second
@@ -71,6 +74,15 @@ class _SelfAttention(nn.Module, ABC):
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         """x [B, N, C] to the heads' outputs side by side, [B, N, C], before the output projection."""
 
+    @abstractmethod
+    def attend_through_maps(self, x: Tensor, causal: bool) -> tuple[Tensor, AttentionMaps]:
+        """What `_attend` gives in evaluation, [B, N, C], in the plain formulas, with the maps that it went through:
+        the output depends on `maps.combined` [B, H, N, N] alone and on the values."""
+
+    def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
+        """The maps that `forward` would use for x [B, N, C]: A [B, heads, N, N], or A1, A2 [B, heads/2, N, N], λ."""
+        return self.attend_through_maps(x, causal)[1]
+
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, C] to [B, N, C].
 
@@ -92,10 +104,10 @@ class SoftmaxAttention(_SelfAttention):
         out = softmax_attention(q, k, v, causal=causal, backend=self.backend, dropout_p=dropout_p)
         return out.transpose(1, 2).flatten(2)
 
-    def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
-        """The maps [B, heads, N, N] that `forward` would use for x [B, N, C]."""
-        q, k, _ = split_heads(self.qkv(x), self.num_heads, self.num_heads)
-        return AttentionMaps(eager.softmax_maps(q, k, causal), None, None)
+    def attend_through_maps(self, x: Tensor, causal: bool) -> tuple[Tensor, AttentionMaps]:
+        q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)
+        maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None)
+        return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps
 
 
 class DifferentialAttention(_SelfAttention):
@@ -149,13 +161,16 @@ class DifferentialAttention(_SelfAttention):
             dropout_p=self.attn_drop if self.training else 0.0,
         )
 
-    def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
-        """A1, A2 [B, heads/2, N, N] and λ that `forward` would use for x [B, N, C]."""
+    def attend_through_maps(self, x: Tensor, causal: bool) -> tuple[Tensor, AttentionMaps]:
         if self.backend == "triton":
             say_once('attention backend "triton" never makes the maps: they come from "eager"')
-        q, k, _ = split_heads(self.qkv(x), self.num_heads, self.num_heads // 2)
+        q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads // 2)
         both = eager.softmax_maps(q, k, causal)
-        return AttentionMaps(both[:, 0::2], both[:, 1::2], self.current_lambda())
+        maps = AttentionMaps(both[:, 0::2], both[:, 1::2], self.current_lambda())
+        heads = maps.combined.to(v.dtype) @ v
+        factor = 1.0 - self.lambda_init
+        heads = finish_heads(heads, both.dtype, self.diff_norm.weight, HEAD_NORM_EPS, factor).to(v.dtype)
+        return heads.transpose(1, 2).flatten(2), maps
 
 
 # what `attention` in a tower's configuration means

@@ -1,5 +1,18 @@
-"""Where a model looks."""
+"""Where a model looks: its maps, what in a picture speaks for a text, and how much of that lies on the object."""
 
-from diffclip.focus.maps import class_token_maps, vision_maps
+from diffclip.focus.maps import class_token_maps, map_correlation, named_maps, text_maps, vision_maps
+from diffclip.focus.recording import recording
+from diffclip.focus.relevance import image_relevance, text_relevance
+from diffclip.focus.rollout import rollout
 
-__all__ = ["class_token_maps", "vision_maps"]
+__all__ = [
+    "class_token_maps",
+    "image_relevance",
+    "map_correlation",
+    "named_maps",
+    "recording",
+    "rollout",
+    "text_maps",
+    "text_relevance",
+    "vision_maps",
+]

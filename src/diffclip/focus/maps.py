@@ -1,69 +1,77 @@
-"""Attention maps of the vision tower, computed beside the model: its own forward pass stays as fast as it is."""
+"""Attention maps of either tower, computed beside the model: its own forward pass stays as fast as it is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffclip.attention import AttentionMaps
-from diffclip.errors import InputError
+from diffclip.focus.recording import layer_number, recording
 from diffclip.model import CLIP
 
 
-@contextmanager
-def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """The first argument of each call of `module` inside the block; no hook is left behind."""
-    seen: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
 def vision_maps(model: CLIP, images: Tensor, layer: int = -1) -> AttentionMaps:
-    """The maps of one vision layer for `images` [B, 3, S, S]: each [B, heads, N, N], N patches and the class token.
+    """The maps of one vision layer for `images` [B, 3, S, S]: each [B, heads, N, N], the class token and N − 1 patches.
 
-    They are those of evaluation, all patches kept, whatever mode the model is in; the mode is restored.
+    They are those of evaluation, all patches kept, whatever mode the model is in; the mode is restored. Those of
+    all layers at once: `recording(model, "visual")`.
 
     Raises:
-        InputError: the tower has no such layer.
+        InputError: the tower has no such layer, or pictures of another size.
     """
-    layers = model.attention_layers()["visual"]
-    if not -len(layers) <= layer < len(layers):
-        raise InputError(f"the vision tower has {len(layers)} layers: there is no layer {layer}")
-    attention = layers[layer]
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), _inputs_of(attention) as seen:
-            model.encode_image(images)
-            return attention.maps(seen[0])
-    finally:
-        model.train(was_training)
+    with recording(model, "visual", layer) as seen:
+        model.encode_image(images)
+    return seen[0]
+
+
+def text_maps(model: CLIP, tokens: Tensor, layer: int = -1) -> AttentionMaps:
+    """The maps of one text layer for `tokens` [B, L]: each [B, heads, L, L], causal.
+
+    Raises:
+        InputError: the tower has no such layer, or more tokens than the context.
+    """
+    with recording(model, "text", layer) as seen:
+        model.encode_text(tokens)
+    return seen[0]
+
+
+def named_maps(maps: AttentionMaps) -> dict[str, Tensor]:
+    """The maps by name: "A" of a plain layer; "A1", "A2" and the signed "A1 − λ·A2" of a differential one."""
+    if maps.second is None:
+        return {"A": maps.first}
+    return {"A1": maps.first, "A2": maps.second, "A1 − λ·A2": maps.combined}
 
 
 def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, Tensor]:
-    """What the class token attends to, mean over heads: name of the map → [B, h, w] patches.
-
-    A plain layer has "A"; a differential one has "A1", "A2" and the signed "A1 − λ·A2".
+    """What the class token attends to, mean over heads: name of the map (see `named_maps`) → [B, h, w] patches.
 
     Raises:
-        InputError: the tower has no such layer.
+        InputError: the tower has no such layer, or pictures of another size.
     """
-    maps = vision_maps(model, images, layer)
-    named = (
-        {"A": maps.first}
-        if maps.second is None
-        else {"A1": maps.first, "A2": maps.second, "A1 − λ·A2": maps.combined}
-    )
-    return {name: _patches(full.mean(1)[:, 0, 1:]) for name, full in named.items()}
+    maps = named_maps(vision_maps(model, images, layer))
+    return {name: as_patches(full.mean(1)[:, 0, 1:]) for name, full in maps.items()}
 
 
-def _patches(row: Tensor) -> Tensor:
+def as_patches(row: Tensor) -> Tensor:
+    """A value for each patch [..., h·w], row by row, as [..., h, w]; pictures are square."""
     side = math.isqrt(row.shape[-1])
-    return row.reshape(*row.shape[:-1], side, side)
+    return row.unflatten(-1, (side, side))
+
+
+def map_correlation(maps: AttentionMaps) -> Tensor:
+    """Pearson's correlation of the class token's two maps over the patches, [B, heads/2] for a differential layer.
+
+    Near 1 both maps look at the same patches, and the difference cancels what they share; 0 where a map is constant.
+
+    Raises:
+        ValueError: the layer is plain and has one map.
+    """
+    if maps.second is None:
+        raise ValueError("a plain layer has one map")
+    pair = torch.stack([maps.first[:, :, 0, 1:], maps.second[:, :, 0, 1:]])
+    pair = pair - pair.mean(-1, keepdim=True)
+    norms = torch.linalg.vector_norm(pair, dim=-1).prod(0)
+    product = (pair[0] * pair[1]).sum(-1)
+    return torch.where(norms > 0, product / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0.0)

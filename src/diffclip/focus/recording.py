@@ -1,0 +1,79 @@
+"""The maps that a forward pass goes through, of any layers; the model itself is left as it was.
+
+While it records, the chosen layers attend through `attend_through_maps`, the plain twin of the fast paths: outputs are
+the same up to rounding, and gradients of anything computed from them can be taken for each map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffclip.attention import AttentionMaps
+from diffclip.errors import InputError, unknown
+from diffclip.model import CLIP
+
+TOWERS = ("visual", "text")
+
+
+@contextmanager
+def recording(
+    model: CLIP, tower: str, first_layer: int = 0, gradients: bool = False
+) -> Iterator[list[AttentionMaps]]:
+    """Record the maps of `tower` from `first_layer` on, in order of depth, for each call of the tower in the block.
+
+    The model is in evaluation mode inside the block and in its own mode after it. Without `gradients` no graph is
+    made; with them it begins at `first_layer`, what comes before costs no memory, and `torch.autograd.grad` finds the
+    derivative of what was computed for `maps.combined` of each layer (the total one, through all later layers). Not
+    for use by several threads on one model at once.
+
+    Raises:
+        InputError: no such tower or layer.
+    """
+    if tower not in TOWERS:
+        raise unknown("tower", tower, TOWERS)
+    layers = model.attention_layers()[tower]
+    chosen = layers[layer_number(first_layer, len(layers), tower) :]
+    was_training, was_checkpointing = model.training, model.visual.grad_checkpointing
+    seen: list[AttentionMaps] = []
+    model.eval()
+    # timm checkpoints in evaluation too, which would make the maps twice
+    model.visual.grad_checkpointing = False
+    for layer in chosen:
+        layer._attend = partial(_attend, layer, gradients, seen)  # type: ignore[method-assign]
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            yield seen
+    finally:
+        for layer in chosen:
+            del layer._attend
+        model.visual.grad_checkpointing = was_checkpointing
+        model.train(was_training)
+
+
+def layer_number(layer: int, layers: int, tower: str) -> int:
+    """`layer` counted from 0; a negative one counts from the end.
+
+    Raises:
+        InputError: the tower has no such layer.
+    """
+    if not -layers <= layer < layers:
+        raise InputError(f"the {tower} tower has {layers} layers: there is no layer {layer}")
+    return layer % layers
+
+
+def _attend(layer: Any, gradients: bool, seen: list[AttentionMaps], x: Tensor, causal: bool) -> Tensor:
+    if gradients:
+        torch.set_grad_enabled(True)  # until the block of `recording` ends
+        # of a frozen model no parameter would begin a graph
+        x = x if x.requires_grad else x.detach().requires_grad_()
+    out: Tensor
+    maps: AttentionMaps
+    out, maps = layer.attend_through_maps(x, causal)
+    seen.append(maps)
+    return out
