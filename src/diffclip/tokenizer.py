@@ -24,6 +24,20 @@ class Tokenizer:
         self._bpe: Any = None
 
     def __call__(self, texts: str | Sequence[str]) -> Tensor:
+        ids: Tensor = self._encoder()([texts] if isinstance(texts, str) else list(texts))
+        return ids
+
+    def pieces(self, texts: str | Sequence[str]) -> list[list[str]]:
+        """What the ids between start and end stand for, a list a text; the last piece of a word ends in a space.
+
+        Raises:
+            InputError: as when called.
+        """
+        bpe = self._encoder()
+        rows = ((row, int(row.argmax())) for row in self(texts))
+        return [[bpe.decode([token]) for token in row[1:end].tolist()] for row, end in rows]
+
+    def _encoder(self) -> Any:
         if self._bpe is None:
             # open_clip takes seconds to import, and a model that reads no text does not need it
             from open_clip.tokenizer import SimpleTokenizer
@@ -35,5 +49,4 @@ class Tokenizer:
                     f"{bpe.vocab_size}: encode_text takes ids of your own"
                 )
             self._bpe = bpe
-        ids: Tensor = self._bpe([texts] if isinstance(texts, str) else list(texts))
-        return ids
+        return self._bpe

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from diffclip import CLIP, InputError
+from diffclip.attention import AttentionMaps
 from diffclip.config import variant_config
-from diffclip.focus import class_token_maps, vision_maps
+from diffclip.focus import class_token_maps, map_correlation, named_maps, text_maps, vision_maps
 
 TINY = {
     "embed_dim": 16,
@@ -70,3 +72,51 @@ def test_the_maps_are_those_of_evaluation_whatever_the_mode(training: bool) -> N
     with pytest.raises(InputError):
         vision_maps(model, images[:, :1])
     assert {module.training for module in model.modules()} == {training}
+
+
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
+def test_maps_of_texts_are_causal_rows_of_shares(variant: str) -> None:
+    tokens = torch.randint(1, 49, (3, 8))
+    maps = text_maps(tiny(variant), tokens)
+    for one in (maps.first, maps.second):
+        if one is None:
+            assert variant == "CLIP"
+            continue
+        torch.testing.assert_close(one.sum(-1), torch.ones_like(one[..., 0]))
+        assert (one.triu(1) == 0).all()
+
+
+def test_layers_are_counted_from_either_end() -> None:
+    model, images = tiny("DiffCLIP"), torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(vision_maps(model, images, 0).first, vision_maps(model, images, -2).first)
+    assert not torch.allclose(vision_maps(model, images, 0).first, vision_maps(model, images, 1).first)
+
+
+def test_correlation_of_the_two_maps_is_pearsons() -> None:
+    maps = vision_maps(tiny("DiffCLIP"), torch.randn(3, 3, 32, 32))
+    assert maps.second is not None
+    found = map_correlation(maps)
+    assert found.shape == (3, 2)
+    for picture in range(3):
+        for head in range(2):
+            rows = [one[picture, head, 0, 1:].numpy() for one in (maps.first, maps.second)]
+            assert found[picture, head].item() == pytest.approx(np.corrcoef(*rows)[0, 1], abs=1e-4)
+
+
+def test_correlation_of_equal_opposite_and_constant_maps() -> None:
+    rising = torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(1, 1, 4, 4)
+    even = torch.full((1, 1, 4, 4), 0.25)
+    lam = torch.tensor(0.8)
+    assert map_correlation(AttentionMaps(rising, 2 * rising, lam)).item() == pytest.approx(1)
+    assert map_correlation(AttentionMaps(rising, 1 - rising, lam)).item() == pytest.approx(-1)
+    assert map_correlation(AttentionMaps(rising, even, lam)).item() == 0
+    with pytest.raises(ValueError, match="one map"):
+        map_correlation(AttentionMaps(rising, None, None))
+
+
+def test_recording_and_names_agree() -> None:
+    model, images = tiny("DiffCLIP"), torch.randn(1, 3, 32, 32)
+    names = named_maps(vision_maps(model, images))
+    assert list(names) == ["A1", "A2", "A1 − λ·A2"]
+    lam = model.lambdas()["visual"][-1]
+    torch.testing.assert_close(names["A1 − λ·A2"].sum(-1), (1 - lam).expand(1, 2, 17))

@@ -41,6 +41,15 @@ def report(
     section: Annotated[
         str | None, typer.Option(help="Name of that section: <!-- begin NAME --> … <!-- end NAME -->.")
     ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the paper's Figures 2 and 6 with the runs' best weights: where the models look in pictures of "
+            "this set (a folder in clip_benchmark's layout, or a name such as scenes).",
+            metavar="SET",
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of that set.")] = "test",
     save: Annotated[
         Path | None, typer.Option(help="Condense the runs into this folder, small enough to commit.")
     ] = None,
@@ -52,6 +61,8 @@ def report(
     Example: diffclip report runs/diffclip (writes the page of that run, which may still be going)
 
     Example: diffclip report results.jsonl --output report.html --tables out/tables --figures out/figures --paper
+
+    Example: diffclip report runs/clip runs/diffclip --output report.html --attention scenes
 
     Example: diffclip report benchmarks/results/demo --markdown docs/results.md --section demo
 
@@ -71,6 +82,11 @@ def report(
         )
     if (markdown is None) != (section is None):
         raise InputError("--markdown FILE and --section NAME go together: give both")
+
+    if attention is not None and output is None and figures is None:
+        raise InputError(
+            "--attention goes onto a page or among figures: give --output FILE or --figures FOLDER"
+        )
 
     require_group("train", "matplotlib")
     from diffclip.report.sources import read_outcomes_of, read_sources
@@ -92,13 +108,20 @@ def report(
         raise InputError("nothing to report: give at least one run or one evaluation record")
     collection = collect(runs, records, read_outcomes_of(paths))
     beside = ["--paper"] if paper else []
+    looks = {}
+    if attention is not None:
+        from diffclip.data.catalog import open_set
+        from diffclip.report.attend_examples import attention_figures, models_of
+
+        looks = attention_figures(models_of(collection), open_set(attention, split))
+        beside += ["--attention", attention, *(["--split", split] if split != "test" else [])]
     written: list[Path] = []
     if output is not None:
         from diffclip.report.page import write_page
 
         named = ["--title", title] if title != _TITLE else []
         command = _command(paths, "--output", output, *named, *beside)
-        written.append(write_page(output, collection, title, command=command, paper=paper))
+        written.append(write_page(output, collection, title, list(looks.values()), command, paper))
     if tables is not None:
         written += write_tables(tables, collection, paper)
     if markdown is not None and section is not None:
@@ -110,6 +133,12 @@ def report(
         written += write_section(markdown, section, collection, folder, command, paper)
     elif figures is not None:
         written += write_figures(figures, collection)
+    if figures is not None:
+        from diffclip.report.charts import save_figure
+
+        written += [
+            path for stem, one in looks.items() for path in save_figure(one.figures[0], figures / stem)
+        ]
     for path in written:
         typer.echo(f"wrote {path}")
 

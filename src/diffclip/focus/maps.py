@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffclip.attention import AttentionMaps
-from diffclip.focus.recording import layer_number, recording
+from diffclip.focus.recording import recording
 from diffclip.model import CLIP
 
 
@@ -57,7 +57,7 @@ def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, 
 def as_patches(row: Tensor) -> Tensor:
     """A value for each patch [..., h·w], row by row, as [..., h, w]; pictures are square."""
     side = math.isqrt(row.shape[-1])
-    return row.unflatten(-1, (side, side))
+    return row.reshape(*row.shape[:-1], side, side)
 
 
 def map_correlation(maps: AttentionMaps) -> Tensor:

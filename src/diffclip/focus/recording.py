@@ -28,9 +28,10 @@ def recording(
     """Record the maps of `tower` from `first_layer` on, in order of depth, for each call of the tower in the block.
 
     The model is in evaluation mode inside the block and in its own mode after it. Without `gradients` no graph is
-    made; with them it begins at `first_layer`, what comes before costs no memory, and `torch.autograd.grad` finds the
-    derivative of what was computed for `maps.combined` of each layer (the total one, through all later layers). Not
-    for use by several threads on one model at once.
+    made; with them it begins at `first_layer`, what comes before costs no memory (in the block's first call of the
+    tower: gradients stay on until the block ends), and `torch.autograd.grad` finds the derivative of what was computed
+    for `maps.combined` of each layer (the total one, through all later layers). Not for use by several threads on one
+    model at once.
 
     Raises:
         InputError: no such tower or layer.
@@ -39,7 +40,8 @@ def recording(
         raise unknown("tower", tower, TOWERS)
     layers = model.attention_layers()[tower]
     chosen = layers[layer_number(first_layer, len(layers), tower) :]
-    was_training, was_checkpointing = model.training, model.visual.grad_checkpointing
+    was_training = [module for module in model.modules() if module.training]
+    was_checkpointing = model.visual.grad_checkpointing
     seen: list[AttentionMaps] = []
     model.eval()
     # timm checkpoints in evaluation too, which would make the maps twice
@@ -53,7 +55,9 @@ def recording(
         for layer in chosen:
             del layer._attend
         model.visual.grad_checkpointing = was_checkpointing
-        model.train(was_training)
+        # one by one: a part may have been frozen in evaluation mode
+        for module in was_training:
+            module.training = True
 
 
 def layer_number(layer: int, layers: int, tower: str) -> int:

@@ -43,7 +43,9 @@ def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
     """The logit of each picture with each text, [B, T], with gradients to what records; `texts` as above."""
     features = model.encode_image(_usable(images), normalize=True)
     texts = _usable(texts.detach()).to(features.dtype)
-    return model.logit_scale.detach().exp() * (texts.expand(len(features), -1, -1) @ features[..., None])[..., 0]
+    return (
+        model.logit_scale.detach().exp() * (texts.expand(len(features), -1, -1) @ features[..., None])[..., 0]
+    )
 
 
 def text_relevance(model: CLIP, tokens: Tensor, images: Tensor, first_layer: int = -1) -> Tensor:

@@ -22,6 +22,8 @@ def rollout(maps: Sequence[AttentionMaps]) -> Tensor:
     flow = identity.expand(len(maps[0].first), -1, -1)
     for one in maps:
         mixed = one.combined.detach().abs().mean(1)
-        mixed = mixed / mixed.sum(-1, keepdim=True)
+        total = mixed.sum(-1, keepdim=True)
+        # where λ is 1 and both maps agree nothing is mixed in
+        mixed = torch.where(total > 0, mixed / total, identity)
         flow = 0.5 * (mixed + identity) @ flow
     return flow

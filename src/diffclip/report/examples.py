@@ -10,16 +10,13 @@ import torch
 from PIL import Image
 
 from diffclip.data.catalog import EvaluationSet
-from diffclip.data.transforms import EvalTransform
 from diffclip.evaluation.embed import embed_captioned
 from diffclip.focus import class_token_maps
-from diffclip.model import CLIP
+from diffclip.focus.attend import Loaded
+from diffclip.report.attend_examples import attention_figures
 from diffclip.report.attention_maps import attention_figure
 from diffclip.report.page import Extra
 from diffclip.report.pictures import caption_examples_figure, retrieval_examples_figure
-from diffclip.tokenizer import Tokenizer
-
-Loaded = tuple[CLIP, EvalTransform, Tokenizer]
 
 _TOP = 5
 _SIDE = 128  # pixels of a picture on the page
@@ -59,7 +56,8 @@ def retrieval_examples(models: Mapping[str, Loaded], data: EvaluationSet, count:
 
 
 def attention_examples(models: Mapping[str, Loaded], data: EvaluationSet, count: int, seed: int = 1) -> Extra:
-    """Where the class token of each model's last layer looks in `count` pictures drawn with `seed`."""
+    """Where the class token of each model's last layer looks in `count` pictures drawn with `seed`, and what speaks for
+    a text in two (the paper's Figure 2)."""
     drawn = np.random.default_rng(seed).choice(len(data), count, replace=False)
     pictures = [_picture(data, int(i)) for i in drawn]
     maps = {}
@@ -70,8 +68,12 @@ def attention_examples(models: Mapping[str, Loaded], data: EvaluationSet, count:
     return Extra(
         "Attention pictures",
         "What the class token attends to in the last vision layer, mean over heads. A1 and A2 are the two maps of "
-        "differential attention; the signed A1 − λ·A2 is what multiplies the values.",
-        [attention_figure(_stack(pictures, pictures[0]), maps)],
+        "differential attention; the signed A1 − λ·A2 is what multiplies the values. Then, what speaks for a text: two "
+        "pictures, each with its own caption and the other's.",
+        [
+            attention_figure(_stack(pictures, pictures[0]), maps),
+            *attention_figures(models, data, seed)["figure_2"].figures,
+        ],
     )
 
 

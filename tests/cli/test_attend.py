@@ -1,0 +1,275 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from run_folders import make_run
+from typer.testing import CliRunner
+
+import diffclip
+from diffclip.cli.attend import attend
+from diffclip.cli.report import report
+from diffclip.errors import InputError
+
+app = typer.Typer()
+app.command()(attend)
+TEXTS = ("--text", "a mug", "--text", "a lamp")
+
+
+def call(*arguments: object, command: typer.Typer = app) -> tuple[str, str]:
+    """stdout and stderr of `diffclip attend`; what it raises is raised again."""
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if result.exception:
+        raise result.exception
+    return result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain CLIP of larger pictures than `model_folder`'s differential one."""
+    config = diffclip.CLIPConfig(
+        embed_dim=16,
+        vision=diffclip.VisionConfig(image_size=24, patch_size=8, width=16, layers=2, heads=2),
+        text=diffclip.TextConfig(context_length=12, width=16, layers=1, heads=2),
+    )
+    folder = tmp_path_factory.mktemp("models") / "plain"
+    diffclip.save_weights(diffclip.CLIP(config, seed=0), folder)
+    return folder
+
+
+def test_one_picture_becomes_files_of_every_kind(model_folder, plain, pictures, tmp_path):
+    files = [tmp_path / f"out.{suffix}" for suffix in ("png", "SVG", "pdf", "npz")]
+    outputs = [argument for file in files for argument in ("--output", file)]
+    models = ("--model", plain, "--model", model_folder)
+    printed, _ = call(pictures / "red.png", *TEXTS, *models, *outputs)
+    assert printed == "".join(f"wrote {file}\n" for file in files)
+    assert Image.open(files[0]).size[0] > 500
+    assert files[1].read_text().startswith("<svg")
+    assert files[2].read_bytes().startswith(b"%PDF")
+    arrays = np.load(files[3])
+    assert arrays["models"].tolist() == ["CLIP", "DiffCLIP"]
+    assert arrays["texts"].tolist() == ["a mug", "a lamp"]
+    assert arrays["pictures"].tolist() == [str(pictures / "red.png")]
+    # grids differ, so an array a model
+    assert arrays["maps_0"].shape == (1, 2, 3, 3)
+    assert arrays["maps_1"].shape == (1, 2, 2, 2)
+    assert arrays["cosines"].shape == (2, 1, 2)
+    assert [piece.strip() for piece in arrays["tokens"][0, 1]] == ["a", "lamp"]
+    assert arrays["token_relevance"].shape == (2, 1, 2, 2)
+    np.testing.assert_allclose(arrays["probabilities"].sum(-1), 1, rtol=1e-5)
+
+
+def test_json_has_the_scores_the_strongest_patches_and_the_words(
+    model_folder, plain, pictures, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    printed, _ = call(
+        pictures, *TEXTS, "--model", plain, "--model", model_folder, "--json", "--output", "maps.npz"
+    )
+    arrays = np.load(tmp_path / "maps.npz")
+    results = [json.loads(line) for line in printed.splitlines()]
+    assert [Path(result["image"]).name for result in results] == ["blue.png", "green.png", "red.png"]
+    for number, result in enumerate(results):
+        assert [(one["model"], one["text"]) for one in result["maps"]] == [
+            (model, text) for model in ("CLIP", "DiffCLIP") for text in ("a mug", "a lamp")
+        ]
+        for place, one in enumerate(result["maps"]):
+            model, text = divmod(place, 2)
+            values = arrays[f"maps_{model}"][number, text]
+            assert one["grid"] == list(values.shape)
+            best = [values[patch["row"], patch["column"]] for patch in one["strongest"]]
+            assert best == sorted(values.ravel(), reverse=True)[:5]
+            assert one["cosine"] == pytest.approx(float(arrays["cosines"][model, number, text]))
+            assert one["probability"] == pytest.approx(float(arrays["probabilities"][model, number, text]))
+            assert [token["token"] for token in one["tokens"]] == ["a", ["mug", "lamp"][text]]
+    # asked for JSON alone, it draws nothing
+    call(pictures / "red.png", *TEXTS, "--model", plain, "--json")
+    assert [path.name for path in tmp_path.iterdir()] == ["maps.npz"]
+
+
+def test_a_figure_is_drawn_if_nothing_is_said(model_folder, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(pictures, "--text", "a mug", "--model", model_folder)[0] == "wrote attend.png\n"
+    assert Image.open("attend.png").size[1] > 400
+
+
+@pytest.mark.filterwarnings("error")
+def test_texts_that_no_font_or_formula_can_hold_are_drawn(model_folder, pictures, tmp_path):
+    text = "日本 $5_{x}$ 😀 " + 30 * "very " + 40 * "x"
+    for images in ([pictures / "red.png"], [pictures]):
+        call(*images, "--text", text, "--text", "a", "--model", model_folder, "--output", tmp_path / "x.png")
+        assert (tmp_path / "x.png").is_file()
+
+
+@pytest.mark.parametrize("method", ["rollout", "attention", "A1", "A2"])
+def test_methods_that_know_no_text_need_none(model_folder, pictures, tmp_path, method):
+    file = tmp_path / "maps.npz"
+    printed, _ = call(
+        pictures, "--method", method, "--model", model_folder, "--output", file, "--layers", "1", "--json"
+    )
+    assert np.load(file)["maps"].shape == (1, 3, 1, 2, 2)
+    assert set(json.loads(printed.splitlines()[0])["maps"][0]) == {"model", "grid", "strongest"}
+
+
+def test_more_than_a_page_of_pictures_is_split(model_folder, pictures, tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(22):
+        shutil.copy(pictures / "red.png", folder / f"{number:02}.png")
+    sheet = tmp_path / "sheet.png"
+    printed, _ = call(folder, "--text", "a mug", "--model", model_folder, "--output", sheet)
+    assert printed == f"wrote {tmp_path / 'sheet-1.png'}\nwrote {tmp_path / 'sheet-2.png'}\n"
+    tall, short = (Image.open(tmp_path / f"sheet-{page}.png").size for page in (1, 2))
+    assert tall[0] == short[0]
+    assert tall[1] > 5 * short[1]
+
+
+def test_too_much_to_draw_is_refused_before_it_is_computed(model_folder, pictures, tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(401):
+        (folder / f"{number}.png").symlink_to(pictures / "red.png")
+    with pytest.raises(InputError, match=r"401 pictures are more than the 400 .* --output maps\.npz"):
+        call(folder, "--text", "a mug", "--model", "gone/", "--output", tmp_path / "sheet.png")
+    texts = [argument for number in range(30) for argument in ("--text", f"text {number}")]
+    with pytest.raises(InputError, match="31 columns are more than the 24"):
+        call(pictures, *texts, "--model", "gone/", "--output", tmp_path / "sheet.png")
+    call(pictures, *texts, "--model", model_folder, "--output", tmp_path / "maps.npz")
+    assert np.load(tmp_path / "maps.npz")["maps"].shape == (1, 3, 30, 2, 2)
+
+
+def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_folder, pictures, tmp_path):
+    folder = tmp_path / "mixed"
+    shutil.copytree(pictures, folder)
+    broken = folder / "broken.jpg"
+    broken.write_bytes((folder / "red.png").read_bytes()[:60])
+    arguments = ("--text", "a mug", "--model", model_folder, "--output", tmp_path / "sheet.png")
+    printed, errors = call(folder, *arguments, "--json")
+    assert printed.count("\n") == 3
+    assert errors.startswith(f"diffclip: skipped 1 of 4 pictures: {broken}")
+    with pytest.raises(InputError, match=r"broken\.jpg"):
+        call(folder, broken, *arguments)
+    for name in ("red", "green", "blue"):
+        (folder / f"{name}.png").write_bytes(b"no")
+    with pytest.raises(InputError, match="none of the other 3"):
+        call(folder, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), 'give at least one, as in --text "a dog"'),
+        (("--text", "  "), "--text is empty"),
+        (("--text", "x", "--method", "Rollout"), "unknown method 'Rollout': did you mean 'rollout'"),
+        (("--text", "x", "--method", "rollout"), "rollout knows no text: leave --text out"),
+        (
+            ("--text", "x", "--output", "figure.gif"),
+            "figure.gif should end in .png, .svg, .pdf or, for arrays, .npz",
+        ),
+    ],
+)
+def test_requests_are_checked_before_anything_is_loaded(pictures, arguments, message):
+    with pytest.raises(InputError, match=message):
+        call(pictures, "--model", "gone/", *arguments)
+
+
+def test_layers_and_maps_that_a_model_lacks_are_named(model_folder, plain, pictures, tmp_path):
+    out = ("--output", tmp_path / "x.npz")
+    with pytest.raises(InputError, match="DiffCLIP has no vision layer 2: they are numbered from 1 to 1"):
+        call(pictures, "--text", "x", "--model", plain, "--model", model_folder, "--layers", "2", *out)
+    with pytest.raises(InputError, match="CLIP makes one map a head, no A2: use --method attention"):
+        call(pictures, "--method", "A2", "--model", plain, *out)
+    with pytest.raises(InputError, match="twice"):
+        call(pictures, "--text", "x", "--model", plain, "--model", plain, *out)
+    with pytest.raises(InputError, match="does not exist"):
+        call(tmp_path / "gone.png", "--text", "x", "--model", plain, *out)
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_models_of_one_variant_are_told_apart(save_model, pictures, tmp_path):
+    one, two = save_model(tmp_path / "a" / "first"), save_model(tmp_path / "b" / "second", seed=1)
+    three = save_model(tmp_path / "b" / "first", seed=2)
+    labels = []
+    for models in ((one,), (one, two), (one, three)):
+        named = [argument for model in models for argument in ("--model", model)]
+        printed, _ = call(pictures / "red.png", "--text", "x", *named, "--json")
+        labels.append([entry["model"] for entry in json.loads(printed)["maps"]])
+    assert labels == [["DiffCLIP"], ["first", "second"], [str(one), str(three)]]
+
+
+def test_help_has_an_example():
+    text = " ".join(call("--help")[0].split())
+    assert 'Example: diffclip attend desk.jpg --text "a mug" --text "a lamp"' in text
+
+
+@pytest.fixture
+def runs(tmp_path, save_model, plain):
+    for seed in (0, 1):
+        run = make_run(tmp_path / "runs" / f"DiffCLIP-s{seed}", "DiffCLIP", seed)
+        save_model(run / "checkpoints" / "best", seed=seed)
+    run = make_run(tmp_path / "runs" / "CLIP-s0", "CLIP")
+    (run / "checkpoints").mkdir()
+    shutil.copytree(plain, run / "checkpoints" / "last")
+    return tmp_path / "runs"
+
+
+def call_report(*arguments: object) -> str:
+    """stdout of `diffclip report`."""
+    command = typer.Typer()
+    command.command()(report)
+    return call(*arguments, command=command)[0]
+
+
+def test_a_page_gets_figures_2_and_6_of_a_set(runs, caption_set, tmp_path):
+    page = tmp_path / "page.html"
+    call_report(runs, "--output", page, "--attention", caption_set)
+    text = page.read_text()
+    for part in (
+        "Figure 2: what speaks for each text",
+        "Figure 6: models side by side",
+        "8 more pictures of plain",
+    ):
+        assert part in text
+    assert f"--attention {caption_set}" in text
+
+
+@pytest.mark.slow
+def test_figures_2_and_6_are_files_too_the_same_each_time(runs, caption_set, tmp_path):
+    for folder in ("one", "two"):
+        printed = call_report(runs, "--figures", tmp_path / folder, "--attention", caption_set)
+    for name in ("figure_2.png", "figure_2.svg", "figure_6.png", "figure_6.svg"):
+        assert f"wrote {tmp_path / 'two' / name}\n" in printed
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert Image.open(tmp_path / "one" / "figure_2.png").size[1] > 1000
+
+
+def test_a_set_of_classes_uses_their_names(runs, class_set):
+    from diffclip.data.catalog import open_set
+    from diffclip.report.attend_examples import attention_figures, models_of
+    from diffclip.report.series import collect
+    from diffclip.report.sources import read_sources
+
+    models = models_of(collect(*read_sources([runs])))
+    # one seed of two, which the label therefore names
+    assert list(models) == ["CLIP, seed 0", "DiffCLIP, seed 0"]
+    sections = attention_figures(models, open_set(class_set, "test"))
+    labels = [text.get_text() for text in sections["figure_2"].figures[0].texts]
+    texts = {label.replace("\n", " ") for label in labels if label.startswith("a photo")}
+    assert len(texts) == 2
+    assert texts < {f"a photo of {name}." for name in ("red", "green", "blue")}
+    assert "its own class" in sections["figure_2"].text
+
+
+def test_what_is_missing_is_said(runs, caption_set, tmp_path):
+    with pytest.raises(InputError, match="--attention goes onto a page or among figures"):
+        call_report(runs, "--tables", tmp_path / "tables", "--attention", caption_set)
+    with pytest.raises(InputError, match="no split 'val'"):
+        call_report(runs, "--output", tmp_path / "x.html", "--attention", caption_set, "--split", "val")
+    for run in runs.iterdir():
+        shutil.rmtree(run / "checkpoints")
+    with pytest.raises(InputError, match="none of the runs has a checkpoint"):
+        call_report(runs, "--output", tmp_path / "x.html", "--attention", caption_set)
+    assert not (tmp_path / "x.html").exists()

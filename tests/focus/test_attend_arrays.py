@@ -1,0 +1,170 @@
+"""Pictures × texts × models: what comes out is what the single functions give, for any method, layer and number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import diffclip
+from diffclip import InputError
+from diffclip.data.transforms import eval_transform
+from diffclip.focus import class_token_maps, image_relevance, recording, rollout, text_relevance
+from diffclip.focus.attend import Loaded, attend
+from diffclip.focus.relevance import gradients, image_logits, weighted
+from diffclip.tokenizer import Tokenizer
+
+TEXTS = ["a mug", "a lamp on a skateboardish table"]
+
+
+def loaded(attention: str, image_size: int = 32, seed: int = 0) -> Loaded:
+    config = diffclip.CLIPConfig(
+        embed_dim=16,
+        vision=diffclip.VisionConfig(
+            image_size=image_size, patch_size=8, width=16, layers=3, heads=4, attention=attention
+        ),
+        text=diffclip.TextConfig(context_length=16, width=16, layers=2, heads=2, attention=attention),
+    )
+    model = diffclip.CLIP(config, seed=seed).eval()
+    return model, eval_transform(image_size, config.preprocess), Tokenizer(config.text)
+
+
+def pictures(count: int) -> list[Image.Image]:
+    values = np.random.default_rng(0).integers(0, 256, (count, 40, 48, 3), dtype=np.uint8)
+    return [Image.fromarray(one) for one in values]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Loaded]:
+    return {"plain": loaded("softmax"), "fine": loaded("differential", 48)}
+
+
+def test_relevance_scores_and_words_are_those_of_the_single_functions(models: dict[str, Loaded]) -> None:
+    shown = pictures(3)
+    found = attend(models, iter(shown), TEXTS)
+    assert list(found) == ["plain", "fine"]
+    for name, (model, preprocess, tokenizer) in models.items():
+        one, side = found[name], model.config.vision.image_size // 8
+        images, tokens = torch.stack([preprocess(picture) for picture in shown]), tokenizer(TEXTS)
+        with torch.no_grad():
+            texts = model.encode_text(tokens, normalize=True)
+            features = model.encode_image(images, normalize=True)
+        assert one.maps.shape == (3, 2, side, side)
+        assert one.maps.dtype == np.float32
+        close(one.maps, image_relevance(model, images, texts))
+        close(one.cosines, features @ texts.T)
+        close(one.probabilities, (model.logit_scale.exp() * features @ texts.T).softmax(-1))
+        spoken = text_relevance(model, tokens, features)
+        for text, pieces in enumerate(one.pieces):
+            assert "".join(pieces).strip() == TEXTS[text]
+            close(one.spoken[:, text, : len(pieces)], spoken[text, :, 1 : len(pieces) + 1])
+            assert (one.spoken[:, text, len(pieces) :] == 0).all()
+
+
+def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Loaded]) -> None:
+    model, preprocess, tokenizer = models["fine"]
+    shown = pictures(2)
+    images = torch.stack([preprocess(picture) for picture in shown])
+    texts = model.encode_text(tokenizer(TEXTS), normalize=True)
+    with recording(model, "visual", gradients=True) as seen:
+        logits = image_logits(model, images, texts)
+        single = [weighted(one, gradients(logits[:, 1], [one])[0]).mean(1)[:, 0, 1:] for one in seen]
+
+    def maps(method: str, layers: str | None = None) -> np.ndarray:
+        return attend(
+            {"fine": models["fine"]}, shown, TEXTS if method == "relevance" else [], method, layers
+        )["fine"].maps
+
+    close(maps("relevance", "all"), image_relevance(model, images, texts, 0))
+    close(maps("relevance", "3"), image_relevance(model, images, texts))
+    for layer in range(3):
+        close(maps("relevance", str(layer + 1))[:, 1].reshape(2, -1), single[layer])
+    names = {"A1": "A1", "A2": "A2", "attention": "A1 − λ·A2"}
+    for method, name in names.items():
+        rows = [class_token_maps(model, images, layer)[name] for layer in range(3)]
+        close(maps(method)[:, 0], rows[-1])
+        close(maps(method, "2")[:, 0], rows[1])
+        close(maps(method, "all")[:, 0], torch.stack(rows).mean(0))
+    with recording(model, "visual") as seen:
+        model.encode_image(images)
+    close(maps("rollout").reshape(2, -1), rollout(seen)[:, 0, 1:])
+    close(maps("rollout", "2").reshape(2, -1), rollout(seen[1:2])[:, 0, 1:])
+
+
+def test_methods_without_a_text_have_one_map_and_no_scores(models: dict[str, Loaded]) -> None:
+    found = attend(models, pictures(2), method="attention")
+    for one in found.values():
+        assert one.maps.shape[:2] == (2, 1)
+        assert one.cosines.shape == one.probabilities.shape == (2, 0)
+        assert one.pieces == []
+    assert (found["plain"].maps >= 0).all()
+    model, preprocess, _ = models["plain"]
+    images = torch.stack([preprocess(picture) for picture in pictures(2)])
+    close(found["plain"].maps[:, 0], class_token_maps(model, images)["A"])
+
+
+def test_many_pictures_are_what_each_is_alone(models: dict[str, Loaded]) -> None:
+    shown = pictures(18)  # more than a batch
+    whole = attend(models, shown, TEXTS)
+    for number in (0, 15, 16, 17):
+        alone = attend(models, [shown[number]], TEXTS)
+        for name in models:
+            for field in ("maps", "cosines", "spoken"):
+                close(getattr(whole[name], field)[number], getattr(alone[name], field)[0])
+
+
+def test_models_are_left_as_they_were_in_any_mode(models: dict[str, Loaded]) -> None:
+    wanted = attend(models, pictures(1), TEXTS)
+    for model, _, _ in models.values():
+        model.train().requires_grad_(False)
+    with torch.inference_mode():
+        found = attend(models, pictures(1), TEXTS)
+    for name, (model, _, _) in models.items():
+        close(found[name].maps, wanted[name].maps)
+        close(found[name].spoken, wanted[name].spoken)
+        assert all(module.training for module in model.modules())
+        assert all(parameter.grad is None for parameter in model.parameters())
+        model.eval().requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"texts": []}, "at least one"),
+        ({"method": "relevanse"}, "unknown method 'relevanse': did you mean 'relevance'"),
+        ({"method": "rollout"}, "rollout knows no text"),
+        ({"method": "A1", "texts": []}, "plain makes one map a head, no A1"),
+        ({"layers": "4"}, "plain has no vision layer 4: they are numbered from 1 to 3"),
+        ({"layers": "0"}, "no vision layer 0"),
+        ({"layers": "-1"}, "'-1' is not last, all or the number"),
+        ({"layers": "²"}, "'²' is not last, all or the number"),
+        ({"pictures": []}, "no picture"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(
+    models: dict[str, Loaded], request_: dict[str, object], message: str
+) -> None:
+    asked = {"pictures": pictures(1), "texts": TEXTS} | request_
+    with pytest.raises(InputError, match=message):
+        attend(models, **asked)  # type: ignore[arg-type]
+
+
+def test_broken_weights_are_said() -> None:
+    model, *rest = loaded("softmax")
+    model.image_projection.data.fill_(float("nan"))
+    with pytest.raises(InputError, match="broken gives numbers that are not finite"):
+        attend({"broken": (model, *rest)}, pictures(1), TEXTS)
+
+
+def test_pieces_of_a_text_put_it_together_again() -> None:
+    tokenizer = loaded("softmax")[2]
+    pieces = tokenizer.pieces(["Two dogs, one café!", "x " * 40])
+    assert pieces[0][:3] == ["two ", "dogs ", ", "]
+    assert "".join(pieces[0]) == "two dogs , one café ! "
+    assert len(pieces[1]) == 14  # what a context of 16 holds between start and end
+
+
+def close(found: np.ndarray, wanted: torch.Tensor | np.ndarray) -> None:
+    values = wanted.detach().numpy() if isinstance(wanted, torch.Tensor) else wanted
+    np.testing.assert_allclose(found, values, rtol=1e-3, atol=1e-7 + 1e-4 * float(np.abs(values).max()))

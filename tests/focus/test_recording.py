@@ -1,0 +1,161 @@
+"""Recording: the same outputs, and a model that is left as it was whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import TOKENS, directions, pictures, tiny
+
+from diffclip import CLIP, InputError
+from diffclip.focus import image_relevance, recording, text_relevance
+
+VARIANTS = ("CLIP", "DiffCLIP")
+
+
+def leftovers(model: CLIP) -> list[object]:
+    """Whatever recording could have left on the layers."""
+    layers = [layer for tower in model.attention_layers().values() for layer in tower]
+    found: list[object] = [
+        name for layer in layers for name in vars(layer) if name.startswith(("_attend", "attend"))
+    ]
+    for module in model.modules():
+        found += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        found += [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+    found += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return found
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "eager"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_outputs_are_the_normal_ones(variant: str, backend: str, gradients: bool) -> None:
+    model, images = tiny(variant, backend), pictures()
+    with torch.no_grad():
+        wanted = model.encode_image(images), model.encode_text(TOKENS)
+    with recording(model, "visual", gradients=gradients) as seen:
+        image = model.encode_image(images)
+    with recording(model, "text", 1, gradients=gradients) as spoken:
+        text = model.encode_text(TOKENS)
+    torch.testing.assert_close(image, wanted[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(text, wanted[1], rtol=1e-5, atol=1e-5)
+    assert image.requires_grad is gradients
+    heads = 4 if variant == "CLIP" else 2
+    assert [one.combined.shape for one in seen] == [(2, heads, 17, 17)] * 3
+    assert [one.combined.shape for one in spoken] == [(2, heads, 8, 8)] * 2
+    assert leftovers(model) == []
+
+
+def test_maps_come_in_order_of_depth() -> None:
+    model, images = tiny("DiffCLIP"), pictures()
+    with recording(model, "visual") as every:
+        model.encode_image(images)
+    with recording(model, "visual", -1) as last:
+        model.encode_image(images)
+    with recording(model, "visual", 1) as later:
+        model.encode_image(images)
+    assert len(every) == 3
+    assert len(last) == 1
+    for one, same in zip(every[1:], later, strict=True):
+        torch.testing.assert_close(one.combined, same.combined)
+    torch.testing.assert_close(every[-1].first, last[0].first)
+    assert not torch.allclose(every[0].first, every[1].first)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_modes_are_restored(training: bool, grad: bool) -> None:
+    model = tiny("DiffCLIP").train(training)
+    model.visual.blocks[0].eval()
+    model.set_grad_checkpointing(True)
+    modes = [module.training for module in model.modules()]
+    with torch.set_grad_enabled(grad):
+        with recording(model, "visual", gradients=True) as seen:
+            assert not any(module.training for module in model.modules())
+            model.encode_image(pictures())
+            # timm's checkpointing would have gone through the maps twice
+            torch.autograd.grad(seen[-1].combined.sum(), [seen[0].combined])
+            assert len(seen) == 3
+        assert torch.is_grad_enabled() is grad
+    assert [module.training for module in model.modules()] == modes
+    assert model.visual.grad_checkpointing
+    assert model.transformer.grad_checkpointing
+    assert leftovers(model) == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_inference_mode_gives_the_same_relevance_and_goes_on(variant: str) -> None:
+    model, images, texts = tiny(variant), pictures(), directions(3)
+    wanted = image_relevance(model, images, texts), text_relevance(model, TOKENS, texts)
+    with torch.inference_mode():
+        inside = images * 1, texts * 1  # made in inference mode
+        found = image_relevance(model, *inside), text_relevance(model, TOKENS, inside[1])
+        assert torch.is_inference_mode_enabled()
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(one, other)
+        assert not other.requires_grad
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_frozen_parameters_have_the_same_relevance(variant: str) -> None:
+    model, images, texts = tiny(variant), pictures(), directions(2)
+    wanted = image_relevance(model, images, texts, 0), text_relevance(model, TOKENS, texts, 0)
+    model.requires_grad_(False)
+    torch.testing.assert_close(image_relevance(model, images, texts, 0), wanted[0])
+    torch.testing.assert_close(text_relevance(model, TOKENS, texts, 0), wanted[1])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lower_precision_comes_near(variant: str) -> None:
+    model, images, texts = tiny(variant), pictures(), directions(2)
+    wanted = image_relevance(model, images, texts)
+    with torch.autocast("cpu", torch.bfloat16):
+        auto = image_relevance(model, images, texts)
+        spoken = text_relevance(model, TOKENS, texts)
+    half = image_relevance(model.bfloat16(), images.bfloat16(), texts)
+    for found in (auto, half):
+        assert found.isfinite().all()
+        # rounding of 2⁻⁸ is felt, but which patches matter is not lost
+        assert torch.corrcoef(torch.stack([wanted.flatten(), found.float().flatten()]))[0, 1] > 0.9
+    assert spoken.isfinite().all()
+    assert spoken.max() > 0
+
+
+def test_what_fails_inside_restores_everything() -> None:
+    model = tiny("DiffCLIP").train()
+    model.set_grad_checkpointing(True)
+    with pytest.raises(InputError), recording(model, "visual", gradients=True):
+        model.encode_image(pictures()[:, :1])
+    with pytest.raises(ZeroDivisionError), recording(model, "text", gradients=True):
+        model.encode_text(TOKENS)
+        1 / 0  # noqa: B018
+    assert all(module.training for module in model.modules())
+    assert model.visual.grad_checkpointing
+    assert torch.is_grad_enabled()
+    assert leftovers(model) == []
+
+
+@pytest.mark.parametrize("tower", ["visual", "text"])
+def test_the_graph_begins_at_the_first_layer(tower: str) -> None:
+    model = tiny("DiffCLIP")
+    blocks = model.visual.blocks if tower == "visual" else model.transformer.resblocks
+    needs: list[bool] = []
+    handles = [
+        block.register_forward_hook(lambda _, __, out: needs.append(out.requires_grad)) for block in blocks
+    ]
+    with recording(model, tower, 2, gradients=True):
+        model.encode_image(pictures()) if tower == "visual" else model.encode_text(TOKENS)
+    assert needs == [False, False, True]
+    for handle in handles:
+        handle.remove()
+
+
+def test_wrong_towers_and_layers_are_named() -> None:
+    model = tiny("CLIP")
+    with pytest.raises(InputError, match="did you mean 'visual'"), recording(model, "vision"):
+        pass
+    with (
+        pytest.raises(InputError, match="text tower has 3 layers: there is no layer -4"),
+        recording(model, "text", -4),
+    ):
+        pass
+    assert leftovers(model) == []

@@ -1,0 +1,149 @@
+"""Relevance against finite differences, against its recursion written plainly, and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import END, START, TOKENS, directions, pictures, tiny
+from torch import Tensor
+
+from diffclip import CLIP
+from diffclip.attention import AttentionMaps, eager
+from diffclip.focus import image_relevance, recording, text_relevance
+from diffclip.focus.relevance import gradients, image_logits, relevance_of, weighted
+
+STEP = 1e-6
+
+
+def logits_of(model: CLIP, tower: str) -> Tensor:
+    """[B]: of two pictures with a text, or of two texts with a picture."""
+    if tower == "visual":
+        return image_logits(model, pictures().double(), directions(1).double())[:, 0]
+    features = model.encode_text(TOKENS, normalize=True)
+    return model.logit_scale.detach().exp() * features @ directions(1).double()[0]
+
+
+@pytest.mark.parametrize("tower", ["visual", "text"])
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-dynamic"])
+def test_gradients_are_finite_differences(variant: str, tower: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(variant).double()
+    with recording(model, tower, gradients=True) as seen:
+        logits = logits_of(model, tower)
+        found = gradients(logits, seen)
+    assert {gradient.dtype for gradient in found} == {torch.float64}
+    plain = eager.softmax_maps
+    # of the combined map A1 − λ·A2 an entry moves as that of A1 does, the even heads of a pair
+    stride = 1 if variant == "CLIP" else 2
+    places = [(0, 0, 0, 5), (1, 1, 3, 2), (1, 0, 0, 0), (0, 1, 2, 1)]
+
+    def moved(layer: int, place: tuple[int, int, int, int], step: float) -> Tensor:
+        calls = iter(range(100))
+
+        def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+            maps = plain(q, k, causal).clone()
+            if next(calls) == layer:
+                maps[place[0], stride * place[1], place[2], place[3]] += step
+            return maps
+
+        monkeypatch.setattr(eager, "softmax_maps", softmax_maps)
+        with recording(model, tower):
+            return logits_of(model, tower)
+
+    for layer in range(3):
+        for place in places:
+            slope = (moved(layer, place, STEP) - moved(layer, place, -STEP)) / (2 * STEP)
+            torch.testing.assert_close(found[layer][place], slope[place[0]], rtol=1e-5, atol=1e-8)
+    assert max(gradient.abs().max() for gradient in found) > 1e-3
+
+
+def plainly(maps: list[AttentionMaps], found: tuple[Tensor, ...], first: int, sample: int) -> Tensor:
+    """R [N, N] of one sample as the paper of the method writes it, head by head."""
+    tokens = maps[0].first.shape[-1]
+    relevance = torch.eye(tokens, dtype=torch.float64)
+    for one, gradient in list(zip(maps, found, strict=True))[first:]:
+        heads = one.combined.shape[1]
+        mean = torch.zeros(tokens, tokens, dtype=torch.float64)
+        for head in range(heads):
+            product = gradient[sample, head] * one.combined.detach()[sample, head]
+            mean += torch.where(product > 0, product, 0.0).double() / heads
+        relevance = relevance + mean @ relevance
+    return relevance
+
+
+@pytest.mark.parametrize("first", [0, 1, -1])
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
+def test_image_relevance_is_its_recursion(variant: str, first: int) -> None:
+    model, images, texts = tiny(variant), pictures(), directions(3)
+    found = image_relevance(model, images, texts, first)
+    assert found.shape == (2, 3, 4, 4)
+    assert (found >= 0).all()
+    assert (found > 0).any()
+    assert not found.requires_grad
+    with recording(model, "visual", gradients=True) as seen:
+        logits = image_logits(model, images, texts)
+        of_text = [gradients(logits[:, text], seen) for text in range(3)]
+    for sample in range(2):
+        for text in range(3):
+            row = plainly(seen, of_text[text], first, sample)[0, 1:]
+            torch.testing.assert_close(found[sample, text].flatten().double(), row, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("first", [0, -1])
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
+def test_text_relevance_is_its_recursion_within_the_caption(variant: str, first: int) -> None:
+    model, images = tiny(variant), directions(2)
+    found = text_relevance(model, TOKENS, images, first)
+    assert found.shape == (2, 2, 8)
+    with recording(model, "text", gradients=True) as seen:
+        logits = model.logit_scale.exp() * model.encode_text(TOKENS, normalize=True) @ images.T
+        of_image = [gradients(logits[:, image], seen) for image in range(2)]
+    for sample, end in enumerate((3, 6)):
+        for image in range(2):
+            row = plainly(seen, of_image[image], first, sample)[end]
+            torch.testing.assert_close(found[sample, image, 1:end].double(), row[1:end], rtol=1e-4, atol=1e-7)
+            assert found[sample, image, 1:end].max() > 0
+            assert found[sample, image, 0] == 0
+            assert (found[sample, image, end:] == 0).all()
+
+
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
+def test_what_comes_after_the_end_of_a_text_does_not_matter(variant: str) -> None:
+    model, images = tiny(variant), directions(1)
+    short = torch.tensor([[START, 5, 6, END]])
+    padded = torch.tensor([[START, 5, 6, END, 13, 21, 8, 1]])
+    found = text_relevance(model, padded, images, 0)
+    torch.testing.assert_close(found[..., :4], text_relevance(model, short, images, 0), rtol=1e-4, atol=1e-8)
+    assert (found[..., 4:] == 0).all()
+
+
+def test_each_picture_may_have_texts_of_its_own() -> None:
+    model, images, texts = tiny("DiffCLIP"), pictures(), directions(4)
+    own = image_relevance(model, images, texts.view(2, 2, 16))
+    every = image_relevance(model, images, texts)
+    torch.testing.assert_close(own[0], every[0, :2])
+    torch.testing.assert_close(own[1], every[1, 2:])
+    alone = image_relevance(model, images[1:], texts[2:])
+    torch.testing.assert_close(own[1:], alone, rtol=1e-4, atol=1e-7)
+
+
+def test_by_hand() -> None:
+    # one picture, two heads, a class token and two patches; λ = 0.5
+    first = torch.tensor([[[[0.2, 0.6, 0.2]] * 3, [[0.0, 0.5, 0.5]] * 3]])
+    second = torch.tensor([[[[0.2, 0.2, 0.6]] * 3, [[0.0, 1.0, 0.0]] * 3]])
+    maps = AttentionMaps(first, second, torch.tensor(0.5))
+    torch.testing.assert_close(maps.combined[0, 0, 0], torch.tensor([0.1, 0.5, -0.1]))
+    gradient = torch.zeros(1, 2, 3, 3)
+    gradient[0, 0, 0] = torch.tensor([1.0, -2.0, -4.0])  # 0.1, −1 → 0, and 0.4: less of what speaks against
+    gradient[0, 1, 0] = torch.tensor([9.0, 9.0, 2.0])  # 0, 0 · 9, and 1
+    torch.testing.assert_close(weighted(maps, gradient)[0, 0, 0], torch.tensor([0.1, 0.0, 0.4]))
+    relevance = relevance_of([maps], [gradient])[0]
+    torch.testing.assert_close(relevance[0], torch.tensor([1 + 0.05, 0.0, 0.7]))
+    torch.testing.assert_close(relevance[1:], torch.eye(3)[1:])
+    # a second layer in which the class token looks at itself (weight 0.5 · 2) and the first patch at the second
+    above = AttentionMaps(torch.full((1, 1, 3, 3), 0.5), None, None)
+    later = torch.zeros(1, 1, 3, 3)
+    later[0, 0, 0, 0], later[0, 0, 1, 2], later[0, 0, 2, 2] = 2.0, 1.0, -1.0
+    both = relevance_of([maps, above], [gradient, later])[0]
+    torch.testing.assert_close(both[0], 2 * relevance[0])
+    torch.testing.assert_close(both[1], torch.tensor([0.0, 1.0, 0.5]))
+    torch.testing.assert_close(both[2], torch.tensor([0.0, 0.0, 1.0]))

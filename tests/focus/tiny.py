@@ -1,0 +1,40 @@
+"""Small models of every variant, with tokens that they can read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffclip import CLIP
+from diffclip.config import variant_config
+
+SIZES = {
+    "embed_dim": 16,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 3, "heads": 4},
+    "text": {"context_length": 8, "vocab_size": 50, "width": 32, "layers": 3, "heads": 4},
+}
+START, END = 48, 49
+
+
+def tiny(variant: str, backend: str = "auto", seed: int = 0) -> CLIP:
+    """A model whose maps are far from uniform, as weights of 0.02 would leave them."""
+    model = CLIP(variant_config(variant, SIZES), attention_backend=backend, seed=seed).eval()
+    with torch.no_grad():
+        for layers in model.attention_layers().values():
+            for layer in layers:
+                layer.qkv.weight.mul_(12)
+                layer.out_proj.weight.mul_(6)
+    return model
+
+
+def pictures(count: int = 2, seed: int = 0) -> Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def directions(count: int, seed: int = 1) -> Tensor:
+    """Unit vectors as the features of `count` texts or pictures."""
+    drawn = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize(drawn, dim=-1)
+
+
+TOKENS = torch.tensor([[START, 3, 7, END, 0, 0, 0, 0], [START, 9, 4, 11, 2, 30, END, 0]])
