@@ -1,0 +1,160 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+import diffclip.cli.search as command
+import diffclip.errors
+from diffclip.cli.search import search
+from diffclip.errors import InputError
+
+app = typer.Typer()
+app.command()(search)
+
+
+@pytest.fixture
+def call(model_folder):
+    def run(*arguments: object) -> tuple[str, str]:
+        """stdout and stderr of `diffclip search`; what it raises is raised again."""
+        words = [*map(str, arguments), *(() if "--model" in arguments else ("--model", str(model_folder)))]
+        result = CliRunner().invoke(app, words)
+        if result.exception:
+            raise result.exception
+        return result.stdout, result.stderr
+
+    return run
+
+
+@pytest.fixture
+def photos(pictures, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for file in pictures.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def hits(printed):
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_json_by_text_and_by_picture(call, photos):
+    printed, said = call(photos, "a red picture", "--json")
+    found = hits(printed)
+    assert [hit["rank"] for hit in found] == [1, 2, 3]
+    assert sorted(hit["path"] for hit in found) == sorted(str(file) for file in photos.iterdir())
+    assert all(-1 <= hit["score"] <= 1 for hit in found)
+    assert said == "diffclip: index of 3 pictures: 3 added, 0 changed, 0 gone\n"
+    printed, said = call(photos, "--image", photos / "green.png", "--json", "--top", 1)
+    assert [Path(hit["path"]).name for hit in hits(printed)] == ["green.png"]
+    assert hits(printed)[0]["score"] == pytest.approx(1, abs=1e-3)
+    assert said == ""
+
+
+def test_table_with_broken_pictures_named_each_time(call, photos):
+    (photos / "[bold]x.png").write_bytes((photos / "red.png").read_bytes())
+    (photos / "new\nline.png").write_bytes((photos / "red.png").read_bytes())
+    os.link(photos / "red.png", os.path.join(os.fsencode(photos), b"not \xff utf-8.png"))
+    (photos / "cut\n.jpg").write_bytes(b"\xff\xd8")
+    for _ in range(2):
+        table, said = call(photos, "a red picture")
+        assert "cosine" in table
+        shown = table.replace("\n", "").replace(" ", "")
+        for name in ("[bold]x.png", "new\\nline.png", "not\\udcffutf-8.png"):
+            assert name in shown
+        assert said.splitlines()[-1].startswith("diffclip: skipped 1 of 7 files: cut\\n.jpg: ")
+
+
+def test_only_changes_are_told_and_without_an_update_nothing_changes(call, photos):
+    with pytest.raises(InputError, match=r"no index of .* by this model yet: leave --no-update out"):
+        call(photos, "red", "--no-update")
+    call(photos, "red")
+    (photos / "green.png").unlink()
+    Image.new("RGB", (8, 8)).save(photos / "black.png")
+    printed, said = call(photos, "red", "--no-update", "--json")
+    assert {Path(hit["path"]).name for hit in hits(printed)} == {"red.png", "green.png", "blue.png"}
+    assert said == ""
+    _, said = call(photos, "red")
+    assert said == "diffclip: index of 3 pictures: 1 added, 0 changed, 1 gone\n"
+
+
+def test_the_index_lies_where_it_is_told_to(call, photos, tmp_path):
+    call(photos, "red", "--index", tmp_path / "place")
+    assert (tmp_path / "place" / "index.sqlite").is_file()
+    assert not (Path(os.environ["XDG_CACHE_HOME"]) / "diffclip").exists()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".SVG"])
+def test_sheets(call, photos, tmp_path, suffix):
+    (photos / "a $x$ name 日本.png").write_bytes((photos / "red.png").read_bytes())
+    sheet = tmp_path / f"sheet{suffix}"
+    _, said = call(photos, "costs $5 or $6", "--sheet", sheet)
+    assert "Glyph" not in said
+    begins = sheet.read_bytes()[:8]
+    assert begins == b"\x89PNG\r\n\x1a\n" if suffix == ".png" else begins.startswith(b"<svg")
+    (photos / "red.png").unlink()
+    call(photos, "--image", photos / "blue.png", "--sheet", sheet, "--no-update")
+    assert sheet.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["{photos}"], "give either a text to search for or --image, and not both"),
+        (["{photos}", "red", "--image", "{photos}/red.png"], "and not both"),
+        (["{photos}", "  "], "text to search for is empty"),
+        (["{photos}/missing", "red"], "missing does not exist: give a folder"),
+        (["{photos}/red.png", "red"], "red.png is a file: give a folder"),
+        (["{photos}", "--image", "{photos}/none.png"], "none.png does not exist"),
+        (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not a picture"),
+        (["{photos}", "red", "--model", "DifCLIP-ViT-B-16"], "did you mean 'DiffCLIP-ViT-B-16'"),
+        (["{photos}", "red", "--sheet", "{photos}/sheet.pdf"], "another ending than .png or .svg"),
+        (["{photos}", "red", "--sheet", "{photos}/text.txt/sheet.png"], "in the way"),
+        (["{photos}", "red", "--index", "{photos}/text.txt"], "in the way"),
+        (["{photos}", "red", "--index", "{photos}"], "holds other files: choose a new or an empty folder"),
+        (["{photos}", "red", "--index", "/proc/index"], "cannot write /proc/index"),
+        (["{photos}/empty", "red"], "no picture in folder"),
+    ],
+)
+def test_what_cannot_be_is_one_line(call, photos, arguments, line):
+    (photos / "text.txt").write_text("dear")
+    (photos / "empty").mkdir()
+    before = sorted(photos.iterdir())
+    with pytest.raises(InputError) as caught:
+        call(*(argument.format(photos=photos) for argument in arguments))
+    assert line in str(caught.value)
+    assert sorted(photos.iterdir()) == before
+
+
+def test_nothing_but_broken_pictures(call, photos):
+    for file in photos.iterdir():
+        file.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"is empty .*and none of the other 2 can be read either"):
+            call(photos, "red")
+
+
+def test_what_is_not_installed_is_told_before_any_work(call, photos, monkeypatch):
+    monkeypatch.setattr(diffclip.errors.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(command, "load_for_use", None)
+    with pytest.raises(InputError, match=r"needs faiss, which is not installed: .*diffclip\[search\]"):
+        call(photos, "red")
+
+
+@pytest.mark.slow
+def test_a_damaged_index_is_one_line_of_a_real_process(call, photos, model_folder, tmp_path):
+    place = tmp_path / "place"
+    call(photos, "red", "--index", place)
+    (place / "index.sqlite").write_bytes(b"junk" * 5000)
+    words = [sys.executable, "-m", "diffclip.cli", "search", photos, "red", "--model", model_folder]
+    done = subprocess.run([*words, "--index", place], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"diffclip: the index {place} is damaged (")
+    assert done.stderr.endswith("): remove that folder, it is made anew\n")
+    assert done.stderr.count("\n") == 1
