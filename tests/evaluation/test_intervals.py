@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from diffclip.errors import InputError
-from diffclip.evaluation.intervals import class_mean_interval, difference_interval, mean_interval, wilson
+from diffclip.evaluation.intervals import (
+    class_mean_interval,
+    difference_interval,
+    mean_interval,
+    mean_intervals,
+    wilson,
+)
 
 
 def coins(n: int, share: float, seed: int = 0) -> np.ndarray:
@@ -124,6 +130,24 @@ def test_blocks_of_draws_do_not_change_the_result(monkeypatch):
     whole = mean_interval(values), class_mean_interval(values, labels)
     monkeypatch.setattr(intervals, "_DRAWS_AT_ONCE", 1000)
     assert (mean_interval(values), class_mean_interval(values, labels)) == whole
+
+
+@pytest.mark.parametrize("clusters", [None, np.arange(60) // 3, np.arange(60) ** 2 // 300])
+def test_columns_at_once_are_columns_one_by_one(clusters, monkeypatch):
+    from diffclip.evaluation import intervals
+
+    table = np.random.default_rng(0).random((60, 5))
+    table[:, 3], table[:, 4] = 1.0, -2.5
+    monkeypatch.setattr(intervals, "_DRAWS_AT_ONCE", 7000)
+    found = mean_intervals(table, clusters)
+    for column, bounds in zip(table.T, found, strict=True):
+        assert bounds == pytest.approx(mean_interval(column, clusters))
+
+
+@pytest.mark.parametrize("bad", [[1.0], [[]], [[float("inf")]]])
+def test_bad_tables(bad):
+    with pytest.raises(InputError, match="finite numbers"):
+        mean_intervals(bad)
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, float("nan")], [[1.0]]])

@@ -17,6 +17,7 @@ def test_every_entry_names_a_task_and_a_corruption_that_exist():
 
 def test_scenes_are_all_built_in():
     assert {entry.dataset for entry in suite("scenes")} == set(BUILT_IN)
+    assert str(suite("scenes")[-1]) == "focus on scenes"
 
 
 def test_the_papers_suite_has_its_tables():

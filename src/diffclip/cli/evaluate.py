@@ -36,7 +36,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="zero-shot, linear-probe or few-shot for classes, retrieval for captions, mmvp for its folder of "
-            "pairs; default: zero-shot, retrieval or mmvp, as the set is."
+            "pairs, focus for pictures with masks; default: zero-shot, retrieval or mmvp, as the set is."
         ),
     ] = None,
     split: Annotated[
@@ -69,6 +69,13 @@ def evaluate(
             help="How linear-probe fits: torch (as lgssl, the default) or sklearn.", metavar="torch|sklearn"
         ),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="The text that focus asks about, with {c} for what a mask shows, instead of the set's.",
+            metavar='"a photo of a {c}"',
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -87,11 +94,14 @@ def evaluate(
     workers: Annotated[int, typer.Option(min=0, help="Processes that read pictures ahead.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
-    """Measure models on a set: zero-shot, linear probe or few-shot classification, retrieval, minimal pairs (mmvp).
+    """Measure models on a set: zero-shot, linear probe or few-shot classification, retrieval, minimal pairs (mmvp), and
+    how much of what they look at lies on the object (focus).
 
     Example: diffclip evaluate runs/clip runs/diffclip --data flickr8k --data-root sets --split val
 
     Example: diffclip evaluate runs/clip runs/diffclip --data sets/cifar10 --task linear-probe --output results.jsonl
+
+    Example: diffclip evaluate runs/clip runs/diffclip --data scenes --task focus --output focus.jsonl
 
     Example: diffclip evaluate runs/clip runs/diffclip --suite scenes --seeds 3 --output results.jsonl
 
@@ -118,6 +128,7 @@ def evaluate(
         raise InputError("--skip-missing leaves sets of a suite out: add --suite, or leave it out")
     entries = _entries(suite, data, task, split, corrupt)
     _check_probe(probe, entries)
+    _check_prompt(prompt, task)
     if suite is not None and output is None:
         output = Path(f"{suite}.jsonl")
     if output is not None:
@@ -134,6 +145,7 @@ def evaluate(
             skip_missing=skip_missing,
             draws=range(seed, seed + seeds),
             probe=probe or "torch",
+            prompt=prompt,
             output=output,
             json_lines=json_lines,
             model_name=model_name,
@@ -185,3 +197,14 @@ def _check_probe(probe: str | None, entries: tuple[Entry, ...]) -> None:
     if not any(entry.task == "linear-probe" for entry in entries):
         raise InputError(f"--probe {probe} says how a linear probe fits: add --task linear-probe")
     check_solver(probe)
+
+
+def _check_prompt(prompt: str | None, task: str | None) -> None:
+    from diffclip.errors import InputError
+
+    if prompt is None:
+        return
+    if task != "focus":
+        raise InputError(f"--prompt {prompt!r} is what focus asks about: add --task focus, or leave it out")
+    if not prompt.strip():
+        raise InputError("--prompt is empty: write, say, 'a photo of a {c}'")

@@ -13,7 +13,9 @@ from diffclip.cli.evaluate_table import show_results
 from diffclip.cli.progress import showing_progress
 from diffclip.cli.skipped import say_skipped
 from diffclip.data.catalog import says_empty_classes
+from diffclip.data.masked_set import says_left_out
 from diffclip.errors import DiffCLIPError, InputError
+from diffclip.evaluation.focus import texts_of
 from diffclip.evaluation.ledger import Ledger, is_file
 from diffclip.evaluation.outcomes import beside
 from diffclip.evaluation.protocol import draw_of
@@ -44,6 +46,7 @@ class Request:
     skip_missing: bool
     draws: Sequence[int]
     probe: str
+    prompt: str | None
     output: Path | None
     json_lines: bool
     model_name: str | None
@@ -78,7 +81,9 @@ def carry_out(request: Request) -> None:
     output = request.output
     # what goes into a pipe cannot be gone on with
     store = Store(beside(output, ".parts")) if request.suite and output and is_file(output) else None
-    runner = Runner(sets, request.draws, store, request.batch_size, request.workers, request.probe)
+    runner = Runner(
+        sets, request.draws, store, request.batch_size, request.workers, request.probe, request.prompt
+    )
     ledger = Ledger(output, _expected(request, entries), _kept(request))
     done = _Done()
     for source in _sources(request):
@@ -223,10 +228,11 @@ def _expected(request: Request, entries: Sequence[Entry]) -> Callable[[Record], 
         )
         drawn_again = draw_of(record.protocol) in (None, *request.draws)
         solved_again = record.task != "linear-probe" or SOLVED_BY[request.probe] in record.protocol
+        asked_again = record.task != "focus" or f"; {texts_of(request.prompt)}; " in record.protocol
         size = f"centre crop {request.image_size} px"
         seen_again = request.image_size is None or size in record.protocol
         same = (record.task, record.dataset, record.split) in made
-        return whose and same and drawn_again and solved_again and seen_again
+        return whose and same and drawn_again and solved_again and asked_again and seen_again
 
     return expected
 
@@ -251,8 +257,10 @@ def _show(request: Request, ledger: Ledger, done: _Done) -> None:
         from diffclip.cli.evaluate_summary import show_summary
 
         show_summary(ledger)
-    broken = [fault for fault in done.faults if not says_empty_classes(fault)]
+    broken = [fault for fault in done.faults if not says_empty_classes(fault) and not says_left_out(fault)]
     say_skipped(f"{len(broken)} broken samples or shards", broken)
+    left_out = [fault for fault in done.faults if says_left_out(fault)]
+    say_skipped(f"{len(left_out)} masks that tell nothing", left_out)
     for fault in done.faults:
         if says_empty_classes(fault):
             print(f"diffclip: {fault}", file=sys.stderr)

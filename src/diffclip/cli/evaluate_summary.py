@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from diffclip.cli.evaluate_table import PIPE_WIDTH
 from diffclip.evaluation.averages import DERIVED, DROP
+from diffclip.evaluation.focus_names import is_detail
 from diffclip.evaluation.ledger import Ledger
 from diffclip.evaluation.linear_probe import headline_metric
 from diffclip.report.compare import (
@@ -20,7 +21,10 @@ from diffclip.report.metrics import chance_of, chance_text, metric_name
 from diffclip.report.series import Collection, Series, collect
 
 _MARKS = {"higher": " ▲", "lower": " ▼", "unclear": ""}
-_METRICS = ("acc1", "image_retrieval_recall@5", "text_retrieval_recall@5", "mean_per_pattern_accuracy")
+_METRICS = (
+    *("acc1", "image_retrieval_recall@5", "text_retrieval_recall@5", "mean_per_pattern_accuracy"),
+    *("relevance_auroc", "attention_inside"),
+)
 
 
 def show_summary(ledger: Ledger) -> None:
@@ -30,7 +34,9 @@ def show_summary(ledger: Ledger) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    collection = collect([], ledger.records, ledger.outcomes)
+    # to compare thousands of layers and heads would take minutes, and none is shown
+    records = [record for record in ledger.records if not is_detail(record.metric)]
+    collection = collect([], records, ledger.outcomes)
     measures = list(dict.fromkeys(measure_of(result) for result in collection.results))
     measures = [measure for measure in measures if _is_headline(measure)]
     # a smaller drop need not be better: a model that is at chance drops least

@@ -7,13 +7,13 @@ with `SPLIT/nshards.txt`, `classnames.txt`, `zeroshot_classification_templates.t
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import diffclip
 from diffclip.data.class_folders import class_folder, class_folder_set
 from diffclip.data.evaluation_set import EvaluationBatch, EvaluationSet, Kind, check_several
+from diffclip.data.masked_set import MaskedSet, masked_set
 from diffclip.data.open_published import open_files
 from diffclip.data.published_sets import PUBLISHED, is_there, not_there, place_of
 from diffclip.data.samples import (
@@ -22,13 +22,24 @@ from diffclip.data.samples import (
     Fault,
     caption_members,
     captions_of,
+    label_of,
     sample_fault,
 )
 from diffclip.data.shards import Shards, expand_shards, tar_files
 from diffclip.errors import InputError, unknown
 from diffclip.files import cache_folder
 
-__all__ = ["BUILT_IN", "EvaluationBatch", "EvaluationSet", "Kind", "caption_set", "open_set", "set_folder"]
+__all__ = [
+    "BUILT_IN",
+    "EvaluationBatch",
+    "EvaluationSet",
+    "Kind",
+    "MaskedSet",
+    "caption_set",
+    "open_masks",
+    "open_set",
+    "set_folder",
+]
 
 _EMPTY = "has no picture of"
 DEFAULT_TEMPLATE = "a photo of a {c}"
@@ -126,19 +137,39 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
             f"{folder / 'classnames.txt'}: line {classnames.index('') + 1} is blank, name the class"
         )
     check_several(classnames, str(folder / "classnames.txt"))
+    templates = _templates(folder)
+    usable, missing = shards.usable({"picture": PICTURE, "label (.cls)": ("cls",)})
+    indices, faults = usable.tolist(), shards.faults + missing
+    if not indices:
+        raise InputError(f"no sample in {folder / split} has a picture and a label (.cls): {faults[0]}")
+    labels = [label_of(shards.sample(i, ("cls",)), shards.name(i), len(classnames)) for i in indices]
+    faults += _empty_classes(folder / split, classnames, labels)
+    kind: Kind = "classification"
+    return EvaluationSet(name, split, kind, classnames, templates, shards, indices, labels, faults=faults)
+
+
+def open_masks(source: str | Path, split: str, root: str | Path | None = None) -> MaskedSet:
+    """Open one split of a set of pictures with masks.
+
+    Args:
+        source, split, root: as for `open_set`; the split is a folder of shards.
+
+    Raises:
+        InputError: no such set, folder or split; no sample with a picture, a mask and a text.
+    """
+    folder = set_folder(source, root)
+    shards = Shards(_shards(folder, split))
+    classnames = _lines(folder / "classnames.txt")
+    return masked_set(_name(source, folder), split, shards, classnames, _templates(folder)[0])
+
+
+def _templates(folder: Path) -> list[str]:
     prompts = folder / "zeroshot_classification_templates.txt"
     templates = [line for line in _lines(prompts) if line] or [DEFAULT_TEMPLATE]
     for template in templates:
         if "{c}" not in template:
             raise InputError(f"{template!r} in {prompts} has no {{c}} where the class name goes")
-    usable, missing = shards.usable({"picture": PICTURE, "label (.cls)": ("cls",)})
-    indices, faults = usable.tolist(), shards.faults + missing
-    if not indices:
-        raise InputError(f"no sample in {folder / split} has a picture and a label (.cls): {faults[0]}")
-    labels = [_label(shards, i, len(classnames)) for i in indices]
-    faults += _empty_classes(folder / split, classnames, labels)
-    kind: Kind = "classification"
-    return EvaluationSet(name, split, kind, classnames, templates, shards, indices, labels, faults=faults)
+    return templates
 
 
 def says_empty_classes(fault: Fault) -> bool:
@@ -175,17 +206,6 @@ def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTIO
     if not indices:
         raise InputError(f"no sample in {shards} has a picture and captions (.txt, one a line): {faults[0]}")
     return EvaluationSet(name, split, "retrieval", [], [], shards, indices, captions=captions, faults=faults)
-
-
-def _label(shards: Shards, i: int, classes: int) -> int:
-    text = shards.sample(i, ("cls",))["cls"].decode("ascii", "replace").strip()
-    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
-        raise InputError(f"label {text[:20]!r} of {shards.name(i)} is not a whole number: correct its .cls")
-    if not 0 <= int(text) < classes:
-        raise InputError(
-            f"label {text} of {shards.name(i)} is outside the {classes} classes of classnames.txt"
-        )
-    return int(text)
 
 
 def set_folder(source: str | Path, root: str | Path | None = None) -> Path:

@@ -15,14 +15,14 @@ from diffclip.data.samples import Fault, Transform
 from diffclip.data.sources import Source, digest_of
 from diffclip.errors import InputError
 
-Kind = Literal["classification", "retrieval"]
+Kind = Literal["classification", "retrieval", "masks"]
 
 
 @dataclass
 class EvaluationBatch:
     """images [B, 3, S, S] as the transform makes them, their positions [B] in the set, and what they show.
 
-    `labels` is int64 [B] for classification, else None; `captions` each picture's for retrieval, else None.
+    `labels` is int64 [B] for classification, else None; `captions` are each picture's own, None for classification.
     """
 
     images: Tensor
@@ -42,13 +42,13 @@ class EvaluationSet:
     Attributes:
         name: the set's name, for a folder that of the folder.
         split: which split.
-        kind: "classification" or "retrieval".
+        kind: "classification", "retrieval" or "masks".
         classnames: by label; empty for retrieval.
         templates: prompts with `{c}` for the class name; empty for retrieval.
         source: where the pictures come from.
         indices: the numbers in `source` of the set's samples.
         labels: one a sample for classification, else empty.
-        captions: one or more a sample for retrieval, else empty.
+        captions: one or more a sample for retrieval, the texts of its masks for masks, else empty.
         faults: what was skipped so far; `batches` adds the broken pictures that it meets.
         folder: where the set lies, if its splits may lie there as folders of shards.
         open_split: opens another split of the set, None where there is none.

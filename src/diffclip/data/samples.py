@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -86,6 +87,20 @@ def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTI
     if not captions:
         raise InputError(f"{name} has an empty caption")
     return captions
+
+
+def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
+    """The number in the sample's `.cls`, from 0 to `classes` − 1.
+
+    Raises:
+        InputError: it is no whole number, or another one.
+    """
+    text = sample["cls"].decode("ascii", "replace").strip()
+    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
+        raise InputError(f"label {text[:20]!r} of {name} is not a whole number: correct its .cls")
+    if not 0 <= int(text) < classes:
+        raise InputError(f"label {text} of {name} is outside the {classes} classes of classnames.txt")
+    return int(text)
 
 
 def _from_json(text: str, caption_key: str) -> list[str]:

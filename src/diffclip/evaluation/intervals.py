@@ -56,6 +56,41 @@ def mean_interval(values: ArrayLike, clusters: ArrayLike | None = None, seed: in
     return _percentiles(_resampled_means(sums, sizes, seed))
 
 
+def mean_intervals(
+    values: ArrayLike, clusters: ArrayLike | None = None, seed: int = 0
+) -> NDArray[np.float64]:
+    """The intervals of the means of many columns over the same items: `mean_interval` of each, [columns, 2].
+
+    Items are drawn once for all columns, so that thousands take about a second.
+
+    Args:
+        values: [n, columns] finite numbers.
+        clusters, seed: as for `mean_interval`.
+
+    Raises:
+        InputError: no values, or one that is not finite.
+    """
+    table = np.asarray(values, dtype=np.float64)
+    if table.ndim != 2 or not table.size or not np.isfinite(table).all():
+        raise InputError(f"intervals need a table of finite numbers, got shape {list(table.shape)}")
+    sizes = by_cluster(table[:, 0], clusters)[1]
+    index = np.arange(len(table)) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    sums = np.zeros((len(sizes), table.shape[1]))
+    np.add.at(sums, index, table)
+    counts = np.concatenate(
+        [
+            np.bincount((draws + np.arange(len(draws))[:, None] * len(sizes)).ravel(), minlength=draws.size)
+            for draws in _draws(len(sizes), seed)
+        ]
+    ).reshape(RESAMPLES, len(sizes))
+    weights = counts.astype(np.float64)
+    means = weights @ sums / (weights @ sizes)[:, None]
+    found: NDArray[np.float64] = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0).T
+    for column in np.flatnonzero(np.all(sums == sums[0] / sizes[0] * sizes[:, None], axis=0)):
+        found[column] = mean_interval(table[:, column], clusters, seed)
+    return found
+
+
 def difference_interval(
     values: ArrayLike, others: ArrayLike, clusters: ArrayLike | None = None, seed: int = 0
 ) -> Interval:

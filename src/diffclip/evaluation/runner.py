@@ -44,7 +44,7 @@ class Sets:
         Raises:
             InputError: as `open_for`; the same for every entry of a set that cannot be opened.
         """
-        key = (entry.task if entry.task == "mmvp" else None, f"{entry.dataset}\0{entry.splits}")
+        key = (entry.task if entry.task in ("mmvp", "focus") else None, f"{entry.dataset}\0{entry.splits}")
         if key not in self._opened:
             self._opened[key] = self._try(entry)
         found = self._opened[key]
@@ -103,6 +103,7 @@ class Runner:
         store: where finished tasks are kept and found again; None keeps nothing.
         batch_size, workers: as in `Setting`.
         probe: the linear probe's solver.
+        prompt: the text that focus asks about, see `Setting`.
     """
 
     sets: Sets
@@ -111,6 +112,7 @@ class Runner:
     batch_size: int = 64
     workers: int = 0
     probe: str = "torch"
+    prompt: str | None = None
 
     def run(
         self,
@@ -155,6 +157,7 @@ class Runner:
                 progress(entry, len(data)) if progress else None,
                 draw,
                 self.probe,
+                self.prompt,
             )
             result = run_task(task, setting)
         except (DiffCLIPError, OSError) as error:
@@ -186,12 +189,15 @@ class Runner:
                 subject.preprocess.image_size,
                 subject.preprocess.preprocess.model_dump(mode="json"),
             ],
-            "task": [task, self.probe if task == "linear-probe" else None, draw],
+            "task": [task, self._how(task), draw],
             "corruption": [entry.corruption, entry.severity] if entry.severity else None,
             "set": data.identity,
             "learnt from": self.sets.beside(data) if task in LEARNING else [],
         }
         return json.dumps(identity, sort_keys=True)
+
+    def _how(self, task: str) -> str | None:
+        return {"linear-probe": self.probe, "focus": self.prompt}.get(task)
 
 
 def _line(error: BaseException) -> str:

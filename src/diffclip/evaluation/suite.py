@@ -59,6 +59,7 @@ _SCENES = (
     *_each("mmvp", "scenes-mmvp"),
     *_each("few-shot", "scenes-shapes", "scenes-colours"),
     *_each("linear-probe", "scenes-shapes", "scenes-colours"),
+    *_each("focus", "scenes"),
 )
 _QUICK = (
     # few have the test split of Flickr8k, and models trained on its train split are validated on val

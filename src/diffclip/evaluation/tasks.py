@@ -11,13 +11,14 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.config import STATISTICS, CLIPConfig
-from diffclip.data.catalog import BUILT_IN, EvaluationSet, open_set, set_folder
+from diffclip.data.catalog import BUILT_IN, EvaluationSet, MaskedSet, open_masks, open_set, set_folder
 from diffclip.data.shifts import corrupted_name
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CorruptedTransform, describe
 from diffclip.evaluation.embed import Progress, Tokenizer
 from diffclip.evaluation.features import FeatureReader, Features
 from diffclip.evaluation.few_shot import EPISODES, QUERIES, SHOT, WAY, few_shot
+from diffclip.evaluation.focus import focus, grid_of, texts_of
 from diffclip.evaluation.linear_probe import (
     MAX_ITERATIONS,
     Probe,
@@ -51,7 +52,8 @@ class Setting:
     """A model with its picture and text preparation, the set to run it on, and how.
 
     `seed` is of what a task draws: the episodes of few-shot, and the pictures that a linear probe holds out where the
-    set has no validation split. `probe` is the linear probe's solver, "torch" or "sklearn".
+    set has no validation split. `probe` is the linear probe's solver, "torch" or "sklearn", and `prompt` the text that
+    focus asks about, with `{c}` for what a mask shows (None: the set's own texts).
     """
 
     model: CLIP
@@ -63,6 +65,7 @@ class Setting:
     progress: Progress | None = None
     seed: int = 0
     probe: str = "torch"
+    prompt: str | None = None
 
     @property
     def samples(self) -> EvaluationSet:
@@ -185,11 +188,34 @@ def _run_mmvp(setting: Setting) -> Outcome:
     return Outcome(scores, data.describe(), "95 % bootstrap over pairs")
 
 
+def _run_focus(setting: Setting) -> Outcome:
+    data = setting.data
+    if not isinstance(data, MaskedSet):
+        raise InputError(f"{data.name} is a set for {data.kind}: focus needs pictures with masks (.mask.png)")
+    scores = focus(
+        setting.model,
+        setting.tokenizer,
+        setting.preprocess,
+        data,
+        setting.prompt,
+        setting.batch_size,
+        setting.workers,
+        setting.progress,
+    )
+    grid = grid_of(setting.model)
+    method = (
+        f"{grid}×{grid} patches, each as object by how much the mask covers; ties count half; "
+        f"{texts_of(setting.prompt)}; relevance of the last layer (Chefer et al.), rollout of all layers, mean over "
+        "layers and heads of the others"
+    )
+    return Outcome(scores, method)
+
+
 def _reader(setting: Setting) -> FeatureReader:
     if isinstance(setting.preprocess, CorruptedTransform):
         raise InputError(
             "corruptions shift test pictures, and this task learns from clean ones: "
-            "use them with zero-shot, retrieval or mmvp"
+            "use them with zero-shot, retrieval, mmvp or focus"
         )
     return FeatureReader(
         setting.model, setting.preprocess, setting.batch_size, setting.workers, setting.progress
@@ -209,6 +235,7 @@ TASKS = {
     "linear-probe": Task("classification", _run_linear_probe),
     "few-shot": Task("classification", _run_few_shot),
     "mmvp": Task("mmvp", _run_mmvp),
+    "focus": Task("masks", _run_focus),
 }
 LEARNING = ("linear-probe", "few-shot")
 """Tasks that learn from the set's split `train`."""
@@ -217,11 +244,13 @@ LEARNING = ("linear-probe", "few-shot")
 def open_for(
     task: str | None, source: str | Path, split: str, root: Path | None = None
 ) -> EvaluationSet | PairSet:
-    """Open a set as `open_set` does, or the folder of MMVP-VLM, which has no splits.
+    """Open a set as `open_set` does, for focus its masks, or the folder of MMVP-VLM, which has no splits.
 
     Raises:
-        InputError: as `open_set` and `open_pairs`.
+        InputError: as `open_set`, `open_masks` and `open_pairs`.
     """
+    if task == "focus":
+        return open_masks(source, split, root)
     folder = set_folder(source, root)
     if task == "mmvp" or (folder / QUESTIONS).is_file():
         return open_pairs(folder, str(source) if str(source) in BUILT_IN else None)

@@ -1,0 +1,216 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from masked_sets import animals, box_mask, noise, png, write_masked
+from PIL import Image, ImageOps
+
+from diffclip.config import PreprocessConfig
+from diffclip.data.catalog import open_masks
+from diffclip.data.masked_set import Thing, says_left_out
+from diffclip.data.masks import coverage, crop_box, read_mask, upright
+from diffclip.data.scenes import write_scenes
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def blob(width: int, height: int) -> np.ndarray:
+    x, y = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
+    return (((x - 0.4) * 1.5) ** 2 + (y + 0.3) ** 2 < 0.3).astype(np.uint8) * 255
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16", "RGB"])
+def test_any_value_but_0_is_object_in_every_kind_of_png(mode):
+    wanted = box_mask(3, 2, 9, 7, 12, 10) > 0
+    buffer = io.BytesIO()
+    if mode == "P":
+        # the second colour of the palette is black as well: what counts is the index
+        picture = Image.fromarray(wanted.astype(np.uint8), "P")
+        picture.putpalette([0, 0, 0, 0, 0, 0, 255, 255, 255])
+        picture.save(buffer, "PNG")
+        data = buffer.getvalue()
+    elif mode == "I;16":
+        data = png(wanted.astype(np.uint16) * 300)
+    elif mode == "RGB":
+        data = png(np.stack([0 * wanted, 0 * wanted, wanted], -1).astype(np.uint8))
+    else:
+        data = png(wanted.astype(np.uint8) * 255, mode)
+    np.testing.assert_array_equal(read_mask(data) != 0, wanted)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"GIF89a and more than twenty-four bytes", "no PNG"),
+        (b"", "no PNG"),
+        (png(noise(0))[:-60], "cut short or broken"),
+        (png(np.zeros((4, 4, 4), np.uint8)), "transparency"),
+        (png(noise(0))[:16] + b"\x00\x00\xff\xff" * 2 + b"\x00" * 40, "megapixels"),
+    ],
+)
+def test_what_is_no_mask_says_so(data, words):
+    with pytest.raises(InputError, match=words):
+        read_mask(data)
+
+
+@pytest.mark.parametrize(("width", "height"), [(64, 64), (90, 61), (61, 90), (37, 200), (3, 400)])
+@pytest.mark.parametrize("edge", [48, 64])
+def test_coverage_is_that_of_the_models_crop(width, height, edge):
+    mask = blob(width, height)
+    preprocess = PreprocessConfig(resize=edge, mean=(0, 0, 0), std=(1, 1, 1))
+    seen = eval_transform(48, preprocess)(Image.fromarray(mask).convert("RGB"))[0]
+    wanted = torch.nn.functional.avg_pool2d(seen[None], 8)[0]
+    found = coverage(mask > 0, crop_box((width, height), 48, edge), 6)
+    assert found.shape == (6, 6)
+    # the transform smooths over patches' edges, more so where it enlarges
+    assert np.abs(found - wanted.numpy()).max() < (0.06 if min(width, height) > 30 else 0.5)
+    assert np.abs(found - wanted.numpy()).mean() < 0.02
+
+
+def test_coverage_by_hand():
+    mask = np.zeros((4, 6), bool)
+    mask[0, 3] = True
+    # the crop is the middle 4×4, whose upper right patch has that pixel on its left
+    np.testing.assert_allclose(coverage(mask, crop_box((6, 4), 4, 4), 2), [[0, 0.25], [0, 0]])
+    # two pixels fall on a patch and a half
+    mask[:] = False
+    mask[:, 1:3] = True
+    np.testing.assert_allclose(coverage(mask, (0.0, 0.0, 1.0, 1.0), 4), [[1 / 3, 1, 0, 0]] * 4)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_mask_is_turned_as_its_picture(orientation):
+    stored = noise(1, 20, 12)[..., 0] > 128
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    Image.fromarray(stored.astype(np.uint8) * 255).save(buffer, "PNG", exif=exif)
+    turned = np.asarray(ImageOps.exif_transpose(Image.open(buffer))) > 0
+    np.testing.assert_array_equal(upright(stored, (20, 12), orientation), turned)
+    if orientation >= 5:
+        np.testing.assert_array_equal(upright(turned, (20, 12), orientation), turned)
+
+
+def test_a_photo_on_its_side_and_its_mask(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown a quarter turn to the right
+    buffer = io.BytesIO()
+    Image.fromarray(noise(0, 32, 32)).save(buffer, "JPEG", exif=exif)
+    sample = {"jpg": buffer.getvalue(), "mask.png": png(box_mask(0, 0, 16, 16)), "txt": "a cat"}
+    data = open_masks(write_masked(tmp_path / "set", [sample]), "test")
+    np.testing.assert_array_equal(data.coverages(0, 32, 32, 2)[1], [[[0, 1], [0, 0]]])
+
+
+def test_an_object_at_the_top_right_is_there(tmp_path):
+    sample = {"png": png(noise(0)), "mask.png": png(box_mask(16, 0, 32, 16)), "txt": "a cat"}
+    data = open_masks(write_masked(tmp_path / "set", [sample]), "test")
+    things, found = data.coverages(0, 32, 32, 2)
+    assert things == [Thing("a cat", "a cat")]
+    np.testing.assert_array_equal(found, [[[0, 1], [0, 0]]])
+
+
+def test_a_mask_of_another_size_and_one_of_another_shape(tmp_path):
+    samples = [
+        {"png": png(noise(0, 40, 32)), "mask.png": png(box_mask(10, 0, 15, 16, 20, 16)), "txt": "a cat"},
+        {"png": png(noise(1, 40, 32)), "mask.png": png(box_mask(10, 0, 15, 16, 20, 20)), "txt": "a cat"},
+    ]
+    data = open_masks(write_masked(tmp_path / "set", samples), "test")
+    np.testing.assert_allclose(data.coverages(0, 32, 32, 2)[1], [[[0, 0.625]] * 2], atol=1e-9)
+    assert data.coverages(1, 32, 32, 2)[0] == []
+    (fault,) = data.faults
+    assert fault.name.endswith(":s0000001")
+    assert fault.reason == "has a mask of 20×20 pixels, another shape than its picture's 40×32"
+    assert not says_left_out(fault)
+
+
+def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
+    wide = png(noise(0, 96, 32))
+    masks = [
+        box_mask(0, 0, 20, 32, 96, 32),
+        box_mask(20, 0, 76, 32, 96, 32),
+        np.zeros((32, 96), np.uint8),
+        box_mask(0, 0, 50, 32, 96, 32),
+    ]
+    samples = [{"png": wide, "mask.png": png(mask), "txt": "a cat"} for mask in masks]
+    data = open_masks(write_masked(tmp_path / "set", samples), "test")
+    assert [len(data.coverages(i, 32, 32, 4)[0]) for i in range(4)] == [0, 0, 0, 1]
+    assert [fault.reason.removeprefix("has an object that ") for fault in data.faults] == [
+        "lies outside the model's crop: 'a cat'",
+        "fills the model's crop: 'a cat'",
+        "has no pixel in its mask: 'a cat'",
+    ]
+    assert all(map(says_left_out, data.faults))
+    data.coverages(0, 32, 32, 4)
+    assert len(data.faults) == 3  # said once
+
+
+def test_texts_of_classes_and_of_first_lines(tmp_path):
+    samples = [sample | {"txt": "a cat\nanother line"} for sample in animals(2)]
+    samples.append({key: value for key, value in animals(1)[0].items() if key != "txt"} | {"cls": "1"})
+    files = {
+        "classnames.txt": "cat\ndog",
+        "zeroshot_classification_templates.txt": "a sketch of a {c}\na {c}",
+    }
+    data = open_masks(write_masked(tmp_path / "set", samples, files), "test")
+    assert (data.kind, data.name) == ("masks", "set")
+    assert data.captions == [["a cat"], ["a cat"], ["a sketch of a dog"]]
+    assert data.things[2][0].worded("the {c}") == "the dog"
+    assert data.things[2][0].worded("anything") == "anything"
+
+
+def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
+    write_scenes(tmp_path / "scenes", size=32, train=1, val=1, test=40, seed=0)
+    data = open_masks(tmp_path / "scenes" / "captions", "test")
+    several = next(i for i, own in enumerate(data.things) if any(len(one.values) > 1 for one in own))
+    for position in (0, several):
+        things, found = data.coverages(position, 32, 32, 32)
+        mask = read_mask(data.source.sample(data.indices[position])["mask.png"])
+        assert things == data.things[position]
+        for thing, own in zip(things, found, strict=True):
+            np.testing.assert_array_equal(own > 0.5, np.isin(mask, thing.values))
+            article, name = thing.text.split(" ", 1)
+            assert (article in ("a", "an"), name) == (True, thing.name)
+        assert len({thing.name for thing in things}) == len(things)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda s: {k: v for k, v in s.items() if k != "mask.png"},
+            r"no sample in .* and a mask \(.mask.png\)",
+        ),
+        (lambda s: {k: v for k, v in s.items() if k != "txt"}, "has a text for its mask: .* has no text"),
+        (lambda s: s | {"txt": " \n"}, "has an empty caption"),
+        (lambda s: {k: v for k, v in s.items() if k != "txt"} | {"cls": "0"}, "has no classnames.txt"),
+    ],
+)
+def test_a_set_that_cannot_be_used_says_what_it_lacks(tmp_path, change, words):
+    folder = write_masked(tmp_path / "set", [change(sample) for sample in animals(2)])
+    with pytest.raises(InputError, match=words) as caught:
+        open_masks(folder, "test")
+    assert "\n" not in str(caught.value)
+
+
+def test_one_sample_without_a_mask_does_not_lose_the_others(tmp_path):
+    samples = animals(3)
+    del samples[1]["mask.png"]
+    data = open_masks(write_masked(tmp_path / "set", samples), "test")
+    assert len(data) == 2
+    assert data.faults[0].reason == "has no mask (.mask.png)"
+
+
+def test_pets_have_masks(shared):
+    folder = shared / "data" / "oxford_pets3"
+    if not folder.is_dir():
+        pytest.skip("no pets beside the repository")
+    data = open_masks(folder, "test")
+    areas = [float(data.coverages(i, 64, 64, 4)[1].mean()) for i in range(len(data))]
+    assert (len(data), data.faults) == (120, [])
+    assert 0.2 < np.mean(areas) < 0.6

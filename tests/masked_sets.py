@@ -1,0 +1,61 @@
+"""Small sets of pictures with masks in clip_benchmark's layout."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def png(values: np.ndarray, mode: str | None = None) -> bytes:
+    """A PNG of an array; `mode` converts it first."""
+    buffer = io.BytesIO()
+    picture = Image.fromarray(values)
+    (picture.convert(mode) if mode else picture).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def noise(number: int, width: int = 32, height: int = 32) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def box_mask(left: int, top: int, right: int, bottom: int, width: int = 32, height: int = 32) -> np.ndarray:
+    mask = np.zeros((height, width), np.uint8)
+    mask[top:bottom, left:right] = 255
+    return mask
+
+
+def write_masked(
+    folder: Path, samples: Iterable[Mapping[str, bytes | str]], files: Mapping[str, str] | None = None
+) -> Path:
+    """A set with one shard in the split `test`; a sample is its members by extension."""
+    (folder / "test").mkdir(parents=True)
+    with tarfile.open(folder / "test" / "0.tar", "w") as tar:
+        for number, sample in enumerate(samples):
+            for extension, content in sample.items():
+                data = content.encode() if isinstance(content, str) else content
+                info = tarfile.TarInfo(f"s{number:07d}.{extension}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    (folder / "test" / "nshards.txt").write_text("1")
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def animals(count: int = 6) -> list[dict[str, Any]]:
+    """Noise with a box as its object, at another place in each, and a text each."""
+    names = ("cat", "dog", "owl")
+    return [
+        {
+            "png": png(noise(i)),
+            "mask.png": png(box_mask(3 * i % 16, 2 * i % 12, 3 * i % 16 + 12, 2 * i % 12 + 14)),
+            "txt": names[i % 3],
+        }
+        for i in range(count)
+    ]
