@@ -265,9 +265,19 @@ def _all_flips(sums: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
 
 
 def _random_flips(sums: NDArray[np.float64], seed: int) -> Iterator[NDArray[np.float64]]:
-    """Totals under random signs. Of m sums of one size only the number of positive ones matters: one binomial."""
+    """Totals under random signs. Of m sums of one size only the number of positive ones matters: one binomial. Where
+    few are of one size, a bit each is quicker."""
     sizes, counts = np.unique(np.abs(sums), return_counts=True)
     generator = np.random.default_rng(seed)
+    if 4 * len(sizes) > len(sums):
+        # whole words of 32 bits, as the generator draws them, so that blocks of any size have the same signs
+        width, step = 4 * -(-len(sums) // 32), max(1, _FLIPS_AT_ONCE // len(sums))
+        for start in range(0, FLIPS, step):
+            rows = min(step, FLIPS - start)
+            drawn = np.frombuffer(generator.bytes(rows * width), dtype=np.uint8).reshape(rows, width)
+            bits = np.unpackbits(drawn, axis=1, count=len(sums)).astype(np.float64)
+            yield 2 * (bits @ sums) - sums.sum()
+        return
     step = max(1, _FLIPS_AT_ONCE // len(sizes))
     for start in range(0, FLIPS, step):
         positive = generator.binomial(counts, 0.5, size=(min(step, FLIPS - start), len(sizes)))
