@@ -54,7 +54,7 @@ def make_run(
     write_lines(
         folder / "metrics.jsonl", [step_record(model, step, steps, rng) for step in range(1, steps + 1)]
     )
-    write_lines(folder / "validation.jsonl", [_validation(epoch, steps, level) for epoch in (1, 2)])
+    write_lines(folder / "validation.jsonl", [_validation(model, epoch, steps, level) for epoch in (1, 2)])
     if evaluated:
         write_records(
             folder / "results.jsonl", records(model, seed, level, str(folder / "checkpoints" / "best"), rng)
@@ -117,11 +117,18 @@ def records(
     ]
 
 
-def _validation(epoch: int, steps: int, level: float) -> dict[str, object]:
+def _validation(model: str, epoch: int, steps: int, level: float) -> dict[str, object]:
     recalls = {
         f"{direction}_retrieval_recall@{k}": level * epoch / 2
         for direction in ("image", "text")
         for k in (1, 5, 10)
     }
+    correlation = {
+        tower: [0.9 - 0.2 * epoch - 0.1 * layer for layer in range(count)]
+        if tower in DIFFERENTIAL[model]
+        else []
+        for tower, count in LAYERS.items()
+    }
     step = steps * epoch // 2
-    return {"step": step, "epoch": epoch, "samples": 8 * step, **recalls, "score": level * epoch / 2}
+    place = {"step": step, "epoch": epoch, "samples": 8 * step}
+    return {**place, **recalls, "score": level * epoch / 2, "map_correlation": correlation}

@@ -44,7 +44,7 @@ def test_links_are_relative_and_lead_to_the_figures(tmp_path, collection):
     file = tmp_path / "docs" / "results.md"
     written = write_section(file, "demo", collection, tmp_path / "pictures")
     links = re.findall(r"\(([^()\s]+\.(?:png|svg))\)", file.read_text())
-    assert len(links) == 10
+    assert len(links) == 12
     assert all(link.startswith("../pictures/demo_") for link in links)
     assert {(file.parent / link).resolve() for link in links} == {path.resolve() for path in written[:-1]}
     assert all(path.is_file() for path in written)

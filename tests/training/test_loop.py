@@ -84,6 +84,10 @@ def test_a_run_leaves_everything(finished: Path, recipe: Recipe) -> None:
     validations = lines(finished / "validation.jsonl")
     assert [v["epoch"] for v in validations] == [1, 2, 3]
     assert (validations[0]["pictures"], validations[0]["captions"]) == (12, 60)
+    for validation in validations:
+        correlation = validation["map_correlation"]
+        assert {tower: len(layers) for tower, layers in correlation.items()} == {"visual": 2, "text": 2}
+        assert all(-1 <= one <= 1 for layers in correlation.values() for one in layers)
 
 
 def test_training_lowers_the_loss(recipe: Recipe, tmp_path: Path) -> None:

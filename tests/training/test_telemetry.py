@@ -156,7 +156,8 @@ def test_tensorboard_has_every_number_and_lambda_every_tenth_step(tmp_path: Path
     with Telemetry(tmp_path, "test", 25, 3) as telemetry:
         for step in range(4, 26):
             telemetry.step(record(step) | {"loss": math.nan if step == 7 else step / 2})
-        telemetry.validation(VALIDATION | {"step": 25})
+        correlation = {"visual": [0.25, -0.5], "text": []}
+        telemetry.validation(VALIDATION | {"step": 25, "map_correlation": correlation})
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     losses = {event.step: event.value for event in events.Scalars("train/loss")}
@@ -165,6 +166,7 @@ def test_tensorboard_has_every_number_and_lambda_every_tenth_step(tmp_path: Path
     assert all(value == step / 2 for step, value in losses.items())
     assert [event.step for event in events.Scalars("lambda/visual/0")] == [4, 10, 20, 25]
     assert [event.value for event in events.Scalars("validation/score")] == [0.5]
+    assert [event.value for event in events.Scalars("map_correlation/visual/1")] == [-0.5]
     assert not {"train/time", "train/step", "validation/epoch"} & set(events.Tags()["scalars"])
 
 

@@ -41,6 +41,9 @@ def test_the_scores_are_those_of_one_process_and_errors_are_everybodys(
     assert sorted(line["rank"] for line in told) == [0, 1]
     for line in told:
         assert line["scores"] == pytest.approx(alone["scores"])
+        assert line["correlation"].keys() == {"visual", "text"}
+        for tower, layers in line["correlation"].items():
+            assert layers == pytest.approx(alone["correlation"][tower], abs=1e-5)
         assert line["error"] == "no tokens today"
         assert line["finite"]
 

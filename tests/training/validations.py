@@ -39,8 +39,13 @@ def main() -> None:
             raise DiffCLIPError("no tokens today")
         return tokenizer(texts)
 
-    scores, faults = validate(fabric, model, data, tokenizer, recipe)
-    told: dict[str, object] = {"rank": fabric.global_rank, "scores": scores, "faults": len(faults)}
+    found = validate(fabric, model, data, tokenizer, recipe)
+    told: dict[str, object] = {
+        "rank": fabric.global_rank,
+        "scores": found.scores,
+        "faults": len(found.faults),
+    }
+    told["correlation"] = found.map_correlation
     try:
         validate(fabric, model, data, failing, recipe)
     except DiffCLIPError as error:

@@ -122,6 +122,20 @@ def compare(collection: Collection) -> list[Comparison]:
     return list(_compare(collection))
 
 
+def compare_in(measure: Measure, found: Mapping[Series, Seeds], collection: Collection) -> list[Comparison]:
+    """Every series of `found`, which are those of one measure, against its CLIP."""
+    comparisons = []
+    shown = [one for one in collection.series if one in found]
+    for series in shown:
+        baseline = baseline_of(series, shown)
+        if baseline is None:
+            continue
+        own, reference = _shared(found[series], found[baseline])
+        if own:
+            comparisons.append(_comparison(measure, series, baseline, own, reference, collection.outcomes))
+    return comparisons
+
+
 def corrected(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """The comparisons with their p corrected for being shown together (Holm)."""
     comparisons = list(comparisons)
@@ -135,19 +149,12 @@ def corrected(comparisons: Iterable[Comparison]) -> list[Comparison]:
 # a page asks for the verdict and for each kind of table
 @lru_cache(maxsize=2)
 def _compare(collection: Collection) -> tuple[Comparison, ...]:
-    comparisons = []
-    for measure in dict.fromkeys(measure_of(result) for result in collection.results):
-        found = by_series(collection.results, measure)
-        for series in (one for one in collection.series if one in found):
-            baseline = baseline_of(series, [one for one in collection.series if one in found])
-            if baseline is None:
-                continue
-            own, reference = _shared(found[series], found[baseline])
-            if own:
-                comparisons.append(
-                    _comparison(measure, series, baseline, own, reference, collection.outcomes)
-                )
-    return tuple(comparisons)
+    measures = dict.fromkeys(measure_of(result) for result in collection.results)
+    return tuple(
+        one
+        for measure in measures
+        for one in compare_in(measure, by_series(collection.results, measure), collection)
+    )
 
 
 def _shared(own: Seeds, reference: Seeds) -> tuple[Seeds, Seeds]:

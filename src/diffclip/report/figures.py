@@ -7,8 +7,10 @@ from pathlib import Path
 from diffclip.files import write_text
 from diffclip.report.bars import metric_chart
 from diffclip.report.charts import Chart, save_chart
+from diffclip.report.correlations import correlation_chart
 from diffclip.report.course import course_chart
 from diffclip.report.curves import training_chart, validation_chart
+from diffclip.report.focus_charts import focus_charts
 from diffclip.report.lambdas import lambda_chart, lambda_training_chart
 from diffclip.report.latex import sheet_latex
 from diffclip.report.out_of_domain import out_of_domain_chart
@@ -35,9 +37,19 @@ def training_charts(collection: Collection) -> list[Chart]:
 
 
 def lambda_charts(collection: Collection) -> list[Chart]:
-    """The figures of λ that there is data for."""
-    charts = (lambda_chart(collection), lambda_training_chart(collection))
+    """The figures of λ, and of how alike the maps are that it weighs, that there is data for."""
+    charts = (lambda_chart(collection), lambda_training_chart(collection), correlation_chart(collection))
     return [chart for chart in charts if chart is not None]
+
+
+def all_charts(collection: Collection) -> list[Chart]:
+    """Every figure that there is data for, in the order of a report."""
+    return [
+        *result_charts(collection),
+        *(chart for own in focus_charts(collection).values() for chart in own),
+        *training_charts(collection),
+        *lambda_charts(collection),
+    ]
 
 
 def write_figures(folder: str | Path, collection: Collection) -> list[Path]:
@@ -46,8 +58,7 @@ def write_figures(folder: str | Path, collection: Collection) -> list[Path]:
     Raises:
         InputError: the folder cannot be written.
     """
-    charts = result_charts(collection) + training_charts(collection) + lambda_charts(collection)
-    return [path for chart in charts for path in save_chart(chart, Path(folder))]
+    return [path for chart in all_charts(collection) for path in save_chart(chart, Path(folder))]
 
 
 def write_tables(folder: str | Path, collection: Collection, paper: bool = False) -> list[Path]:

@@ -18,7 +18,7 @@ from diffclip.report.series import Collection, Series
 from diffclip.report.style import MARKERS, MUTED, colours_of
 from diffclip.report.telemetry_file import TOWERS, Array
 
-_TOWER_NAMES = {"visual": "vision tower", "text": "text tower"}
+TOWER_NAMES = {"visual": "vision tower", "text": "text tower"}
 
 
 def lambda_chart(collection: Collection) -> Chart | None:
@@ -54,7 +54,7 @@ def lambda_chart(collection: Collection) -> Chart | None:
             axes.set_ylabel("λ")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=2))
 
-        return Panel(f"λ by layer, {_TOWER_NAMES[tower]}", draw)
+        return Panel(f"λ by layer, {TOWER_NAMES[tower]}", draw)
 
     return Chart(
         name="lambda",
@@ -77,13 +77,11 @@ def lambda_training_chart(collection: Collection) -> Chart | None:
             if runs:
                 deepest = max(deepest, runs[0].lambdas[tower].shape[1])
                 panels.append(
-                    Panel(
-                        f"{series.label}: λ, {_TOWER_NAMES[tower]}", _over_training(runs, tower), height=2.6
-                    )
+                    Panel(f"{series.label}: λ, {TOWER_NAMES[tower]}", _over_training(runs, tower), height=2.6)
                 )
     if not panels:
         return None
-    depth = _depth_colours(deepest)
+    depth = depth_colours(deepest)
     return Chart(
         name="lambda_training",
         title="λ over training",
@@ -91,6 +89,12 @@ def lambda_training_chart(collection: Collection) -> Chart | None:
         panels=panels,
         legend=[Key("layer 1", depth[0]), Key(f"layer {deepest}", depth[-1])],
     )
+
+
+def depth_colours(layers: int) -> list[str]:
+    """A colour a layer, from the first (dark) to the last (bright)."""
+    # viridis without its ends, of which one is lost on white and the other on a dark page
+    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0.22, 0.85, layers))]
 
 
 def _with_lambda(collection: Collection, tower: str) -> dict[Series, list[Run]]:
@@ -111,18 +115,13 @@ def _over_training(runs: Sequence[Run], tower: str) -> Callable[[Axes], None]:
             [[np.interp(x, samples_of(run), layer) for layer in run.lambdas[tower].T] for run in runs],
             axis=0,
         )
-        for layer, colour in zip(values, _depth_colours(len(values)), strict=True):
+        for layer, colour in zip(values, depth_colours(len(values)), strict=True):
             axes.plot(x, layer, color=colour, linewidth=1.5)
         axes.set_xlabel("samples seen")
         axes.set_ylabel("λ")
         thousands(axes)
 
     return draw
-
-
-def _depth_colours(layers: int) -> list[str]:
-    # viridis without its ends, of which one is lost on white and the other on a dark page
-    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0.22, 0.85, layers))]
 
 
 def _lambda_init(series: Series, run: Run, layers: int) -> list[float] | None:

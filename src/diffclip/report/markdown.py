@@ -9,7 +9,9 @@ from pathlib import Path
 from diffclip.errors import InputError
 from diffclip.files import write_text
 from diffclip.report.charts import save_chart
-from diffclip.report.figures import lambda_charts, result_charts, training_charts
+from diffclip.report.figures import all_charts, result_charts
+from diffclip.report.focus_charts import focus_charts
+from diffclip.report.focus_section import focus_markdown
 from diffclip.report.origin import limits, origin_table
 from diffclip.report.paper_tables import paper_sheets
 from diffclip.report.series import Collection
@@ -89,7 +91,7 @@ def _figures(
     """Save the charts; the Markdown of each, by its name."""
     written: list[Path] = []
     links = {}
-    for chart in result_charts(collection) + training_charts(collection) + lambda_charts(collection):
+    for chart in all_charts(collection):
         png, svg = save_chart(chart, folder, f"{section}_{chart.name}")
         written += [png, svg]
         png_link, svg_link = (Path(os.path.relpath(path, file.parent)).as_posix() for path in (png, svg))
@@ -114,7 +116,9 @@ def _body(collection: Collection, links: dict[str, str], command: str | None, pa
     if is_broad(collection):
         single = ["<details>\n<summary>Every set, every number</summary>\n", *single, "</details>\n"]
     parts += single
-    parts += links.values()
+    parts += focus_markdown(collection, links)
+    shown = {chart.name for own in focus_charts(collection).values() for chart in own}
+    parts += [link for name, link in links.items() if name not in shown]
     if collection.runs:
         unknown = limits(collection)
         parts += [to_markdown(origin_table(collection)), *([f"{unknown}\n"] if unknown else [])]

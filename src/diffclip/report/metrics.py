@@ -16,15 +16,17 @@ from diffclip.evaluation.averages import (
     PANELS,
     SIX_TASKS,
 )
+from diffclip.evaluation.focus_names import is_share
 from diffclip.evaluation.metrics import chance_at
 from diffclip.evaluation.mmvp import CHANCE
 from diffclip.evaluation.significance import ALPHA
 from diffclip.report.compare import Comparison, Estimate, Measure, measure_of
+from diffclip.report.focus_metrics import FOCUS, VERDICT, focus_name, is_merit, plain, uniform_level
 from diffclip.report.series import Result
 from diffclip.report.sets import set_name, sets_of
 
 VALIDATION_ORDER = ("image_retrieval_recall@5", "text_retrieval_recall@5")
-HEADLINES = ("acc1", "image_retrieval_recall@5", "text_retrieval_recall@5")
+HEADLINES = ("acc1", "image_retrieval_recall@5", "text_retrieval_recall@5", *VERDICT)
 _NAMES = {
     "acc1": "top-1 accuracy",
     "acc5": "top-5 accuracy",
@@ -50,7 +52,7 @@ def metric_name(metric: str) -> str:
     if found:
         return f"{_DIRECTIONS[found[1]]} R@{found[2]}"
     whole, _, pattern = metric.partition("/")
-    name = _NAMES.get(whole, whole.replace("_", " "))
+    name = _NAMES.get(whole) or focus_name(whole) or whole.replace("_", " ")
     return f"{name}: {pattern}" if pattern else name
 
 
@@ -78,8 +80,10 @@ def headline_measures(measures: Sequence[Measure]) -> list[Measure]:
     """The few measures that tell the story.
 
     The headline metrics of each task and set, or the first one where it has none of them. Where the averages over six
-    tasks are fewer, these and the pairs of MMVP instead.
+    tasks are fewer, these and the pairs of MMVP instead. Where a model looks is a story of its own, told here only
+    if there is no other, and then by what is better or worse.
     """
+    measures = [one for one in measures if one.task != FOCUS] or measures
     if not worth_averaging(measures):
         return _of_each_set(measures)
     pairs = [one for one in measures if one.metric in _OF_PAIRS]
@@ -93,6 +97,7 @@ def headline_measures(measures: Sequence[Measure]) -> list[Measure]:
 
 def worth_averaging(measures: Sequence[Measure]) -> bool:
     """Whether the averages over six tasks are there, and fewer than what they stand for."""
+    measures = [one for one in measures if one.task != FOCUS]
     return 0 < len(_averages(measures)) < len(_of_each_set(measures))
 
 
@@ -101,10 +106,12 @@ def chance_of(measure: Measure, results: Sequence[Result]) -> float | None:
 
     Retrieval: from the numbers of captions and pictures, which its two directions average over (captions
     spread evenly over pictures). Classification: from the number of classes, which the protocol names ("10
-    classes"; few-shot's is that of an episode). MMVP: 25 % of the pairs, half of the statements.
+    classes"; few-shot's is that of an episode). MMVP: 25 % of the pairs, half of the statements. Focus: a uniform map.
     """
     if _is_derived(measure):
         return None
+    if measure.task == FOCUS:
+        return uniform_level(measure)
     found = _RECALL.fullmatch(measure.metric)
     if found:
         captions, pictures = (
@@ -140,27 +147,45 @@ def percentage(value: float | None) -> str:
 
 def chance_text(chance: float | None) -> str:
     """A chance level as "0.5 %", of two significant digits, or a dash."""
-    return "–" if chance is None else f"{100 * chance:.2g} %"
+    return "–" if chance is None else f"{100 * chance:.{2 if chance < 0.995 else 3}g} %"
 
 
-def points(estimate_: Estimate) -> str:
-    """A difference in percentage points with its interval, or its range for two seeds."""
-    text = signed(estimate_.mean)
+def amount(metric: str, value: float | None) -> str:
+    """A value of `metric`: "81.2 %", or as it is where it is no share, "1.43"; or a dash."""
+    if is_share(metric) or value is None or math.isnan(value):
+        return percentage(value)
+    return plain(value, metric)
+
+
+def level_text(measure: Measure, level: float | None) -> str:
+    """What chance reaches in `measure`, or a uniform map has: "0.5 %", "64", or a dash."""
+    return chance_text(level) if level is None or is_share(measure.metric) else f"{level:g}"
+
+
+def level_name(measure: Measure) -> str:
+    """What `chance_of` a measure is: "chance", or "uniform"."""
+    return "uniform" if measure.task == FOCUS else "chance"
+
+
+def points(estimate_: Estimate, metric: str = "") -> str:
+    """A difference in `metric`, of shares in percentage points, with its interval, or its range for two seeds."""
+    text = plain(estimate_.mean, metric, sign=True)
     if estimate_.low is None or estimate_.high is None:
         return text
     between = " to " if estimate_.n == 2 else ", "
-    return f"{text} [{signed(estimate_.low)}{between}{signed(estimate_.high)}]"
+    low, high = (plain(bound, metric, sign=True) for bound in (estimate_.low, estimate_.high))
+    return f"{text} [{low}{between}{high}]"
 
 
 def signed(fraction: float) -> str:
     """A difference in points with its sign: "+0.3", "−1.2", "0.0"."""
-    text = f"{100 * fraction:+.1f}"
-    return text[1:] if float(text) == 0 else text.replace("-", "−")
+    return plain(fraction, "", sign=True)
 
 
 def tested_points(one: Comparison) -> str:
     """A difference as `points` with its p, corrected where others are shown with it: "−1.4 [−2.4, −0.5], p 0.02"."""
-    return points(one.difference) + (f", {p_text(one.shown_p)}" if one.shown_p is not None else "")
+    text = points(one.difference, one.measure.metric)
+    return text + (f", {p_text(one.shown_p)}" if one.shown_p is not None else "")
 
 
 def p_text(p: float) -> str:
@@ -199,7 +224,7 @@ def _averages(measures: Sequence[Measure]) -> list[Measure]:
 
 def _of_each_set(measures: Sequence[Measure]) -> list[Measure]:
     chosen = []
-    measures = [measure for measure in measures if not _is_derived(measure)]
+    measures = [measure for measure in measures if not _is_derived(measure) and is_merit(measure)]
     for group in dict.fromkeys(measure._replace(metric="") for measure in measures):
         own = [measure for measure in measures if measure._replace(metric="") == group]
         chosen += [measure for measure in own if measure.metric in HEADLINES] or own[:1]

@@ -15,9 +15,10 @@ from diffclip.errors import InputError
 from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.records import Record
 from diffclip.files import write_text
-from diffclip.report.charts import Chart, Key
+from diffclip.report.chart_html import chart_html
 from diffclip.report.curves import telemetry_chart
 from diffclip.report.figures import lambda_charts, result_charts, training_charts
+from diffclip.report.focus_section import focus_html
 from diffclip.report.metrics import VALIDATION_ORDER, metric_name, percentage
 from diffclip.report.origin import limits, origin_table, versions
 from diffclip.report.paper_tables import paper_sheets
@@ -27,7 +28,7 @@ from diffclip.report.scoreboard import scoreboard
 from diffclip.report.series import Collection, Series, collect
 from diffclip.report.sheet import Sheet, sheet_html
 from diffclip.report.six_tasks import is_broad
-from diffclip.report.style import dark_rules, darkened, data_uri, png_of, svg_of
+from diffclip.report.style import dark_rules, data_uri, png_of
 from diffclip.report.tables import result_tables, to_html
 from diffclip.report.verdict import basis, judge
 
@@ -101,7 +102,9 @@ def page(
     now = time.time()
     going = going_cards(collection.runs, now)
     sections = [("Progress", going)] if going else []
-    sections += [*_results(collection, paper), *_training(collection), *_lambdas(collection)]
+    looks = focus_html(collection)
+    sections += [*_results(collection, paper), *([("Focus", looks)] if looks else [])]
+    sections += [*_training(collection), *_lambdas(collection)]
     sections += [(extra.title, _extra(extra)) for extra in extras]
     sections.append(("How it was made", _origin(collection, command, now)))
     links = "".join(f'<a href="#{_anchor(name)}">{html.escape(name)}</a>' for name, _ in sections)
@@ -118,26 +121,6 @@ def page(
         f'<header><p class="kicker">{html.escape(kicker)}</p><h1>{html.escape(title)}</h1>'
         f"{_verdict(collection)}</header><nav>{links}</nav>{body}"
         f"<footer>{html.escape(versions())}</footer></main></body></html>\n"
-    )
-
-
-def chart_html(chart: Chart) -> str:
-    """A chart with its legend as text and one picture a panel, light and dark."""
-    legend = "".join(f"<li>{_swatch(key)}{html.escape(key.label)}</li>" for key in chart.legend)
-    panels = []
-    for panel in chart.panels:
-        svg = svg_of(panel.figure())
-        panels.append(
-            f"<picture{' class=square' * (panel.height > 0.75 * panel.width)}>"
-            f'<source srcset="{data_uri(darkened(svg))}" media="(prefers-color-scheme: dark)">'
-            f'<img src="{data_uri(svg)}" alt="{html.escape(panel.title)}"></picture>'
-        )
-    above = f'<ul class="legend">{legend}</ul>' if legend else ""
-    caption = html.escape(chart.caption)
-    kind = f"panels{' three' * (chart.columns > 2)}{' dense' * chart.dense}"
-    return (
-        f'<figure class="chart">{above}<div class="{kind}">{"".join(panels)}</div>'
-        f"<figcaption>{caption}</figcaption></figure>"
     )
 
 
@@ -273,13 +256,3 @@ def _subject(collection: Collection) -> str:
 
 def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
-
-
-def _swatch(key: Key) -> str:
-    parts = [] if isinstance(key.line, str) else [f"{2 * part:g}" for part in key.line[1]]
-    dash = f' stroke-dasharray="{" ".join(parts)}"' if parts else ""
-    dot = f'<circle cx="17" cy="6" r="4.5" fill="{key.colour}"/>' if key.marker else ""
-    return (
-        '<svg viewBox="0 0 34 12" aria-hidden="true"><line x1="0" y1="6" x2="34" y2="6" '
-        f'stroke="{key.colour}" stroke-width="3"{dash}/>{dot}</svg>'
-    )

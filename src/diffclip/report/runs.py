@@ -16,7 +16,7 @@ import yaml
 from diffclip.config import VARIANTS, CLIPConfig, name_of
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records
-from diffclip.report.telemetry_file import Array, is_number, read_columns, rows_of
+from diffclip.report.telemetry_file import TOWERS, Array, is_number, read_columns, rows_of
 from diffclip.training.about import read_starts
 from diffclip.training.recipe import parse_recipe
 
@@ -40,6 +40,8 @@ class Run:
     lambdas: dict[str, Array]
     """λ by tower ("visual", "text"), each [T, layers]; a plain tower has no layers, [T, 0]."""
     validation: list[dict[str, float]]
+    map_correlations: list[dict[str, list[float]]]
+    """Of A1 with A2 at each validation, by tower, a number a layer; nothing where a validation does not tell."""
     records: list[Record]
     skipped: int
     """Lines of the run's JSON-lines files that could not be read (cut short by a kill, or being written)."""
@@ -101,9 +103,9 @@ def read_run(folder: str | Path) -> Run:
     if not columns.length:
         raise InputError(f"{folder / METRICS} holds no complete step yet")
     steps = columns.numbers
-    validation, cut = _read_validations(folder / VALIDATION)
+    validations, cut = _read_validations(folder / VALIDATION)
     # a run resumed from an earlier step repeats a validation later; until then the old one is not this run's
-    validation = [row for row in validation if row["step"] <= steps["step"][-1]]
+    validations = [row for row in validations if row["step"] <= steps["step"][-1]]
     records = read_records(folder / RESULTS) if (folder / RESULTS).is_file() else []
     config = _config(recipe, folder / RECIPE)
     model = records[0].model if records else name_of(config) if config else str(recipe.get("model", "custom"))
@@ -118,7 +120,10 @@ def read_run(folder: str | Path) -> Run:
         config=config,
         steps=steps,
         lambdas=columns.lambdas,
-        validation=validation,
+        validation=[
+            {key: float(value) for key, value in row.items() if is_number(value)} for row in validations
+        ],
+        map_correlations=[_map_correlation(row) for row in validations],
         records=records,
         skipped=columns.skipped + cut,
         written=(folder / METRICS).stat().st_mtime,
@@ -146,9 +151,9 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     return recipe
 
 
-def _read_validations(path: Path) -> tuple[list[dict[str, float]], int]:
+def _read_validations(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The validations, the later one of each step, and the number of lines left out."""
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, Any]] = []
     skipped = 0
     for row in rows_of(path) if path.is_file() else ():
         if row is None:
@@ -156,8 +161,19 @@ def _read_validations(path: Path) -> tuple[list[dict[str, float]], int]:
             continue
         while rows and rows[-1]["step"] >= row["step"]:
             rows.pop()
-        rows.append({key: float(value) for key, value in row.items() if is_number(value)})
+        rows.append(row)
     return rows, skipped
+
+
+def _map_correlation(row: dict[str, Any]) -> dict[str, list[float]]:
+    """That of the towers whose every layer has a number."""
+    told = row.get("map_correlation")
+    towers = {tower: told.get(tower) for tower in TOWERS} if isinstance(told, dict) else {}
+    return {
+        tower: [float(value) for value in values]
+        for tower, values in towers.items()
+        if isinstance(values, list) and values and all(map(is_number, values))
+    }
 
 
 def _config(recipe: dict[str, Any], source: Path) -> CLIPConfig | None:

@@ -16,6 +16,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.outcomes import ItemOutcomes, key_of, outcomes_file, read_outcomes, write_outcomes
 from diffclip.evaluation.records import Record, to_lines
 from diffclip.files import write_text
+from diffclip.report.focus_metrics import is_shown, is_tested
 from diffclip.report.runs import METRICS, RECIPE, RESULTS, VALIDATION, Run, read_run
 from diffclip.training.about import without_credentials
 
@@ -36,10 +37,10 @@ def save_results(
     """Condense runs into the folder `destination`: `records.jsonl`, and for each run a folder of its name.
 
     A run's folder holds its recipe, thinned telemetry (numbers of 5 significant digits; first and last step
-    kept) and its validations; `read_run` reads it. The records of the runs and `records` come whole, with
-    `weights` shortened to begin at the run's folder, and beside them `records.outcomes.npz` with the outcomes of
-    items that the runs' own files and `outcomes` (by `key_of` the records) hold. What `destination` holds of the same
-    names is replaced.
+    kept) and its validations; `read_run` reads it. The records of the runs and `records` come whole, but for those
+    of single heads that no report shows, with `weights` shortened to begin at the run's folder. Beside them lies
+    `records.outcomes.npz` with the outcomes of items that the runs' own files and `outcomes` (by `key_of` the records)
+    hold, as far as models are compared in them. What `destination` holds of the same names is replaced.
 
     Raises:
         InputError: nothing to save, a run that cannot be read, two of one name, or no place to write.
@@ -59,15 +60,16 @@ def save_results(
         )
         write_text(folder / METRICS, _thinned(run))
         if run.validation:
-            write_text(folder / VALIDATION, "".join(map(_line, run.validation)))
+            write_text(folder / VALIDATION, "".join(map(_line, _validations(run))))
     everything = [record for run in runs.values() for record in run.records] + list(records)
+    everything = [record for record in everything if is_shown(record.metric)]
     known = dict(outcomes or {})
     for run in runs.values():
         known |= read_outcomes(outcomes_file(run.folder / RESULTS))
     kept = {
         key_of(_shortened(record, runs)): known[key_of(record)]
         for record in everything
-        if key_of(record) in known
+        if key_of(record) in known and is_tested(record.metric)
     }
     # before the records: of a save cut short, outcomes without a record are not asked for
     file = outcomes_file(destination / RECORDS)
@@ -133,7 +135,14 @@ def _rows(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def _line(row: dict[str, Any]) -> str:
+def _validations(run: Run) -> list[dict[str, Any]]:
+    return [
+        {**row, "map_correlation": correlation} if correlation else row
+        for row, correlation in zip(run.validation, run.map_correlations, strict=True)
+    ]
+
+
+def _line(row: Mapping[str, Any]) -> str:
     return json.dumps({key: _rounded(value) for key, value in row.items()}) + "\n"
 
 

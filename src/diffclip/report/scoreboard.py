@@ -5,7 +5,15 @@ from __future__ import annotations
 import html
 
 from diffclip.report.compare import Comparison, Measure, by_series, estimate
-from diffclip.report.metrics import chance_of, chance_text, measure_name, percentage, place_of, tested_points
+from diffclip.report.metrics import (
+    amount,
+    chance_of,
+    level_name,
+    level_text,
+    measure_name,
+    place_of,
+    tested_points,
+)
 from diffclip.report.series import Collection, Series
 from diffclip.report.style import colours_of
 from diffclip.report.verdict import Verdict
@@ -37,7 +45,7 @@ def scoreboard(collection: Collection, verdict: Verdict) -> str:
 
 def _head(collection: Collection, measure: Measure) -> str:
     chance = chance_of(measure, collection.results)
-    level = f", chance {chance_text(chance)}" if chance is not None else ""
+    level = f", {level_name(measure)} {level_text(measure, chance)}" if chance is not None else ""
     place = html.escape(f"{place_of(measure) or 'mean over sets'}{level}")
     return f"<th scope=col>{html.escape(measure_name(measure))}<small>{place}</small></th>"
 
@@ -49,7 +57,7 @@ def _cell(collection: Collection, series: Series, measure: Measure, comparison: 
     seeds = by_series(collection.results, measure).get(series)
     if not seeds:
         return f"<td{label}>–</td>"
-    value = f"<b>{percentage(estimate(seeds).mean)}</b>"
+    value = f"<b>{amount(measure.metric, estimate(seeds).mean)}</b>"
     if comparison is None:
         return f"<td{label}>{value}</td>"
     outcome = comparison.outcome

@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +17,14 @@ from pathlib import Path
 from diffclip.config import VARIANTS
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import Part, averages_of, is_derived
+from diffclip.evaluation.focus_names import is_detail
 from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.protocol import draw_of, method_of
 from diffclip.evaluation.records import Record
+from diffclip.report.belonging import course_of, is_ambiguous, run_of, step_of, training_of
 from diffclip.report.runs import Run, variant_of_label
 
 _ORDER = [*VARIANTS, "custom"]
-_STEP = re.compile(r"step_(\d+)")
-_COURSE = 3  # checkpoints that make a line
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,8 @@ class Collection:
 
     `results` hold the averages over sets beside what was measured; `outcomes` are those of single items, by `key_of`
     of the record, where they are known. `course` has what was measured on the checkpoints of a training, each with its
-    step, where there are enough of them to draw a line; `results` then have the last one only.
+    step, where there are enough of them to draw a line; `results` then have the last one only. `details` are the
+    hundreds of numbers by layer and head of the task `focus`, which are no results by themselves.
     """
 
     series: list[Series]
@@ -134,6 +134,7 @@ class Collection:
     results: list[Result]
     outcomes: Mapping[str, ItemOutcomes] = field(default_factory=dict)
     course: list[tuple[int, Result]] = field(default_factory=list)
+    details: list[Result] = field(default_factory=list)
 
     @property
     def datasets(self) -> list[str]:
@@ -173,15 +174,15 @@ def collect(
     Raises:
         InputError: runs of one name in several folders, and records of which it is not known whose they are.
     """
-    given = [(_run_of(record, runs), record) for record in records]
+    given = [(run_of(record, runs), record) for record in records]
     given = [(run, record) for run in runs for record in run.records] + given
     given = [(run, record) for run, record in given if not is_derived(record)]
-    course = _course([record for _, record in given])
+    course = course_of([record for _, record in given])
     last = {training: max(step for step, _ in steps) for training, steps in course.items()}
     given = [
         (run, record)
         for run, record in given
-        if _training(record) not in last or _step(record) == last[_training(record)]
+        if training_of(record) not in last or step_of(record) == last[training_of(record)]
     ]
     checkpoints: dict[str, set[str]] = {}
     for run, record in given:
@@ -206,11 +207,11 @@ def collect(
         else:
             owner = f"{run.folder}\0{checkpoint}"
             sources.setdefault(owner, _Source(f"{run.name}/{checkpoint}", record.model, run.init, run.seed))
-        owners[_training(record)] = owner
+        owners[training_of(record)] = owner
         method, draw = method_of(record.protocol), draw_of(record.protocol)
         measure = (record.task, record.dataset, record.split, record.metric, method, draw)
         known = owned.setdefault(owner, {}).setdefault(measure, record)
-        if run is None and known.value != record.value and _is_ambiguous(record, runs):
+        if run is None and known.value != record.value and is_ambiguous(record, runs):
             raise InputError(
                 f"several runs are called as in {record.weights}, and results differ: rename one, or report them apart"
             )
@@ -220,6 +221,11 @@ def collect(
     order = sorted(
         set(series.values()), key=lambda one: (_ORDER.index(one.variant), one.size, one.init or "", one.label)
     )
+    results = [
+        Result(record, series[owner], sources[owner].seed if record.seed is None else record.seed, parts)
+        for owner, own in owned.items()
+        for record, parts in _with_averages(list(own.values()))
+    ]
     return Collection(
         series=order,
         runs=sorted(
@@ -230,17 +236,15 @@ def collect(
                 pair[1].name,
             ),
         ),
-        results=[
-            Result(record, series[owner], sources[owner].seed if record.seed is None else record.seed, parts)
-            for owner, own in owned.items()
-            for record, parts in _with_averages(list(own.values()))
-        ],
+        results=[one for one in results if not is_detail(one.record.metric)],
         outcomes=outcomes or {},
         course=[
             (step, Result(record, series[owners[training]], record.seed))
             for training, steps in course.items()
             for step, record in steps
+            if not is_detail(record.metric)
         ],
+        details=[one for one in results if is_detail(one.record.metric)],
     )
 
 
@@ -257,32 +261,6 @@ def baseline_of(series: Series, among: Sequence[Series]) -> Series | None:
     return next((one for one in fitting if one.init == series.init), fitting[0])
 
 
-def _training(record: Record) -> tuple[object, ...]:
-    """What tells the training that a record's weights are of."""
-    return record.model, Path(record.weights).parent, record.seed
-
-
-def _step(record: Record) -> int | None:
-    """The step of a run's checkpoint that is named by it."""
-    weights = Path(record.weights)
-    found = _STEP.match(weights.name) if weights.parent.name == "checkpoints" else None
-    return int(found[1]) if found else None
-
-
-def _course(records: Sequence[Record]) -> dict[tuple[object, ...], list[tuple[int, Record]]]:
-    """The records of each training that was measured at enough steps, by step."""
-    found: dict[tuple[object, ...], list[tuple[int, Record]]] = {}
-    for record in records:
-        step = _step(record)
-        if step is not None:
-            found.setdefault(_training(record), []).append((step, record))
-    return {
-        training: sorted(steps, key=lambda pair: pair[0])
-        for training, steps in found.items()
-        if len({step for step, _ in steps}) >= _COURSE
-    }
-
-
 def _mean(bounds: Sequence[float | None]) -> float | None:
     known = [bound for bound in bounds if bound is not None]
     return statistics.fmean(known) if len(known) == len(bounds) else None
@@ -292,20 +270,6 @@ def _with_averages(records: Sequence[Record]) -> list[tuple[Record, tuple[Part, 
     """The records of one owner, and its averages with what they are made of."""
     measured: list[tuple[Record, tuple[Part, ...]]] = [(record, ()) for record in records]
     return measured + [(average.record, average.parts) for average in averages_of(records)]
-
-
-def _run_of(record: Record, runs: Sequence[Run]) -> Run | None:
-    """The one run in whose folder, by its name, the record's weights lie."""
-    weights = Path(record.weights)
-    fitting = [run for run in runs if run.name in weights.parts and record.seed in (None, run.seed)]
-    if len(fitting) > 1:
-        fitting = [run for run in fitting if run.folder in weights.parents]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _is_ambiguous(record: Record, runs: Sequence[Run]) -> bool:
-    """Whether the record may belong to more than one run."""
-    return sum(run.name in Path(record.weights).parts for run in runs) > 1
 
 
 def _short(weights: str) -> str:

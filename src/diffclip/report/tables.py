@@ -8,27 +8,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diffclip.evaluation.averages import DERIVED, OUT_OF_DOMAIN, SIX_TASKS
+from diffclip.evaluation.focus_names import is_share
 from diffclip.report.compare import (
     ENOUGH_SEEDS,
     Comparison,
-    Estimate,
     Measure,
     Seeds,
     by_series,
     estimate,
     measure_of,
 )
+from diffclip.report.focus_metrics import FOCUS, plain
 from diffclip.report.metrics import (
+    amount,
     chance_of,
-    chance_text,
     dataset_name,
+    level_name,
+    level_text,
     measure_name,
     metric_name,
-    percentage,
     tested_points,
     worth_averaging,
 )
-from diffclip.report.series import Collection, Measured, Result, Series, usual_init
+from diffclip.report.series import Collection, Measured, Series, usual_init
 from diffclip.report.told import comparisons_of, correction_of
 
 RowKind = Literal["chance", "one", "seed", "mean", "difference"]
@@ -57,7 +59,8 @@ def result_tables(collection: Collection, every_seed: bool = True) -> list[Table
     """A table for each task, set, split and protocol: values, intervals, means, differences to CLIP, chance.
 
     The averages over six tasks are one table, the first, left out where they are no fewer than what they stand for.
-    The p of the differences are those of `told.comparisons_of`, the same as in the figures.
+    The p of the differences are those of `told.comparisons_of`, the same as in the figures. Where models look is in
+    tables of its own, see `focus_tables`.
 
     Args:
         collection: what to tabulate.
@@ -69,17 +72,17 @@ def result_tables(collection: Collection, every_seed: bool = True) -> list[Table
         averages = [measure for measure in measures if measure.task == SIX_TASKS]
         groups[averages[0]] = averages
     for measure in measures:
-        if measure.task != SIX_TASKS:
+        if measure.task not in (SIX_TASKS, FOCUS):
             groups.setdefault(_group(measure), []).append(measure)
-    return [
-        _table(
-            collection,
-            measures,
-            comparisons_of(collection, measures),
-            every_seed,
-        )
-        for measures in groups.values()
-    ]
+    return [table_of_results(collection, measures, every_seed) for measures in groups.values()]
+
+
+def table_of_results(collection: Collection, measures: Sequence[Measure], every_seed: bool) -> Table:
+    """The table of some measures of one task and set."""
+    found = {measure: by_series(collection.results, measure) for measure in measures}
+    comparisons = comparisons_of(collection, measures)
+    heads = [head_of(measure, own) for measure, own in found.items()]
+    return table_of(collection, found, comparisons, _title(measures[0]), heads, every_seed)
 
 
 def to_markdown(table: Table) -> str:
@@ -112,35 +115,45 @@ def to_html(table: Table) -> str:
     )
 
 
-def _table(
+def table_of(
     collection: Collection,
-    measures: Sequence[Measure],
+    found: Mapping[Measure, Mapping[Series, Seeds]],
     comparisons: Sequence[Comparison],
+    title: str,
+    heads: Sequence[str],
     every_seed: bool,
 ) -> Table:
-    found = {measure: by_series(collection.results, measure) for measure in measures}
+    """A table with a column for each measure of `found`, headed by `heads`: models, differences, chance."""
+    measures = list(found)
     rows = []
     for series in collection.series:
-        seeds = {seed for measure in measures for seed in found[measure].get(series, {})}
+        seeds = {seed for own in found.values() for seed in own.get(series, {})}
         if len(seeds) == 1 or every_seed:
             for seed in sorted(seeds, key=lambda seed: -1 if seed is None else seed):
-                own = [found[measure].get(series, {}).get(seed) for measure in measures]
+                cells = [_value(one, found[one].get(series, {}).get(seed)) for one in measures]
                 name = series.label if seed is None else f"{series.label}, seed {seed}"
-                rows.append(Row("seed" if len(seeds) > 1 else "one", [name, *map(_value, own)]))
+                rows.append(Row("seed" if len(seeds) > 1 else "one", [name, *cells]))
         if len(seeds) > 1:
-            means = [found[measure].get(series) for measure in measures]
-            cells = [_mean(estimate(own)) if own else "–" for own in means]
+            cells = [_mean(one, found[one].get(series)) for one in measures]
             rows.append(Row("mean", [f"{series.label}, mean of {len(seeds)} seeds", *cells]))
     rows += _difference_rows(collection, measures, comparisons)
     chances = [chance_of(measure, collection.results) for measure in measures]
     if any(chance is not None for chance in chances):
-        rows.append(Row("chance", ["chance", *map(chance_text, chances)]))
+        levels = [level_text(one, chance) for one, chance in zip(measures, chances, strict=True)]
+        rows.append(Row("chance", [level_name(measures[0]), *levels]))
     return Table(
-        title=_title(measures[0]),
-        columns=["model", *(_head(measure, collection.results) for measure in measures)],
+        title=title,
+        columns=["model", *heads],
         rows=rows,
         notes=_notes(collection, found, comparisons, every_seed),
     )
+
+
+def head_of(measure: Measure, found: Mapping[Series, Seeds]) -> str:
+    """A column's head, with over how many items its numbers are."""
+    records = [record for seeds in found.values() for one in seeds.values() for record in one.records]
+    name = measure_name(measure) if measure.task == SIX_TASKS else metric_name(measure.metric)
+    return f"{name} (n = {', '.join(f'{count:,}' for count in sorted({one.count for one in records}))})"
 
 
 def _group(measure: Measure) -> Measure:
@@ -157,30 +170,31 @@ def _title(measure: Measure) -> str:
     return f"{task[0].upper()}{task[1:]} on {dataset_name(measure.dataset)}, {measure.split} split"
 
 
-def _head(measure: Measure, results: Sequence[Result]) -> str:
-    counts = sorted({result.record.count for result in results if measure_of(result) == measure})
-    name = measure_name(measure) if measure.task == SIX_TASKS else metric_name(measure.metric)
-    return f"{name} (n = {', '.join(f'{count:,}' for count in counts)})"
+def _value(measure: Measure, one: Measured | None) -> str:
+    if one is None:
+        return "–"
+    return _bracketed(measure.metric, _spread(measure.metric, one.value, one.sd), one.low, one.high, ", ")
 
 
-def _value(one: Measured | None) -> str:
-    return "–" if one is None else _bracketed(_spread(one.value, one.sd), one.low, one.high, ", ")
+def _mean(measure: Measure, seeds: Seeds | None) -> str:
+    if not seeds:
+        return "–"
+    mean = estimate(seeds)
+    text = _spread(measure.metric, mean.mean, mean.sd)
+    return _bracketed(measure.metric, text, mean.low, mean.high, " to " if mean.n == 2 else ", ")
 
 
-def _mean(mean: Estimate) -> str:
-    text = _spread(mean.mean, mean.sd)
-    return _bracketed(text, mean.low, mean.high, " to " if mean.n == 2 else ", ")
-
-
-def _spread(mean: float, sd: float | None) -> str:
+def _spread(metric: str, mean: float, sd: float | None) -> str:
     """A mean as "71.2 ± 0.4 %" where there is a standard deviation."""
-    return percentage(mean) if sd is None else f"{100 * mean:.1f} ± {100 * sd:.1f} %".replace("-", "−")
+    if sd is None:
+        return amount(metric, mean)
+    return f"{plain(mean, metric)} ± {plain(sd, metric)}{' %' * is_share(metric)}"
 
 
-def _bracketed(text: str, low: float | None, high: float | None, between: str) -> str:
+def _bracketed(metric: str, text: str, low: float | None, high: float | None, between: str) -> str:
     if low is None or high is None:
         return text
-    return f"{text} [{100 * low:.1f}{between}{100 * high:.1f}]".replace("-", "−")
+    return f"{text} [{plain(low, metric)}{between}{plain(high, metric)}]"
 
 
 def _difference_rows(
@@ -192,7 +206,8 @@ def _difference_rows(
         own = {one.measure: one for one in comparisons if (one.series, one.baseline) == (series, baseline)}
         if own:
             cells = [tested_points(own[measure]) if measure in own else "–" for measure in measures]
-            rows.append(Row("difference", [f"{series.label} − {baseline.label} (points)", *cells]))
+            unit = " (points)" * any(is_share(measure.metric) for measure in measures)
+            rows.append(Row("difference", [f"{series.label} − {baseline.label}{unit}", *cells]))
     return rows
 
 
@@ -242,7 +257,8 @@ def _notes(
         )
     tested = correction_of(collection, comparisons)
     notes += [tested] if tested else []
-    detectable = sorted(100 * one.detectable for one in comparisons if one.detectable is not None)
+    shares = [one for one in comparisons if is_share(one.measure.metric)]
+    detectable = sorted(100 * one.detectable for one in shares if one.detectable is not None)
     if detectable:
         between = f"{detectable[0]:.1f}" + (f" to {detectable[-1]:.1f}" if len(detectable) > 1 else "")
         notes.append(

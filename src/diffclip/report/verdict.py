@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diffclip.evaluation.focus_names import is_share
 from diffclip.evaluation.significance import ALPHA
 from diffclip.report.compare import ENOUGH_SEEDS, Comparison, Measure, compare, corrected
 from diffclip.report.metrics import (
+    amount,
     chance_of,
-    chance_text,
     correction,
     headline_measures,
+    level_name,
+    level_text,
     measure_name,
-    percentage,
     place_of,
     tested_points,
 )
@@ -52,6 +54,8 @@ def judge(collection: Collection) -> Verdict | None:
         )
     chosen = headline_measures(list(dict.fromkeys(one.measure for one in comparisons)))
     told = corrected(one for measure in chosen for one in comparisons if one.measure == measure)
+    if not told:
+        return Verdict("What was measured describes the models, and is neither better nor worse.", [], "", [])
     models: dict[tuple[Series, Series], list[Comparison]] = {}
     for one in told:
         models.setdefault((one.series, one.baseline), []).append(one)
@@ -76,14 +80,15 @@ def judge(collection: Collection) -> Verdict | None:
 def spelled_out(one: Comparison, collection: Collection) -> str:
     """One comparison with all its numbers, as a sentence."""
     chance = chance_of(one.measure, collection.results)
-    level = f" (chance {chance_text(chance)})" if chance is not None else ""
+    level = f" ({level_name(one.measure)} {level_text(one.measure, chance)})" if chance is not None else ""
     name, place = measure_name(one.measure), place_of(one.measure)
     where = f" on {place}" if place else ", averaged over its sets"
-    own = f"{one.series.label} {percentage(one.own.mean)}"
-    reference = f"{one.baseline.label} {percentage(one.reference.mean)}"
+    metric = one.measure.metric
+    own = f"{one.series.label} {amount(metric, one.own.mean)}"
+    reference = f"{one.baseline.label} {amount(metric, one.reference.mean)}"
     return (
         f"{name[0].upper()}{name[1:]}{where}: {own}, {reference}{level}; "
-        f"difference in points {tested_points(one)}, {basis(one)}."
+        f"difference{' in points' * is_share(metric)} {tested_points(one)}, {basis(one)}."
     )
 
 

@@ -38,7 +38,7 @@ from diffclip.training.optimiser import MAX_LOGIT_SCALE, learning_rate, make_opt
 from diffclip.training.recipe import Recipe
 from diffclip.training.start import Prepared, check_order, prepare, start_telemetry, take_weights
 from diffclip.training.telemetry import Silent, Telemetry
-from diffclip.training.validation import validate
+from diffclip.training.validation import Validation, validate
 from diffclip.weights import load_weights
 
 
@@ -249,21 +249,22 @@ def _validate(job: _Job, data: EvaluationSet, tokenizer: Tokenizer, telemetry: T
     raised."""
     progress = job.progress
 
-    def measure() -> tuple[dict[str, float], list[Fault]]:
+    def measure() -> Validation:
         with telemetry.pause("validation"):
-            scores, faults = validate(job.fabric, job.model, data, tokenizer, job.recipe)
+            found = validate(job.fabric, job.model, data, tokenizer, job.recipe)
         place = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-        telemetry.validation(place | scores)
-        return scores, faults
+        telemetry.validation(place | found.scores | {"map_correlation": found.map_correlation})
+        return found
 
     try:
-        scores, faults = exchange.all_do(job.fabric, measure)
+        found = exchange.all_do(job.fabric, measure)
     except DiffCLIPError:
         job.save(telemetry)
         raise
-    job.skipped |= {fault.name: fault for fault in faults}
-    best = progress.best_score is None or scores["score"] > progress.best_score
-    progress.best_score = scores["score"] if best else progress.best_score
+    job.skipped |= {fault.name: fault for fault in found.faults}
+    score = found.scores["score"]
+    best = progress.best_score is None or score > progress.best_score
+    progress.best_score = score if best else progress.best_score
     return best
 
 

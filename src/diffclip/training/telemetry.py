@@ -140,7 +140,7 @@ class Telemetry:
             self._metrics.write(json.dumps(record) + "\n")
             self._metrics.flush()
         lambdas = step in (self._first, self._steps) or step % _LAMBDAS_EVERY == 0
-        self._tell(_numbers(record, "train", ("step", "time"), lambdas), step)
+        self._tell(_numbers(record, "train", ("step", "time"), by_layer=lambdas), step)
 
         rate, wait = self._pace.samples_per_second, self._pace.data_wait
         status = (
@@ -163,7 +163,7 @@ class Telemetry:
             before = file.read_text(encoding="utf-8") if file.is_file() else ""
         write_text(file, before + json.dumps(record) + "\n")
         left_out = ("step", "epoch", "samples", "pictures", "captions")
-        self._tell(_numbers(record, "validation", left_out), record["step"])
+        self._tell(_numbers(record, "validation", left_out, by_layer=True), record["step"])
         self.say(
             f"epoch {record['epoch']}: validation R@5 text→image {record['image_retrieval_recall@5']:.1%}, "
             f"image→text {record['text_retrieval_recall@5']:.1%}, mean recall {record['score']:.1%}"
@@ -237,19 +237,21 @@ class Silent:
 
 
 def _numbers(
-    record: Mapping[str, Any], prefix: str, left_out: tuple[str, ...], lambdas: bool = False
+    record: Mapping[str, Any], prefix: str, left_out: tuple[str, ...], by_layer: bool
 ) -> dict[str, float]:
-    """The numbers of a record by the names that TensorBoard and Weights & Biases show them under."""
+    """The numbers of a record by the names that TensorBoard and Weights & Biases show them under, those of single
+    layers if `by_layer`."""
     numbers = {
         f"{prefix}/{name}": value
         for name, value in record.items()
         if name not in left_out and isinstance(value, int | float)
     }
-    if lambdas:
+    if by_layer:
         numbers |= {
-            f"lambda/{tower}/{layer}": lam
-            for tower, values in record.get("lambda", {}).items()
-            for layer, lam in enumerate(values)
+            f"{name}/{tower}/{layer}": value
+            for name in ("lambda", "map_correlation")
+            for tower, values in record.get(name, {}).items()
+            for layer, value in enumerate(values)
         }
     return numbers
 
