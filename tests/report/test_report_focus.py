@@ -235,8 +235,8 @@ def test_condensed_results_make_the_same_section_of_fewer_records(tmp_path):
     )
     assert len(saved) < len(records) / 2
     assert len(kept) < len(outcomes) / 2
-    assert [one for one in records if " head " not in one.metric] == [
-        one for one in saved if " head " not in one.metric
+    assert [one for one in records if not is_detail(one.metric)] == [
+        one for one in saved if not is_detail(one.metric)
     ]
     before, after = collect([], records, outcomes), collect(*read_sources([tmp_path / "saved"]), kept)
     assert [one.basis for one in compare(after)] == ["items"] * len(compare(after))

@@ -27,6 +27,10 @@ BY_LAYER = (
 """What is shown, and tested, layer by layer."""
 OF_PAIRS = ("inside_over_area", "entropy", "top10")
 """What is shown of A1 and A2 apart."""
+OF_BOTH = ("A1_minus_A2_inside", "A1_minus_A2_entropy", "A1_minus_A2_top10", "A1_A2_correlation")
+"""What is of A1 and A2 together."""
+LAYERED = (*BY_LAYER, *(f"{one}_{name}" for name in OF_PAIRS for one in ("A1", "A2")), *OF_BOTH)
+"""What a table shows layer by layer."""
 BY_HEAD = ("relevance_auroc", "attention_inside_over_area")
 """What is shown head by head, the first that there is."""
 VERDICT = ("relevance_auroc", "relevance_pointing")
@@ -84,8 +88,10 @@ def is_merit(measure: Measure) -> bool:
 
 
 def is_shown(metric: str) -> bool:
-    """Whether a report shows a metric anywhere, of whatever task: of most measures it shows no single heads."""
-    return not (is_detail(metric) and " head " in metric) or headline(metric) in BY_HEAD
+    """Whether a report shows a metric anywhere, of whatever task: of most measures it shows no layers and heads."""
+    if not is_detail(metric):
+        return True
+    return headline(metric) in (BY_HEAD if " head " in metric else LAYERED)
 
 
 def is_tested(metric: str) -> bool:

@@ -8,14 +8,11 @@ from dataclasses import replace
 from diffclip.evaluation.focus_names import detail
 from diffclip.report.compare import Measure
 from diffclip.report.focus_data import by_layer, focus_sets, layer_comparisons, measures_on, shown_on
-from diffclip.report.focus_metrics import BY_LAYER, MAPS, OF_PAIRS
+from diffclip.report.focus_metrics import LAYERED, MAPS, OF_BOTH
 from diffclip.report.metrics import dataset_name, metric_name
 from diffclip.report.series import Collection
 from diffclip.report.tables import Table, table_of, table_of_results
 from diffclip.report.told import comparisons_of, correction_of
-
-_BOTH = ("A1_minus_A2_inside", "A1_minus_A2_entropy", "A1_minus_A2_top10", "A1_A2_correlation")
-_LAYERED = (*BY_LAYER, *(f"{one}_{name}" for name in OF_PAIRS for one in ("A1", "A2")), *_BOTH)
 
 
 def focus_tables(collection: Collection, every_seed: bool = True) -> list[Table]:
@@ -34,7 +31,7 @@ def folded_tables(collection: Collection, every_seed: bool = True) -> list[Table
             table = table_of_results(collection, own, every_seed)
             tested = correction_of(collection, comparisons_of(collection, own))
             tables.append(replace(table, title=f"{table.title}: {kind}", notes=[tested] if tested else []))
-        layered = [where._replace(metric=metric) for metric in _LAYERED]
+        layered = [where._replace(metric=metric) for metric in LAYERED]
         tables += [_layers(collection, one, every_seed) for one in layered if by_layer(collection, one)]
     return tables
 
@@ -43,7 +40,7 @@ def _by_map(measures: Sequence[Measure]) -> dict[str, list[Measure]]:
     """Measures by the map that they are of, those of both A1 and A2 together."""
     groups: dict[str, list[Measure]] = {kind: [] for kind in (*MAPS, "A1 and A2")}
     for one in measures:
-        kind = "A1 and A2" if one.metric in _BOTH else one.metric.partition("_")[0]
+        kind = "A1 and A2" if one.metric in OF_BOTH else one.metric.partition("_")[0]
         groups.setdefault(kind, []).append(one)
     return {kind: own for kind, own in groups.items() if own}
 

@@ -38,7 +38,7 @@ def save_results(
 
     A run's folder holds its recipe, thinned telemetry (numbers of 5 significant digits; first and last step
     kept) and its validations; `read_run` reads it. The records of the runs and `records` come whole, but for those
-    of single heads that no report shows, with `weights` shortened to begin at the run's folder. Beside them lies
+    of layers and heads that no report shows, with `weights` shortened to begin at the run's folder. Beside them lies
     `records.outcomes.npz` with the outcomes of items that the runs' own files and `outcomes` (by `key_of` the records)
     hold, as far as models are compared in them. What `destination` holds of the same names is replaced.
 

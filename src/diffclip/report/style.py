@@ -15,6 +15,7 @@ from typing import Any, Literal
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from diffclip.report.series import Series
 
@@ -130,6 +131,15 @@ def png_of(figure: Figure, dpi: int = 144, ground: str = "none") -> bytes:
     buffer = io.BytesIO()
     with style():
         figure.savefig(buffer, format="png", dpi=dpi, facecolor=ground, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def with_palette(png: bytes) -> bytes:
+    """A PNG with the 256 colours that fit it best."""
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as picture:
+        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
