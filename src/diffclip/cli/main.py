@@ -14,6 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 import diffclip
+from diffclip.cli.attend import attend
 from diffclip.cli.bench import bench
 from diffclip.cli.benchmark import SETTINGS, benchmark
 from diffclip.cli.classify import classify
@@ -22,8 +23,10 @@ from diffclip.cli.data_check import check
 from diffclip.cli.demo import demo
 from diffclip.cli.download import download
 from diffclip.cli.evaluate import evaluate
+from diffclip.cli.explore import explore
 from diffclip.cli.make_scenes import make_scenes
 from diffclip.cli.report import report
+from diffclip.cli.search import search
 from diffclip.cli.train import train
 from diffclip.errors import DiffCLIPError
 
@@ -37,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, evaluate, classify, report, convert, bench):
+for command in (demo, train, evaluate, classify, attend, search, explore, report, convert, bench):
     app.command(command.__name__)(command)
 
 app.command("benchmark", add_help_option=False, context_settings=SETTINGS)(benchmark)

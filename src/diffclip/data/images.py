@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.IcoImagePlugin import IcoFile
 
 from diffclip.errors import InputError
 
@@ -29,7 +30,9 @@ SUFFIXES = tuple(
 _TO_8_BIT = np.round(np.arange(65536) / 257).astype(np.uint8)
 
 
-def read_image(source: str | Path | bytes, name: str | None = None) -> Image.Image:
+def read_image(
+    source: str | Path | bytes, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
     """Read one picture as RGB.
 
     The first frame of an animation, turned upright by its EXIF orientation; transparency lies over white;
@@ -38,21 +41,22 @@ def read_image(source: str | Path | bytes, name: str | None = None) -> Image.Ima
     Args:
         source: a file, or the bytes of one.
         name: how errors call the picture; by default the path.
+        max_pixels: refuse larger ones by what the header says, before anything is decoded.
 
     Returns:
         A loaded picture in mode RGB.
 
     Raises:
-        InputError: missing or empty file, a folder, not a picture, cut short or broken, above `MAX_PIXELS`.
+        InputError: missing or empty file, a folder, not a picture, cut short or broken, above `max_pixels`.
     """
     if isinstance(source, bytes):
-        return _read(io.BytesIO(source), len(source), name or "the picture")
+        return _read(io.BytesIO(source), len(source), name or "the picture", max_pixels)
     name = name or str(source)
     try:
         if os.path.isdir(source):
             raise InputError(f"{name} is a folder: give a picture file")
         with open(source, "rb") as handle:
-            return _read(handle, os.fstat(handle.fileno()).st_size, name)
+            return _read(handle, os.fstat(handle.fileno()).st_size, name, max_pixels)
     except FileNotFoundError:
         raise InputError(f"{name} does not exist: check the path of the picture") from None
     except OSError as error:
@@ -91,15 +95,11 @@ def _pictures_in(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _read(handle: IO[bytes], size: int, name: str) -> Image.Image:
+def _read(handle: IO[bytes], size: int, name: str, max_pixels: int) -> Image.Image:
     if size == 0:
         raise InputError(f"{name} is empty (0 bytes): replace it with a picture")
-    picture = _open(handle, name)
-    width, height = picture.size
-    if width * height > MAX_PIXELS:
-        raise InputError(
-            f"{name} is larger than {MAX_PIXELS // 10**6} megapixels ({width}×{height}): scale it down first"
-        )
+    picture = _open(handle, name, max_pixels)
+    _check_size(picture.size, name, max_pixels)
     try:
         picture.load()
         _turn_upright(picture)
@@ -110,7 +110,15 @@ def _read(handle: IO[bytes], size: int, name: str) -> Image.Image:
         raise InputError(f"{name} is cut short or broken ({reason}): replace it by a whole one") from error
 
 
-def _open(handle: IO[bytes], name: str) -> Image.Image:
+def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise InputError(
+            f"{name} is larger than {max_pixels // 10**6} megapixels ({width}×{height}): scale it down first"
+        )
+
+
+def _open(handle: IO[bytes], name: str, max_pixels: int) -> Image.Image:
     """Read the header.
 
     This is `Image.open` without its check of the size, which warns about pictures that are fine here. To
@@ -125,7 +133,13 @@ def _open(handle: IO[bytes], name: str) -> Image.Image:
             continue
         handle.seek(0)
         try:
+            if kind == "ICO":
+                # its reader decodes at once, and what says 256 pixels at most may hold a PNG of any size
+                _check_size(IcoFile(handle).frame(0).size, name, max_pixels)
+                handle.seek(0)
             return factory(handle, "")
+        except InputError:
+            raise
         # As in `_read`.
         except Exception as error:
             broken = error

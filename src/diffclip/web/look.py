@@ -1,0 +1,157 @@
+"""What one model makes of one picture and some texts: how well each fits, where the model looks, how far that spreads.
+
+Shapes: T texts, N tokens of a picture (the class token and h·w patches), S picture size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from diffclip.data.transforms import EvalTransform
+from diffclip.errors import InputError
+from diffclip.evaluation.embed import embed_texts
+from diffclip.focus import image_relevance, measures, recording, rollout
+from diffclip.focus.maps import as_patches
+from diffclip.model_source import Loaded
+
+METHODS = {
+    "relevance": "Relevance",
+    "rollout": "Rollout",
+    "attention": "Attention",
+    "A1": "A1",
+    "A2": "A2",
+}
+"""Maps by name: the text's relevance (last layer), rollout (all layers), and the class token's row of A or A1 − λ·A2,
+of A1 and of A2, mean over the heads of the last layer."""
+PAIR_MAPS = ("A1", "A2")
+"""Those of differential layers alone."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map over the patches, [h, w], and its numbers.
+
+    `numbers` holds measures of `diffclip.focus.measures` by name: entropy, effective_patches, top10; class_token where
+    the map has the class token's own share; auroc, inside and area (the object's share of the picture) with a mask.
+    """
+
+    values: npt.NDArray[np.float32]
+    numbers: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Look:
+    """`cosines` and `probabilities` are by text; `maps` by (method, text), with text None where all texts share it;
+    `lambdas` by tower, empty for a plain one."""
+
+    cosines: list[float]
+    probabilities: list[float]
+    maps: dict[tuple[str, int | None], Map]
+    lambdas: dict[str, list[float]]
+
+    def find(self, method: str, text: int | None) -> Map | None:
+        """The map of `method` for the text; None where the model has none (A1 and A2 of a plain one)."""
+        return self.maps.get((method, text), self.maps.get((method, None)))
+
+
+def look(
+    loaded: Loaded,
+    picture: Image.Image,
+    texts: list[str],
+    masks: dict[str, npt.NDArray[np.bool_]] | None = None,
+) -> Look:
+    """Show `picture` and `texts` to a model.
+
+    Args:
+        loaded: the model; left as it was. Not for several threads at once.
+        picture: RGB.
+        texts: at least one.
+        masks: by text, where its object is, [H, W] as the picture. Attention, which knows no text, is measured with
+            them as well.
+
+    Raises:
+        InputError: the model's numbers are not finite.
+    """
+    model = loaded.model
+    device = model.logit_scale.device
+    images = loaded.preprocess(picture)[None].to(device)
+    features = embed_texts(model, loaded.tokenizer, texts)
+    with recording(model, "visual") as seen:
+        image = model.encode_image(images, normalize=True)
+        last = seen[-1]
+        rows = {"rollout": rollout(seen)[0, 0], "attention": last.combined[0].mean(0)[0]}
+        if last.second is not None:
+            rows |= {"A1": last.first[0].mean(0)[0], "A2": last.second[0].mean(0)[0]}
+        cosines = (image.float() @ features.clone().T)[0]
+        probabilities = (model.logit_scale.exp() * cosines).softmax(-1)
+    relevance = image_relevance(model, images, features)[0].flatten(1)
+    if not (cosines.isfinite().all() and relevance.isfinite().all()):
+        raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")
+
+    side = as_patches(relevance).shape[-1]
+    covered = {
+        index: coverage(masks[text], loaded.preprocess, side)
+        for index, text in enumerate(texts)
+        if masks and text in masks
+    }
+    maps: dict[tuple[str, int | None], Map] = {}
+    for index in range(len(texts)):
+        maps["relevance", index] = _map(relevance[index], covered.get(index))
+    for name, row in rows.items():
+        own = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
+        # one that knows no text still has numbers of each text's object
+        for place in covered or [None]:
+            maps[name, place] = _map(row[1:], covered.get(place) if place is not None else None, own)
+        maps.setdefault((name, None), _map(row[1:], None, own))
+    return Look(
+        cosines.tolist(),
+        probabilities.tolist(),
+        maps,
+        {tower: values.tolist() for tower, values in model.lambdas().items()},
+    )
+
+
+def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) -> Tensor | None:
+    """How much of each patch the object covers, [side²] in row order; None if the model sees nothing of it, or
+    nothing else."""
+    picture = visible_part(
+        Image.fromarray(mask.astype(np.uint8) * 255), preprocess, side, Image.Resampling.BOX
+    )
+    parts = torch.from_numpy(np.asarray(picture, np.float32)).flatten() / 255
+    return parts if 0 < float(parts.mean()) < 1 else None
+
+
+def visible_part(
+    picture: Image.Image,
+    preprocess: EvalTransform,
+    edge: int,
+    filter_: Image.Resampling = Image.Resampling.LANCZOS,
+) -> Image.Image:
+    """The square of a picture that the model sees, scaled to `edge` pixels."""
+    width, height = picture.size
+    side = min(width, height) * preprocess.image_size / preprocess.edge
+    left, top = (width - side) / 2, (height - side) / 2
+    return picture.resize((edge, edge), filter_, box=(left, top, left + side, top + side))
+
+
+def _map(values: Tensor, covered: Tensor | None, own: dict[str, float] | None = None) -> Map:
+    values = values.detach().float().cpu()
+    numbers = {
+        "entropy": float(measures.entropy(values)),
+        "effective_patches": float(measures.effective_patches(values)),
+        "top10": float(measures.top(values)),
+        **(own or {}),
+    }
+    if covered is not None:
+        numbers |= {
+            "auroc": float(measures.auroc(values, covered)),
+            "inside": float(measures.inside(values, covered)),
+            "area": float(covered.mean()),
+        }
+    return Map(as_patches(values).numpy(), numbers)

@@ -1,0 +1,120 @@
+import socket
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from diffclip.cli.explore import explore
+from diffclip.errors import InputError
+
+app = typer.Typer()
+app.command()(explore)
+
+
+def call(*arguments):
+    """stdout and stderr of `diffclip explore`; what it raises is raised again."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception:
+        raise result.exception
+    return result.stdout, result.stderr
+
+
+@pytest.fixture(autouse=True)
+def served(monkeypatch):
+    """What would have been served: nothing is."""
+    calls = []
+    monkeypatch.setattr("diffclip.web.server.serve", lambda *given: calls.append(given))
+    return calls
+
+
+def test_models_and_folder_are_handed_on(model_folder, pictures, served):
+    call("--model", model_folder, "--folder", pictures, "--port", 0, "--no-browser")
+    ((bound, models, folder, browser, hosts),) = served
+    with bound:
+        assert bound.getsockname()[0] == "127.0.0.1"
+    assert [source for source, _ in models] == [str(model_folder)]
+    assert (folder, browser) == (pictures, False)
+    assert hosts == {"localhost", "127.0.0.1", "::1"}
+
+
+def test_without_a_model_those_of_the_demonstration(model_folder, tmp_path, monkeypatch, served):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"run `diffclip demo` first, or give one with --model"):
+        call("--port", 0)
+    for name in ("CLIP", "DiffCLIP"):
+        (tmp_path / "runs" / "demo" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "runs" / "demo" / name / "checkpoints" / "best").symlink_to(model_folder)
+    call("--port", 0, "--no-browser")
+    ((bound, models, *_),) = served
+    bound.close()
+    assert [source for source, _ in models] == ["runs/demo/CLIP", "runs/demo/DiffCLIP"]
+
+
+def test_other_networks_are_warned_of(model_folder, pictures, served):
+    _, errors = call(
+        "--model", model_folder, "--folder", pictures, "--host", "0.0.0.0", "--port", 0, "--no-browser"
+    )
+    ((bound, _, _, _, hosts),) = served
+    port = bound.getsockname()[1]
+    bound.close()
+    (line,) = errors.splitlines()
+    assert line.startswith(f"diffclip: WARNING: whoever reaches port {port} of this machine at 0.0.0.0")
+    assert f"find pictures of {pictures}" in line
+    assert hosts is None
+
+
+def test_bad_command_lines(model_folder, tmp_path, served):
+    model = ("--model", model_folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="3 models are too many: the page shows one or two"):
+        call(*model, *model, *model)
+    with pytest.raises(InputError, match=r"gone is no folder: give --folder one with pictures"):
+        call(*model, "--folder", tmp_path / "gone")
+    with pytest.raises(InputError, match="file is no folder"):
+        call(*model, "--folder", tmp_path / "file")
+    with pytest.raises(
+        InputError, match=r"unknown model 'DifCLIP-ViT-B-16': did you mean 'DiffCLIP-ViT-B-16'"
+    ):
+        call("--model", "DifCLIP-ViT-B-16", "--port", 0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=rf"port {port} is taken.*--port"):
+            call(*model, "--port", port)
+    assert not served
+
+
+def test_a_missing_library_is_named(model_folder, monkeypatch, served):
+    from diffclip import errors
+
+    found = errors.importlib.util.find_spec
+    monkeypatch.setattr(
+        errors.importlib.util, "find_spec", lambda name: None if name == "gradio" else found(name)
+    )
+    with pytest.raises(InputError, match=r"needs gradio, which is not installed.*diffclip\[web\]"):
+        call("--model", model_folder)
+    assert not served
+
+
+def test_one_line_and_the_exit_code_in_a_process(tmp_path):
+    command = [sys.executable, "-m", "diffclip.cli", "explore", "--folder", tmp_path / "gone", "--model", "x"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        f"diffclip: {tmp_path / 'gone'} is no folder: give --folder one with pictures"
+    ]
+
+
+def test_the_command_itself_imports_little():
+    code = "import sys, diffclip.cli.explore; print({'torch', 'gradio', 'numpy'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+def test_help_has_an_example():
+    text = " ".join(call("--help")[0].split())
+    assert "Example: diffclip explore" in text
+    assert "127.0.0.1" in text

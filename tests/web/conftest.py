@@ -1,0 +1,67 @@
+"""Small models, a folder of pictures, and the page of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from web_page_process import Page, serving
+
+from diffclip.model_source import Loaded, load_for_use
+
+COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "grey": (128, 128, 128)}
+
+
+def _save(folder: Path, attention: str, seed: int) -> Path:
+    import diffclip
+
+    config = diffclip.CLIPConfig(
+        embed_dim=16,
+        vision=diffclip.VisionConfig(
+            image_size=32, patch_size=8, width=32, layers=2, heads=2, attention=attention
+        ),
+        text=diffclip.TextConfig(context_length=16, width=32, layers=2, heads=2, attention=attention),
+    )
+    diffclip.save_weights(diffclip.CLIP(config, seed=seed), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A plain and a differential model."""
+    place = tmp_path_factory.mktemp("explored")
+    return [_save(place / "Plain", "softmax", 0), _save(place / "Differential", "differential", 1)]
+
+
+@pytest.fixture(scope="session")
+def plain(model_folders: list[Path]) -> Loaded:
+    return load_for_use(str(model_folders[0]))
+
+
+@pytest.fixture(scope="session")
+def differential(model_folders: list[Path]) -> Loaded:
+    return load_for_use(str(model_folders[1]))
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pictures, with one below it, one that is broken and a neighbour that is not theirs."""
+    folder = tmp_path_factory.mktemp("around") / "photos"
+    (folder / "below").mkdir(parents=True)
+    for index, (name, colour) in enumerate(COLOURS.items()):
+        picture = Image.new("RGB", (60, 48), colour)
+        picture.paste((255, 255, 255), (5 * index, 5, 5 * index + 20, 30))
+        picture.save(folder / ("below" if index == 3 else "") / f"{name}.png")
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
+    Image.new("RGB", (20, 20)).save(folder.parent / "neighbour.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def page(model_folders: list[Path], photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The page of both models, with a folder to search."""
+    models = [part for folder in model_folders for part in ("--model", folder)]
+    with serving(*models, "--folder", photos, cache=tmp_path_factory.mktemp("cache")) as one:
+        yield one

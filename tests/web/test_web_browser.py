@@ -1,0 +1,264 @@
+"""The page in a real browser: Debian's Chromium, without a window."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser; Chromium is installed where it is missing and we may."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if shutil.which("chromium") is None:
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            pytest.skip("no chromium, and it cannot be installed here")
+        done = subprocess.run(
+            ["apt-get", "install", "-y", "-q", "chromium"], capture_output=True, check=False
+        )
+        if done.returncode:
+            pytest.skip("chromium cannot be installed here")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium, page) -> Iterator[Any]:
+    """The page at 1280 px, with what it asked for, what it complained of and what popped up."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    one = context.new_page()
+    one.asked, one.errors, one.dialogs = [], [], []
+    one.on("request", lambda request: one.asked.append(request.url))
+    one.on("pageerror", lambda error: one.errors.append(str(error)))
+    one.on("dialog", lambda dialog: (one.dialogs.append(dialog.message), dialog.dismiss()))
+    one.goto(page.url)
+    # comes by the first event, so the page's own script is at work by then
+    one.wait_for_selector("#dc-upload img")
+    yield one
+    context.close()
+
+
+def visible_maps(tab: Any) -> list[str]:
+    return [image.get_attribute("src") for image in tab.locator("img.dc-map:visible").all()]
+
+
+def upload(tab: Any, file: Any, field: str = "#dc-upload") -> None:
+    remove = tab.locator(f"{field} button[aria-label='Remove Image']")
+    if remove.count():
+        remove.first.click()
+        remove.first.wait_for(state="detached")
+    tab.locator(f"{field} input[type=file]").set_input_files(str(file))
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    file = tmp_path_factory.mktemp("given") / "noise.jpg"
+    values = np.random.default_rng(3).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    Image.fromarray(values).save(file)
+    return file
+
+
+def test_upload_type_click_and_the_overlay_changes(tab, noise):
+    scene = visible_maps(tab)
+    assert len(scene) == 2
+    assert tab.locator(".dc-card h3").all_inner_texts() == ["Plain", "Differential"]
+    upload(tab, noise)
+    tab.wait_for_function("old => (document.querySelector('img.dc-map')?.src ?? old) !== old", arg=scene[0])
+    assert set(visible_maps(tab)).isdisjoint(scene)
+    assert tab.locator("#dc-scenes input:checked").count() == 0
+    tab.locator("#dc-texts textarea").fill("a zebra\ntwo boats")
+    tab.locator("#dc-look").click()
+    tab.wait_for_selector(".dc-text:has-text('two boats')")
+    assert tab.locator(".dc-card").first.locator(".dc-text").all_inner_texts() == ["a zebra", "two boats"]
+    assert tab.locator("#dc-told p").count() == 0
+    shares = [float(text.rstrip("%")) for text in tab.locator(".dc-value").all_inner_texts()]
+    assert sum(shares) == pytest.approx(200, abs=0.3)
+
+
+def test_another_text_and_another_map_need_no_answer(tab):
+    first = visible_maps(tab)
+    asked = len(tab.asked)
+    tab.locator("#dc-choice input").nth(1).check()
+    tab.wait_for_function("document.querySelector('.dc-chosen').dataset.bar === '1'")
+    second = visible_maps(tab)
+    assert len(second) == 2
+    assert set(second).isdisjoint(first)
+    tab.get_by_label("Attention", exact=True).check()
+    tab.wait_for_function(
+        "document.querySelectorAll('img.dc-map[data-map=attention]:not([hidden])').length === 2"
+    )
+    assert set(visible_maps(tab)).isdisjoint(second)
+    tab.get_by_label("A2", exact=True).check()
+    tab.wait_for_selector(".dc-none:visible")
+    assert tab.locator(".dc-none:visible").inner_text().endswith("there is no A2.")
+    assert len(visible_maps(tab)) == 1
+    assert not [url for url in tab.asked[asked:] if "queue/join" in url]
+
+
+def test_the_opacity_changes_at_once_and_stays(tab):
+    read = "getComputedStyle(document.querySelector('img.dc-map:not([hidden])')).opacity"
+    assert tab.evaluate(read) == "0.6"
+    before = tab.locator(".dc-stage").first.screenshot()
+    asked = len(tab.asked)
+    slider = tab.locator("#dc-opacity input[type=range]")
+    slider.focus()
+    for _ in range(10):
+        slider.press("ArrowLeft")
+    tab.wait_for_function(f"{read} === '0.5'")
+    assert tab.locator(".dc-stage").first.screenshot() != before
+    assert not [url for url in tab.asked[asked:] if "queue/join" in url]
+    tab.locator("#dc-scenes input").nth(3).check()
+    tab.wait_for_selector(".dc-text:has-text('flower')")
+    tab.wait_for_function(f"{read} === '0.5'")
+
+
+def test_a_scene_by_keyboard(tab):
+    tab.locator("#dc-scenes input").first.focus()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Space")
+    tab.wait_for_selector(".dc-text:has-text('a yellow star')")
+    assert "AUROC OF THE OBJECT" in tab.locator(".dc-numbers:visible").first.inner_text().upper()
+    assert tab.locator("#dc-texts textarea").input_value().splitlines()[0] == "a brown arrow"
+    tab.locator("#dc-texts textarea").focus()
+    tab.keyboard.press("Control+End")
+    tab.keyboard.type("\na lighthouse")
+    tab.keyboard.press("Shift+Enter")
+    tab.wait_for_selector(".dc-text:has-text('a lighthouse')")
+
+
+def test_what_visitors_write_is_shown_as_they_wrote_it(tab):
+    hostile = [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(2)>",
+        "${alert(3)} {{value}} {{#each value}}x{{/each}}",
+        "\"'><svg onload=alert(4)>",
+    ]
+    tab.locator("#dc-texts textarea").fill("\n".join(hostile))
+    tab.locator("#dc-look").click()
+    tab.wait_for_selector(".dc-text:has-text('onload')")
+    assert tab.locator(".dc-card").first.locator(".dc-text").all_inner_texts() == hostile
+    assert tab.locator("#dc-choice label").all_inner_texts() == hostile
+    tab.wait_for_timeout(300)
+    assert tab.dialogs == []
+    assert tab.locator(".dc-results script, .dc-results [onerror], .dc-results [onload]").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (
+            "a.svg",
+            b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
+            "not a picture",
+        ),
+        ("empty.png", b"", "empty"),
+        ("large.png", b"\0" * (20 * 2**20 + 1), "larger than 20 MB"),
+        ("<b>x.png", b"\x89PNG\r\n\x1a\n....", "broken header"),
+    ],
+)
+def test_a_file_that_is_no_picture_gets_a_line_on_the_page(tab, tmp_path, name, content, told):
+    (tmp_path / name).write_bytes(content)
+    upload(tab, tmp_path / name)
+    tab.wait_for_selector(f".dc-bad:visible:has-text('{told}')")
+    tab.wait_for_selector(".dc-results", state="detached")
+    assert tab.dialogs == []
+
+
+def test_search_by_text_and_by_picture(tab, photos):
+    tab.get_by_role("tab", name="Search").click()
+    tab.wait_for_selector("#dc-status:has-text('4 pictures, 1 skipped')", timeout=60_000)
+    tab.locator("#dc-query textarea, #dc-query input").first.fill("a square")
+    tab.locator("#dc-search").click()
+    tab.wait_for_selector(".dc-hits li")
+    assert tab.locator(".dc-hits li").count() == 4
+    assert tab.locator(".dc-hits img").first.evaluate("image => image.naturalWidth") == 60
+    upload(tab, photos / "below" / "grey.png", "#dc-example")
+    tab.wait_for_selector(".dc-hits li:first-child:has-text('below/grey.png')")
+    cosine = tab.locator(".dc-hits li:first-child .dc-cosine").inner_text()
+    assert float(cosine.removeprefix("cosine ")) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (820, "light"), (390, "dark"), (320, "light")]
+)
+def test_the_page_fits_its_window(chromium, page, width, scheme):
+    context = chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    tab = context.new_page()
+    tab.goto(page.url)
+    tab.wait_for_selector(".dc-results")
+    for part in ("See", "Search"):
+        tab.get_by_role("tab", name=part).click()
+        tab.wait_for_timeout(200)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, part
+    tab.get_by_role("tab", name="See").click()
+    boxes = [card.bounding_box() for card in tab.locator(".dc-card").all()]
+    beside = boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert beside == (width >= 820)
+    # text against the card's own ground: WCAG's 4.5 to 1
+    for selector in (
+        ".dc-numbers:not([hidden]) dt",
+        ".dc-numbers:not([hidden]) dd",
+        ".dc-source",
+        ".dc-card h3",
+    ):
+        assert contrast(tab, selector) >= 4.5, selector
+    context.close()
+
+
+def contrast(tab: Any, selector: str) -> float:
+    ink, ground = tab.evaluate(
+        """selector => [getComputedStyle(document.querySelector(selector)).color,
+           getComputedStyle(document.querySelector('.dc-card')).backgroundColor]""",
+        selector,
+    )
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    lighter, darker = sorted((luminance(ink), luminance(ground)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_it_asks_nobody_else(tab, page):
+    tab.get_by_role("tab", name="Search").click()
+    tab.wait_for_timeout(500)
+    assert tab.asked
+    foreign = [url for url in tab.asked if not url.startswith((page.url, "data:", "blob:"))]
+    assert foreign == []
+    assert tab.errors == []
+
+
+def test_every_control_has_a_name(tab):
+    tab.get_by_role("tab", name="Search").click()
+    tab.get_by_role("tab", name="See").click()
+    nameless = tab.evaluate(
+        """() => [...document.querySelectorAll('input, textarea, button, select')]
+          .filter(e => e.offsetParent !== null && e.type !== 'file')
+          .filter(e => !(e.ariaLabel || e.title || e.innerText?.trim() || e.labels?.length
+                         || e.getAttribute('aria-labelledby')))
+          .map(e => e.outerHTML.slice(0, 200))"""
+    )
+    assert nameless == []

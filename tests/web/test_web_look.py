@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diffclip.config import PreprocessConfig
+from diffclip.data.transforms import eval_transform
+from diffclip.errors import InputError
+from diffclip.focus import image_relevance, measures
+from diffclip.focus.maps import class_token_maps
+from diffclip.web.look import METHODS, coverage, look, visible_part
+
+TEXTS = ["a red square", "a dog"]
+
+
+@pytest.fixture(scope="module")
+def picture():
+    values = np.random.default_rng(0).integers(0, 256, (40, 64, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def test_numbers_are_the_models(plain, picture):
+    seen = look(plain, picture, TEXTS)
+    with torch.no_grad():
+        images = plain.preprocess(picture)[None]
+        image = plain.model.encode_image(images, normalize=True)
+        texts = plain.model.encode_text(plain.tokenizer(TEXTS), normalize=True)
+        cosines = (image @ texts.T)[0]
+    assert seen.cosines == pytest.approx(cosines.tolist(), abs=1e-5)
+    wanted = (plain.model.logit_scale.exp() * cosines).softmax(-1)
+    assert seen.probabilities == pytest.approx(wanted.tolist(), abs=1e-4)
+    relevance = image_relevance(plain.model, images, texts)[0]
+    for index in range(2):
+        np.testing.assert_allclose(
+            seen.find("relevance", index).values, relevance[index].detach().numpy(), rtol=1e-3, atol=1e-7
+        )
+
+
+def test_a_plain_model_has_no_second_map_and_no_lambda(plain, picture):
+    seen = look(plain, picture, TEXTS)
+    assert seen.lambdas == {"visual": [], "text": []}
+    assert seen.find("A1", 0) is None
+    assert seen.find("attention", 1).values.shape == (4, 4)
+
+
+def test_a_differential_model_has_all_maps(differential, picture):
+    seen = look(differential, picture, TEXTS)
+    maps = class_token_maps(differential.model, differential.preprocess(picture)[None])
+    for name, full in (("A1", "A1"), ("A2", "A2"), ("attention", "A1 − λ·A2")):
+        np.testing.assert_allclose(seen.find(name, 0).values, maps[full][0].detach().numpy(), atol=1e-6)
+    assert [len(values) for values in seen.lambdas.values()] == [2, 2]
+    assert all(seen.find(name, 1) is not None for name in METHODS)
+
+
+def test_the_numbers_of_a_map(differential, picture):
+    mask = np.zeros((40, 64), bool)
+    mask[:, 12:32] = True  # the left half of the square that the model sees, 12 to 52
+    seen = look(differential, picture, TEXTS, {"a dog": mask})
+    found = seen.find("relevance", 1)
+    values = torch.from_numpy(found.values).flatten()
+    covered = torch.tensor([1.0, 1.0, 0.0, 0.0]).repeat(4)
+    assert found.numbers["area"] == pytest.approx(0.5)
+    assert found.numbers["auroc"] == pytest.approx(float(measures.auroc(values, covered)), abs=1e-6)
+    assert found.numbers["inside"] == pytest.approx(float(measures.inside(values, covered)), abs=1e-6)
+    assert found.numbers["entropy"] == pytest.approx(float(measures.entropy(values)), abs=1e-6)
+    assert "class_token" not in found.numbers
+    assert "auroc" not in seen.find("relevance", 0).numbers
+    assert 0 < seen.find("A1", 0).numbers["class_token"] < 1
+    assert "auroc" in seen.find("A1", 1).numbers
+    assert "auroc" not in seen.find("A1", 0).numbers
+
+
+def test_an_object_out_of_sight_has_no_numbers(plain, picture):
+    mask = np.zeros((40, 64), bool)
+    mask[:, :8] = True
+    assert "auroc" not in look(plain, picture, TEXTS, {"a dog": mask}).find("relevance", 1).numbers
+
+
+def test_what_the_model_sees_is_what_is_shown():
+    transform = eval_transform(32, PreprocessConfig(resize=40, mean=(0, 0, 0), std=(1, 1, 1)))
+    ramp = np.tile(np.linspace(0, 255, 300), (200, 1)).astype(np.uint8)
+    picture = Image.fromarray(np.stack([ramp] * 3, axis=-1))
+    seen = transform(picture)[0].numpy() * 255
+    shown = np.asarray(visible_part(picture, transform, 32).convert("L"), np.float32)
+    assert np.abs(seen - shown).max() < 3
+    half = coverage(ramp > 127, transform, 4).reshape(4, 4)
+    np.testing.assert_allclose(half, np.tile([0, 0, 1, 1], (4, 1)), atol=0.03)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (3000, 2)])
+def test_odd_shapes(plain, size):
+    seen = look(plain, Image.new("RGB", size, (9, 99, 199)), TEXTS)
+    assert sum(seen.probabilities) == pytest.approx(1, abs=1e-5)
+    assert visible_part(Image.new("RGB", size), plain.preprocess, 32).size == (32, 32)
+
+
+def test_the_model_is_left_as_it_was(differential, picture):
+    images = differential.preprocess(picture)[None]
+    with torch.no_grad():
+        before = differential.model.encode_image(images)
+        look(differential, picture, TEXTS)
+        assert torch.equal(differential.model.encode_image(images), before)
+    assert all(parameter.grad is None for parameter in differential.model.parameters())
+
+
+def test_weights_without_a_number(model_folders, picture):
+    from diffclip.model_source import load_for_use
+
+    loaded = load_for_use(str(model_folders[0]))
+    with torch.no_grad():
+        loaded.model.image_projection.fill_(float("nan"))
+    with pytest.raises(InputError, match="not finite"):
+        look(loaded, picture, TEXTS)

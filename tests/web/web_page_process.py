@@ -1,0 +1,110 @@
+"""The page as a real process, and a client that speaks to it as its own script does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Page:
+    """The page at `url`, asked as its own script asks."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        import httpx
+
+        self.url, self.process, self._log = url, process, log
+        self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        config = self.http.get("/config").json()
+        self._names = {part["props"].get("elem_id"): part["id"] for part in config["components"]}
+        self._events = {
+            (target[0], target[1]): event["id"]
+            for event in config["dependencies"]
+            for target in event["targets"]
+            if event["backend_fn"]
+        }
+
+    def upload(self, content: bytes, name: str = "picture.png") -> str | None:
+        """The path that the server gives to an uploaded file, None if it refuses it."""
+        answer = self.http.post("/gradio_api/upload", files={"files": (name, content)})
+        return answer.json()[0] if answer.status_code == 200 else None
+
+    def look(self, path: str | None, texts: str = "a\nb", scene: int | None = None) -> list[Any]:
+        return self.ask("dc-look", [_file(path), scene, texts, "relevance", 60])
+
+    def search(self, text: str, path: str | None = None, model: str = "Plain", top: int = 3) -> list[Any]:
+        return self.ask("dc-search", [text, _file(path), model, top])
+
+    def ask(self, button: str, values: list[Any]) -> list[Any]:
+        """What a click on `button` changes on the page, value by value; [status, text] where it is refused."""
+        session = uuid.uuid4().hex
+        body = {
+            "data": values,
+            "fn_index": self._events[self._names[button], "click"],
+            "session_hash": session,
+        }
+        joined = self.http.post("/gradio_api/queue/join", json=body)
+        if joined.status_code != 200:
+            return [joined.status_code, joined.text]
+        with self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as stream:
+            for line in stream.iter_lines():
+                message = json.loads(line[5:]) if line.startswith("data:") else {}
+                if message.get("msg") == "process_completed":
+                    return message["output"].get("data") or [message["success"], message["output"]]
+        raise AssertionError("the server ended its answer without a result")
+
+    def log(self) -> str:
+        """What the server has said on stderr."""
+        return self._log.read_text()
+
+    def memory(self, kind: str) -> int:
+        """Bytes of the server's memory: `VmRSS` now, `VmHWM` at its most."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(rf"{kind}:\s+(\d+) kB", status)[1]) * 1024
+
+
+def _file(path: str | None) -> dict[str, Any] | None:
+    return None if path is None else {"path": path, "meta": {"_type": "gradio.FileData"}}
+
+
+def start(*arguments: object, cache: Path) -> subprocess.Popen[bytes]:
+    """`diffclip explore` as a process of its own, which writes its temporary files and `log` to `cache`."""
+    command = [sys.executable, "-m", "diffclip.cli", "explore", "--no-browser", "--port", "0"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1", "TMPDIR": str(cache)}
+    with (cache / "log").open("wb") as log:
+        return subprocess.Popen([*command, *map(str, arguments)], stderr=log, env=environment)
+
+
+def wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The address that the process prints when it is ready."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        found = re.search(r"the page is at (http://\S+)", log.read_text())
+        if found:
+            return found[1]
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(f"no page: {log.read_text()}")
+
+
+@contextmanager
+def serving(*arguments: object, cache: Path) -> Iterator[Page]:
+    process = start(*arguments, cache=cache)
+    try:
+        yield Page(wait_for_address(process, cache / "log"), process, cache / "log")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
