@@ -146,8 +146,6 @@ def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
         "has no pixel in its mask: 'a cat'",
     ]
     assert all(map(says_left_out, data.faults))
-    data.coverages(0, 32, 32, 4)
-    assert len(data.faults) == 3  # said once
 
 
 def test_texts_of_classes_and_of_first_lines(tmp_path):

@@ -1,6 +1,7 @@
 """The task `focus` against maps taken by themselves, and what becomes of its results."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -12,17 +13,17 @@ from diffclip.config import variant_config
 from diffclip.data.catalog import open_masks
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
-from diffclip.evaluation import focus_maps
 from diffclip.evaluation.corruptions import corrupted
 from diffclip.evaluation.embed import embed_texts, evaluating
 from diffclip.evaluation.focus import focus
-from diffclip.evaluation.focus_maps import measure, pictures_at_once
-from diffclip.evaluation.focus_names import detail, headline, is_detail, is_share, measure_of
+from diffclip.evaluation.focus_maps import measure
+from diffclip.evaluation.focus_names import detail, headline, is_detail, is_share, kind_of
 from diffclip.evaluation.intervals import mean_interval
 from diffclip.evaluation.runner import Runner, Sets
 from diffclip.evaluation.store import Store
 from diffclip.evaluation.suite import Entry
 from diffclip.focus import image_relevance, map_correlation, measures, recording, rollout, vision_maps
+from diffclip.focus.recording import pictures_at_once
 from diffclip.model_source import Loaded
 from diffclip.tokenizer import Tokenizer
 
@@ -90,8 +91,8 @@ def test_what_is_a_share():
     assert is_share("A1_minus_A2_entropy/layer 1 head 2")
     for metric in ("rollout_inside_over_area", "A1_effective_patches/layer 2", "A1_A2_correlation"):
         assert not is_share(metric)
-    assert measure_of("A1_inside_over_area/layer 3 head 1") == "inside_over_area"
-    assert measure_of("A1_minus_A2_top10/layer 3") == "A1_minus_A2_top10"
+    assert kind_of("A1_inside_over_area/layer 3 head 1") == "inside_over_area"
+    assert kind_of("A1_minus_A2_top10/layer 3") == "A1_minus_A2_top10"
 
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
@@ -182,7 +183,7 @@ def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypa
     one = subject()
     whole = scores_of(one, open_masks(folder, "test"))
     assert whole["relevance_auroc"].clusters.tolist() == [0, 1, 1, 2, 3, 3, 4, 5, 5]
-    monkeypatch.setattr(focus_maps, "_MEMORY", 1)
+    monkeypatch.setattr(sys.modules[pictures_at_once.__module__], "_MEMORY", 1)
     assert pictures_at_once(one.model) == 1
     cut = scores_of(one, open_masks(folder, "test"), batch_size=4)
     for metric, score in whole.items():
@@ -243,6 +244,7 @@ def test_what_tells_nothing_is_left_out_and_said(tmp_path):
     data = open_masks(write_masked(tmp_path / "set", [full, *animals(3), broken]), "test")
     found = scores_of(subject(), data)
     assert found["relevance_auroc"].clusters.tolist() == [1, 2, 3]
+    scores_of(subject(), data)  # a second model says nothing twice
     assert [fault.name.split(":")[-1] for fault in data.faults] == ["s0000000", "s0000004"]
 
 

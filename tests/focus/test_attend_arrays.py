@@ -11,14 +11,14 @@ import diffclip
 from diffclip import InputError
 from diffclip.data.transforms import eval_transform
 from diffclip.focus import class_token_maps, image_relevance, recording, rollout, text_relevance
-from diffclip.focus.attend import Loaded, attend
+from diffclip.focus.attend import Prepared, attend
 from diffclip.focus.relevance import gradients, image_logits, weighted
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = ["a mug", "a lamp on a skateboardish table"]
 
 
-def loaded(attention: str, image_size: int = 32, seed: int = 0) -> Loaded:
+def loaded(attention: str, image_size: int = 32, seed: int = 0) -> Prepared:
     config = diffclip.CLIPConfig(
         embed_dim=16,
         vision=diffclip.VisionConfig(
@@ -36,11 +36,11 @@ def pictures(count: int) -> list[Image.Image]:
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, Loaded]:
+def models() -> dict[str, Prepared]:
     return {"plain": loaded("softmax"), "fine": loaded("differential", 48)}
 
 
-def test_relevance_scores_and_words_are_those_of_the_single_functions(models: dict[str, Loaded]) -> None:
+def test_relevance_scores_and_words_are_those_of_the_single_functions(models: dict[str, Prepared]) -> None:
     shown = pictures(3)
     found = attend(models, iter(shown), TEXTS)
     assert list(found) == ["plain", "fine"]
@@ -62,7 +62,7 @@ def test_relevance_scores_and_words_are_those_of_the_single_functions(models: di
             assert (one.spoken[:, text, len(pieces) :] == 0).all()
 
 
-def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Loaded]) -> None:
+def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Prepared]) -> None:
     model, preprocess, tokenizer = models["fine"]
     shown = pictures(2)
     images = torch.stack([preprocess(picture) for picture in shown])
@@ -92,7 +92,7 @@ def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Loaded]) -> 
     close(maps("rollout", "2").reshape(2, -1), rollout(seen[1:2])[:, 0, 1:])
 
 
-def test_methods_without_a_text_have_one_map_and_no_scores(models: dict[str, Loaded]) -> None:
+def test_methods_without_a_text_have_one_map_and_no_scores(models: dict[str, Prepared]) -> None:
     found = attend(models, pictures(2), method="attention")
     for one in found.values():
         assert one.maps.shape[:2] == (2, 1)
@@ -104,7 +104,7 @@ def test_methods_without_a_text_have_one_map_and_no_scores(models: dict[str, Loa
     close(found["plain"].maps[:, 0], class_token_maps(model, images)["A"])
 
 
-def test_many_pictures_are_what_each_is_alone(models: dict[str, Loaded]) -> None:
+def test_many_pictures_are_what_each_is_alone(models: dict[str, Prepared]) -> None:
     shown = pictures(18)  # more than a batch
     whole = attend(models, shown, TEXTS)
     for number in (0, 15, 16, 17):
@@ -114,7 +114,7 @@ def test_many_pictures_are_what_each_is_alone(models: dict[str, Loaded]) -> None
                 close(getattr(whole[name], field)[number], getattr(alone[name], field)[0])
 
 
-def test_models_are_left_as_they_were_in_any_mode(models: dict[str, Loaded]) -> None:
+def test_models_are_left_as_they_were_in_any_mode(models: dict[str, Prepared]) -> None:
     wanted = attend(models, pictures(1), TEXTS)
     for model, _, _ in models.values():
         model.train().requires_grad_(False)
@@ -143,7 +143,7 @@ def test_models_are_left_as_they_were_in_any_mode(models: dict[str, Loaded]) -> 
     ],
 )
 def test_what_cannot_be_asked_is_said(
-    models: dict[str, Loaded], request_: dict[str, object], message: str
+    models: dict[str, Prepared], request_: dict[str, object], message: str
 ) -> None:
     asked = {"pictures": pictures(1), "texts": TEXTS} | request_
     with pytest.raises(InputError, match=message):

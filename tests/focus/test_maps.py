@@ -120,3 +120,9 @@ def test_recording_and_names_agree() -> None:
     assert list(names) == ["A1", "A2", "A1 − λ·A2"]
     lam = model.lambdas()["visual"][-1]
     torch.testing.assert_close(names["A1 − λ·A2"].sum(-1), (1 - lam).expand(1, 2, 17))
+
+
+@pytest.mark.parametrize("tokens", [17, 26, 101, 197])
+def test_maps_that_are_constant_but_for_rounding_have_no_correlation(tokens: int) -> None:
+    even = torch.full((1, 1, tokens, tokens), 1 / tokens)
+    assert map_correlation(AttentionMaps(even, even.clone(), torch.tensor(0.5))).item() == 0

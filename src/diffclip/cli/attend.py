@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from diffclip.data.samples import Fault
     from diffclip.evaluation.embed import Progress
-    from diffclip.focus.attend import Attended, Loaded
+    from diffclip.focus.attend import Attended, Prepared
 
 _DEFAULT = Path("attend.png")
 _SIDE = 288  # pixels of a picture in a figure
@@ -93,7 +93,8 @@ def attend(
     drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]
     for path in outputs:
         check_suffix(path)
-        for file in page_files(path, -(-len(files) // PAGE)):
+        # pictures that cannot be read may leave a single page
+        for file in {path, *page_files(path, -(-len(files) // PAGE))}:
             check_writable(file)
     columns = 1 + len(model) * max(len(texts), 1)
     if drawn:
@@ -139,7 +140,7 @@ def _check_drawable(pictures: int, columns: int) -> None:
         )
 
 
-def _load(sources: Sequence[str], device: str) -> dict[str, Loaded]:
+def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
     """The models by what figures call them: the variant where that tells them apart, else the source."""
     from diffclip.config import variant_of
 
@@ -165,7 +166,7 @@ class _Reading:
 
     files: Sequence[Path]
     named: set[Path]
-    models: Mapping[str, Loaded]
+    models: Mapping[str, Prepared]
     drawn: bool
     read: list[Path] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)

@@ -19,7 +19,7 @@ def show_results(results: list[tuple[str, str, Result]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from diffclip.evaluation.focus_names import READING, is_share, measure_of
+    from diffclip.evaluation.focus_names import READING, is_share, kind_of
     from diffclip.evaluation.protocol import method_of, particulars_of
 
     labels = Counter(label for label, _, _ in results)
@@ -37,7 +37,7 @@ def show_results(results: list[tuple[str, str, Result]]) -> None:
     if several:
         notes.append("p: paired test on the same items, corrected for the number of tests (Holm).")
     title = f"{first.task} on {first.dataset}, {first.split}"
-    plain = dict.fromkeys(["counts", *(measure_of(metric) for metric in metrics if not is_share(metric))])
+    plain = dict.fromkeys(["counts", *(kind_of(metric) for metric in metrics if not is_share(metric))])
     table = Table(
         title=Text(title if several else f"{names[0]}: {title}"),
         caption=Text("\n".join([f"{method_of(first.protocol)}. All but {', '.join(plain)} in %.", *notes])),

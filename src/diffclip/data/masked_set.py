@@ -52,7 +52,8 @@ class MaskedSet(EvaluationSet):
     ) -> tuple[list[Thing], NDArray[np.float64]]:
         """The things of a sample that a crop shows, and how much of each patch each covers, [things, grid, grid].
 
-        What lies outside the crop, and what fills it, is left out and added to `faults`; so is a mask that is broken.
+        What lies outside the crop, and what fills it, is left out and added to `faults`, each time; so is a mask that
+        is broken.
 
         Args:
             image_size, edge: of the crop, see `crop_box`.
@@ -62,7 +63,7 @@ class MaskedSet(EvaluationSet):
         try:
             mask, box = self._mask(i, image_size, edge)
         except (InputError, OSError) as error:
-            self._say(sample_fault(self.source.name(i), error))
+            self.faults.append(sample_fault(self.source.name(i), error))
             return [], np.empty((0, grid, grid))
         things, covered = [], []
         for thing in self.things[position]:
@@ -70,7 +71,7 @@ class MaskedSet(EvaluationSet):
             found = coverage(own, box, grid)
             why = _unusable(own, float(found.mean()))
             if why:
-                self._say(Fault(self.source.name(i), f"{_LEFT_OUT} {why}: {thing.name!r}"))
+                self.faults.append(Fault(self.source.name(i), f"{_LEFT_OUT} {why}: {thing.name!r}"))
                 continue
             things.append(thing)
             covered.append(found)
@@ -85,9 +86,6 @@ class MaskedSet(EvaluationSet):
         stored, orientation = geometry(picture)
         mask = upright(read_mask(sample[MASK]), stored, orientation)
         return mask, crop_box(upright_size(stored, orientation), image_size, edge)
-
-    def _say(self, fault: Fault) -> None:
-        self.faults = list(dict.fromkeys([*self.faults, fault]))
 
 
 def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str], template: str) -> MaskedSet:

@@ -20,10 +20,11 @@ from diffclip.data.samples import Transform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Progress, Tokenizer, embed_texts, evaluating
 from diffclip.evaluation.focus_chance import chance_of_uniform
-from diffclip.evaluation.focus_maps import Measured, measure, pictures_at_once
-from diffclip.evaluation.focus_names import detail, is_detail, is_share, measure_of
+from diffclip.evaluation.focus_maps import ByLayer, measure
+from diffclip.evaluation.focus_names import detail, is_detail, is_share, kind_of
 from diffclip.evaluation.intervals import mean_intervals
 from diffclip.evaluation.scores import Score
+from diffclip.focus.recording import pictures_at_once
 from diffclip.model import CLIP
 
 __all__ = ["focus", "grid_of", "is_detail", "is_share", "texts_of"]
@@ -104,7 +105,7 @@ def focus(
         features = embed_texts(model, tokenizer, words, progress=progress)
     index = {text: i for i, text in enumerate(words)}
     device = next(model.parameters()).device
-    found: list[dict[str, Measured]] = []
+    found: list[dict[str, ByLayer]] = []
     positions: list[int] = []
     coverages: list[Tensor] = []
     for items in _batches(model, preprocess, data, prompt, batch_size, workers, progress):
@@ -112,13 +113,14 @@ def focus(
         found.append(measure(model, items.images.to(device), texts, items.owners, items.coverage))
         positions += items.positions
         coverages.append(items.coverage)
+    data.faults = list(dict.fromkeys(data.faults))  # of every model that this set was put to
     if len(set(positions)) < 2:
         why = f": {data.faults[-1]}" if data.faults else ""
         raise InputError(
             f"{data.name}/{data.split} has {len(set(positions))} pictures whose mask has an object and a background, "
             f"and two are needed{why}"
         )
-    joined = {name: Measured.joined([one[name] for one in found]) for name in found[0]}
+    joined = {name: ByLayer.joined([one[name] for one in found]) for name in found[0]}
     # as in the set, however it was cut into batches: another model's items are paired with these
     order = np.argsort(positions, kind="stable")
     return _scores(joined, np.array(positions), order, chance_of_uniform(torch.cat(coverages)))
@@ -162,7 +164,7 @@ def _items(pictures: list[_Picture]) -> _Items:
 
 
 def _scores(
-    found: dict[str, Measured],
+    found: dict[str, ByLayer],
     pictures: NDArray[np.int64],
     order: NDArray[np.int64],
     uniform: dict[str, float],
@@ -181,7 +183,7 @@ def _scores(
     return scores
 
 
-def _columns(found: dict[str, Measured]) -> Iterator[_Column]:
+def _columns(found: dict[str, ByLayer]) -> Iterator[_Column]:
     for name, one in found.items():
         yield _Column(name, one.headline.double().numpy(), True)
         if one.layers is None or one.heads is None:
@@ -196,4 +198,4 @@ def _columns(found: dict[str, Measured]) -> Iterator[_Column]:
 
 def _chance(metric: str, uniform: dict[str, float]) -> float:
     # between two maps that are the same everywhere there is no difference
-    return uniform.get(measure_of(metric), 0.0)
+    return uniform.get(kind_of(metric), 0.0)

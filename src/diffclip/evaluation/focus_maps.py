@@ -16,28 +16,25 @@ from diffclip.focus.relevance import gradients, image_logits, weighted
 from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
 
-_MEMORY = 2 << 30
-"""Bytes that the maps, their gradients and what leads to them may take at once."""
-
 _COMPARED = ("entropy", "inside", "top10")
 
 
 @dataclass(frozen=True)
-class Measured:
+class ByLayer:
     """One measure of items: `headline` [n], and of every layer [n, L] and head [n, L, H] where there are such."""
 
     headline: Tensor
     layers: Tensor | None = None
     heads: Tensor | None = None
 
-    def minus(self, other: Measured) -> Measured:
+    def minus(self, other: ByLayer) -> ByLayer:
         """The differences, item by item."""
         layers = None if self.layers is None or other.layers is None else self.layers - other.layers
         heads = None if self.heads is None or other.heads is None else self.heads - other.heads
-        return Measured(self.headline - other.headline, layers, heads)
+        return ByLayer(self.headline - other.headline, layers, heads)
 
     @classmethod
-    def joined(cls, parts: Sequence[Measured]) -> Measured:
+    def joined(cls, parts: Sequence[ByLayer]) -> ByLayer:
         """The items of several batches, one after the other."""
         layers = [one.layers for one in parts if one.layers is not None]
         heads = [one.heads for one in parts if one.heads is not None]
@@ -48,18 +45,9 @@ class Measured:
         )
 
 
-def pictures_at_once(model: CLIP) -> int:
-    """How many pictures go through the model together, so that their maps with gradients fit the memory."""
-    vision = model.config.vision
-    tokens = (vision.image_size // vision.patch_size) ** 2 + 1
-    # four maps a head, and what a block of this width keeps for its gradients
-    numbers = vision.layers * tokens * (4 * vision.heads * tokens + 20 * vision.width)
-    return max(1, _MEMORY // (4 * numbers))
-
-
 def measure(
     model: CLIP, images: Tensor, texts: Tensor, owners: Tensor, coverage: Tensor
-) -> dict[str, Measured]:
+) -> dict[str, ByLayer]:
     """Every measure of n items, pairs of a picture and a text, by name.
 
     Args:
@@ -87,7 +75,7 @@ def measure(
                 relevance[chosen, layer] = _rows(weighted(maps, gradient))[owners[chosen]].cpu()
     found = _named("relevance", _of_relevance(relevance[..., 1:], coverage))
     flow = rollout(seen)[:, 0, 1:].cpu().float()[owners]
-    found |= _named("rollout", {name: Measured(one) for name, one in _patches(flow, coverage).items()})
+    found |= _named("rollout", {name: ByLayer(one) for name, one in _patches(flow, coverage).items()})
     found |= _named("attention", _of_heads([one.combined for one in seen], owners, coverage))
     seconds = [one.second for one in seen if one.second is not None]
     if len(seconds) == len(seen):
@@ -111,22 +99,22 @@ def _rows(full: Tensor) -> Tensor:
     return full.detach()[:, :, 0].float()
 
 
-def _of_heads(maps: Sequence[Tensor], owners: Tensor, coverage: Tensor) -> dict[str, Measured]:
+def _of_heads(maps: Sequence[Tensor], owners: Tensor, coverage: Tensor) -> dict[str, ByLayer]:
     """The measures of the class token's rows, head by head; maps [B, H, N, N] of each layer."""
     rows = torch.stack([_rows(one) for one in maps], dim=1).cpu()[owners]
     found = _patches(rows[..., 1:], coverage) | {"class_token": measures.class_token_share(rows)}
     return {name: _over_heads(one) for name, one in found.items()}
 
 
-def _of_relevance(heads: Tensor, coverage: Tensor) -> dict[str, Measured]:
+def _of_relevance(heads: Tensor, coverage: Tensor) -> dict[str, ByLayer]:
     """The measures of each layer's mean over heads, and of each head; heads [n, L, H, P]."""
     layers, single = _patches(heads.mean(2), coverage), _patches(heads, coverage)
-    return {name: Measured(one[:, -1], one, single[name]) for name, one in layers.items()}
+    return {name: ByLayer(one[:, -1], one, single[name]) for name, one in layers.items()}
 
 
-def _over_heads(heads: Tensor) -> Measured:
+def _over_heads(heads: Tensor) -> ByLayer:
     layers = heads.mean(2)
-    return Measured(layers.mean(1), layers, heads)
+    return ByLayer(layers.mean(1), layers, heads)
 
 
 def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
@@ -146,5 +134,5 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _named(kind: str, found: Mapping[str, Measured]) -> dict[str, Measured]:
+def _named(kind: str, found: Mapping[str, ByLayer]) -> dict[str, ByLayer]:
     return {f"{kind}_{name}": one for name, one in found.items()}

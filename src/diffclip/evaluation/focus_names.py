@@ -25,7 +25,7 @@ def headline(metric: str) -> str:
     return metric.partition(_DETAIL)[0]
 
 
-def measure_of(metric: str) -> str:
+def kind_of(metric: str) -> str:
     """What was measured, whatever the map; what compares A1 with A2 is its own measure."""
     whole = headline(metric)
     return whole if whole.startswith(_BOTH) else whole.partition("_")[2]

@@ -1,6 +1,13 @@
 """Where a model looks: its maps, what in a picture speaks for a text, and how much of that lies on the object."""
 
-from diffclip.focus.maps import class_token_maps, map_correlation, named_maps, text_maps, vision_maps
+from diffclip.focus.maps import (
+    class_token_maps,
+    map_correlation,
+    named_maps,
+    pearson,
+    text_maps,
+    vision_maps,
+)
 from diffclip.focus.recording import recording
 from diffclip.focus.relevance import image_relevance, text_relevance
 from diffclip.focus.rollout import rollout
@@ -10,6 +17,7 @@ __all__ = [
     "image_relevance",
     "map_correlation",
     "named_maps",
+    "pearson",
     "recording",
     "rollout",
     "text_maps",

@@ -20,13 +20,13 @@ from diffclip.attention import AttentionMaps
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, unknown
 from diffclip.focus.maps import as_patches
-from diffclip.focus.recording import recording
+from diffclip.focus.recording import pictures_at_once, recording
 from diffclip.focus.relevance import gradients, relevance_of, text_relevance
 from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 
-Loaded = tuple[CLIP, EvalTransform, Tokenizer]
+Prepared = tuple[CLIP, EvalTransform, Tokenizer]
 Array = npt.NDArray[np.float32]
 
 METHODS = {
@@ -57,7 +57,7 @@ class Attended:
 
 
 def attend(
-    models: Mapping[str, Loaded],
+    models: Mapping[str, Prepared],
     pictures: Iterable[Image.Image],
     texts: Sequence[str] = (),
     method: str = "relevance",
@@ -85,7 +85,8 @@ def attend(
         readers = {name: _Reader(name, loaded, texts, method, layers) for name, loaded in models.items()}
         parts: dict[str, list[_Part]] = {name: [] for name in models}
         rest = iter(pictures)
-        while batch := list(islice(rest, _BATCH)):
+        at_once = min(pictures_at_once(reader.model, reader.first) for reader in readers.values())
+        while batch := list(islice(rest, min(_BATCH, at_once))):
             for name, reader in readers.items():
                 parts[name].append(reader.read(batch))
     if not any(parts.values()):
@@ -118,7 +119,7 @@ _Part = tuple[Array, Array, Array]
 class _Reader:
     """One model with what its maps are to be for: pictures to their maps, cosines and relevance of tokens."""
 
-    def __init__(self, name: str, loaded: Loaded, texts: Sequence[str], method: str, layers: str) -> None:
+    def __init__(self, name: str, loaded: Prepared, texts: Sequence[str], method: str, layers: str) -> None:
         self.name, self.method = name, method
         self.model, self.preprocess, tokenizer = loaded
         if method in ("A1", "A2") and self.model.config.vision.attention == "softmax":

@@ -70,8 +70,16 @@ def map_correlation(maps: AttentionMaps) -> Tensor:
     """
     if maps.second is None:
         raise ValueError("a plain layer has one map")
-    pair = torch.stack([maps.first[:, :, 0, 1:], maps.second[:, :, 0, 1:]])
-    pair = pair - pair.mean(-1, keepdim=True)
-    norms = torch.linalg.vector_norm(pair, dim=-1).prod(0)
-    product = (pair[0] * pair[1]).sum(-1)
-    return torch.where(norms > 0, product / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0.0)
+    return pearson(maps.first[:, :, 0, 1:], maps.second[:, :, 0, 1:])
+
+
+def pearson(first: Tensor, second: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Pearson's correlation of two rows of numbers, [..., P] each, over the places that are `seen` (None: all): [...]
+    in float64; 0 where a row is constant but for rounding."""
+    pair = torch.stack([first, second]).double()
+    weight = torch.ones_like(pair) if seen is None else seen.to(pair.dtype).expand_as(pair)
+    mean = (pair * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True)
+    centred = (pair - mean) * weight
+    norms = torch.linalg.vector_norm(centred, dim=-1)
+    constant = (norms <= 1e-6 * torch.linalg.vector_norm(pair * weight, dim=-1)).any(0)
+    return torch.where(constant, 0.0, centred.prod(0).sum(-1) / norms.prod(0).clamp_min(1e-300))

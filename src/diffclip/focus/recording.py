@@ -19,6 +19,8 @@ from diffclip.errors import InputError, unknown
 from diffclip.model import CLIP
 
 TOWERS = ("visual", "text")
+_MEMORY = 2 << 30
+"""Bytes that the maps of pictures, their gradients and what leads to them may take at once."""
 
 
 @contextmanager
@@ -42,6 +44,8 @@ def recording(
     chosen = layers[layer_number(first_layer, len(layers), tower) :]
     was_training = [module for module in model.modules() if module.training]
     was_checkpointing = model.visual.grad_checkpointing
+    if any("_attend" in vars(layer) for layer in chosen):
+        raise RuntimeError("this tower is recorded already: end the block around this one first")
     seen: list[AttentionMaps] = []
     model.eval()
     # timm checkpoints in evaluation too, which would make the maps twice
@@ -69,6 +73,20 @@ def layer_number(layer: int, layers: int, tower: str) -> int:
     if not -layers <= layer < layers:
         raise InputError(f"the {tower} tower has {layers} layers: there is no layer {layer}")
     return layer % layers
+
+
+def pictures_at_once(model: CLIP, first_layer: int = 0) -> int:
+    """How many pictures go through the model together, so that their maps with gradients, from `first_layer` on, fit
+    into about 2 GiB."""
+    vision = model.config.vision
+    tokens = (vision.image_size // vision.patch_size) ** 2 + 1
+    # four maps a head, and what a block of this width keeps for its gradients
+    numbers = (
+        (vision.layers - first_layer % vision.layers)
+        * tokens
+        * (4 * vision.heads * tokens + 20 * vision.width)
+    )
+    return max(1, _MEMORY // (4 * numbers))
 
 
 def _attend(layer: Any, gradients: bool, seen: list[AttentionMaps], x: Tensor, causal: bool) -> Tensor:

@@ -12,7 +12,7 @@ from PIL import Image
 from diffclip.data.catalog import EvaluationSet
 from diffclip.errors import InputError
 from diffclip.evaluation.zero_shot import fill_template
-from diffclip.focus.attend import Loaded, attend
+from diffclip.focus.attend import Prepared, attend
 from diffclip.model_source import load_for_use
 from diffclip.report.attend_figure import Band, Shown, Tile, by_text_figure, tiles_figure
 from diffclip.report.attend_pages import note_on, shown_of
@@ -31,7 +31,7 @@ class _Example:
     text: str
 
 
-def models_of(collection: Collection) -> dict[str, Loaded]:
+def models_of(collection: Collection) -> dict[str, Prepared]:
     """The best (else last) checkpoint of each model, of its lowest seed that has one, by its label.
 
     The label names the seed where the collection has other runs that could have been meant.
@@ -61,7 +61,7 @@ def _seed(run: Run) -> int:
     return -1 if run.seed is None else run.seed
 
 
-def attention_figures(models: Mapping[str, Loaded], data: EvaluationSet, seed: int = 0) -> dict[str, Extra]:
+def attention_figures(models: Mapping[str, Prepared], data: EvaluationSet, seed: int = 0) -> dict[str, Extra]:
     """Sections with the paper's Figures 2 and 6 of pictures drawn with `seed`, by the stem of their files.
 
     Figure 2: two pictures, each for its own text and the other's. Figure 6: up to eight more, each for its own text,
@@ -114,7 +114,7 @@ def _text(data: EvaluationSet, position: int) -> str:
     return fill_template(data.templates[0], data.classnames[data.labels[position]])
 
 
-def _by_text(models: Mapping[str, Loaded], examples: list[_Example]) -> Figure:
+def _by_text(models: Mapping[str, Prepared], examples: list[_Example]) -> Figure:
     bands = []
     for example in examples:
         texts = [example.text, *(other.text for other in examples if other is not example)]
@@ -122,7 +122,7 @@ def _by_text(models: Mapping[str, Loaded], examples: list[_Example]) -> Figure:
     return by_text_figure(bands, note_on("relevance", None, shares=True, words=True))
 
 
-def _tiles(models: Mapping[str, Loaded], examples: list[_Example]) -> Figure:
+def _tiles(models: Mapping[str, Prepared], examples: list[_Example]) -> Figure:
     tiles = []
     for example in examples:
         shown = _shown(models, example, [example.text], named=True)
@@ -131,7 +131,7 @@ def _tiles(models: Mapping[str, Loaded], examples: list[_Example]) -> Figure:
 
 
 def _shown(
-    models: Mapping[str, Loaded],
+    models: Mapping[str, Prepared],
     example: _Example,
     texts: list[str],
     words: bool = False,

@@ -12,7 +12,7 @@ from PIL import Image
 from diffclip.data.catalog import EvaluationSet
 from diffclip.evaluation.embed import embed_captioned
 from diffclip.focus import class_token_maps
-from diffclip.focus.attend import Loaded
+from diffclip.focus.attend import Prepared
 from diffclip.report.attend_examples import attention_figures
 from diffclip.report.attention_maps import attention_figure
 from diffclip.report.page import Extra
@@ -22,7 +22,9 @@ _TOP = 5
 _SIDE = 128  # pixels of a picture on the page
 
 
-def retrieval_examples(models: Mapping[str, Loaded], data: EvaluationSet, count: int, seed: int = 0) -> Extra:
+def retrieval_examples(
+    models: Mapping[str, Prepared], data: EvaluationSet, count: int, seed: int = 0
+) -> Extra:
     """For `count` captions the best pictures of each model, and for as many pictures the best captions.
 
     The queries are drawn with `seed` from the whole set, so that nobody chose them.
@@ -55,7 +57,9 @@ def retrieval_examples(models: Mapping[str, Loaded], data: EvaluationSet, count:
     )
 
 
-def attention_examples(models: Mapping[str, Loaded], data: EvaluationSet, count: int, seed: int = 1) -> Extra:
+def attention_examples(
+    models: Mapping[str, Prepared], data: EvaluationSet, count: int, seed: int = 1
+) -> Extra:
     """Where the class token of each model's last layer looks in `count` pictures drawn with `seed`, and what speaks for
     a text in two (the paper's Figure 2)."""
     drawn = np.random.default_rng(seed).choice(len(data), count, replace=False)
@@ -77,7 +81,7 @@ def attention_examples(models: Mapping[str, Loaded], data: EvaluationSet, count:
     )
 
 
-def _scores(loaded: Loaded, data: EvaluationSet) -> npt.NDArray[np.float32]:
+def _scores(loaded: Prepared, data: EvaluationSet) -> npt.NDArray[np.float32]:
     """Cosine of every caption with every picture, [M, N]."""
     model, preprocess, tokenizer = loaded
     batches = ((batch.images, batch.captions or []) for batch in data.batches(preprocess, 256))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from diffclip.attention import AttentionMaps, DifferentialAttention
-from diffclip.focus import map_correlation, recording
+from diffclip.attention import AttentionMaps
+from diffclip.focus import map_correlation, pearson, recording
 from diffclip.model import CLIP
 
 # all maps of a tower are kept for so many inputs at once: 90 MB for ViT-B-16
@@ -45,13 +45,9 @@ def text_map_correlation(maps: AttentionMaps, ends: Tensor) -> Tensor:
     if maps.second is None:
         raise ValueError("a plain layer has one map")
     texts = torch.arange(len(ends), device=ends.device)
-    pair = torch.stack([maps.first[texts, :, ends], maps.second[texts, :, ends]])
-    seen = torch.arange(pair.shape[-1], device=ends.device) <= ends[:, None, None]
-    mean = (pair * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
-    pair = (pair - mean) * seen
-    norms = torch.linalg.vector_norm(pair, dim=-1).prod(0)
-    product = (pair[0] * pair[1]).sum(-1)
-    return torch.where(norms > 0, product / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0.0)
+    first, second = maps.first[texts, :, ends], maps.second[texts, :, ends]
+    seen = torch.arange(first.shape[-1], device=ends.device) <= ends[:, None, None]
+    return pearson(first, second, seen)
 
 
 def mean_of_first(places: Sequence[int], values: Tensor, most: int) -> list[float]:
@@ -69,7 +65,7 @@ def _correlations(
     encode: Callable[[Tensor], Tensor],
     of: Callable[[AttentionMaps, Tensor], Tensor],
 ) -> Tensor:
-    if not isinstance(model.attention_layers()[tower][0], DifferentialAttention):
+    if getattr(model.config, "vision" if tower == "visual" else "text").attention == "softmax":
         return torch.empty(len(inputs), 0, dtype=torch.float64)
     device = next(iter(model.parameters())).device
     found = []
@@ -79,4 +75,4 @@ def _correlations(
             with recording(model, tower) as seen:
                 encode(part)
             found.append(torch.stack([of(maps, part).mean(-1) for maps in seen], dim=-1))
-    return torch.cat(found).double().cpu()
+    return torch.cat(found).cpu()

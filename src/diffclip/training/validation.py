@@ -43,7 +43,7 @@ class Validation:
 @dataclass(frozen=True)
 class _Share:
     """Some pictures: their places in the set, embeddings [N, D], those of their captions [M, D], whose captions [M];
-    and of the first few of them the correlations of maps by tower, [n, layers]."""
+    and of the first 32 of them the correlations of maps by tower, [n, layers]."""
 
     places: list[int]
     images: Tensor
@@ -111,7 +111,6 @@ def _embed_share(
     if not places:
         return None
     transform = eval_transform(model.config.vision.image_size, model.config.preprocess)
-    most = -(-_WITH_MAPS // world)
     read: list[int] = []
     first: list[Tensor] = []
     batches = evaluation_batches(
@@ -127,7 +126,7 @@ def _embed_share(
     def captioned() -> Any:
         for batch in batches:
             here = [places[position] for position in batch.positions]
-            first.extend(batch.images[: max(0, most - len(read))])
+            first.extend(batch.images[: max(0, _WITH_MAPS - len(read))])
             read.extend(here)
             yield batch.images, [data.captions[place] for place in here]
 
@@ -138,7 +137,7 @@ def _embed_share(
             if read:
                 raise
             return None  # all of this share is broken; the others may have read theirs
-    tokens = tokenizer([data.captions[place][0] for place in read[:most]])
+    tokens = tokenizer([data.captions[place][0] for place in read[:_WITH_MAPS]])
     correlations = {
         "visual": image_correlations(model, torch.stack(first)),
         "text": text_correlations(model, tokens),
