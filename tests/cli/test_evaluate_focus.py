@@ -85,6 +85,22 @@ def test_models_whose_crops_show_other_objects_are_not_compared(capsys):
     assert " to +" not in table
 
 
+def test_models_that_see_other_patches_are_not_compared(capsys):
+    def result(patches):
+        hits = np.arange(4) / 10 + patches / 100
+        score = Score("relevance_auroc", 0.5, 4, 0.4, 0.6, 0.5, hits, np.arange(4))
+        return Result("focus", "animals", "test", f"focus; {patches}×{patches} patches", [score])
+
+    runs = [f"runs/{name}/checkpoints/best" for name in "abc"]
+    show_results([("CLIP", runs[0], result(2)), ("CLIP", runs[1], result(5)), ("CLIP", runs[2], result(2))])
+    table = capsys.readouterr().out
+    rows = {name: line for line in table.splitlines() for name in "abc" if f"CLIP (runs/{name})" in line}
+    assert " to +" in rows["c"]
+    assert " to +" not in rows["b"]
+    assert "CLIP (runs/b): focus; 5×5 patches." in table
+    assert "they are not compared" in table
+
+
 def test_json_holds_everything_and_prompt_is_in_the_protocol(plain_model, folder, tmp_path):
     lines, _ = call(
         plain_model, "--task", "focus", "--data", folder, "--prompt", "a photo of a {c}", "--json"

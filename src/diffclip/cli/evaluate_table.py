@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ def show_results(results: list[tuple[str, str, Result]]) -> None:
     from diffclip.evaluation.focus_names import READING, is_share, kind_of
     from diffclip.evaluation.protocol import method_of, particulars_of
 
-    labels = Counter(label for label, _, _ in results)
-    names = [label if labels[label] == 1 else f"{label} ({weights})" for label, weights, _ in results]
+    names = _names([(label, weights) for label, weights, _ in results])
     first = results[0][2]
     found_by = [_headlines(result) for _, _, result in results]
+    methods = [method_of(result.protocol) for _, _, result in results]
     metrics = list(dict.fromkeys(metric for scores in found_by for metric in scores))
     several = len(results) > 1
     found = [
@@ -36,11 +37,16 @@ def show_results(results: list[tuple[str, str, Result]]) -> None:
         notes.append(READING)
     if several:
         notes.append("p: paired test on the same items, corrected for the number of tests (Holm).")
+    for name, method in zip(names[1:], methods[1:], strict=True):
+        if method != methods[0]:
+            notes.append(f"{name}: {method}.")
+    if first.task == "focus" and len(set(methods)) > 1:
+        notes.append("Models that see other patches are measured against other areas: they are not compared.")
     title = f"{first.task} on {first.dataset}, {first.split}"
     plain = dict.fromkeys(["counts", *(kind_of(metric) for metric in metrics if not is_share(metric))])
     table = Table(
         title=Text(title if several else f"{names[0]}: {title}"),
-        caption=Text("\n".join([f"{method_of(first.protocol)}. All but {', '.join(plain)} in %.", *notes])),
+        caption=Text("\n".join([f"{methods[0]}. All but {', '.join(plain)} in %.", *notes])),
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
@@ -54,7 +60,9 @@ def show_results(results: list[tuple[str, str, Result]]) -> None:
     if several:
         table.add_column(f"minus {names[0]}", justify="right")
         table.add_column("p", justify="right", no_wrap=True)
-    ps = _corrected_ps(found_by)
+    # elsewhere a model that takes other pictures answers the same questions
+    fair = [first.task != "focus" or method == methods[0] for method in methods]
+    ps = _corrected_ps(found_by, fair)
     for metric in metrics:
         having = [place for place, scores in enumerate(found_by) if metric in scores]
         for place in having:
@@ -62,7 +70,9 @@ def show_results(results: list[tuple[str, str, Result]]) -> None:
             row = [_number(score, score.value), _range(score), _number(score, score.chance)]
             row += [str(score.count) if score.right is None else f"{score.right} of {score.count}"]
             cells = [metric if place == having[0] else "", *([names[place]] if several else []), *row]
-            compared = _against(score, base, ps.get((place, metric))) if several else []
+            compared = (
+                _against(score, base if fair[place] else None, ps.get((place, metric))) if several else []
+            )
             table.add_row(*map(Text, [*cells, *compared]), end_section=several and place == having[-1])
     console = Console()
     if not console.is_terminal:
@@ -77,8 +87,19 @@ def _headlines(result: Result) -> dict[str, Score]:
     return {score.metric: score for score in result.scores if not is_detail(score.metric)}
 
 
-def _corrected_ps(found_by: list[dict[str, Score]]) -> dict[tuple[int, str], float]:
-    """p against the first model by place of the model and by metric, corrected for their number."""
+def _names(models: list[tuple[str, str]]) -> list[str]:
+    """What tells models (label, weights) apart: the label, else the run's folder too, else the whole path."""
+    labels = Counter(label for label, _ in models)
+    runs = [str(Path(weights).parents[1]) if "/checkpoints/" in weights else weights for _, weights in models]
+    short = Counter((label, run) for (label, _), run in zip(models, runs, strict=True))
+    return [
+        label if labels[label] == 1 else f"{label} ({run if short[label, run] == 1 else weights})"
+        for (label, weights), run in zip(models, runs, strict=True)
+    ]
+
+
+def _corrected_ps(found_by: list[dict[str, Score]], fair: list[bool]) -> dict[tuple[int, str], float]:
+    """p against the first model by place of the model and by metric, corrected for their number; of `fair` models."""
     from diffclip.evaluation.significance import holm
 
     tests = {
@@ -86,7 +107,7 @@ def _corrected_ps(found_by: list[dict[str, Score]]) -> dict[tuple[int, str], flo
         for place, scores in enumerate(found_by[1:], 1)
         for metric, score in scores.items()
         for base in (found_by[0].get(metric),)
-        if base is not None and _same_items(score, base)
+        if base is not None and fair[place] and _same_items(score, base)
     }
     found = {key: test.p for key, test in tests.items() if test is not None}
     return dict(zip(found, holm(list(found.values())), strict=True))
