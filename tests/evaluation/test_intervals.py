@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from diffclip.errors import InputError
+from diffclip.evaluation.focus_names import bounds
 from diffclip.evaluation.intervals import (
     class_mean_interval,
     difference_interval,
@@ -9,6 +10,7 @@ from diffclip.evaluation.intervals import (
     mean_intervals,
     wilson,
 )
+from diffclip.evaluation.scores import Score
 
 
 def coins(n: int, share: float, seed: int = 0) -> np.ndarray:
@@ -69,6 +71,53 @@ def test_one_picture_with_mixed_captions_is_not_certain():
     low, high = mean_interval([1, 0], [4, 4])
     assert low < 0.2 < 0.5 < 0.8 < high
     assert mean_interval([3.0, 3.0]) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize("value", [-1.0, -0.5, 0.0, 1.0])
+def test_equal_signed_numbers_leave_a_margin_to_both_sides(value):
+    margin = 1.96**2 / (100 + 1.96**2)
+    low, high = mean_interval(np.full(100, value), bounds=(-1, 1))
+    assert (low, high) == pytest.approx((max(-1, value - margin), min(1, value + margin)), rel=1e-3)
+    first = np.full(100, value)
+    low, high = difference_interval(first, -first, bounds=(-1, 1))
+    assert (low, high) == pytest.approx((max(-2, 2 * value - margin), min(2, 2 * value + margin)), rel=1e-3)
+
+
+def test_equal_numbers_without_bounds_stay_as_they_are():
+    for value in (0.5, 5.0):
+        assert mean_interval(np.full(50, value), bounds=None) == (value, value)
+    low, high = difference_interval(np.full(50, 5.0), np.full(50, 2.0), bounds=None)
+    assert low <= 3 <= high
+    # where values differ, bounds do not matter
+    values = coins(100, 0.5)
+    assert mean_interval(values, bounds=None) == mean_interval(values)
+
+
+def test_models_are_compared_within_what_a_metric_lies_between():
+    wanted = {
+        "acc1": (0, 1),
+        "relevance_inside/layer 2": (0, 1),
+        "A1_minus_A2_entropy/layer 1 head 2": (-1, 1),
+        "A1_A2_correlation": (-1, 1),
+        "A2_inside_over_area": None,
+        "rollout_effective_patches": None,
+    }
+    assert {metric: bounds(metric) for metric in wanted} == wanted
+    one, other = (
+        Score("A1_effective_patches", value, 50, value, value, 64.0, np.full(50, value))
+        for value in (5.0, 2.0)
+    )
+    assert one.gain_over(other) == (3.0, 3.0)
+    signed = Score("A1_minus_A2_inside", 1.0, 50, 1.0, 1.0, 0.0, np.ones(50))
+    opposite = Score("A1_minus_A2_inside", -1.0, 50, -1.0, -1.0, 0.0, -np.ones(50))
+    low, high = signed.gain_over(opposite)
+    assert 1.9 < low < high == 2
+
+
+def test_columns_have_bounds_of_their_own():
+    found = mean_intervals(np.zeros((100, 3)), bounds=[(0, 1), (-1, 1), None])
+    high = 1.96**2 / (100 + 1.96**2)
+    assert found == pytest.approx(np.array([[0, high], [-high, high], [0, 0]]), rel=1e-3)
 
 
 def test_wilson_matches_the_textbook():
@@ -140,8 +189,8 @@ def test_columns_at_once_are_columns_one_by_one(clusters, monkeypatch):
     table[:, 3], table[:, 4] = 1.0, -2.5
     monkeypatch.setattr(intervals, "_DRAWS_AT_ONCE", 7000)
     found = mean_intervals(table, clusters)
-    for column, bounds in zip(table.T, found, strict=True):
-        assert bounds == pytest.approx(mean_interval(column, clusters))
+    for column, interval in zip(table.T, found, strict=True):
+        assert interval == pytest.approx(mean_interval(column, clusters))
 
 
 @pytest.mark.parametrize("bad", [[1.0], [[]], [[float("inf")]]])

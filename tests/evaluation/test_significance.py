@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from diffclip.errors import InputError
-from diffclip.evaluation import significance
+from diffclip.evaluation import sign_flips
 from diffclip.evaluation.significance import (
+    SeedSummary,
     compare_counts,
     detectable_difference,
     holm,
@@ -47,7 +48,7 @@ def test_one_item_a_cluster_is_mcnemar_but_for_chance():
     exact = paired_test(first, second).p
     flips = paired_test(first, second, np.arange(400))
     assert flips.test == "sign flips"
-    assert flips.p == pytest.approx(exact, abs=4 * math.sqrt(exact / significance.FLIPS))
+    assert flips.p == pytest.approx(exact, abs=4 * math.sqrt(exact / sign_flips.FLIPS))
 
 
 def test_few_clusters_are_tried_out():
@@ -84,7 +85,7 @@ def test_captions_of_one_picture_are_no_five_items():
 
 def test_p_is_never_0_and_depends_on_the_seed_alone():
     ones = np.linspace(0.5, 1, 200)
-    assert paired_test(ones, np.zeros(200)).p == 1 / (significance.FLIPS + 1)
+    assert paired_test(ones, np.zeros(200)).p == 1 / (sign_flips.FLIPS + 1)
     noise = np.random.default_rng(0).normal(0.1, 1, 100)
     assert paired_test(noise, noise * 0, seed=3) == paired_test(noise, noise * 0, seed=3)
     assert paired_test(noise, noise * 0, seed=3).p != paired_test(noise, noise * 0, seed=4).p
@@ -93,7 +94,7 @@ def test_p_is_never_0_and_depends_on_the_seed_alone():
 def test_blocks_of_flips_do_not_change_the_result(monkeypatch):
     noise = np.random.default_rng(0).normal(0.1, 1, 100)
     whole = paired_test(noise, noise * 0)
-    monkeypatch.setattr(significance, "_FLIPS_AT_ONCE", 7000)
+    monkeypatch.setattr(sign_flips, "_FLIPS_AT_ONCE", 7000)
     assert paired_test(noise, noise * 0) == whole
 
 
@@ -129,7 +130,7 @@ def test_seeds():
     assert summary.mean == pytest.approx(0.71333, abs=1e-5)
     assert summary.sd == pytest.approx(0.025166, abs=1e-6)
     assert summary.high - summary.mean == pytest.approx(4.3027 * 0.025166 / math.sqrt(3), abs=1e-5)
-    assert over_seeds([0.5]) == significance.SeedSummary(1, 0.5, None, None, None)
+    assert over_seeds([0.5]) == SeedSummary(1, 0.5, None, None, None)
 
 
 def test_student():

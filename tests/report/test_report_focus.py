@@ -1,6 +1,8 @@
 """Where models look: hundreds of numbers stay out of the way of all others, and those shown are shown as they are."""
 
+import gc
 import re
+import weakref
 
 import pytest
 from focus_records import focus_records
@@ -13,7 +15,14 @@ from diffclip.report.compare import Measure, compare
 from diffclip.report.course import course_chart
 from diffclip.report.figures import all_charts
 from diffclip.report.focus_charts import focus_charts
-from diffclip.report.focus_data import comparisons_on, focus_sets, shown_on, stems
+from diffclip.report.focus_data import (
+    by_layer,
+    comparisons_on,
+    focus_sets,
+    layer_comparisons,
+    shown_on,
+    stems,
+)
 from diffclip.report.focus_metrics import (
     SHOWN,
     focus_name,
@@ -23,6 +32,7 @@ from diffclip.report.focus_metrics import (
     plain,
     uniform_level,
 )
+from diffclip.report.focus_section import focus_markdown
 from diffclip.report.focus_tables import focus_tables, folded_tables
 from diffclip.report.markdown import write_section
 from diffclip.report.metrics import amount, metric_name
@@ -184,26 +194,50 @@ def test_names_and_numbers_for_readers():
     assert is_merit(measure("acc1")._replace(task="zero-shot"))
 
 
-def test_page_and_markdown_have_a_section_of_it(alone, tmp_path):
-    records, _ = focus_records(MODELS, hits=True)
+def test_page_and_markdown_have_a_section_of_it(tmp_path):
+    # without layers there is one chart to draw
+    records, outcomes = focus_records(MODELS, details=False, hits=True)
     beside = collect([], [*records, *(record(model, "acc1", 0.5) for model in MODELS)])
     text = page(beside, "A page")
     assert '<section id="focus">' in text
     words = re.sub(r"<[^>]*>", " ", re.sub(r'"data:[^"]*"', "", text))
     assert "Is A1 salient, and A2 diffuse?" in words
-    assert "Layer by layer: scenes (test)" in words
     assert text.count("<details><summary>Other maps and measures, and every layer</summary>") == 1
     assert '<section id="focus">' not in page(collect([], [record("CLIP", "acc1", 0.5)]), "A page")
 
     file = tmp_path / "results.md"
-    write_section(file, "x", alone, tmp_path / "figures")
+    write_section(file, "x", collect([], records, outcomes), tmp_path / "figures")
     markdown = file.read_text()
-    links = re.findall(r"figures/x_(\w+)\.png", markdown)
-    assert links == ["focus_scenes", "focus_layers_scenes", "focus_pairs_scenes", "focus_heads_scenes"]
-    assert all((tmp_path / "figures" / f"x_{link}.svg").is_file() for link in links)
+    assert re.findall(r"figures/x_(\w+)\.png", markdown) == ["focus_scenes"]
+    assert (tmp_path / "figures" / "x_focus_scenes.svg").is_file()
     assert "**DiffCLIP − CLIP" not in markdown
-    assert markdown.index("**Focus on scenes, test split**") < markdown.index("focus_layers_scenes")
-    assert markdown.index("<summary>Other maps") < markdown.index("by layer: scenes, test split**")
+
+
+def test_the_section_has_every_chart_where_it_belongs(alone):
+    links = {chart.name: chart.name for own in focus_charts(alone).values() for chart in own}
+    text = "\n".join(focus_markdown(alone, links))
+    order = ["focus_scenes\n", "**Focus on scenes, test split**", "focus_layers_scenes", "Is A1 salient"]
+    order += [
+        "focus_pairs_scenes",
+        "focus_heads_scenes",
+        "<summary>Other maps",
+        "by layer: scenes, test split**",
+    ]
+    places = [text.index(one) for one in order]
+    assert places == sorted(places)
+
+
+def test_what_was_worked_out_goes_with_its_collection():
+    collection = collect([], *focus_records({"DiffCLIP": 0.0}))
+    (where,) = focus_sets(collection)
+    named = where._replace(metric="attention_entropy")
+    assert by_layer(collection, named) is by_layer(collection, named)
+    layer_comparisons(collection, named)
+    compare(collection)
+    gone = weakref.ref(collection)
+    del collection
+    gc.collect()
+    assert gone() is None
 
 
 def test_charts_are_of_each_set():

@@ -21,7 +21,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.embed import Progress, Tokenizer, embed_texts, evaluating
 from diffclip.evaluation.focus_chance import chance_of_uniform
 from diffclip.evaluation.focus_maps import ByLayer, measure
-from diffclip.evaluation.focus_names import detail, is_detail, is_share, kind_of
+from diffclip.evaluation.focus_names import bounds, detail, is_detail, is_share, kind_of
 from diffclip.evaluation.intervals import mean_intervals
 from diffclip.evaluation.scores import Score
 from diffclip.focus.recording import pictures_at_once
@@ -172,12 +172,12 @@ def _scores(
     columns = sorted(_columns(found), key=lambda column: (is_detail(column.metric), not column.kept))
     table = np.round(np.stack([column.values[order] for column in columns], axis=1) * _STEPS) / _STEPS
     pictures = pictures[order]
-    bounds = mean_intervals(table, pictures)
+    intervals = mean_intervals(table, pictures, bounds=[bounds(column.metric) for column in columns])
     scores = []
     for place, column in enumerate(columns):
         values = np.ascontiguousarray(table[:, place])
         kept = (values, pictures) if column.kept else (None, None)
-        low, high = bounds[place].tolist()
+        low, high = intervals[place].tolist()
         chance = _chance(column.metric, uniform)
         scores.append(Score(column.metric, float(values.mean()), len(values), low, high, chance, *kept))
     return scores

@@ -39,3 +39,10 @@ def is_detail(metric: str) -> bool:
 def is_share(metric: str) -> bool:
     """Whether a metric is a share, which may be shown in %; a count, a ratio and a correlation are none."""
     return not headline(metric).endswith(_NOT_SHARES)
+
+
+def bounds(metric: str) -> tuple[float, float] | None:
+    """What a metric lies between: a share 0 and 1, a difference of shares or a correlation −1 and 1, others nothing."""
+    if headline(metric).startswith(_BOTH):
+        return -1.0, 1.0
+    return (0.0, 1.0) if is_share(metric) else None

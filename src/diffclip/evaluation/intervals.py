@@ -3,13 +3,13 @@
 Items that belong together (the captions of one picture) form a cluster and are resampled together; treating
 them as independent would make the interval too narrow. Where every outcome is equal the bootstrap collapses
 to a point, which says nothing about what was not seen: there the Wilson interval (1927) stands in, with the
-clusters as its trials.
+clusters as its trials. It is one of proportions; numbers without bounds have nothing in its place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,9 @@ from diffclip.errors import InputError
 
 RESAMPLES = 1000
 Interval = tuple[float, float]
+Bounds = tuple[float, float] | None
+"""What a number lies between: (0, 1), (-1, 1), or None where it has no such bounds."""
+SHARE: Bounds = (0.0, 1.0)
 
 _LEVEL = 0.95
 _Z = 1.959963984540054  # the normal quantile of (1 + _LEVEL) / 2
@@ -32,32 +35,37 @@ def wilson(successes: float, trials: float) -> Interval:
     return (0.0 if share == 0 else centre - half), (1.0 if share == 1 else centre + half)
 
 
-def mean_interval(values: ArrayLike, clusters: ArrayLike | None = None, seed: int = 0) -> Interval:
+def mean_interval(
+    values: ArrayLike, clusters: ArrayLike | None = None, seed: int = 0, bounds: Bounds = SHARE
+) -> Interval:
     """The interval of the mean of `values` [n], such as hits of 0 and 1.
 
     Args:
         values: [n] finite numbers.
         clusters: [n] cluster of each value (any integers); None: every value by itself.
         seed: of the resampling; equal seeds and sizes draw the same items, whatever the values are.
+        bounds: of the values.
 
     Returns:
-        (low, high). If every cluster has the same mean (all right, all wrong, a single item), Wilson with as
-        many trials as clusters; outside [0, 1], where that has no meaning, the mean twice.
+        (low, high). If every cluster has the same mean (all right, all wrong, a single item): of shares Wilson
+        with as many trials as clusters; between −1 and 1 Wilson's upper bound on the share not seen, z²/(n + z²),
+        to either side; without bounds, or outside them, the mean twice.
 
     Raises:
         InputError: no values, or one that is not finite.
     """
     sums, sizes = by_cluster(values, clusters)
-    first = sums[0] / sizes[0]
+    first = float(sums[0] / sizes[0])
     if np.all(sums == first * sizes):
-        return (
-            wilson(float(first) * len(sums), len(sums)) if 0 <= first <= 1 else (float(first), float(first))
-        )
+        inside = bounds is not None and bounds[0] <= first <= bounds[1]
+        if inside and bounds == SHARE:
+            return wilson(first * len(sums), len(sums))
+        return _around(first, len(sums), bounds if inside else None)
     return _percentiles(_resampled_means(sums, sizes, seed))
 
 
 def mean_intervals(
-    values: ArrayLike, clusters: ArrayLike | None = None, seed: int = 0
+    values: ArrayLike, clusters: ArrayLike | None = None, seed: int = 0, bounds: Sequence[Bounds] = ()
 ) -> NDArray[np.float64]:
     """The intervals of the means of many columns over the same items: `mean_interval` of each, [columns, 2].
 
@@ -66,6 +74,7 @@ def mean_intervals(
     Args:
         values: [n, columns] finite numbers.
         clusters, seed: as for `mean_interval`.
+        bounds: of each column; where none are given, all columns are shares.
 
     Raises:
         InputError: no values, or one that is not finite.
@@ -87,18 +96,24 @@ def mean_intervals(
     means = weights @ sums / (weights @ sizes)[:, None]
     found: NDArray[np.float64] = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0).T
     for column in np.flatnonzero(np.all(sums == sums[0] / sizes[0] * sizes[:, None], axis=0)):
-        found[column] = mean_interval(table[:, column], clusters, seed)
+        own = bounds[column] if bounds else SHARE
+        found[column] = mean_interval(table[:, column], clusters, seed, own)
     return found
 
 
 def difference_interval(
-    values: ArrayLike, others: ArrayLike, clusters: ArrayLike | None = None, seed: int = 0
+    values: ArrayLike,
+    others: ArrayLike,
+    clusters: ArrayLike | None = None,
+    seed: int = 0,
+    bounds: Bounds = SHARE,
 ) -> Interval:
-    """The interval of mean(values) − mean(others), outcomes in [0, 1] of two models on the same items,
-    paired.
+    """The interval of mean(values) − mean(others), outcomes of two models on the same items, paired; `bounds` are those
+    of an outcome.
 
     An interval without 0 in it says that the models differ on items like these. Where all n differences are
-    equal, the margin is Wilson's upper bound on the share of differences not seen, z²/(n + z²).
+    equal, the margin is Wilson's upper bound on the share of differences not seen, z²/(n + z²); of outcomes without
+    bounds, in whose unit no share is, there is none.
 
     Raises:
         InputError: no values, one that is not finite, or another number of them.
@@ -109,10 +124,10 @@ def difference_interval(
             f"outcomes of {first.size} and {second.size} items cannot be paired: use the same set"
         )
     sums, sizes = by_cluster(first - second, clusters)
-    difference = sums[0] / sizes[0]
+    difference = float(sums[0] / sizes[0])
     if np.all(sums == difference * sizes):
-        margin = wilson(0, len(sums))[1]
-        return max(-1.0, float(difference) - margin), min(1.0, float(difference) + margin)
+        reach = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+        return _around(difference, len(sums), reach)
     return _percentiles(_resampled_means(sums, sizes, seed))
 
 
@@ -160,6 +175,14 @@ def by_cluster(
     if index.shape != array.shape:
         raise InputError(f"{index.size} clusters for {array.size} values: give one for each value")
     return np.bincount(index, weights=array).astype(np.float64), np.bincount(index).astype(np.float64)
+
+
+def _around(value: float, trials: int, bounds: Bounds) -> Interval:
+    """What may be left of a value that all trials have, between its bounds."""
+    if bounds is None:
+        return value, value
+    margin = wilson(0, trials)[1]
+    return max(bounds[0], value - margin), min(bounds[1], value + margin)
 
 
 def _draws(items: int, seed: int) -> Iterator[NDArray[np.int64]]:

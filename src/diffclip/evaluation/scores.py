@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffclip.evaluation.focus_names import bounds
 from diffclip.evaluation.intervals import Interval, class_mean_interval, difference_interval, mean_interval
 from diffclip.evaluation.metrics import NOT_ASKED, hits_at, mean_per_class_recall
 from diffclip.evaluation.records import Record
@@ -16,11 +17,12 @@ from diffclip.evaluation.significance import PairedTest, paired_test
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of one model, fractions in [0, 1].
+    """One metric of one model: a fraction in [0, 1], but of the task `focus` whatever `focus_names.bounds` says.
 
-    `low` and `high` bound the 95 % interval, `count` is the number of items averaged over, and `chance` is
-    what a random order would get. `hits` holds the outcome of each item, for a paired comparison, with its
-    cluster (None where the metric is no plain mean over items); of few-shot the items are the answers of all episodes.
+    `low` and `high` bound the 95 % interval, `count` is the number of items averaged over, and `chance` is what
+    a random order would get, or of `focus` a map that is the same everywhere. `hits` holds the outcome of each
+    item, for a paired comparison, with its cluster (None where the metric is no plain mean over items); of
+    few-shot the items are the answers of all episodes.
     """
 
     metric: str
@@ -41,7 +43,7 @@ class Score:
         """
         if self.hits is None or other.hits is None:
             return None
-        return difference_interval(self.hits, other.hits, self.clusters)
+        return difference_interval(self.hits, other.hits, self.clusters, bounds=bounds(self.metric))
 
     def tested_against(self, other: Score) -> PairedTest | None:
         """The paired test of this value against that of `other` on the same items; None without outcomes.

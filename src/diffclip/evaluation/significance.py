@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -21,14 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from diffclip.errors import InputError
 from diffclip.evaluation.intervals import Interval, by_cluster, wilson
+from diffclip.evaluation.sign_flips import flip_p
 
 ALPHA = 0.05
 POWER = 0.8
-FLIPS = 9999
-"""Random sign flips of a test; p is at least 1 / (FLIPS + 1)."""
-
-_EXACT_BELOW = 13  # clusters that differ: 2¹³ sign patterns are fewer than FLIPS, so all of them are tried
-_FLIPS_AT_ONCE = 1 << 22
 _ROUNDING = 1e-12
 _GRID = 20_000
 
@@ -120,7 +116,7 @@ def paired_test(
     if clusters is None and np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all():
         p = mcnemar(int((sums > 0).sum()), int((sums < 0).sum()))
         return PairedTest("exact McNemar", difference, p, len(sums), informative)
-    return PairedTest("sign flips", difference, _flip_p(sums[sums != 0], seed), len(sums), informative)
+    return PairedTest("sign flips", difference, flip_p(sums[sums != 0], seed), len(sums), informative)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -244,44 +240,6 @@ def _outcomes(values: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or not array.size or not np.isfinite(array).all():
         raise InputError(f"a test needs a row of finite numbers, got shape {list(array.shape)}")
     return array
-
-
-def _flip_p(sums: NDArray[np.float64], seed: int) -> float:
-    """The share of sign patterns whose total is at least as far from 0 as that of `sums` (none is 0)."""
-    exact = len(sums) <= _EXACT_BELOW
-    observed = abs(float(sums.sum()))
-    # equal totals may differ by the order in which they were added
-    limit = observed - 1e-9 * max(1.0, observed)
-    far, tried = 0, 0
-    for totals in _all_flips(sums) if exact else _random_flips(sums, seed):
-        far += int((np.abs(totals) >= limit).sum())
-        tried += len(totals)
-    return far / tried if exact else (far + 1) / (tried + 1)
-
-
-def _all_flips(sums: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
-    patterns = np.arange(2 ** len(sums))[:, None] >> np.arange(len(sums)) & 1
-    yield (2 * patterns - 1) @ sums
-
-
-def _random_flips(sums: NDArray[np.float64], seed: int) -> Iterator[NDArray[np.float64]]:
-    """Totals under random signs. Of m sums of one size only the number of positive ones matters: one binomial. Where
-    few are of one size, a bit each is quicker."""
-    sizes, counts = np.unique(np.abs(sums), return_counts=True)
-    generator = np.random.default_rng(seed)
-    if 4 * len(sizes) > len(sums):
-        # whole words of 32 bits, as the generator draws them, so that blocks of any size have the same signs
-        width, step = 4 * -(-len(sums) // 32), max(1, _FLIPS_AT_ONCE // len(sums))
-        for start in range(0, FLIPS, step):
-            rows = min(step, FLIPS - start)
-            drawn = np.frombuffer(generator.bytes(rows * width), dtype=np.uint8).reshape(rows, width)
-            bits = np.unpackbits(drawn, axis=1, count=len(sums)).astype(np.float64)
-            yield 2 * (bits @ sums) - sums.sum()
-        return
-    step = max(1, _FLIPS_AT_ONCE // len(sizes))
-    for start in range(0, FLIPS, step):
-        positive = generator.binomial(counts, 0.5, size=(min(step, FLIPS - start), len(sizes)))
-        yield (2 * positive - counts) @ sizes
 
 
 def _fisher(right: int, count: int, other_right: int, other_count: int) -> float:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.protocol import method_of
 from diffclip.evaluation.significance import ALPHA, holm, over_seeds, paired_by_seed
+from diffclip.report.kept import kept
 from diffclip.report.paired import Basis, paired_difference
 from diffclip.report.series import Collection, Measured, Result, Series, baseline_of
 
@@ -147,7 +147,7 @@ def corrected(comparisons: Iterable[Comparison]) -> list[Comparison]:
 
 
 # a page asks for the verdict and for each kind of table
-@lru_cache(maxsize=2)
+@kept
 def _compare(collection: Collection) -> tuple[Comparison, ...]:
     measures = dict.fromkeys(measure_of(result) for result in collection.results)
     return tuple(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 from diffclip.evaluation.focus_names import detail, headline
 from diffclip.report.compare import Comparison, Measure, compare_in, corrected, measure_of
 from diffclip.report.focus_metrics import FOCUS, SHOWN
+from diffclip.report.kept import kept
 from diffclip.report.series import Collection, Measured, Result, Series
 from diffclip.report.sheet import stem_of
 from diffclip.report.told import comparisons_of
@@ -64,7 +64,7 @@ def by_head(collection: Collection, measure: Measure) -> dict[int, Layers]:
 
 
 # paired tests on the items of every layer take a while
-@lru_cache(maxsize=64)
+@kept
 def layer_comparisons(collection: Collection, measure: Measure) -> dict[int, list[Comparison]]:
     """Every series against its CLIP in each layer, corrected for the number of all of them."""
     found = {
@@ -76,7 +76,7 @@ def layer_comparisons(collection: Collection, measure: Measure) -> dict[int, lis
 
 
 # every chart and table asks
-@lru_cache(maxsize=2)
+@kept
 def _details(collection: Collection) -> _Details:
     """By headline measure and head (None: the whole layer)."""
     found: dict[tuple[Measure, int | None], dict[int, dict[Series, dict[int | None, list[Result]]]]] = {}

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from diffclip.evaluation.averages import pictures_of
+from diffclip.evaluation.focus_names import bounds
 from diffclip.evaluation.intervals import Interval, difference_interval
 from diffclip.evaluation.outcomes import ItemOutcomes, key_of
 from diffclip.evaluation.records import Record
@@ -82,6 +83,16 @@ def paired_difference(
     return PairedDifference(mean, mean - down, mean + up, p, basis)
 
 
+def p_of_no_mean(own: Measured, outcomes: Mapping[str, ItemOutcomes]) -> float | None:
+    """The two-sided p of a signed number of one training run that would be 0: sign flips of its items' outcomes, or
+    where these are not known that of a normal with its interval; None without one."""
+    items = _outcomes_of(own.records, outcomes)
+    if items is not None:
+        return paired_test(items.hits, np.zeros_like(items.hits), items.clusters).p
+    halves = _halves_of_records(own.records)
+    return None if halves is None else _normal_p(own.value, halves[0] if own.value > 0 else halves[1])
+
+
 def _parts(measured: Measured) -> list[tuple[float, list[Record]]]:
     """Each set of an average with its weight and its record in every draw."""
     first = measured.results[0]
@@ -136,7 +147,8 @@ def _halves(group: Sequence[_Component]) -> Interval | None:
         ours, theirs = (
             sum(one.weight / total * one.items[side].hits for one in group if one.items) for side in (0, 1)
         )
-        low, high = difference_interval(ours, theirs, first[0].clusters)
+        own = bounds(group[0].own[0].metric)
+        low, high = difference_interval(ours, theirs, first[0].clusters, bounds=own)
         middle = float(np.mean(ours) - np.mean(theirs))
         return max(0.0, total * (middle - low)), max(0.0, total * (high - middle))
     down = up = 0.0
@@ -162,12 +174,14 @@ def _aligned(group: Sequence[_Component]) -> bool:
 def _half_of_one(one: _Component) -> Interval | None:
     middle = one.difference
     if one.items:
-        low, high = difference_interval(one.items[0].hits, one.items[1].hits, one.items[0].clusters)
+        ours, theirs = one.items
+        own = bounds(one.own[0].metric)
+        low, high = difference_interval(ours.hits, theirs.hits, ours.clusters, bounds=own)
         return max(0.0, middle - low), max(0.0, high - middle)
-    ours, theirs = _halves_of_records(one.own), _halves_of_records(one.reference)
-    if ours is None or theirs is None:
+    first, second = _halves_of_records(one.own), _halves_of_records(one.reference)
+    if first is None or second is None:
         return None
-    return math.hypot(ours[0], theirs[1]), math.hypot(ours[1], theirs[0])
+    return math.hypot(first[0], second[1]), math.hypot(first[1], second[0])
 
 
 def _halves_of_records(records: Sequence[Record]) -> Interval | None:

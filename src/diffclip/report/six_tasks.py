@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS
 from diffclip.report.charts import Chart, Panel
 from diffclip.report.compare import Measure, by_series, measure_of
 from diffclip.report.grouped import Group, draw_groups, legend_of, reading, shown_in
+from diffclip.report.kept import kept
 from diffclip.report.metrics import worth_averaging
 from diffclip.report.series import Collection
 from diffclip.report.sets import set_name, sets_of, widest
@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT = 3.4, 2.5
 
 
 # every figure and table asks
-@lru_cache(maxsize=2)
+@kept
 def six_task_measures(collection: Collection) -> dict[str, Measure]:
     """The measure of each panel that there are results for; where models have other sets, the commonest."""
     chosen = {}
@@ -29,7 +29,7 @@ def six_task_measures(collection: Collection) -> dict[str, Measure]:
     return chosen
 
 
-@lru_cache(maxsize=2)
+@kept
 def is_broad(collection: Collection) -> bool:
     """Whether the averages over six tasks say more briefly what the sets say one by one."""
     return worth_averaging([measure_of(one) for one in collection.results if one.record.value is not None])
