@@ -1,6 +1,5 @@
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +10,11 @@ from typer.testing import CliRunner
 
 import diffclip.cli.search as command
 import diffclip.errors
+from diffclip.cli.main import main
 from diffclip.cli.search import search
 from diffclip.errors import InputError
+from diffclip.search import BusyError
+from diffclip.search.lock import updating
 
 app = typer.Typer()
 app.command()(search)
@@ -147,14 +149,31 @@ def test_what_is_not_installed_is_told_before_any_work(call, photos, monkeypatch
         call(photos, "red")
 
 
-@pytest.mark.slow
-def test_a_damaged_index_is_one_line_of_a_real_process(call, photos, model_folder, tmp_path):
+def test_a_damaged_index_is_one_line(call, photos, model_folder, tmp_path, monkeypatch, capsys):
     place = tmp_path / "place"
     call(photos, "red", "--index", place)
     (place / "index.sqlite").write_bytes(b"junk" * 5000)
-    words = [sys.executable, "-m", "diffclip.cli", "search", photos, "red", "--model", model_folder]
-    done = subprocess.run([*words, "--index", place], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"diffclip: the index {place} is damaged (")
-    assert done.stderr.endswith("): remove that folder, it is made anew\n")
-    assert done.stderr.count("\n") == 1
+    words = ["diffclip", "search", photos, "red", "--model", model_folder, "--index", place]
+    monkeypatch.setattr(sys, "argv", list(map(str, words)))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"diffclip: the index {place} is damaged (")
+    assert said.endswith("): remove that folder, it is made anew\n")
+    assert said.count("\n") == 1
+
+
+def test_while_another_updates_what_is_there_is_searched(call, photos, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    with updating(place), pytest.raises(BusyError, match=r"this process updates the index .* already: wait"):
+        call(photos, "red", "--index", place)
+    (photos / "broken.png").write_bytes(b"")
+    call(photos, "red", "--index", place)
+    with updating(place):
+        printed, said = call(photos, "red", "--index", place, "--json")
+    assert len(hits(printed)) == 3
+    first, second = said.splitlines()
+    assert first == "diffclip: this process updates the index: searching the 3 pictures in it so far"
+    assert second.startswith("diffclip: skipped 1 of 4 files: broken.png")

@@ -1,9 +1,11 @@
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
 from diffclip.search import compact
 from diffclip.search.compact import CompactVectors
-from diffclip.search.lock import updating
+from diffclip.search.lock import updating, writing_compact
 from diffclip.search.scan import Entry
 from diffclip.search.store import COMPACT, Outcome, Store
 
@@ -212,12 +214,46 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(store):
     check(store, shelf, vectors)
 
 
-def test_only_who_may_update_writes_the_file_and_leftovers_go(store):
+def test_one_writes_the_file_at_a_time_and_leftovers_go(store):
     fill(store, named(unit(100)))
-    with updating(store.place):
+    with writing_compact(store.place):
         CompactVectors(WIDTH).refresh(store)
         assert not file_of(store).exists()
     file_of(store).parent.mkdir()
     (file_of(store).parent / ".0123abcd.tmp").write_bytes(b"of a process that was killed")
     CompactVectors(WIDTH).refresh(store)
     assert [file.name for file in file_of(store).parent.iterdir()] == ["vectors.faiss"]
+
+
+def test_writing_the_file_and_updating_do_not_wait_for_each_other(store):
+    fill(store, named(unit(100)))
+    with updating(store.place):
+        CompactVectors(WIDTH).refresh(store)
+        assert file_of(store).exists()
+    with writing_compact(store.place), updating(store.place):
+        pass
+    Store(store.place, store.place.parent, "m", "label", WIDTH).close()
+
+
+def test_a_file_written_between_is_of_no_later_moment_than_what_is_read(store, monkeypatch):
+    """Else what came between would be taken in twice."""
+    vectors = named(unit(60))
+    fill(store, vectors)
+    other = Store(store.place, store.place.parent, "m", "label", WIDTH)
+    both, snapshot = vectors | named(unit(60, seed=2), 500), store.snapshot
+
+    @contextmanager
+    def later():
+        with snapshot():
+            store.state()
+            fill(other, both)
+            CompactVectors(WIDTH).refresh(other)
+            yield
+
+    shelf = CompactVectors(WIDTH)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "snapshot", later)
+        shelf.refresh(store)
+    check(store, shelf, vectors)
+    shelf.refresh(store)
+    check(store, shelf, both)

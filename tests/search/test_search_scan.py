@@ -1,3 +1,4 @@
+import errno
 import os
 
 import pytest
@@ -20,6 +21,40 @@ def test_what_find_images_finds_with_size_and_time(folder, draw):
     assert {folder / os.fsdecode(path) for path in found} == set(find_images([folder]))
     status = (folder / "LOUD.PNG").stat()
     assert (found[b"LOUD.PNG"].size, found[b"LOUD.PNG"].mtime) == (status.st_size, status.st_mtime_ns)
+
+
+def test_a_listing_that_breaks_off_is_told_and_is_taken_an_entry_at_a_time(folder, monkeypatch):
+    original, listed = os.scandir, []
+
+    class BreaksOff:
+        def __init__(self, path):
+            self.path = os.fsdecode(path)
+            self.listing = original(path)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.listing.close()
+
+        def __iter__(self):
+            for entry in self.listing:
+                listed.append(entry.name)
+                yield entry
+            if self.path.rstrip("/").endswith(broken):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    whole = names(folder)
+    monkeypatch.setattr(os, "scandir", BreaksOff)
+    broken, unreadable = "more", []
+    assert names(folder, unreadable) == whole
+    assert unreadable == [Unreadable(b"more", os.strerror(errno.EIO))]
+    listed.clear()
+    first = next(scan(folder, []))
+    assert listed[-1] == first.path
+    broken = "my pictures"
+    with pytest.raises(InputError, match=r"cannot read .*my pictures: Input/output error"):
+        names(folder)
 
 
 def test_links_are_followed_to_files_inside_only(folder, draw, tmp_path):

@@ -57,8 +57,8 @@ def search(
     Example: diffclip search photos/ --image dog.jpg --model runs/demo/DiffCLIP --json
 
     The first search embeds every picture and keeps that in an index; later ones only those that are new or have
-    changed. One that is stopped goes on where it was. Each model has its own index of a folder. Broken pictures are
-    skipped, counted and named.
+    changed. One that is stopped goes on where it was; while it runs, others search what it has done. Each model has its
+    own index of a folder. Broken pictures are skipped, counted and named.
 
     Memory beside the model and the program: 2 bytes a number of a vector and 8 a picture, and 50 MB. For a million
     pictures and a model 512 wide that is 1.1 GB.
@@ -106,11 +106,24 @@ def _check_sheet(sheet: Path) -> None:
 
 
 def _update(pictures: PictureIndex, batch_size: int, workers: int) -> list[Fault]:
-    """Bring the index up to date, say on stderr what came of it, and return what was skipped."""
-    from diffclip.cli.progress import showing_progress
+    """Bring the index up to date, say on stderr what came of it, and return what was skipped.
 
-    with showing_progress("index", {}) as progress:
-        done = pictures.update(progress, batch_size, workers)
+    While another process does that, what the index holds so far is left as it is.
+    """
+    from diffclip.cli.progress import showing_progress
+    from diffclip.search import BusyError
+
+    try:
+        with showing_progress("index", {}) as progress:
+            done = pictures.update(progress, batch_size, workers)
+    except BusyError as busy:
+        if not len(pictures):
+            raise
+        print(
+            f"diffclip: {busy.holder} updates the index: searching the {len(pictures):,} pictures in it so far",
+            file=sys.stderr,
+        )
+        return pictures.faults()
     if done.added or done.changed or done.removed:
         print(
             f"diffclip: index of {done.total:,} pictures: {done.added:,} added, {done.changed:,} changed, "

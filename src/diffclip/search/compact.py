@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
-from diffclip.search.lock import updating
+from diffclip.search.lock import writing_compact
 from diffclip.search.store import COMPACT, State, Store
 
 PART = 16384
@@ -66,10 +66,11 @@ class CompactVectors:
 
     def _take_in(self, store: Store) -> int:
         """How many vectors came and went, besides those from the file."""
+        if self._state.identity != store.identity:
+            # before the snapshot, which another process that writes the file could else be ahead of
+            self._state = self._read(store)
         with store.snapshot():
             state = store.state()
-            if self._state.identity != state.identity:
-                self._state = self._read(store)
             changed = self._remove(store) if state.removals != self._state.removals else 0
             for ids, data in store.vectors(self._state.last, _CHUNK):
                 self._add(ids, data)
@@ -126,7 +127,7 @@ class CompactVectors:
     def _write(self, store: Store) -> None:
         folder = store.place / COMPACT
         # A cache that cannot be written, now or by us, costs the time again, nothing else.
-        with suppress(InputError, OSError), updating(store.place):
+        with suppress(InputError, OSError), writing_compact(store.place):
             for left in folder.glob(".*.tmp"):
                 left.unlink(missing_ok=True)
             with write_atomically(folder / FILE) as temporary, temporary.open("wb") as handle:

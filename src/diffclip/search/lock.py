@@ -1,4 +1,4 @@
-"""One at a time updates an index; who reads it is not kept waiting."""
+"""One at a time updates an index, and one writes its cache; who reads them is not kept waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from diffclip.errors import InputError
 from diffclip.files import disk_errors
-from diffclip.search.store import LOCK
+from diffclip.search.store import COMPACT_LOCK, LOCK
 
 # A process never stands in its own way with the system's lock, and closing the file once would end it.
 _held: set[str] = set()
@@ -20,7 +20,13 @@ _turn = threading.Lock()
 
 
 class BusyError(InputError):
-    """Somebody else updates the index."""
+    """Somebody else, the `holder`, works on the index."""
+
+    def __init__(self, holder: str, place: Path) -> None:
+        self.holder = holder
+        super().__init__(
+            f"{holder} updates the index {place} already: wait for it, or search what is there with --no-update"
+        )
 
 
 @contextmanager
@@ -33,11 +39,24 @@ def updating(place: Path) -> Iterator[None]:
         BusyError: another process, or another index of this one, updates it.
         InputError: `place` cannot be written.
     """
-    file = place / LOCK
+    with _alone(place, LOCK):
+        yield
+
+
+@contextmanager
+def writing_compact(place: Path) -> Iterator[None]:
+    """As `updating`, for the vectors kept for FAISS, so that who only searches keeps nobody from updating."""
+    with _alone(place, COMPACT_LOCK):
+        yield
+
+
+@contextmanager
+def _alone(place: Path, lock: str) -> Iterator[None]:
+    file = place / lock
     name = os.path.realpath(file)
     with _turn:
         if name in _held:
-            raise _busy("this process", place)
+            raise BusyError("this process", place)
         _held.add(name)
     try:
         with disk_errors(file):
@@ -47,7 +66,7 @@ def updating(place: Path) -> Iterator[None]:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 handle.seek(0)
-                raise _busy(handle.read().strip() or "another process", place) from None
+                raise BusyError(handle.read().strip() or "another process", place) from None
             except OSError:  # a file system without locks: nothing is kept out, and nothing stops
                 pass
             with disk_errors(file):
@@ -58,9 +77,3 @@ def updating(place: Path) -> Iterator[None]:
     finally:
         with _turn:
             _held.discard(name)
-
-
-def _busy(holder: str, place: Path) -> BusyError:
-    return BusyError(
-        f"{holder} updates the index {place} already: wait for it, or search what is there with --no-update"
-    )

@@ -52,7 +52,7 @@ def real_folder(folder: str | Path) -> Path:
 
 
 def scan(folder: Path, unreadable: list[Unreadable]) -> Iterator[Entry]:
-    """The picture files below `folder`, a real path, to the bottom.
+    """The picture files below `folder`, a real path, to the bottom; those of one folder in any order.
 
     As `find_images` finds them: hidden files and folders are passed over, and links to folders are not followed. Nor
     are links to files that lead out of `folder`. What is not a regular file is no picture. What cannot be looked at is
@@ -66,29 +66,32 @@ def scan(folder: Path, unreadable: list[Unreadable]) -> Iterator[Entry]:
     waiting = [b""]
     while waiting:
         below = waiting.pop()
+        folders: list[bytes] = []
         try:
             with os.scandir(os.path.join(root, below)) as listing:
-                entries = sorted(listing, key=lambda entry: entry.name)
+                # one at a time: a folder may hold any number
+                for entry in listing:
+                    name, path = entry.name, os.path.join(below, entry.name)
+                    if name.startswith(b"."):
+                        continue
+                    try:
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(path)
+                        elif name.lower().endswith(_SUFFIXES):
+                            if entry.is_symlink() and not os.path.realpath(entry.path).startswith(inside):
+                                continue
+                            status = entry.stat()
+                            if stat.S_ISREG(status.st_mode):
+                                yield Entry(path, status.st_size, status.st_mtime_ns)
+                    except OSError as error:
+                        _note(error, path, unreadable)
         except OSError as error:
             if not below:
                 raise InputError(f"cannot read {folder}: {error.strerror}") from error
-            if error.errno not in _GONE:
-                unreadable.append(Unreadable(below, str(error.strerror)))
-            continue
-        for entry in entries:
-            name = entry.name
-            path = os.path.join(below, name)
-            if name.startswith(b"."):
-                continue
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(path)
-                elif name.lower().endswith(_SUFFIXES):
-                    if entry.is_symlink() and not os.path.realpath(entry.path).startswith(inside):
-                        continue
-                    status = entry.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        yield Entry(path, status.st_size, status.st_mtime_ns)
-            except OSError as error:
-                if error.errno not in _GONE:
-                    unreadable.append(Unreadable(path, str(error.strerror)))
+            _note(error, below, unreadable)
+        waiting += sorted(folders)
+
+
+def _note(error: OSError, path: bytes, unreadable: list[Unreadable]) -> None:
+    if error.errno not in _GONE:
+        unreadable.append(Unreadable(path, str(error.strerror)))

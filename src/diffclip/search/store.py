@@ -9,14 +9,11 @@ Shapes: D the joint width. Vectors are float16.
 from __future__ import annotations
 
 import os
-import secrets
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,25 +22,14 @@ from diffclip.data.samples import Fault
 from diffclip.errors import InputError
 from diffclip.files import disk_errors
 from diffclip.search.database_errors import damaged, told
+from diffclip.search.opening import change, connect, identify
 from diffclip.search.scan import Entry, Unreadable
 
-DATABASE, LOCK, COMPACT = "index.sqlite", "lock", "compact"
-_OWN = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, COMPACT}
-_FORMAT = 1
+DATABASE, LOCK, COMPACT, COMPACT_LOCK = "index.sqlite", "lock", "compact", "compact.lock"
+# SQLite writes a journal until a new database has its write-ahead log
+_OWN = {DATABASE, *(f"{DATABASE}-{kind}" for kind in ("journal", "wal", "shm")), LOCK, COMPACT, COMPACT_LOCK}
 _CHUNK = 4096
-_PATIENCE = 60.0  # seconds that a transaction of another process may take
-# A row of vectors wider than a page would take a chain of them, and half of a small page would stay empty.
-_PAGE = 16384
 
-_TABLES = """
-CREATE TABLE about (name TEXT PRIMARY KEY, value BLOB);
-CREATE TABLE state (last INTEGER, removals INTEGER);
-CREATE TABLE files (
-    id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, mtime INTEGER, fault TEXT
-);
-CREATE TABLE vectors (id INTEGER PRIMARY KEY, data BLOB);
-INSERT INTO state VALUES (0, 0);
-"""
 _SEEN = """
 DROP TABLE IF EXISTS temp.seen;
 DROP TABLE IF EXISTS temp.pending;
@@ -114,44 +100,12 @@ class Store:
             if not {file.name for file in place.iterdir()} <= _OWN:
                 raise InputError(f"{place} holds other files: choose a new or an empty folder for the index")
         with told(self.place):
-            self._connection = sqlite3.connect(
-                place / DATABASE, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
-            )
-            about = {"format": _FORMAT, "folder": os.fsencode(folder), "model": model, "label": label}
+            self._connection = connect(place / DATABASE)
             try:
-                self.identity = self._open({**about, "width": width})
+                self.identity = identify(self._connection, place, folder, model, label, width)
             except BaseException:
                 self._connection.close()
                 raise
-
-    def _open(self, wanted: dict[str, Any]) -> str:
-        query = self._connection.execute
-        query(f"PRAGMA page_size = {_PAGE}")
-        query("PRAGMA journal_mode = WAL")
-        # a commit survives the process; a power cut may take the last ones along, and leaves the rest whole
-        query("PRAGMA synchronous = NORMAL")
-        made = "SELECT count(*) FROM sqlite_master"
-        if not query(made).fetchone()[0]:
-            with self._change():
-                if not query(made).fetchone()[0]:
-                    for statement in _TABLES.split(";"):
-                        query(statement)
-                    about = {**wanted, "identity": secrets.token_hex(8)}
-                    self._connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
-        found: dict[str, Any] = dict(query("SELECT name, value FROM about").fetchall())
-        if not {*wanted, "identity"} <= found.keys():
-            raise damaged(self.place, "it does not say what it is of")
-        fault = None
-        if found["format"] != _FORMAT:
-            fault = "was made by another version of this program: remove it"
-        elif found["folder"] != wanted["folder"]:
-            fault = f"is the index of {os.fsdecode(found['folder'])}: choose another place for that of "
-            fault += os.fsdecode(wanted["folder"])
-        elif found["model"] != wanted["model"] or found["width"] != wanted["width"]:
-            fault = f"was made with another model ({found['label']}): choose another place"
-        if fault:
-            raise InputError(f"{self.place} {fault}")
-        return str(found["identity"])
 
     def close(self) -> None:
         with told(self.place):
@@ -191,7 +145,7 @@ class Store:
         entries = iter(entries)
         while chunk := list(islice(entries, _CHUNK)):
             rows = [(entry.path, entry.size, entry.mtime) for entry in chunk]
-            with told(self.place), self._change():
+            with told(self.place), change(self._connection):
                 self._connection.executemany("INSERT OR REPLACE INTO temp.seen VALUES (?, ?, ?)", rows)
             yield len(rows)
 
@@ -202,7 +156,7 @@ class Store:
             The numbers of files that are pending, and of those that are gone.
         """
         query = self._connection.execute
-        with told(self.place), self._change():
+        with told(self.place), change(self._connection):
             for one in unreadable:
                 span = (one.path, one.path + b"/", one.path + b"0")  # "0" comes after "/"
                 query(
@@ -234,7 +188,7 @@ class Store:
     def put(self, outcomes: Iterable[Outcome]) -> None:
         """Keep what came of some files, all or none, in the place of what was known of them."""
         query = self._connection.execute
-        with told(self.place), self._change():
+        with told(self.place), change(self._connection):
             last = query("SELECT last FROM state").fetchone()[0]
             removed = 0
             for one in outcomes:
@@ -286,14 +240,3 @@ class Store:
             after = rows[-1][0]
             data = np.frombuffer(b"".join(data for _, data in rows), dtype=np.float16)
             yield np.array([number for number, _ in rows], dtype=np.int64), data.reshape(-1, self.width)
-
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
