@@ -20,6 +20,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
 
 
+def printable(name: str) -> str:
+    """A name on one line, as it is but for line breaks and what no terminal shows, written as in Python ("\\n")."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name
+    )
+
+
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
     """Turn what the operating system refuses into one line that names `target`.

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -127,6 +128,56 @@ def test_more_than_a_page_of_pictures_is_split(model_folder, pictures, tmp_path)
     assert tall[1] > 5 * short[1]
 
 
+def test_pages_are_numbered_by_what_was_asked_for(model_folder, pictures, tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(21):
+        (folder / f"{number:02}.png").symlink_to(pictures / "red.png")
+    (folder / "00.png").unlink()
+    (folder / "00.png").write_bytes(b"no")
+    sheet = tmp_path / "sheet.png"
+    printed, _ = call(folder, "--text", "a mug", "--model", model_folder, "--output", sheet)
+    assert printed == f"wrote {tmp_path / 'sheet-1.png'}\n"
+    assert not sheet.exists()
+
+
+def test_names_that_are_no_text_are_shown_and_given_back(model_folder, pictures, tmp_path):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name in ("a\udcff.png", "b\n.png", "c\u202egnp.png"):
+        shutil.copy(pictures / "red.png", folder / name)
+    (folder / "d\udcff\n.png").write_bytes(b"no")
+    os.mkfifo(folder / "pipe.png")
+    request = (folder, "--text", "a mug", "--model", model_folder)
+    printed, errors = call(*request, "--output", tmp_path / "x\n\u202e.png")
+    assert printed == f"wrote {tmp_path}/x\\n\\u202e.png\n"
+    assert "d\\udcff\\n.png" in errors
+    assert "of 4 pictures" in errors
+    printed, _ = call(*request, "--json", "--output", tmp_path / "x.npz")
+    assert printed.isascii()
+    given = [Path(json.loads(line)["image"]).name for line in printed.splitlines()]
+    assert given == ["a\udcff.png", "b\n.png", "c\u202egnp.png"]
+    assert [Path(name).name for name in np.load(tmp_path / "x.npz")["pictures"].tolist()] == given
+
+
+def test_what_a_model_does_not_read_of_a_text_is_said(model_folder, pictures, tmp_path):
+    texts = ["a " * 10, "a " * 11, "b " * 3000]
+    named = [argument for text in texts for argument in ("--text", text)]
+    _, errors = call(pictures / "red.png", *named, "--model", model_folder, "--output", tmp_path / "x.png")
+    lines = errors.splitlines()
+    assert [line.partition("'")[0] for line in lines] == ["diffclip: only the first 10 tokens of "] * 2
+    assert ["a a a" in lines[0], "b b b" in lines[1]] == [True, True]
+    assert all(line.endswith("are read") and len(line) < 110 for line in lines)
+
+
+def test_strongest_patches_have_a_value(pictures, tmp_path, model_folder, plain):
+    model = diffclip.load(plain)[0]
+    model.image_projection.data.zero_()
+    diffclip.save_weights(model, tmp_path / "mute")
+    printed, _ = call(pictures / "red.png", "--text", "a mug", "--model", tmp_path / "mute", "--json")
+    assert json.loads(printed)["maps"][0]["strongest"] == []
+
+
 def test_too_much_to_draw_is_refused_before_it_is_computed(model_folder, pictures, tmp_path):
     folder = tmp_path / "many"
     folder.mkdir()
@@ -163,6 +214,7 @@ def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_fo
     [
         ((), 'give at least one, as in --text "a dog"'),
         (("--text", "  "), "--text is empty"),
+        (("--text", "a \udcff"), r"the text 'a \\udcff' is not UTF-8"),
         (("--text", "x", "--method", "Rollout"), "unknown method 'Rollout': did you mean 'rollout'"),
         (("--text", "x", "--method", "rollout"), "rollout knows no text: leave --text out"),
         (
@@ -183,7 +235,7 @@ def test_layers_and_maps_that_a_model_lacks_are_named(model_folder, plain, pictu
     with pytest.raises(InputError, match="CLIP makes one map a head, no A2: use --method attention"):
         call(pictures, "--method", "A2", "--model", plain, *out)
     with pytest.raises(InputError, match="twice"):
-        call(pictures, "--text", "x", "--model", plain, "--model", plain, *out)
+        call(pictures, "--text", "x", "--model", plain, "--model", f"{plain}/", *out)
     with pytest.raises(InputError, match="does not exist"):
         call(tmp_path / "gone.png", "--text", "x", "--model", plain, *out)
     assert not (tmp_path / "x.npz").exists()

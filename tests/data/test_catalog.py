@@ -1,3 +1,4 @@
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -5,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.catalog import open_set
+from diffclip.data.catalog import open_masks, open_set
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 
@@ -233,6 +235,33 @@ def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_sh
     assert "has a picture and a label (.cls)" in one_line(classes, "test")
     write_shard(captioned / "val" / "0.tar", 3, changes={n: {"txt": b""} for n in range(3)})
     assert "has a picture and captions" in one_line(captioned, "val")
+
+
+def test_masks_tell_the_kind_of_a_set_that_says_none(
+    tmp_path: Path, write_shard: WriteShard, classes: Path
+) -> None:
+    folder = tmp_path / "masked"
+    mask = {"mask.png": coloured_mask(), "txt": b"a dog"}
+    write_shard(folder / "test" / "0.tar", 2, changes=dict.fromkeys(range(2), mask))
+    data = open_set(folder, "test")
+    assert (data.kind, len(data), data.captions) == ("masks", 2, [["a dog"]] * 2)
+    (folder / "dataset_type.txt").write_text("classification")
+    assert "has no classnames.txt" in one_line(folder, "test")
+    (classes / "classnames.txt").unlink()
+    assert "has no classnames.txt" in one_line(classes, "test")
+
+
+def test_a_set_of_pairs_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "Questions.csv").touch()
+    assert "is a set of pairs (Questions.csv), which has no splits" in one_line(tmp_path, "test")
+    with pytest.raises(InputError, match="is a set of pairs"):
+        open_masks(tmp_path, "test")
+
+
+def coloured_mask() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (4, 4), 255).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def test_other_kinds_of_sets(classes: Path) -> None:

@@ -1,4 +1,5 @@
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -281,6 +282,16 @@ def test_find_images(tmp_path: Path) -> None:
     assert find_images([str(tmp_path / "odd"), tmp_path, tmp_path / "a.png"]) == [tmp_path / "odd", *inside]
 
 
+def test_pipes_are_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
+    (tmp_path / "whole.jpg").touch()
+    with pytest.raises(InputError, match=r"pipe\.jpg is no regular file: give a picture file"):
+        read_image(tmp_path / "pipe.jpg")
+    # what only cannot be read is kept: the reader says why
+    assert find_images([tmp_path]) == [tmp_path / "gone.jpg", tmp_path / "whole.jpg"]
+
+
 def test_find_images_errors(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for paths, words in (
@@ -295,7 +306,9 @@ def test_find_images_errors(tmp_path: Path) -> None:
 
 def test_lab_and_ycbcr_are_read() -> None:
     red = Image.new("RGB", (4, 4), (255, 0, 0))
-    assert np.allclose(pixels(encode(red.convert("YCbCr"), "TIFF", compression="tiff_lzw"))[0][0], [254, 0, 0], atol=2)
+    assert np.allclose(
+        pixels(encode(red.convert("YCbCr"), "TIFF", compression="tiff_lzw"))[0][0], [254, 0, 0], atol=2
+    )
     lab = ImageCms.profileToProfile(
         red, ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), outputMode="LAB"
     )

@@ -140,14 +140,16 @@ def test_models_are_left_as_they_were_in_any_mode(models: dict[str, Prepared]) -
         ({"layers": "-1"}, "'-1' is not last, all or the number"),
         ({"layers": "²"}, "'²' is not last, all or the number"),
         ({"pictures": []}, "no picture"),
+        ({"models": {}}, "there is no model: give at least one"),
+        ({"texts": ["a \udcff"]}, r"the text 'a \\udcff' is not UTF-8"),
     ],
 )
 def test_what_cannot_be_asked_is_said(
     models: dict[str, Prepared], request_: dict[str, object], message: str
 ) -> None:
-    asked = {"pictures": pictures(1), "texts": TEXTS} | request_
+    asked = {"models": models, "pictures": pictures(1), "texts": TEXTS} | request_
     with pytest.raises(InputError, match=message):
-        attend(models, **asked)  # type: ignore[arg-type]
+        attend(**asked)  # type: ignore[arg-type]
 
 
 def test_broken_weights_are_said() -> None:

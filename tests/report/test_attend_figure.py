@@ -15,8 +15,8 @@ from diffclip.data.transforms import EvalTransform, eval_transform
 from diffclip.focus.attend import Attended
 from diffclip.report.attend_figure import Band, Shown, Tile, by_text_figure, tiles_figure
 from diffclip.report.attend_files import page_files, write_pages
-from diffclip.report.attend_pages import PAGE, attention_pages
-from diffclip.report.attend_view import MOST, as_seen, overlaid, scale_strip
+from diffclip.report.attend_pages import PAGE, attention_pages, shown_of
+from diffclip.report.attend_view import MOST, as_seen, overlaid, scale_strip, usual_sum
 from diffclip.report.attend_words import SHADE, height_of_words, width_of, wrapped
 
 GREY = np.full((60, 60, 3), 120, np.uint8)
@@ -199,15 +199,62 @@ def test_scores_are_rounded_as_a_reader_expects() -> None:
         {"CLIP": one}, {"CLIP": [GREY]}, ["a.jpg"], ["a", "b", "c"], "relevance", None
     )
     labels = [text.get_text() for text in figure.texts]
-    for label in ("cosine 0.00 · < 1 %", "cosine −0.23 · 12 %", "cosine 0.50 · > 99 %"):
-        assert label in labels
+    for label in ("cosine 0.00 · <_1_%", "cosine −0.23 · 12_%", "cosine 0.50 · >_99_%"):
+        assert label.replace("_", "\N{NO-BREAK SPACE}") in labels
+
+
+def test_a_share_is_kept_on_one_line() -> None:
+    share = "<\N{NO-BREAK SPACE}1\N{NO-BREAK SPACE}%"
+    assert wrapped(f"cosine 0.15 · {share}", width_of("cosine 0.15 · < 1", 7.5), 7.5, 2) == [
+        "cosine 0.15 ·",
+        share,
+    ]
+
+
+def test_words_too_wide_are_cut_after_hyphens_and_never_measured_whole() -> None:
+    label = "CLIP-v128x3x4p8-t128x3x4"
+    assert wrapped(label, 0.95 * width_of(label, 9), 9, 2) == ["CLIP-v128x3x4p8-", "t128x3x4"]
+    assert wrapped("-" + "m" * 9, width_of("-mmm", 9), 9, 9) == ["-mmm", "mmm", "mmm"]
+    before = width_of.cache_info()
+    (first, second) = wrapped("i" * 100_000 + " end", 1.0, 7.5, 2)
+    assert set(first) == {"i"}
+    assert second.endswith("…")
+    assert width_of(f"{first}i", 7.5) > 1
+    assert width_of.cache_info().misses - before.misses < 100
+    assert before.maxsize is not None
+
+
+def test_a_map_of_practically_nothing_is_drawn_and_called_so() -> None:
+    one = attended(2, 3)
+    one.maps[0, 1], one.maps[1, 0] = 1e-9, 0
+    one.maps[0, 1, 0, 0] = 1e-6
+    shown = [shown_of(one, number, GREY, usual_sum([one.maps])) for number in (0, 1)]
+    said = [["nothing speaks for it" in each.below for each in row] for row in shown]
+    assert said == [[False, True, False], [True, False, False]]
+    faint = overlaid(GREY, shown[0][1].values, signed=False)
+    assert np.ptp(faint, axis=-1).max() <= 1
+    alone = attended(1, 0)
+    alone.maps[:] = 0
+    assert shown_of(alone, 0, GREY, usual_sum([alone.maps]))[0].below == []
+
+
+def test_names_and_texts_of_any_letters_are_drawn() -> None:
+    odd = "a\udcff\n\u202eb"
+    one = attended(2, 1)
+    one.pieces[0][0] = "\u202e"
+    for count in (1, 2):
+        pages = attention_pages({"CLIP": one}, {"CLIP": [GREY] * 2}, [odd] * count, [odd], "relevance", None)
+        drawn = "".join(text.get_text() for text in pages[0].texts)
+        assert "\\udcff" in drawn
+        assert "\u202e" not in drawn
+        assert "\udcff" not in drawn
 
 
 def test_equal_figures_become_equal_files(tmp_path) -> None:
     for name in ("a", "b"):
         for suffix in (".png", ".svg", ".pdf"):
             figures = [by_text_figure([Band(["a mug"], {"CLIP": [shown()]})], "note")] * 2
-            files = write_pages(tmp_path / f"{name}{suffix}", figures)
+            files = write_pages(tmp_path / f"{name}{suffix}", figures, 2)
             assert files == page_files(tmp_path / f"{name}{suffix}", 2)
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{name}{end}" for name in "ab" for end in ("-1.png", "-2.png", "-1.svg", "-2.svg", ".pdf")

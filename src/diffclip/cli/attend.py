@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ _SIDE = 288  # pixels of a picture in a figure
 _MOST_DRAWN = 400
 _MOST_COLUMNS = 24
 _STRONGEST = 5
+_TOLD = 40  # letters of a text in a message
 
 
 def attend(
@@ -78,7 +81,7 @@ def attend(
 
     require_group("train", "matplotlib")
     from diffclip.data.images import find_images
-    from diffclip.files import check_writable
+    from diffclip.files import check_writable, printable
     from diffclip.focus.attend import attend as attend_to
     from diffclip.focus.attend import check_request
     from diffclip.report.attend_files import ARRAYS, check_suffix, page_files, write_arrays, write_pages
@@ -87,20 +90,21 @@ def attend(
     texts = [one.strip() for one in text or []]
     if not all(texts):
         raise InputError('--text is empty: say what to look for, as in --text "a dog"')
-    check_request(method, len(texts))
+    check_request(method, texts)
     files = find_images(images)
+    pages = -(-len(files) // PAGE)
     outputs = list(dict.fromkeys(output or ([] if json_lines else [_DEFAULT])))
     drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]
     for path in outputs:
         check_suffix(path)
-        # pictures that cannot be read may leave a single page
-        for file in {path, *page_files(path, -(-len(files) // PAGE))}:
+        for file in page_files(path, pages) if path in drawn else [path]:
             check_writable(file)
     columns = 1 + len(model) * max(len(texts), 1)
     if drawn:
         _check_drawable(len(files), columns)
 
     loaded = _load(model, device)
+    _say_cut(loaded, texts)
     reading = _Reading(files, {path for path in images if not path.is_dir()}, loaded, bool(drawn))
     from diffclip.cli.progress import showing_progress
 
@@ -115,15 +119,16 @@ def attend(
         figures = attention_pages(found, reading.views, shown, texts, method, layers) if drawn else []
         for path in outputs:
             if path in drawn:
-                written += write_pages(path, figures)
+                written += write_pages(path, figures, pages)
             else:
                 written.append(write_arrays(path, found, names, texts, method))
     if json_lines:
         for number, name in enumerate(names):
-            print(json.dumps(_result(found, number, name, texts), ensure_ascii=False))
+            # in ASCII: a name need not be text at all, and any reader of JSON gives it back
+            print(json.dumps(_result(found, number, name, texts)))
     else:
         for file in written:
-            print(f"wrote {file}")
+            print(f"wrote {printable(str(file))}")
     say_skipped(f"{len(reading.faults)} of {len(files)} pictures", reading.faults)
 
 
@@ -143,21 +148,43 @@ def _check_drawable(pictures: int, columns: int) -> None:
 def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
     """The models by what figures call them: the variant where that tells them apart, else the source."""
     from diffclip.config import variant_of
+    from diffclip.files import printable
 
-    for source in sources:
-        if sources.count(source) > 1:
+    reals = [os.path.realpath(os.path.expanduser(source)) for source in sources]
+    for source, real in zip(sources, reals, strict=True):
+        if reals.count(real) > 1:
             raise InputError(f"--model {source} is given twice: name each model once")
     place = pick_device(device)
     loaded = [load_for_use(source) for source in sources]
     for one in loaded:
         one.model.to(place)
     variants = [variant_of(one.model.config) for one in loaded]
-    for labels in (variants, [Path(source).name for source in sources], list(sources)):
+    names = [printable(Path(source).name) for source in sources]
+    for labels in (variants, names, [printable(source) for source in sources]):
         if len(set(labels)) == len(labels):
             break
     return {
         label: (one.model, one.preprocess, one.tokenizer) for label, one in zip(labels, loaded, strict=True)
     }
+
+
+def _say_cut(models: Mapping[str, Prepared], texts: Sequence[str]) -> None:
+    """Say on stderr which texts are longer than what a model reads of them."""
+    from diffclip.files import printable
+    from diffclip.tokenizer import Tokenizer
+
+    cut: dict[tuple[str, int], None] = {}
+    for model, _, tokenizer in models.values():
+        most = tokenizer.context_length - 2  # start and end are tokens too
+        full = [text for text, own in zip(texts, tokenizer.pieces(texts), strict=True) if len(own) == most]
+        if full:
+            # only a context that has room for more shows whether there is more
+            roomier = model.config.text.model_copy(update={"context_length": most + 3})
+            pieces = Tokenizer(roomier).pieces(full)
+            cut |= {(text, most): None for text, own in zip(full, pieces, strict=True) if len(own) > most}
+    for text, most in cut:
+        short = printable(text if len(text) <= _TOLD else f"{text[:_TOLD]}…")
+        print(f"diffclip: only the first {most} tokens of '{short}' are read", file=sys.stderr)
 
 
 @dataclass
@@ -179,7 +206,8 @@ class _Reading:
             InputError: one of the files in `named`, or all others, cannot be read.
         """
         from diffclip.data.images import read_image
-        from diffclip.data.samples import sample_fault
+        from diffclip.data.samples import Fault, sample_fault
+        from diffclip.files import printable
         from diffclip.report.attend_view import as_seen
 
         for file in self.files:
@@ -188,7 +216,8 @@ class _Reading:
             except InputError as error:
                 if file in self.named:
                     raise
-                self.faults.append(sample_fault(str(file), error))
+                fault = sample_fault(str(file), error)
+                self.faults.append(Fault(printable(fault.name), printable(fault.reason)))
                 continue
             finally:
                 progress("pictures", 1, None)
@@ -222,7 +251,9 @@ def _result(found: Mapping[str, Attended], number: int, name: str, texts: Sequen
             entry |= {
                 "grid": list(values.shape),
                 "strongest": [
-                    {"row": at // width, "column": at % width, "value": float(values.flat[at])} for at in best
+                    {"row": at // width, "column": at % width, "value": float(values.flat[at])}
+                    for at in best
+                    if values.flat[at]
                 ],
             }
             if texts:

@@ -13,7 +13,7 @@ from pathlib import Path
 import diffclip
 from diffclip.data.class_folders import class_folder, class_folder_set
 from diffclip.data.evaluation_set import EvaluationBatch, EvaluationSet, Kind, check_several
-from diffclip.data.masked_set import MaskedSet, masked_set
+from diffclip.data.masked_set import MASK, MaskedSet, masked_set
 from diffclip.data.open_published import open_files
 from diffclip.data.published_sets import PUBLISHED, is_there, not_there, place_of
 from diffclip.data.samples import (
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _EMPTY = "has no picture of"
+_PAIRS = "Questions.csv"
 DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
 BUILT_IN = {
@@ -65,9 +66,13 @@ def open_set(source: str | Path, split: str, root: str | Path | None = None) -> 
         split: a folder of shards in it, for example `test`; or a split of the published set.
         root: the folder of the published sets.
 
+    Returns:
+        The set; one whose samples have masks, and that has neither a class list nor a type, as `open_masks` does.
+
     Raises:
-        InputError: no such set, folder or split; no shards or samples; no class list, or of a single class; labels
-            that cannot be read or lie outside the class list; a published set that must be downloaded first.
+        InputError: no such set, folder or split; a set of pairs, which has no splits; no shards or samples; no class
+            list, or of a single class; labels that cannot be read or lie outside the class list; a published set that
+            must be downloaded first.
     """
     folder = set_folder(source, root)
     return _open(_name(source, folder), split, folder)
@@ -125,6 +130,9 @@ def _from_shards(name: str, split: str, folder: Path) -> EvaluationSet:
     shards = Shards(_shards(folder, split))
     if kind == "retrieval":
         return caption_set(name, split, shards)
+    untold = not any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
+    if untold and len(shards.usable({"mask": (MASK,)})[0]):
+        return _masks(name, split, shards, folder)
     return _classification(name, split, shards, folder)
 
 
@@ -155,12 +163,14 @@ def open_masks(source: str | Path, split: str, root: str | Path | None = None) -
         source, split, root: as for `open_set`; the split is a folder of shards.
 
     Raises:
-        InputError: no such set, folder or split; no sample with a picture, a mask and a text.
+        InputError: no such set, folder or split; a set of pairs; no sample with a picture, a mask and a text.
     """
     folder = set_folder(source, root)
-    shards = Shards(_shards(folder, split))
-    classnames = _lines(folder / "classnames.txt")
-    return masked_set(_name(source, folder), split, shards, classnames, _templates(folder)[0])
+    return _masks(_name(source, folder), split, Shards(_shards(folder, split)), folder)
+
+
+def _masks(name: str, split: str, shards: Shards, folder: Path) -> MaskedSet:
+    return masked_set(name, split, shards, _lines(folder / "classnames.txt"), _templates(folder)[0])
 
 
 def _templates(folder: Path) -> list[str]:
@@ -254,6 +264,10 @@ def _kind(folder: Path) -> Kind:
 def _shards(folder: Path, split: str) -> list[Path]:
     inside = folder / split
     if not inside.is_dir():
+        if (folder / _PAIRS).is_file():
+            raise InputError(
+                f"{folder} is a set of pairs ({_PAIRS}), which has no splits: only the task mmvp can use it"
+            )
         splits = _shard_splits(folder)
         if not splits:
             raise InputError(f"{folder} has no split {split!r}, nor any other folder of .tar shards")

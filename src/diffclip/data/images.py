@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -47,14 +48,19 @@ def read_image(
         A loaded picture in mode RGB.
 
     Raises:
-        InputError: missing or empty file, a folder, not a picture, cut short or broken, above `max_pixels`.
+        InputError: missing or empty file, a folder, a pipe or device, not a picture, cut short or broken, above
+            `max_pixels`.
     """
     if isinstance(source, bytes):
         return _read(io.BytesIO(source), len(source), name or "the picture", max_pixels)
     name = name or str(source)
     try:
-        if os.path.isdir(source):
+        kind = os.stat(source).st_mode
+        if stat.S_ISDIR(kind):
             raise InputError(f"{name} is a folder: give a picture file")
+        if not stat.S_ISREG(kind):
+            # to open a pipe would wait for a writer, perhaps for ever
+            raise InputError(f"{name} is no regular file: give a picture file")
         with open(source, "rb") as handle:
             return _read(handle, os.fstat(handle.fileno()).st_size, name, max_pixels)
     except FileNotFoundError:
@@ -66,7 +72,7 @@ def read_image(
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """The picture files among `paths`: files as they are, folders searched to the bottom in sorted order.
 
-    Hidden files and folders are passed over; a file reached twice is listed once.
+    Hidden files and folders, and in folders pipes and devices, are passed over; a file reached twice is listed once.
 
     Raises:
         InputError: no path at all, a path that does not exist, a folder without pictures.
@@ -92,7 +98,15 @@ def _pictures_in(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
-    return sorted(found)
+    return sorted(filter(_may_be_read, found))
+
+
+def _may_be_read(path: Path) -> bool:
+    """Whether this is a regular file, or something that `read_image` has words for."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return True
 
 
 def _read(handle: IO[bytes], size: int, name: str, max_pixels: int) -> Image.Image:

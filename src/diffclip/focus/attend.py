@@ -19,6 +19,7 @@ from torch import Tensor
 from diffclip.attention import AttentionMaps
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, unknown
+from diffclip.files import printable
 from diffclip.focus.maps import as_patches
 from diffclip.focus.recording import pictures_at_once, recording
 from diffclip.focus.relevance import gradients, relevance_of, text_relevance
@@ -75,10 +76,12 @@ def attend(
             The relevance of tokens goes through all text layers for "all", else through the last.
 
     Raises:
-        InputError: unknown method or layer, no picture, no text or one too many, a second map of a plain tower, weights
-            that give no finite numbers.
+        InputError: unknown method or layer, no model, no picture, no text or one too many, a text that is not Unicode,
+            a second map of a plain tower, weights that give no finite numbers.
     """
-    check_request(method, len(texts))
+    check_request(method, texts)
+    if not models:
+        raise InputError("there is no model: give at least one")
     layers = layers_of(method, layers)
     # whatever mode the caller is in: what is made here is differentiated
     with torch.inference_mode(False), torch.no_grad():
@@ -94,11 +97,11 @@ def attend(
     return {name: reader.joined(parts[name]) for name, reader in readers.items()}
 
 
-def check_request(method: str, texts: int) -> None:
-    """Find out before models are loaded whether the method exists and has the number of texts that it needs.
+def check_request(method: str, texts: Sequence[str]) -> None:
+    """Find out before models are loaded whether the method exists and has the texts that it needs.
 
     Raises:
-        InputError: it does not or has not.
+        InputError: it does not or has not, or a text has bytes that were not UTF-8 where it came from.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -106,6 +109,9 @@ def check_request(method: str, texts: int) -> None:
         raise InputError('relevance is for a text: give at least one, as in --text "a dog"')
     if method != "relevance" and texts:
         raise InputError(f"{method} knows no text: leave --text out, or use --method relevance")
+    for text in texts:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise InputError(f"the text '{printable(text)}' is not UTF-8: write it in that encoding")
 
 
 def layers_of(method: str, layers: str | None) -> str:

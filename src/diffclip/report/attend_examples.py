@@ -12,11 +12,11 @@ from PIL import Image
 from diffclip.data.catalog import EvaluationSet
 from diffclip.errors import InputError
 from diffclip.evaluation.zero_shot import fill_template
-from diffclip.focus.attend import Prepared, attend
+from diffclip.focus.attend import Attended, Prepared, attend
 from diffclip.model_source import load_for_use
 from diffclip.report.attend_figure import Band, Shown, Tile, by_text_figure, tiles_figure
-from diffclip.report.attend_pages import note_on, shown_of
-from diffclip.report.attend_view import as_seen
+from diffclip.report.attend_pages import note_on, one_line, shown_of
+from diffclip.report.attend_view import as_seen, usual_sum
 from diffclip.report.page import Extra
 from diffclip.report.runs import Run
 from diffclip.report.series import Collection, Series
@@ -115,32 +115,40 @@ def _text(data: EvaluationSet, position: int) -> str:
 
 
 def _by_text(models: Mapping[str, Prepared], examples: list[_Example]) -> Figure:
-    bands = []
+    asked = []
     for example in examples:
         texts = [example.text, *(other.text for other in examples if other is not example)]
-        bands.append(Band(texts, _shown(models, example, texts, words=True)))
+        asked.append(texts)
+    shown = _shown(models, examples, asked, words=True)
+    bands = [Band(list(map(one_line, texts)), rows) for texts, rows in zip(asked, shown, strict=True)]
     return by_text_figure(bands, note_on("relevance", None, shares=True, words=True))
 
 
 def _tiles(models: Mapping[str, Prepared], examples: list[_Example]) -> Figure:
-    tiles = []
-    for example in examples:
-        shown = _shown(models, example, [example.text], named=True)
-        tiles.append(Tile(example.text, [one for maps in shown.values() for one in maps]))
+    shown = _shown(models, examples, [[example.text] for example in examples], named=True)
+    tiles = [
+        Tile(one_line(example.text), [one for maps in rows.values() for one in maps])
+        for example, rows in zip(examples, shown, strict=True)
+    ]
     return tiles_figure(tiles, note_on("relevance", None, shares=False, words=False))
 
 
 def _shown(
     models: Mapping[str, Prepared],
-    example: _Example,
-    texts: list[str],
+    examples: list[_Example],
+    texts: list[list[str]],
     words: bool = False,
     named: bool = False,
-) -> dict[str, list[Shown]]:
-    found = attend(models, [example.picture], texts)
-    return {
-        label: shown_of(
-            one, 0, as_seen(example.picture, models[label][1], _SIDE), words, label if named else ""
-        )
-        for label, one in found.items()
-    }
+) -> list[dict[str, list[Shown]]]:
+    """For each example the maps of each model for its own list of `texts`."""
+    found = [attend(models, [one.picture], own) for one, own in zip(examples, texts, strict=True)]
+    usual = {label: usual_sum([one[label].maps for one in found]) for label in models}
+
+    def shown(example: _Example, label: str, one: Attended) -> list[Shown]:
+        view = as_seen(example.picture, models[label][1], _SIDE)
+        return shown_of(one, 0, view, usual[label], words, label if named else "")
+
+    return [
+        {label: shown(example, label, one) for label, one in own.items()}
+        for example, own in zip(examples, found, strict=True)
+    ]

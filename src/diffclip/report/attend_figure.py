@@ -221,7 +221,7 @@ def _height(maps: Iterable[Shown], side: float) -> float:
 
 
 def _below(shown: Shown, side: float) -> list[str]:
-    return [line for text in shown.below for line in wrapped(text, side, _SMALL, 2)]
+    return [line for text in shown.below for line in wrapped(text, side, _SMALL, 4)]
 
 
 def _lines(count: int, size: float) -> float:

@@ -31,18 +31,20 @@ def page_files(path: Path, pages: int) -> list[Path]:
     return [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, pages + 1)]
 
 
-def write_pages(path: Path, figures: Sequence[Figure]) -> list[Path]:
-    """Write figures on white, as what `path` ends in, to `page_files`.
+def write_pages(path: Path, figures: Sequence[Figure], pages: int) -> list[Path]:
+    """Write figures on white, as what `path` ends in, to the first of the `page_files` of so many pages.
+
+    The names count the `pages` that were asked for, so that pictures which cannot be read change no name.
 
     Raises:
         InputError: they cannot be written.
     """
-    files = page_files(path, len(figures))
+    files = page_files(path, pages)[: len(figures)]
     kind = path.suffix.lower()
     if kind == ".pdf":
-        with write_atomically(path) as temporary, style(), PdfPages(temporary, metadata=_NO_DATE) as pages:
+        with write_atomically(path) as temporary, style(), PdfPages(temporary, metadata=_NO_DATE) as whole:
             for figure in figures:
-                pages.savefig(figure, facecolor="white")
+                whole.savefig(figure, facecolor="white")
         return files
     for file, figure in zip(files, figures, strict=True):
         content = (

@@ -3,10 +3,14 @@
 What has a colour is the value of a patch against the average patch of its map. Values themselves cannot be compared:
 a derivative is smaller for a text that fits better, maps of differential layers sum to 1 − λ, and both shrink with
 the number of patches. Against the average, every map of every model says where, and how much more than elsewhere.
+
+That would also colour what rounding leaves of a map of nothing. So a map that sums to less than `FAINT` of what the
+maps of the same model usually do in the figure (their median) is drawn as nothing: grey all over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,8 @@ Map = npt.NDArray[np.floating[Any]]
 
 MOST = 16.0
 """Times the average patch, where the colours end. They begin at 1 and are logarithmic between."""
+FAINT = 0.01
+"""Of the usual sum of a model's maps: below it a map is nothing."""
 _CONTRAST = 0.75
 _COVER = 0.82
 _POSITIVE, _SIGNED = colormaps["YlOrRd"], colormaps["RdBu_r"]
@@ -32,6 +38,16 @@ def as_seen(picture: Image.Image, preprocess: EvalTransform, side: int) -> Pictu
     left, top = ((length - square) / 2 for length in picture.size)
     box = (left, top, left + square, top + square)
     return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC, box=box))
+
+
+def usual_sum(maps: Sequence[Map]) -> float:
+    """The median of what the maps of one model sum to, in magnitude; `maps` are arrays [..., h, w]."""
+    return float(np.median(np.concatenate([np.abs(some).sum((-2, -1)).ravel() for some in maps])))
+
+
+def is_nothing(values: Map, usual: float) -> bool:
+    """Whether a map [h, w] of a model is 0, or practically, with `usual` as `usual_sum` says."""
+    return float(np.abs(values).sum()) <= FAINT * usual
 
 
 def against_average(values: Map) -> Map:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyBboxPatch
@@ -17,11 +18,14 @@ SHADE = "#e69f00"
 LINE = 1.45
 """Height of a line, in sizes of the font."""
 
+_NARROW = 0.1  # sizes of the font
+_BETWEEN = re.compile(r"[^\S\u00a0\u202f]+")
+
 Words = Sequence[tuple[str, float]]
 """Pieces of a text, a space after the last of each word, with their relevance in any unit."""
 
 
-@cache
+@lru_cache(maxsize=4096)
 def width_of(text: str, size: float, weight: str = "normal") -> float:
     """How wide `text` is drawn."""
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
@@ -30,14 +34,19 @@ def width_of(text: str, size: float, weight: str = "normal") -> float:
 
 
 def wrapped(text: str, width: float, size: float, lines: int, weight: str = "normal") -> list[str]:
-    """The words of `text` in at most so many lines of at most `width`; what does not fit is left out with "…"."""
+    """The words of `text` in at most so many lines of at most `width`; what does not fit is left out with "…".
+
+    No-break spaces do not part words; a word wider than a line is cut, after a hyphen if one fits.
+    """
     rows = [""]
-    for word in _that_fit(text.split(), width, size, weight):
+    for word in _that_fit(_BETWEEN.split(text.strip()), width, size, weight):
         longer = f"{rows[-1]} {word}".strip()
         if not rows[-1] or width_of(longer, size, weight) <= width:
             rows[-1] = longer
         else:
             rows.append(word)
+        if len(rows) > lines:
+            break
     if len(rows) > lines:
         last = rows[lines - 1]
         while width_of(f"{last} …", size, weight) > width and last:
@@ -115,11 +124,18 @@ def _whole_words(words: Words) -> Iterator[list[tuple[str, float]]]:
 
 def _that_fit(words: Iterable[str], width: float, size: float, weight: str) -> Iterator[str]:
     """The words, cut where one is wider than a line."""
+    # hardly a letter is narrower, and what is longer need not be measured
+    most = 1 + int(width * 72 / (_NARROW * size))
     for word in words:
-        while width_of(word, size, weight) > width and len(word) > 1:
-            end = len(word) - 1
-            while end > 1 and width_of(word[:end], size, weight) > width:
-                end -= 1
+        while len(word) > most or (len(word) > 1 and width_of(word, size, weight) > width):
+            low, high = 1, min(most, len(word))
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (
+                    (middle, high) if width_of(word[:middle], size, weight) <= width else (low, middle - 1)
+                )
+            hyphen = word.rfind("-", 1, low)
+            end = low if hyphen < 0 else hyphen + 1
             yield word[:end]
             word = word[end:]
         yield word
