@@ -11,6 +11,7 @@ import typer
 
 from diffclip.cli.skipped import say_skipped
 from diffclip.errors import InputError, require_group
+from diffclip.files import printable
 from diffclip.model_source import MODEL_HELP, load_for_use, pick_device
 
 if TYPE_CHECKING:
@@ -89,12 +90,12 @@ def search(
         hits = pictures.search_image(picture, top) if picture else pictures.search_text(text or "", top)
         # first, as whoever reads what is printed may leave
         if sheet is not None:
-            searched = f"{len(pictures):,} pictures in {_printable(str(folder))}, by {loaded.label}"
+            searched = f"{len(pictures):,} pictures in {printable(str(folder))}, by {loaded.label}"
             _write_sheet(sheet, picture or text or "", hits, searched)
         if as_json:
             _print_json(hits)
         else:
-            _show(hits, [_printable(str(folder / hit.path.relative_to(pictures.folder))) for hit in hits])
+            _show(hits, [printable(str(folder / hit.path.relative_to(pictures.folder))) for hit in hits])
         what = f"{len(faults)} of {len(pictures) + len(faults)} files"
     say_skipped(what, [_fault(fault) for fault in faults])
 
@@ -143,14 +144,7 @@ def _nothing(pictures: PictureIndex, faults: list[Fault], updated: bool) -> Inpu
 def _fault(fault: Fault) -> Fault:
     from diffclip.data.samples import Fault
 
-    return Fault(_printable(fault.name), _printable(fault.reason))
-
-
-def _printable(text: str) -> str:
-    """A name as it is, but for line breaks and what no terminal shows, which is written as in Python."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
-    )
+    return Fault(printable(fault.name), printable(fault.reason))
 
 
 def _print_json(hits: list[Hit]) -> None:
@@ -183,7 +177,7 @@ def _write_sheet(sheet: Path, asked: str | Image.Image, hits: list[Hit], searche
 
     query = asked if isinstance(asked, str) else reduced(asked)
     found = [
-        Found(thumbnail(hit.path) if rank < MOST else None, _printable(hit.path.name), hit.score)
+        Found(thumbnail(hit.path) if rank < MOST else None, printable(hit.path.name), hit.score)
         for rank, hit in enumerate(hits)
     ]
     with warnings.catch_warnings():
