@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from diffclip.errors import InputError, unknown
 
-AttentionKind = Literal["softmax", "differential"]
+AttentionKind = Literal["softmax", "differential", "differential-v2"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -89,7 +89,10 @@ class PreprocessConfig(_Config):
 
 
 class CLIPConfig(_Config):
-    """A whole model. `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l), l = 0 in a tower's first layer."""
+    """A whole model. `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l), l = 0 in a tower's first layer.
+
+    It is of differential attention as published; V2 ("differential-v2") computes λ from each token instead.
+    """
 
     embed_dim: int = Field(default=512, gt=0)
     vision: VisionConfig = Field(default_factory=VisionConfig)
@@ -113,6 +116,7 @@ VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic
     "DiffCLIP": ("differential", "differential", 0.8),
     "DiffCLIP-dynamic": ("differential", "differential", "dynamic"),
     "DiffCLIP-vision": ("differential", "softmax", 0.8),
+    "DiffCLIP-v2": ("differential-v2", "differential-v2", 0.8),
 }
 
 # size → (patch, vision (width, layers, heads), text (width, layers, heads), joint width)

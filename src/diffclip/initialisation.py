@@ -66,6 +66,8 @@ def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generato
         t.fill_(_SIGMOID_BIAS_START)
     elif leaf.startswith("lambda_"):
         t.normal_(0, 0.1, generator=g)
+    elif layer == "lambda_proj":
+        t.normal_(0, 0.02, generator=g)  # λ starts near one half
     elif layer == "diff_norm" or (leaf == "weight" and t.ndim == 1):
         t.fill_(1.0)
     elif layer.startswith(("norm", "ln_")):
@@ -106,6 +108,7 @@ def _draw_text(
     }
     layer_stds = {
         "qkv": text.width**-0.5,
+        "q2_proj": text.width**-0.5,
         "out_proj": residual_std,
         "c_fc": (2 * text.width) ** -0.5,
         "c_proj": residual_std,

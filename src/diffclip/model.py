@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffclip.attention import DifferentialAttention, SoftmaxAttention
+from diffclip.attention import DifferentialAttention, SelfAttention
 from diffclip.attention.dispatch import check_backend
 from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config
 from diffclip.errors import InputError
@@ -58,7 +58,7 @@ class CLIP(nn.Module):
             seed = int(torch.randint(2**62, ()).item())
         initialise(self, self.config, init, seed)
 
-    def attention_layers(self) -> dict[str, list[SoftmaxAttention | DifferentialAttention]]:
+    def attention_layers(self) -> dict[str, list[SelfAttention]]:
         """The attention layers in order of depth, by tower: "visual" and "text"."""
         return {
             "visual": [block.attn for block in self.visual.blocks],
@@ -66,7 +66,8 @@ class CLIP(nn.Module):
         }
 
     def lambdas(self) -> dict[str, Tensor]:
-        """λ of each differential layer by tower, as detached float32 [layers]; a plain tower has none, [0]."""
+        """λ of each differential layer by tower, as detached float32 [layers]; [0] where the layers have no λ of their
+        own: plain ones, and those of V2, whose λ are of tokens."""
         with torch.no_grad():
             return {
                 tower: torch.stack(

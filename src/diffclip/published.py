@@ -48,7 +48,13 @@ def from_published(state: State) -> dict[str, Tensor]:
 
 
 def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
-    """Our names to the published ones; also splits gradients, or anything else keyed and shaped as the parameters."""
+    """Our names to the published ones; also splits gradients, or anything else keyed and shaped as the parameters.
+
+    Raises:
+        InputError: a tower has an attention that the published code does not.
+    """
+    if "differential-v2" in (config.vision.attention, config.text.attention):
+        raise InputError("differential attention V2 has no published layout: save a folder instead")
     published: dict[str, Tensor] = {}
     for name, tensor in state.items():
         vision = name.startswith("visual.")
@@ -109,11 +115,18 @@ def infer_config(state: State) -> CLIPConfig:
 
 def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]:
     indices = {int(name[len(blocks) + 1 :].split(".")[0]) for name in state if name.startswith(f"{blocks}.")}
-    lambda_vector = state.get(f"{blocks}.0.attn.lambda_q1")
+    vector, projection = (
+        state.get(f"{blocks}.0.attn.{name}") for name in ("lambda_q1", "lambda_proj.weight")
+    )
+    kind, heads = "softmax", None
+    if vector is not None:
+        kind, heads = "differential", width // vector.shape[0]
+    elif projection is not None:
+        kind, heads = "differential-v2", projection.shape[0]
     return {
         "width": width,
         "layers": max(indices) + 1,
-        "heads": None if lambda_vector is None else width // lambda_vector.shape[0],
-        "attention": "softmax" if lambda_vector is None else "differential",
+        "heads": heads,
+        "attention": kind,
         "mlp_ratio": state[f"{blocks}.0.{hidden}.weight"].shape[0] / width,
     }

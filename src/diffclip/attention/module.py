@@ -42,8 +42,8 @@ class AttentionMaps:
         return self.first - self.lam * self.second
 
 
-class _SelfAttention(nn.Module, ABC):
-    """`backend` names the operator's backend; `attn_drop` is the share of each map that training drops."""
+class SelfAttention(nn.Module, ABC):
+    """What all kinds share. `backend` names the operator's backend; `attn_drop` is the share of each map that training drops."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _SelfAttention(nn.Module, ABC):
         return out
 
 
-class SoftmaxAttention(_SelfAttention):
+class SoftmaxAttention(SelfAttention):
     """Multi-head attention as in the plain CLIP: `num_heads` maps."""
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
@@ -110,7 +110,7 @@ class SoftmaxAttention(_SelfAttention):
         return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps
 
 
-class DifferentialAttention(_SelfAttention):
+class DifferentialAttention(SelfAttention):
     """Multi-head differential attention: `num_heads` query heads in pairs, num_heads/2 values of twice the width.
 
     λ is one scalar a layer, shared by its heads, and the RMS norm of each head's output is followed by the factor
@@ -171,10 +171,6 @@ class DifferentialAttention(_SelfAttention):
         factor = 1.0 - self.lambda_init
         heads = finish_heads(heads, both.dtype, self.diff_norm.weight, HEAD_NORM_EPS, factor).to(v.dtype)
         return heads.transpose(1, 2).flatten(2), maps
-
-
-# what `attention` in a tower's configuration means
-ATTENTION_LAYERS = {"softmax": SoftmaxAttention, "differential": DifferentialAttention}
 
 
 class HeadNorm(nn.Module):

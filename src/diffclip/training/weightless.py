@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diffclip.attention import DifferentialAttention, triton
+from diffclip.attention import DifferentialAttention, DifferentialAttentionV2, triton
 from diffclip.attention.heads import split_heads
 from diffclip.attention.lambdas import per_head
 from diffclip.attention.module import HEAD_NORM_EPS, LAMBDA_VECTORS
@@ -97,13 +97,27 @@ class _Fused(DifferentialAttention):
         return out.transpose(1, 2).flatten(2)
 
 
+class _FusedV2(DifferentialAttentionV2):
+    """The same of V2."""
+
+    def _attend(self, x: Tensor, causal: bool) -> Tensor:
+        q, k, v, lam = self._project(x)
+        out = triton.differential(q, k, v, per_head(lam, v), causal, None, HEAD_NORM_EPS, 1.0)
+        return out.transpose(1, 2).flatten(2)
+
+
+_FUSED: dict[type, type] = {DifferentialAttention: _Fused, DifferentialAttentionV2: _FusedV2}
+
+
 def _fuse(model: CLIP) -> None:
     """Use the kernels where they can be used on a GPU: Triton is here, and the heads are not too large."""
     for layer in (layer for layers in model.attention_layers().values() for layer in layers):
-        if isinstance(layer, DifferentialAttention):
+        fused = _FUSED.get(type(layer))
+        if fused is not None:
             size = layer.head_dim
+            value = 2 * size if fused is _Fused else size
             q, v = (
-                torch.empty(1, 2, 1, width, device="cuda", dtype=torch.bfloat16) for width in (size, 2 * size)
+                torch.empty(1, 2, 1, width, device="cuda", dtype=torch.bfloat16) for width in (size, value)
             )
             if triton.unfusable(q, v) is None:
-                layer.__class__ = _Fused
+                layer.__class__ = fused
