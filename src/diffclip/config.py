@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from diffclip.errors import InputError, unknown
 
-AttentionKind = Literal["softmax", "differential", "differential-v2"]
+AttentionKind = Literal["softmax", "differential", "differential-v2", "differential-added"]
+Activation = Literal["gelu", "quick_gelu"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -57,6 +58,13 @@ class VisionConfig(_TowerConfig):
     layers: int = Field(default=12, gt=0)
     heads: int = Field(default=12, gt=0)
     norm_eps: float | None = Field(default=None, gt=0)
+    activation: Activation = "gelu"
+    pre_norm: bool = Field(
+        default=False, description="with a LayerNorm before the first block, as OpenAI's CLIP has"
+    )
+    patch_bias: bool = Field(
+        default=True, description="whether the patch embedding has a bias; OpenAI's has none"
+    )
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
 
@@ -77,6 +85,7 @@ class TextConfig(_TowerConfig):
     width: int = Field(default=512, gt=0)
     layers: int = Field(default=12, gt=0)
     heads: int = Field(default=8, gt=0)
+    activation: Activation = "quick_gelu"
 
 
 class PreprocessConfig(_Config):
@@ -91,7 +100,8 @@ class PreprocessConfig(_Config):
 class CLIPConfig(_Config):
     """A whole model. `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l), l = 0 in a tower's first layer.
 
-    It is of differential attention as published; V2 ("differential-v2") computes λ from each token instead.
+    It is of "differential" attention, the published one; "differential-v2" computes λ from each token instead, and
+    "differential-added", a second map for a model that was trained without, starts with λ = 0.
     """
 
     embed_dim: int = Field(default=512, gt=0)
@@ -117,6 +127,7 @@ VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic
     "DiffCLIP-dynamic": ("differential", "differential", "dynamic"),
     "DiffCLIP-vision": ("differential", "softmax", 0.8),
     "DiffCLIP-v2": ("differential-v2", "differential-v2", 0.8),
+    "DiffCLIP-added": ("differential-added", "differential-added", 0.0),
 }
 
 # size → (patch, vision (width, layers, heads), text (width, layers, heads), joint width)

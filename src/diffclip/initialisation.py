@@ -50,11 +50,19 @@ def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
 def initialise(model: nn.Module, config: CLIPConfig, init: str, seed: int) -> None:
     """Set every parameter of `model` in place. Equal seeds and names give bit-equal values on every machine's CPU."""
     for name, parameter in model.named_parameters():
-        key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        key = hashlib.sha256(f"{seed}/{_drawn_as(name, config)}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
         start = torch.empty(parameter.shape, dtype=torch.float32)
         _draw(start, name, config, init, generator)
         parameter.copy_(start)
+
+
+def _drawn_as(name: str, config: CLIPConfig) -> str:
+    """Whose values a parameter gets: λ is exactly 0 at the start of an added map, both its products being the same."""
+    tower = config.vision if name.startswith("visual.") else config.text
+    if tower.attention == "differential-added":
+        return name.replace(".lambda_q2", ".lambda_q1").replace(".lambda_k2", ".lambda_k1")
+    return name
 
 
 def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generator) -> None:
@@ -109,6 +117,7 @@ def _draw_text(
     layer_stds = {
         "qkv": text.width**-0.5,
         "q2_proj": text.width**-0.5,
+        "k2_proj": text.width**-0.5,
         "out_proj": residual_std,
         "c_fc": (2 * text.width) ** -0.5,
         "c_proj": residual_std,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffclip.attention import DifferentialAttention, SelfAttention
+from diffclip.attention import DifferentialAttention, LambdaAttention, SelfAttention
 from diffclip.attention.dispatch import check_backend
 from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config
 from diffclip.errors import InputError
@@ -71,9 +71,9 @@ class CLIP(nn.Module):
         with torch.no_grad():
             return {
                 tower: torch.stack(
-                    [layer.current_lambda() for layer in layers if isinstance(layer, DifferentialAttention)]
+                    [layer.current_lambda() for layer in layers if isinstance(layer, LambdaAttention)]
                 )
-                if isinstance(layers[0], DifferentialAttention)
+                if isinstance(layers[0], LambdaAttention)
                 else torch.empty(0)
                 for tower, layers in self.attention_layers().items()
             }

@@ -53,8 +53,9 @@ def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
     Raises:
         InputError: a tower has an attention that the published code does not.
     """
-    if "differential-v2" in (config.vision.attention, config.text.attention):
-        raise InputError("differential attention V2 has no published layout: save a folder instead")
+    for kind in (config.vision.attention, config.text.attention):
+        if kind not in ("softmax", "differential"):
+            raise InputError(f"attention {kind} has no published layout: save a folder instead")
     published: dict[str, Tensor] = {}
     for name, tensor in state.items():
         vision = name.startswith("visual.")
@@ -86,7 +87,9 @@ def infer_config(state: State) -> CLIPConfig:
         vocab, text_width = state["token_embedding.weight"].shape
         towers: dict[str, dict[str, Any]] = {
             "vision": _tower(state, "visual.blocks", "mlp.fc1", patch.shape[0])
-            | {"image_size": grid * patch.shape[-1], "patch_size": patch.shape[-1]},
+            | {"image_size": grid * patch.shape[-1], "patch_size": patch.shape[-1]}
+            | {"pre_norm": "visual.norm_pre.weight" in state}
+            | {"patch_bias": "visual.patch_embed.proj.bias" in state},
             "text": _tower(state, "transformer.resblocks", "mlp.c_fc", text_width)
             | {"vocab_size": vocab, "context_length": state["positional_embedding"].shape[0]},
         }
@@ -110,7 +113,13 @@ def infer_config(state: State) -> CLIPConfig:
                 f"the weights do not tell the number of heads of a plain {key} tower {tower['width']} wide: "
                 "save the model as a folder with its config.json, or name the model"
             )
-    return parse_config({"embed_dim": embed_dim, "logit_bias": "logit_bias" in state} | towers, "weights")
+    added = "differential-added" in (tower["attention"] for tower in towers.values())
+    whole = {
+        "embed_dim": embed_dim,
+        "logit_bias": "logit_bias" in state,
+        "lambda_init": 0.0 if added else 0.8,
+    }
+    return parse_config(whole | towers, "weights")
 
 
 def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]:
@@ -120,7 +129,8 @@ def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]
     )
     kind, heads = "softmax", None
     if vector is not None:
-        kind, heads = "differential", width // vector.shape[0]
+        added = f"{blocks}.0.attn.k2_proj.weight" in state
+        kind, heads = "differential-added" if added else "differential", width // vector.shape[0]
     elif projection is not None:
         kind, heads = "differential-v2", projection.shape[0]
     return {

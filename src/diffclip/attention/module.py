@@ -19,7 +19,6 @@ from diffclip.attention import eager
 from diffclip.attention.dispatch import differential_attention_packed, say_once, softmax_attention
 from diffclip.attention.heads import finish_heads, split_heads
 from diffclip.attention.lambdas import reparameterised
-from diffclip.config import lambda_init_of_layer
 from diffclip.errors import InputError
 
 HEAD_NORM_EPS = 1e-5
@@ -43,7 +42,7 @@ class AttentionMaps:
 
 
 class SelfAttention(nn.Module, ABC):
-    """What all kinds share. `backend` names the operator's backend; `attn_drop` is the share of each map that training drops."""
+    """What all kinds share: `backend` is the operator's, `attn_drop` the share of each map that training drops."""
 
     def __init__(
         self,
@@ -110,29 +109,27 @@ class SoftmaxAttention(SelfAttention):
         return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps
 
 
-class DifferentialAttention(SelfAttention):
-    """Multi-head differential attention: `num_heads` query heads in pairs, num_heads/2 values of twice the width.
+class LambdaAttention(SelfAttention):
+    """Attention whose layer has one λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init, shared by its heads."""
 
-    λ is one scalar a layer, shared by its heads, and the RMS norm of each head's output is followed by the factor
-    (1 − λ_init). Source: paper Section 3.2 and the published code (github.com/hammoudhasan/DiffCLIP).
-    """
-
-    def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        device: torch.device | None = None,
+        lambda_init: float = 0.8,
+        **rest: Any,
+    ) -> None:
         super().__init__(dim, num_heads, device=device, **rest)
-        if num_heads % 2:
-            raise InputError(
-                f"heads {num_heads} is odd: differential attention pairs heads, use an even number"
-            )
-        self.lambda_init = lambda_init_of_layer(0.8, 0)
+        self.lambda_init = lambda_init
         self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
             nn.Parameter(
                 nn.init.normal_(torch.empty(self.head_dim, device=device, dtype=torch.float32), std=0.1)
             )
             for _ in range(4)
         )
-        self.diff_norm = HeadNorm(2 * self.head_dim, device=device)
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> DifferentialAttention:
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LambdaAttention:
         """Move or cast the layer; λ's vectors move along but stay float32, as the published code keeps them."""
         before = {name: getattr(self, name).data for name in LAMBDA_VECTORS}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -147,6 +144,22 @@ class DifferentialAttention(SelfAttention):
         return reparameterised(
             self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init
         )
+
+
+class DifferentialAttention(LambdaAttention):
+    """Multi-head differential attention: `num_heads` query heads in pairs, num_heads/2 values of twice the width.
+
+    The RMS norm of each head's output is followed by the factor (1 − λ_init).
+    Source: paper Section 3.2 and the published code (github.com/hammoudhasan/DiffCLIP).
+    """
+
+    def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
+        super().__init__(dim, num_heads, device=device, **rest)
+        if num_heads % 2:
+            raise InputError(
+                f"heads {num_heads} is odd: differential attention pairs heads, use an even number"
+            )
+        self.diff_norm = HeadNorm(2 * self.head_dim, device=device)
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         return differential_attention_packed(

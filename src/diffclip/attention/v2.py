@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffclip.attention import eager
-from diffclip.attention.dispatch import differential_attention, say_once
-from diffclip.attention.heads import by_head, split_heads
-from diffclip.attention.module import AttentionMaps, SelfAttention
+from diffclip.attention.heads import split_heads
+from diffclip.attention.lambdas import accumulator
+from diffclip.attention.paired import PairedAttention
 
 
-class DifferentialAttentionV2(SelfAttention):
+class DifferentialAttentionV2(PairedAttention):
     """Multi-head differential attention V2: `num_heads` values as plain attention has, two queries for each.
 
     `qkv` and `out_proj` are those of plain attention, so that a plain model with equal seeds starts with the same
@@ -36,25 +35,9 @@ class DifferentialAttentionV2(SelfAttention):
     def token_lambdas(self, x: Tensor) -> Tensor:
         """λ of each head and token of x [B, N, C], in (0, 1): [B, H, N], float32 at least."""
         logits = self.lambda_proj(x).transpose(1, 2)
-        return torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+        return torch.sigmoid(logits.to(accumulator(logits.dtype)))
 
-    def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        q, k, v, lam = self._project(x)
-        dropout_p = self.attn_drop if self.training else 0.0
-        out = differential_attention(q, k, v, lam, causal=causal, backend=self.backend, dropout_p=dropout_p)
-        return out.transpose(1, 2).flatten(2)
-
-    def attend_through_maps(self, x: Tensor, causal: bool) -> tuple[Tensor, AttentionMaps]:
-        if self.backend == "triton":
-            say_once('attention backend "triton" never makes the maps: they come from "eager"')
-        q, k, v, lam = self._project(x)
-        both = eager.softmax_maps(q, k, causal)
-        maps = AttentionMaps(both[:, 0::2], both[:, 1::2], lam.unsqueeze(-1))
-        return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries and keys [B, 2·H, N, d] in adjacent pairs, values [B, H, N, d], and λ."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         first, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)
-        second = by_head(self.q2_proj(x), self.num_heads)
-        q = torch.stack([first, second], dim=2).flatten(1, 2)
+        q = self._paired(first, self.q2_proj(x))
         return q, k.repeat_interleave(2, dim=1), v, self.token_lambdas(x)

@@ -1,6 +1,6 @@
 """The text tower: a causal transformer in batch-first layout, with the names of the published checkpoints.
 
-Pre-norm blocks, LayerNorm eps 1e-5 and QuickGELU, as in SLIP and OpenAI's CLIP.
+Pre-norm blocks and LayerNorm eps 1e-5, as in SLIP and OpenAI's CLIP; QuickGELU unless the configuration says GELU.
 """
 
 from __future__ import annotations
@@ -8,24 +8,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffclip.attention import ATTENTION_LAYERS
+from diffclip.towers.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
     from diffclip.config import TextConfig
 
 TEXT_NORM_EPS = 1e-5
-
-
-class QuickGELU(nn.Module):
-    """x·sigmoid(1.702·x), the sigmoid approximation of GELU that OpenAI's CLIP uses."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape to the same shape."""
-        return x * torch.sigmoid(1.702 * x)
 
 
 class ResidualAttentionBlock(nn.Module):
@@ -38,7 +30,9 @@ class ResidualAttentionBlock(nn.Module):
         self.ln_1 = nn.LayerNorm(config.width, eps=TEXT_NORM_EPS)
         self.mlp = nn.Sequential(
             OrderedDict(
-                c_fc=nn.Linear(config.width, hidden), gelu=QuickGELU(), c_proj=nn.Linear(hidden, config.width)
+                c_fc=nn.Linear(config.width, hidden),
+                gelu=ACTIVATIONS[config.activation](),
+                c_proj=nn.Linear(hidden, config.width),
             )
         )
         self.ln_2 = nn.LayerNorm(config.width, eps=TEXT_NORM_EPS)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from timm.layers import LayerNorm
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from diffclip.attention import ATTENTION_LAYERS
+from diffclip.towers.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
     from diffclip.config import VisionConfig
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 def build_vision(config: VisionConfig) -> VisionTransformer:
     """The tower for `config`, whose `norm_eps` must be resolved; images [B, 3, S, S] give features [B, width]."""
-    return VisionTransformer(
+    tower = VisionTransformer(
         img_size=config.image_size,
         patch_size=config.patch_size,
         embed_dim=config.width,
@@ -32,4 +35,12 @@ def build_vision(config: VisionConfig) -> VisionTransformer:
         patch_drop_rate=config.patch_dropout,
         norm_layer=partial(LayerNorm, eps=config.norm_eps),
         attn_layer=ATTENTION_LAYERS[config.attention],
+        act_layer=ACTIVATIONS[config.activation],
+        pre_norm=config.pre_norm,
     )
+    patches = tower.patch_embed.proj
+    # timm leaves the bias out of the patches where a norm follows
+    if (patches.bias is not None) != config.patch_bias:
+        bias = nn.Parameter(torch.zeros(patches.out_channels)) if config.patch_bias else None
+        patches.register_parameter("bias", bias)
+    return tower

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diffclip.attention import DifferentialAttention, DifferentialAttentionV2, triton
+from diffclip.attention import (
+    AddedDifferentialAttention,
+    DifferentialAttention,
+    DifferentialAttentionV2,
+    PairedAttention,
+    SelfAttention,
+    triton,
+)
 from diffclip.attention.heads import split_heads
 from diffclip.attention.lambdas import per_head
 from diffclip.attention.module import HEAD_NORM_EPS, LAMBDA_VECTORS
@@ -97,16 +104,28 @@ class _Fused(DifferentialAttention):
         return out.transpose(1, 2).flatten(2)
 
 
-class _FusedV2(DifferentialAttentionV2):
-    """The same of V2."""
+class _FusedPairs(PairedAttention):
+    """The same for two maps a value."""
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        q, k, v, lam = self._project(x)
+        q, k, v, lam = self.project(x)
         out = triton.differential(q, k, v, per_head(lam, v), causal, None, HEAD_NORM_EPS, 1.0)
         return out.transpose(1, 2).flatten(2)
 
 
-_FUSED: dict[type, type] = {DifferentialAttention: _Fused, DifferentialAttentionV2: _FusedV2}
+class _FusedV2(_FusedPairs, DifferentialAttentionV2):
+    pass
+
+
+class _FusedAdded(_FusedPairs, AddedDifferentialAttention):
+    pass
+
+
+_FUSED: dict[type[SelfAttention], type[SelfAttention]] = {
+    DifferentialAttention: _Fused,
+    DifferentialAttentionV2: _FusedV2,
+    AddedDifferentialAttention: _FusedAdded,
+}
 
 
 def _fuse(model: CLIP) -> None:
