@@ -1,0 +1,78 @@
+"""A model of ours from the parts of another one, held against it before anybody gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffclip.config import parse_config
+from diffclip.errors import InputError
+from diffclip.model import CLIP
+from diffclip.weights import check_fit
+
+Encode = Callable[[Tensor], Tensor]
+
+# of the largest feature; float32 sums in another order differ by about 1e-6
+_TOLERANCE = 1e-4
+
+
+def assemble(fields: dict[str, Any], state: Mapping[str, Tensor], source: str) -> CLIP:
+    """The model with this configuration and these weights, in float32, on the CPU, in evaluation mode.
+
+    Raises:
+        InputError: the configuration or the weights are not those of a CLIP that we have.
+    """
+    model = CLIP(parse_config(fields, source), seed=0).eval()
+    check_fit(model, state, source)
+    model.load_state_dict({name: value.detach().float().cpu() for name, value in state.items()})
+    return model
+
+
+@torch.no_grad()
+def check_outputs(model: CLIP, image: Encode, text: Encode, source: str) -> None:
+    """See that `model` computes what the original's encoders do, on random pictures and texts.
+
+    Raises:
+        InputError: it does not: the original has a part that was not looked for.
+    """
+    generator = torch.Generator().manual_seed(0)
+    config = model.config
+    size, length, end = config.vision.image_size, config.text.context_length, config.text.vocab_size - 1
+    images = torch.randn(2, 3, size, size, generator=generator)
+    tokens = torch.randint(1, end, (2, length), generator=generator)
+    tokens[0, -1], tokens[1, length // 2] = end, end
+    tokens[1, length // 2 + 1 :] = 0
+    for what, ours, theirs in (
+        ("picture", model.encode_image(images), image(images)),
+        ("text", model.encode_text(tokens), text(tokens)),
+    ):
+        if not torch.allclose(ours, theirs.float(), rtol=0, atol=_TOLERANCE * float(theirs.abs().max())):
+            gap = float((ours - theirs).abs().max())
+            raise InputError(
+                f"{source} computes other {what} features than its parts say (by {gap:.2g}): it has a part that "
+                "cannot be converted"
+            )
+
+
+def refuse(source: str, part: str) -> InputError:
+    """The error for a part that has no counterpart here."""
+    return InputError(
+        f"{source} has {part}, which cannot be converted: use a ViT CLIP with class-token pooling, GELU or "
+        "QuickGELU and plain attention"
+    )
+
+
+def activation_of(module: nn.Module | str, source: str) -> str:
+    """The name that our configuration gives to an activation.
+
+    Raises:
+        InputError: it is neither GELU nor QuickGELU.
+    """
+    name = module if isinstance(module, str) else type(module).__name__
+    known = {"GELU": "gelu", "gelu": "gelu", "QuickGELU": "quick_gelu", "quick_gelu": "quick_gelu"}
+    if name not in known or (isinstance(module, nn.GELU) and module.approximate != "none"):
+        raise refuse(source, f"the activation {name}")
+    return known[name]
