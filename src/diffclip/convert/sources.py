@@ -1,0 +1,105 @@
+"""Models of other libraries by what a user calls them: `open_clip:ARCHITECTURE:WEIGHTS`, `transformers:FOLDER`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diffclip.config import PreprocessConfig
+from diffclip.convert.from_open_clip import from_open_clip
+from diffclip.convert.from_transformers import from_transformers
+from diffclip.errors import InputError, require_group, unknown
+from diffclip.model import CLIP
+
+OPEN_CLIP, TRANSFORMERS = "open_clip:", "transformers:"
+
+
+def is_foreign(source: str) -> bool:
+    """Whether `source` names a model of another library."""
+    return source.startswith((OPEN_CLIP, TRANSFORMERS))
+
+
+def read_foreign(source: str) -> CLIP:
+    """The model that `source` names, as a plain CLIP of ours. No code of the weights' author is run.
+
+    Args:
+        source: `open_clip:ViT-B-16:laion2b_s34b_b88k` (or a file in place of the tag), or `transformers:NAME`, a
+            saved folder or a name on the hub.
+
+    Raises:
+        InputError: no such model, weights that cannot be read, or a model that cannot be converted.
+    """
+    if source.startswith(OPEN_CLIP):
+        return _from_open_clip(source)
+    return _from_transformers(source)
+
+
+def _from_open_clip(source: str) -> CLIP:
+    import open_clip
+
+    architecture, _, weights = source.removeprefix(OPEN_CLIP).partition(":")
+    if architecture not in open_clip.list_models():
+        raise unknown("architecture of open_clip", architecture, open_clip.list_models())
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    if not weights or (weights not in tags and not Path(weights).is_file()):
+        which = f"{weights} is neither a file nor" if weights else "it says no weights:"
+        raise InputError(f"{source}: {which} one of {architecture}'s {', '.join(tags) or '(none)'}")
+    with _quiet(), _reading(source):
+        model = open_clip.create_model(architecture, pretrained=weights, weights_only=True)
+    return from_open_clip(model, source)
+
+
+def _from_transformers(source: str) -> CLIP:
+    require_group("vlm", "transformers")
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    place = source.removeprefix(TRANSFORMERS)
+    with _quiet(), _reading(source):
+        config = CLIPConfig.get_config_dict(place)[0]
+        if config.get("model_type") != "clip":
+            raise InputError(
+                f"{source} is a {config.get('model_type')!r}, not a 'clip': give a CLIP with two ViT towers"
+            )
+        model: Any = CLIPModel.from_pretrained(place, use_safetensors=True)
+        processor: Any = CLIPImageProcessor.from_pretrained(place) if _has_processor(place) else None
+    converted = from_transformers(model, source)
+    if processor is not None:
+        converted.config.preprocess = PreprocessConfig(
+            mean=tuple(processor.image_mean), std=tuple(processor.image_std), interpolation="bicubic"
+        )
+    return converted
+
+
+def _has_processor(place: str) -> bool:
+    """A folder may be saved without; on the hub each model has one."""
+    return not Path(place).is_dir() or (Path(place) / "preprocessor_config.json").is_file()
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """What the libraries raise for files that are missing, damaged or not theirs, in one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(
+            f"{source} cannot be read ({reason}): check the name, the files and the connection"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The libraries' own remarks on loading are not what a user of ours asked about."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
