@@ -26,7 +26,7 @@ def convert(
         bool,
         typer.Option(
             "--to-differential",
-            help="Add a second attention map to every layer of a plain CLIP; outputs stay the same until it is trained.",
+            help="Add a second attention map to each layer of a plain CLIP; outputs stay the same until it is trained.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of what --to-differential adds.")] = 0,
