@@ -57,7 +57,7 @@ def _from_transformers(source: str) -> CLIP:
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     place = source.removeprefix(TRANSFORMERS)
     with _quiet(), _reading(source):
         config = CLIPConfig.get_config_dict(place)[0]
