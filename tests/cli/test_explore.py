@@ -65,6 +65,13 @@ def test_other_networks_are_warned_of(model_folder, pictures, served):
     assert hosts is None
 
 
+def test_a_name_of_this_machine_is_answered_to(model_folder, served):
+    call("--model", model_folder, "--host", "127.0.0.5", "--port", 0, "--no-browser")
+    ((bound, *_, hosts),) = served
+    bound.close()
+    assert "127.0.0.5" in hosts
+
+
 def test_bad_command_lines(model_folder, tmp_path, served):
     model = ("--model", model_folder)
     (tmp_path / "file").touch()

@@ -1,3 +1,4 @@
+import os
 import shutil
 import time
 
@@ -5,7 +6,9 @@ import pytest
 from PIL import Image
 
 from diffclip.errors import InputError
+from diffclip.focus import recording
 from diffclip.web.folder import SearchedFolder
+from diffclip.web.markup import gallery
 
 pytest.importorskip("faiss")
 
@@ -52,14 +55,43 @@ def test_what_links_lead_to_outside_is_not_shown(photos, plain, tmp_path):
     searched.close()
 
 
+def test_a_folder_without_pictures(plain, tmp_path):
+    (tmp_path / "none" / ".hidden").mkdir(parents=True)
+    (tmp_path / "none" / ".hidden" / "a.png").touch()
+    (tmp_path / "none" / "a.txt").touch()
+    with pytest.raises(InputError, match=r"no picture in folder .*none: give --folder one with"):
+        SearchedFolder(tmp_path / "none", [("Plain", plain)])
+    with pytest.raises(InputError):
+        SearchedFolder(tmp_path / "gone", [("Plain", plain)])
+
+
 def test_what_stops_an_update_is_said(plain, tmp_path):
-    (tmp_path / "none").mkdir()
-    searched = updated(tmp_path / "none", [("Plain", plain)])
+    (tmp_path / "one.png").touch()
+    searched = SearchedFolder(tmp_path, [("Plain", plain)])
+    (tmp_path / "one.png").unlink()
+    searched._update()
     assert searched.status().startswith("not updated: no picture in folder")
     assert searched.search("Plain", "x", 3) == []
     searched.close()
-    with pytest.raises(InputError):
-        SearchedFolder(tmp_path / "gone", [("Plain", plain)])
+
+
+def test_an_update_while_somebody_looks(photos, differential):
+    searched = SearchedFolder(photos, [("Differential", differential)])
+    with recording(differential.model, "visual") as seen:
+        searched._update()
+        assert seen == []
+    assert searched.status().startswith("4 pictures")
+    searched.close()
+
+
+def test_a_name_that_is_no_text(photos, plain, tmp_path):
+    folder = tmp_path / os.fsdecode(b"dossier-\xe9t\xe9")
+    folder.mkdir()
+    shutil.copy(photos / "red.png", folder / os.fsdecode(b"caf\xe9.png"))
+    searched = updated(folder, [("Plain", plain)])
+    html = gallery(searched.search("Plain", "a square", 3))
+    assert "caf\N{REPLACEMENT CHARACTER}.png".encode() in html.encode()
+    searched.close()
 
 
 def test_an_update_ends_when_the_page_closes(photos, plain, monkeypatch):

@@ -3,10 +3,28 @@ import json
 
 import pytest
 
+from diffclip.web import guard
 from diffclip.web.guard import Guard
+from diffclip.web.sessions import Sessions
 from diffclip.web.uploads import MAX_BYTES
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Queue:
+    """The parts of gradio's queue that keep results."""
+
+    def __init__(self):
+        self.pending_messages_per_session, self.pending_event_ids_session = {}, {}
+        self.event_ids_to_events, self.cleaned = {}, []
+
+    async def clean_events(self, session_hash):
+        self.cleaned.append(session_hash)
+
+    def push(self, session, number=1):
+        self.pending_messages_per_session[session] = ["a result"]
+        self.pending_event_ids_session[session] = {f"{session}{n}" for n in range(number)}
+        self.event_ids_to_events |= {f"{session}{n}": "an event" for n in range(number)}
 
 
 class Inner:
@@ -29,18 +47,20 @@ class Inner:
         await send({"type": "http.response.body", "body": b"inner"})
 
 
-def call(folder, method, path, body=b"", headers=None, hosts=LOCAL, parts=1):
+def call(folder, method, path, body=b"", headers=None, hosts=LOCAL, parts=1, whole=True):
     """The status, the headers and the text that a request gets, and what the application behind got."""
     inner, sent = Inner(), []
     headers = {"host": "127.0.0.1:7860", **(headers or {})}
     size = max(1, -(-len(body) // parts))
     pieces = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
     waiting = [
-        {"type": "http.request", "body": piece, "more_body": n < len(pieces) - 1}
+        {"type": "http.request", "body": piece, "more_body": not whole or n < len(pieces) - 1}
         for n, piece in enumerate(pieces)
     ]
 
     async def receive():
+        if not waiting:
+            await asyncio.sleep(60)
         return waiting.pop(0)
 
     async def send(message):
@@ -52,7 +72,7 @@ def call(folder, method, path, body=b"", headers=None, hosts=LOCAL, parts=1):
         "path": path,
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }
-    asyncio.run(Guard(inner, folder, hosts)(scope, receive, send))
+    asyncio.run(Guard(inner, folder, Sessions(Queue()), hosts)(scope, receive, send))
     answer = dict(sent[0]["headers"])
     return sent[0]["status"], answer, b"".join(m.get("body", b"") for m in sent[1:]).decode(), inner.bodies
 
@@ -157,5 +177,57 @@ def test_sockets_are_refused(tmp_path):
     async def receive():
         return {"type": "websocket.connect"}
 
-    asyncio.run(Guard(Inner(), tmp_path, None)({"type": "websocket", "path": "/"}, receive, send))
+    asyncio.run(
+        Guard(Inner(), tmp_path, Sessions(Queue()), None)({"type": "websocket", "path": "/"}, receive, send)
+    )
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/upload", "/gradio_api/queue/join"])
+def test_a_body_that_does_not_come_is_given_up(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(guard, "_PAUSE", 0.05)
+    status, _, _, behind = call(tmp_path, "POST", path, b"{", whole=False)
+    assert status in (400, 408)
+    assert not behind
+
+
+def test_a_join_must_name_its_session(tmp_path):
+    for session in (None, 7, "", "x" * 65, "a b"):
+        body = json.dumps({"data": [], "session_hash": session}).encode()
+        assert call(tmp_path, "POST", "/gradio_api/queue/join", body)[0] == 400
+    assert call(tmp_path, "POST", "/gradio_api/queue/join", b"[]")[0] == 400
+
+
+def test_what_nobody_collects_is_forgotten():
+    async def visit():
+        queue = Queue()
+        sessions = Sessions(queue, seconds=0.1)
+        for session in ("silent", "listening"):
+            assert sessions.join(session) is None
+            queue.push(session)
+        with sessions.stream("listening"):
+            await asyncio.sleep(0.2)
+            assert set(queue.pending_messages_per_session) == {"listening"}
+            assert set(queue.event_ids_to_events) == {"listening0"}
+            assert queue.cleaned == ["silent"]
+        await asyncio.sleep(0.2)
+        assert not queue.pending_messages_per_session
+        assert not queue.pending_event_ids_session
+
+    asyncio.run(visit())
+
+
+def test_a_session_cannot_leave_much_uncollected(monkeypatch):
+    monkeypatch.setattr("diffclip.web.sessions._SESSIONS", 2)
+
+    async def visit():
+        queue = Queue()
+        sessions = Sessions(queue)
+        queue.push("a", 7)
+        assert sessions.join("a") is None
+        queue.push("a", 8)
+        assert sessions.join("a")[0] == 429
+        assert sessions.join("b") is None
+        assert sessions.join("c")[0] == 503
+
+    asyncio.run(visit())

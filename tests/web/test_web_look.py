@@ -8,7 +8,7 @@ from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.focus import image_relevance, measures
 from diffclip.focus.maps import class_token_maps
-from diffclip.web.look import METHODS, coverage, look, visible_part
+from diffclip.web.look import METHODS, _map, coverage, look, visible_part
 
 TEXTS = ["a red square", "a dog"]
 
@@ -111,3 +111,9 @@ def test_weights_without_a_number(model_folders, picture):
         loaded.model.image_projection.fill_(float("nan"))
     with pytest.raises(InputError, match="not finite"):
         look(loaded, picture, TEXTS)
+
+
+def test_a_map_of_zeros_and_one_of_few_patches():
+    assert _map(torch.zeros(16), torch.ones(16) / 2, {"class_token": 1.0}).numbers == {"class_token": 1.0}
+    assert "top10" not in _map(torch.rand(9), None).numbers
+    assert "top10" in _map(torch.rand(16), None).numbers

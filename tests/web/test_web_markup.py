@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffclip.web.look import METHODS, look
+from diffclip.web.look import METHODS, Look, Map, look
 from diffclip.web.markup import Shown, gallery, message, results
 from diffclip.web.overlay import gradient, map_uri, thumbnail
 
@@ -115,8 +115,14 @@ def test_a_map_with_a_sign_is_red_above_and_blue_below():
     assert gradient(True) != gradient(False)
 
 
-def test_a_map_of_zeros_can_be_shown():
-    assert pixels(map_uri(np.zeros((3, 3), np.float32)))[..., :3].max() < 10
+def test_a_map_of_zeros_has_no_scale_and_no_numbers():
+    zeros, one = np.zeros((3, 3), np.float32), np.eye(3, dtype=np.float32)
+    seen = Look(
+        [0.1, 0.2], [0.5, 0.5], {("relevance", 0): Map(zeros, {}), ("relevance", 1): Map(one, {})}, {}
+    )
+    html = results([(SHOWN, seen, Image.new("RGB", (9, 9)))], ["a", "b"], "relevance", 0.6, scene=False)
+    assert html.count("Nothing in the picture speaks for this text") == 1
+    assert html.count('class="dc-scale"') == html.count('class="dc-map"') == 1
 
 
 def test_messages_and_hits_are_escaped():

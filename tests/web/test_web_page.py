@@ -9,17 +9,21 @@ from diffclip.errors import InputError
 gradio = pytest.importorskip("gradio")
 
 import diffclip.web  # noqa: E402
+from diffclip.web.decoding import Decoder  # noqa: E402
 from diffclip.web.names import shown_models  # noqa: E402
 from diffclip.web.page import SCRIPT, STYLE, build  # noqa: E402
 from diffclip.web.scenes import shown_scenes  # noqa: E402
-from diffclip.web.server import address_of, bind, is_local  # noqa: E402
+from diffclip.web.server import address_of, bind, is_local, local_names  # noqa: E402
 from diffclip.web.studio import new_studio, told_by  # noqa: E402
 from diffclip.web.upload_field import Upload  # noqa: E402
 
 
 @pytest.fixture
 def studio(plain, differential, tmp_path):
-    return new_studio(shown_models([("x/Plain", plain), ("x/Differential", differential)]), tmp_path, None)
+    decoder = Decoder()
+    models = shown_models([("x/Plain", plain), ("x/Differential", differential)])
+    yield new_studio(models, tmp_path, None, decoder)
+    decoder.close()
 
 
 def test_the_page_and_its_labels(studio):
@@ -139,3 +143,14 @@ def test_where_a_page_can_be_reached():
     with socket.socket() as any_:
         any_.bind(("0.0.0.0", 0))
         assert address_of(any_).startswith("http://127.0.0.1:")
+
+
+def test_a_page_is_called_by_the_address_it_prints():
+    with bind("127.0.0.5", 0) as bound:
+        assert local_names("127.0.0.5", bound) == {"localhost", "127.0.0.1", "::1", "127.0.0.5"}
+
+
+def test_names_of_models_that_are_no_text(plain):
+    ((one, _),) = shown_models([("x/caf\udce9", plain)])
+    assert one.name == "caf\N{REPLACEMENT CHARACTER}"
+    assert one.source.encode()

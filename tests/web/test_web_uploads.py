@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from diffclip.errors import InputError
+from diffclip.web.decoding import decode
 from diffclip.web.uploads import (
     MAX_BYTES,
     MAX_LETTERS,
@@ -28,14 +29,14 @@ def encode(picture, kind="PNG", **options):
 def test_an_upload_is_read_as_rgb(tmp_path):
     for name, mode in (("a.jpg", "CMYK"), ("b.png", "P"), ("c.png", "I;16"), ("d.gif", "L")):
         Image.new(mode, (30, 20)).save(tmp_path / name)
-        picture = read_upload(str(tmp_path / name), tmp_path)
+        picture = read_upload(str(tmp_path / name), tmp_path, decode)
         assert (picture.mode, picture.size) == ("RGB", (30, 20))
 
 
 def test_an_animation_gives_its_first_frame(tmp_path):
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    assert read_upload(str(tmp_path / "a.gif"), tmp_path).getpixel((3, 3)) == (255, 0, 0)
+    assert read_upload(str(tmp_path / "a.gif"), tmp_path, decode).getpixel((3, 3)) == (255, 0, 0)
 
 
 def test_what_is_no_upload(tmp_path):
@@ -45,17 +46,17 @@ def test_what_is_no_upload(tmp_path):
     (inside / "link.png").symlink_to(outside)
     for path in (outside, inside / ".." / "out.png", inside / "link.png", inside, "/etc/passwd", "a\0b"):
         with pytest.raises(InputError, match=r"not uploaded here|no longer here"):
-            read_upload(str(path), inside)
+            read_upload(str(path), inside, decode)
     with pytest.raises(InputError, match="no picture yet"):
-        read_upload(None, inside)
+        read_upload(None, inside, decode)
     with pytest.raises(InputError, match=r"^gone\.png is no longer here"):
-        read_upload(str(inside / "gone.png"), inside)
+        read_upload(str(inside / "gone.png"), inside, decode)
 
 
 def test_a_file_above_the_limit_is_not_decoded(tmp_path):
     (tmp_path / "big.png").write_bytes(encode(Image.new("RGB", (4, 4))) + b"\0" * MAX_BYTES)
     with pytest.raises(InputError, match=r"^big\.png is larger than 20 MB"):
-        read_upload(str(tmp_path / "big.png"), tmp_path)
+        read_upload(str(tmp_path / "big.png"), tmp_path, decode)
 
 
 def bombs():
@@ -81,12 +82,12 @@ def test_a_bomb_is_refused_from_its_header(name, content, tmp_path, monkeypatch)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("it was decoded"))
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=rf"^{name} (is larger than 25 megapixels|has a broken header)"):
-        read_upload(str(tmp_path / name), tmp_path)
+        read_upload(str(tmp_path / name), tmp_path, decode)
 
 
 def test_a_picture_at_the_limit_is_read(tmp_path):
     (tmp_path / "large.png").write_bytes(encode(Image.new("1", (5000, 5000))))
-    assert read_upload(str(tmp_path / "large.png"), tmp_path).size == (5000, 5000)
+    assert read_upload(str(tmp_path / "large.png"), tmp_path, decode).size == (5000, 5000)
 
 
 def test_texts_are_lines_without_blanks_and_repetitions():
@@ -132,3 +133,14 @@ def test_old_files_and_the_oldest_of_too_many_are_removed(tmp_path):
     assert {file.parent.name for file in tmp_path.rglob("x")} == {"10", "20", "30"}
     sweep(tmp_path, seconds=3600, size=11)
     assert {file.parent.name for file in tmp_path.rglob("x")} == {"10", "20"}
+
+
+def test_too_many_files_and_their_folders_are_removed(tmp_path):
+    now = time.time()
+    for age in range(6):
+        file = tmp_path / str(age) / "x"
+        file.parent.mkdir()
+        file.touch()
+        os.utime(file, (now - age, now - age))
+    sweep(tmp_path, count=2)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"0", "1"}

@@ -102,9 +102,9 @@ def serving(*arguments: object, cache: Path) -> Iterator[Page]:
     try:
         yield Page(wait_for_address(process, cache / "log"), process, cache / "log")
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         try:
-            process.wait(timeout=30)
+            assert process.wait(timeout=30) == 130
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

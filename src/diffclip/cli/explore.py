@@ -36,7 +36,7 @@ def explore(
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder} is no folder: give --folder one with pictures")
     require_group("web", "gradio", "faiss", "matplotlib")
-    from diffclip.web.server import LOCAL_NAMES, bind, is_local, serve
+    from diffclip.web.server import bind, is_local, local_names, serve
 
     bound = bind(host, port)
     loaded = [(source, load_for_use(source)) for source in sources]
@@ -48,7 +48,7 @@ def explore(
             f"page{what}: it has no password",
             file=sys.stderr,
         )
-    serve(bound, loaded, folder, browser, LOCAL_NAMES if local else None)
+    serve(bound, loaded, folder, browser, local_names(host, bound) if local else None)
 
 
 def _sources(given: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from diffclip.data.images import read_image
+from diffclip.data.images import SUFFIXES, read_image
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.model_source import Loaded
 from diffclip.search import PictureIndex
@@ -42,7 +43,12 @@ class SearchedFolder:
 
     def __init__(self, folder: Path, models: Sequence[tuple[str, Loaded]]) -> None:
         self.folder = folder.resolve()
-        self._models = dict(models)
+        if not _holds_picture(self.folder):
+            raise InputError(
+                f"no picture in folder {folder}: give --folder one with .jpg, .png, .webp and the like"
+            )
+        # what looks at a picture later takes a hand in the layers of its model, so the copies are made before
+        self._own = {name: replace(loaded, model=copy.deepcopy(loaded.model)) for name, loaded in models}
         self._indexes = {name: PictureIndex.open(self.folder, loaded) for name, loaded in models}
         self._states = {name: _State() for name in self._indexes}
         self._stop = threading.Event()
@@ -94,12 +100,9 @@ class SearchedFolder:
             return None
 
     def _update(self) -> None:
-        for name, loaded in self._models.items():
-            state = self._states[name]
+        for name, state in self._states.items():
             try:
-                # what looks at a picture meanwhile takes a hand in the layers of its model
-                own = replace(loaded, model=copy.deepcopy(loaded.model))
-                with PictureIndex.open(self.folder, own) as index:
+                with PictureIndex.open(self.folder, self._own.pop(name)) as index:
                     self._update_one(index, state)
             except _StopError:
                 return
@@ -126,6 +129,14 @@ class SearchedFolder:
         update = index.update(progress)
         skipped = f", {len(update.faults):,} skipped that cannot be read" if update.faults else ""
         state.line = f"{update.total:,} pictures{skipped}"
+
+
+def _holds_picture(folder: Path) -> bool:
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if any(name.lower().endswith(SUFFIXES) and not name.startswith(".") for name in files):
+            return True
+    return False
 
 
 @lru_cache(maxsize=1024)

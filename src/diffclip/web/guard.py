@@ -6,12 +6,16 @@ queue. Only the routes that the page itself uses come through, and names of file
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
+from diffclip.web.sessions import Sessions
 from diffclip.web.uploads import MAX_BYTES, lies_within, sweep
 
 Scope = MutableMapping[str, Any]
@@ -21,12 +25,17 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _FILE, _UPLOAD, _JOIN = "/gradio_api/file=", "/gradio_api/upload", "/gradio_api/queue/join"
+_STREAM = "/gradio_api/queue/data"
 _GET = re.compile(
     r"/|/config|/theme\.css|/manifest\.json|/favicon\.ico|/robots\.txt|/pwa_icon|/(assets|static)/.*"
     r"|/gradio_api/(app_id|upload_progress|heartbeat/[\w-]+|queue/data|file=.*)"
 )
 # a file with the boundaries of its form around it; texts of all inputs, in escaped letters
 _BODIES = {_UPLOAD: MAX_BYTES + 64 * 2**10, _JOIN: 256 * 2**10}
+
+_PAUSE, _BODY_SECONDS = 30.0, 300.0
+"""What a body may take: between two of its parts, and as a whole."""
+_SWEEP_SECONDS = 3.0
 
 _HEADERS = {
     # whatever the page's libraries would like to load from elsewhere, the browser does not
@@ -43,13 +52,15 @@ class Guard:
 
     Args:
         app: what answers.
-        uploads: the folder of the uploaded files; swept before each upload.
+        uploads: the folder of the uploaded files; swept before an upload.
+        sessions: of the queue.
         hosts: the names by which this server may be called, None for any. With a page on this machine alone it keeps
             out other sites that have their own name point here.
     """
 
-    def __init__(self, app: App, uploads: Path, hosts: frozenset[str] | None) -> None:
-        self._app, self._uploads, self._hosts = app, uploads, hosts
+    def __init__(self, app: App, uploads: Path, sessions: Sessions, hosts: frozenset[str] | None) -> None:
+        self._app, self._uploads, self._sessions, self._hosts = app, uploads, sessions, hosts
+        self._swept = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -61,20 +72,34 @@ class Guard:
         if refusal:
             return await _answer(send, *refusal)
         path = scope["path"]
+        receive = _in_time(receive)
+        if path == _STREAM:
+            query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+            with self._sessions.stream(query.get("session_hash", [""])[-1]):
+                return await self._app(scope, receive, send)
         if path == _JOIN:
-            body = await _whole(receive, _BODIES[path])
-            if body is None:
-                return await _answer(send, 413, "this request is too large")
-            names = _file_names(body)
-            if names is None:
-                return await _answer(send, 400, "this request is not JSON")
-            if not all(lies_within(name, self._uploads) for name in names):
-                return await _answer(send, 403, "this file was not uploaded here")
-            return await self._app(scope, _replay(body, receive), send)
-        if path == _UPLOAD:
-            sweep(self._uploads)
+            return await self._join(scope, receive, send)
+        if path == _UPLOAD and time.monotonic() - self._swept > _SWEEP_SECONDS:
+            self._swept = time.monotonic()
+            await asyncio.to_thread(sweep, self._uploads)
         bounded = _Bounded(receive, send, _BODIES.get(path, 0))
         await bounded.run(self._app, scope)
+
+    async def _join(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _whole(receive, _BODIES[_JOIN])
+        if body is None:
+            return await _answer(send, 413, "this request is too large")
+        try:
+            asked = json.loads(body)
+            names = list(_paths(asked))
+        except (ValueError, RecursionError):
+            return await _answer(send, 400, "this request is not JSON")
+        if not all(lies_within(name, self._uploads) for name in names):
+            return await _answer(send, 403, "this file was not uploaded here")
+        refusal = self._sessions.join(asked.get("session_hash") if isinstance(asked, dict) else None)
+        if refusal:
+            return await _answer(send, *refusal)
+        await self._app(scope, _replay(body, receive), send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -99,37 +124,60 @@ class Guard:
 
 
 class _Bounded:
-    """One request whose body ends the request when it exceeds `limit` bytes, whatever its header promised."""
+    """One request that ends when its body exceeds `limit` bytes, whatever its header promised, or stays away."""
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:
         self._receive, self._send, self._left = receive, send, limit
-        self._over = self._begun = False
+        self._whole = self._begun = False
+        self._refusal: tuple[int, str] | None = None
 
     async def run(self, app: App, scope: Scope) -> None:
         try:
             await app(scope, self._take, self._give)
         except Exception:
-            if not self._over:
+            if not self._refusal:
                 raise
-        if self._over and not self._begun:
-            await _answer(self._send, 413, "this request is too large")
+        if self._refusal and not self._begun:
+            await _answer(self._send, *self._refusal)
 
     async def _take(self) -> Message:
         message = await self._receive()
         self._left -= len(message.get("body", b""))
         if self._left < 0:
-            self._over = True
+            self._refusal = 413, "this request is too large"
             return {"type": "http.disconnect"}
+        if message["type"] == "http.disconnect" and not self._whole:
+            self._refusal = 408, "this request took too long"
+        self._whole = self._whole or not message.get("more_body")
         return message
 
     async def _give(self, message: Message) -> None:
-        if not self._over or self._begun:
+        if not self._refusal or self._begun:
             self._begun = True
             await self._send(message)
 
 
+def _in_time(receive: Receive) -> Receive:
+    """`receive`, as if the visitor had left when a body takes too long."""
+    end, over = time.monotonic() + _BODY_SECONDS, False
+
+    async def receiving() -> Message:
+        nonlocal over
+        if over:
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), min(_PAUSE, max(0.0, end - time.monotonic())))
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        over = not message.get("more_body")
+        return message
+
+    return receiving
+
+
 def _name(host: str) -> str:
     """The name in a Host header, without the port."""
+    host = host.lower()
     return host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
 
 
@@ -157,14 +205,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
-
-
-def _file_names(body: bytes) -> list[str] | None:
-    """Every `path` in a request for a computation; None of what is no JSON."""
-    try:
-        return list(_paths(json.loads(body)))
-    except (ValueError, RecursionError):
-        return None
 
 
 def _paths(value: Any) -> Iterator[str]:

@@ -37,8 +37,9 @@ PAIR_MAPS = ("A1", "A2")
 class Map:
     """A map over the patches, [h, w], and its numbers.
 
-    `numbers` holds measures of `diffclip.focus.measures` by name: entropy, effective_patches, top10; class_token where
-    the map has the class token's own share; auroc, inside and area (the object's share of the picture) with a mask.
+    `numbers` holds measures of `diffclip.focus.measures` by name: entropy, effective_patches, top10 where there are
+    more patches; class_token where the map has the class token's own share; auroc, inside and area (the object's share
+    of the picture) with a mask. A map of zeros has class_token at most.
     """
 
     values: npt.NDArray[np.float32]
@@ -142,10 +143,12 @@ def visible_part(
 
 def _map(values: Tensor, covered: Tensor | None, own: dict[str, float] | None = None) -> Map:
     values = values.detach().float().cpu()
+    if not values.any():
+        return Map(as_patches(values).numpy(), own or {})
     numbers = {
         "entropy": float(measures.entropy(values)),
         "effective_patches": float(measures.effective_patches(values)),
-        "top10": float(measures.top(values)),
+        **({"top10": float(measures.top(values))} if values.numel() > measures.STRONGEST else {}),
         **(own or {}),
     }
     if covered is not None:

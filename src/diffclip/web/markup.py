@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as _escape
 
 from PIL import Image
 
 from diffclip.web.look import METHODS, Look, Map
-from diffclip.web.overlay import gradient, is_signed, limit_of, map_uri, photo_uri
+from diffclip.web.overlay import gradient, is_empty, is_signed, limit_of, map_uri, photo_uri
 from diffclip.web.uploads import MAX_BYTES
 
 _TOWERS = {"visual": "vision tower", "text": "text tower"}
@@ -22,6 +23,8 @@ _NUMBERS = {
     "auroc": ("AUROC of the object", "0.5: as good as chance", "{:.2f}"),
     "inside": ("On the object", "share of what is positive", "{:.0%}"),
 }
+_NOTHING = {True: "Nothing in the picture speaks for this text.", False: "This map is 0 on every patch."}
+"""Said of a map of zeros: one of a text, or one of all."""
 _NO_MAP = "This model has one map a head: there is no {}."
 
 
@@ -57,6 +60,16 @@ def results(
         else '<p class="dc-hint">Numbers of the object need its mask: they come with the built-in scenes.</p>'
     )
     return f'<div class="dc-results" style="--dc-opacity:{opacity:.2f}">{cards}</div>{note}'
+
+
+def readable(text: str) -> str:
+    """`text` with a sign in place of each byte of a file's name that is no letter; nothing can be written with it."""
+    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def escape(text: str) -> str:
+    """`text` as HTML."""
+    return _escape(readable(text))
 
 
 def message(text: str, bad: bool = True) -> str:
@@ -108,6 +121,9 @@ def _stage(seen: Look, picture: Image.Image, texts: Sequence[str], method: str) 
             where = _where(name, place, name == method and place in (0, None))
             if found is None:
                 layers.append(f'<p class="dc-none"{where}>{_NO_MAP.format(name)}</p>')
+                continue
+            if is_empty(found.values):
+                layers.append(f'<p class="dc-none"{where}>{_NOTHING[place is not None]}</p>')
                 continue
             of = f" for “{escape(texts[place])}”" if place is not None else ""
             alt = f"{METHODS[name]}{of}"

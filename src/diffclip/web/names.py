@@ -8,7 +8,7 @@ from pathlib import Path
 from diffclip.config import variant_of
 from diffclip.model_source import RANDOM, Loaded
 from diffclip.report.style import COLOURS
-from diffclip.web.markup import Shown
+from diffclip.web.markup import Shown, readable
 
 _DARK = {
     "CLIP": "#4aa8e6",
@@ -22,9 +22,9 @@ _OTHER = ("#7a6400", "#d9c24a")
 
 def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[tuple[Shown, Loaded]]:
     """Each model, given with its source, with a name and a colour of its own."""
-    names = [Path(source).name or source for source, _ in models]
+    names = [readable(Path(source).name or source) for source, _ in models]
     if len(set(names)) < len(names):
-        names = [source for source, _ in models]
+        names = [readable(source) for source, _ in models]
     named: list[tuple[Shown, Loaded]] = []
     taken: set[str] = set()
     for position, (name, (source, loaded)) in enumerate(zip(names, models, strict=True), start=1):
@@ -34,5 +34,5 @@ def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[tuple[Shown, Load
         colours = _OTHER if variant in taken or variant not in _DARK else (COLOURS[variant], _DARK[variant])
         taken.add(variant)
         where = f"{loaded.label} · {'random weights' if loaded.weights == RANDOM else source}"
-        named.append((Shown(name, where, colours), loaded))
+        named.append((Shown(name, readable(where), colours), loaded))
     return named

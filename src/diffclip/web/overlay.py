@@ -54,9 +54,14 @@ def is_signed(values: npt.NDArray[np.float32]) -> bool:
     return bool((values < 0).any())
 
 
+def is_empty(values: npt.NDArray[np.float32]) -> bool:
+    """Whether the map is 0 everywhere, which has no scale."""
+    return not values.any()
+
+
 def limit_of(values: npt.NDArray[np.float32]) -> float:
-    """Where the map's scale ends: its largest magnitude, 1 for a map of zeros."""
-    return float(np.abs(values).max()) or 1.0
+    """Where the map's scale ends: its largest magnitude."""
+    return float(np.abs(values).max())
 
 
 def gradient(signed: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import gradio as gr
 
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS
-from diffclip.web.markup import message, too_large
+from diffclip.web.markup import escape, message, too_large
 from diffclip.web.overlay import photo_uri, thumbnail
 from diffclip.web.studio import Studio, told_by
 from diffclip.web.upload_field import Upload
@@ -39,7 +38,7 @@ def build(studio: Studio) -> gr.Blocks:
         with gr.Tab("See"):
             picture = _see(studio)
         with gr.Tab("Search"):
-            _search(studio)
+            _search(studio, page)
         # not its first value: that would be a file, and files are removed after a while
         page.load(lambda: studio.scenes[0].picture, None, picture, **_QUICK)
     page.queue(max_size=_WAITING, default_concurrency_limit=1, api_open=False)
@@ -132,7 +131,7 @@ def _see(studio: Studio) -> Upload:
     return picture
 
 
-def _search(studio: Studio) -> None:
+def _search(studio: Studio, page: gr.Blocks) -> None:
     if studio.folder is None:
         gr.HTML(
             message("Start the page with --folder PICTURES to search a folder by text or picture.", bad=False)
@@ -163,7 +162,7 @@ def _search(studio: Studio) -> None:
                 elem_id="dc-example",
             )
             gr.HTML(too_large())
-    status = gr.HTML(_status(folder), elem_id="dc-status")
+    status = gr.HTML(elem_id="dc-status")
     told = gr.HTML(elem_id="dc-found")
     found = gr.HTML(elem_id="dc-gallery")
     timer = gr.Timer(2.0)
@@ -175,6 +174,7 @@ def _search(studio: Studio) -> None:
     button.click(run, inputs, outputs, **_COMPUTED)
     query.submit(run, inputs, outputs, **_COMPUTED)
     example.upload(run, inputs, outputs, **_COMPUTED)
+    page.load(lambda: _status(folder), None, status, **_QUICK)
     timer.tick(lambda: (_status(folder), gr.Timer(active=folder.updating)), None, [status, timer], **_QUICK)
 
 

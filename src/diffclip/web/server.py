@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import warnings
 import webbrowser
@@ -19,9 +18,10 @@ from typing import Any
 
 from diffclip.errors import InputError
 from diffclip.model_source import Loaded
+from diffclip.web.place import uploads_folder
 from diffclip.web.uploads import MAX_BYTES
 
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _CONNECTIONS = 256
 _SESSIONS = 200
 
@@ -66,6 +66,11 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
+def local_names(host: str, bound: socket.socket) -> frozenset[str]:
+    """What a page that only this machine reaches may be called by, with `host` and the address of `bound`."""
+    return _LOCAL_NAMES | {host.lower(), bound.getsockname()[0]}
+
+
 def address_of(bound: socket.socket) -> str:
     """The page's address for a browser on this machine."""
     host, port = bound.getsockname()[:2]
@@ -91,16 +96,19 @@ def serve(
         hosts: names that this page may be asked for by, None for any.
 
     Raises:
-        InputError: `folder` is none.
-        KeyboardInterrupt: SIGINT or SIGTERM, when all is put away.
+        InputError: `folder` is none, or holds no picture.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP, when all is put away.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)
+        # under nohup it is ignored, and stays so
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
     # of a damaged picture its visitor is told, on the page
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    with bound, tempfile.TemporaryDirectory(prefix="diffclip-explore-") as place:
-        uploads = Path(place).resolve()
+    with bound, uploads_folder() as uploads:
         _settle(uploads)
+        from diffclip.web.decoding import Decoder
         from diffclip.web.folder import SearchedFolder
         from diffclip.web.names import shown_models
         from diffclip.web.page import build
@@ -108,12 +116,15 @@ def serve(
 
         shown = shown_models(models)
         searched = SearchedFolder(folder, [(one.name, loaded) for one, loaded in shown]) if folder else None
+        decoder = Decoder()
+        decoder.start()
         try:
-            page = build(new_studio(shown, uploads, searched))
+            page = build(new_studio(shown, uploads, searched, decoder))
             if searched:
                 searched.start()
             _run(page, bound, uploads, hosts, browser)
         finally:
+            decoder.close()
             if searched:
                 searched.close()
 
@@ -137,6 +148,8 @@ def _run(page: Any, bound: socket.socket, uploads: Path, hosts: frozenset[str] |
 
     from diffclip.web.guard import Guard
     from diffclip.web.page import SCRIPT, STYLE
+    from diffclip.web.patience import ImpatientProtocol
+    from diffclip.web.sessions import Sessions
 
     # as after `launch`: until then gradio takes any file's name in a request for one of its own
     page.has_launched = page.is_running = True
@@ -176,7 +189,8 @@ def _run(page: Any, bound: socket.socket, uploads: Path, hosts: frozenset[str] |
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        Guard(app, uploads, hosts),
+        Guard(app, uploads, Sessions(page._queue), hosts),
+        http=ImpatientProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -14,6 +14,7 @@ from PIL import Image
 
 from diffclip.errors import InputError
 from diffclip.model_source import Loaded
+from diffclip.web.decoding import Decoder
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import look, visible_part
 from diffclip.web.markup import Shown, gallery, message, results
@@ -31,6 +32,7 @@ class Studio:
     uploads: Path
     folder: SearchedFolder | None
     scenes: Sequence[ShownScene]
+    decoder: Decoder
     turn: threading.Lock
 
     def look(
@@ -40,7 +42,7 @@ class Studio:
         texts = parse_texts(lines)
         with self.turn:
             chosen = None if scene is None else self.scenes[scene]
-            picture = chosen.picture if chosen else read_upload(path, self.uploads)
+            picture = chosen.picture if chosen else read_upload(path, self.uploads, self.decoder.decode)
             masks = chosen.masks if chosen else None
             seen = [
                 (shown, look(loaded, picture, texts, masks), _shown_part(picture, loaded))
@@ -56,7 +58,7 @@ class Studio:
             raise InputError("no folder to search: start the page with --folder PICTURES")
         text = "" if path else parse_texts(query)[0]
         with self.turn:
-            asked = read_upload(path, self.uploads) if path else text
+            asked = read_upload(path, self.uploads, self.decoder.decode) if path else text
             hits = self.folder.search(model, asked, int(top))
         if hits:
             more = " among the pictures indexed so far" if self.folder.updating else ""
@@ -71,10 +73,10 @@ def _shown_part(picture: Image.Image, loaded: Loaded) -> Image.Image:
 
 
 def new_studio(
-    models: Sequence[tuple[Shown, Loaded]], uploads: Path, folder: SearchedFolder | None
+    models: Sequence[tuple[Shown, Loaded]], uploads: Path, folder: SearchedFolder | None, decoder: Decoder
 ) -> Studio:
     """A studio with the built-in scenes."""
-    return Studio(models, uploads, folder, shown_scenes(), threading.Lock())
+    return Studio(models, uploads, folder, shown_scenes(), decoder, threading.Lock())
 
 
 def told_by(run: Callable[[], tuple[Any, ...]], outputs: int) -> tuple[Any, ...]:

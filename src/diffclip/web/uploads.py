@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
 
-from diffclip.data.images import read_image
 from diffclip.errors import InputError
 
 MAX_BYTES = 20 * 2**20
@@ -16,16 +17,21 @@ MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 25_000_000
 MAX_TEXTS, MAX_LETTERS = 32, 300
 
-KEPT_SECONDS, KEPT_BYTES = 3600, 500 * 2**20
-"""Uploads are removed when they are older, and the oldest when all together are larger."""
+KEPT_SECONDS, KEPT_BYTES, KEPT_FILES = 3600, 500 * 2**20, 1000
+"""Uploads are removed when they are older, and the oldest when all together are larger, or more."""
 
 
-def read_upload(path: str | None, folder: Path) -> Image.Image:
+def read_upload(path: str | None, folder: Path, decode: Callable[[bytes, str], Image.Image]) -> Image.Image:
     """The uploaded picture at `path`, RGB.
 
+    Args:
+        path: of the file.
+        folder: of the uploads.
+        decode: makes a picture of a file's bytes; errors call it by the file's name alone.
+
     Raises:
-        InputError: there is none, it lies outside `folder`, was removed meanwhile, is above `MAX_BYTES` or
-            `MAX_PIXELS`, or cannot be read; the message names it by its file name alone.
+        InputError: there is none, it lies outside `folder`, was removed meanwhile, is above `MAX_BYTES`, or
+            `decode` refuses it.
     """
     if not path:
         raise InputError("no picture yet: drop one, or choose a scene")
@@ -39,7 +45,7 @@ def read_upload(path: str | None, folder: Path) -> Image.Image:
         raise InputError(f"{name} is no longer here: drop it again") from None
     if len(content) > MAX_BYTES:
         raise InputError(f"{name} is larger than {MAX_BYTES // 2**20} MB: scale it down first")
-    return read_image(content, name, max_pixels=MAX_PIXELS)
+    return decode(content, name)
 
 
 def lies_within(path: str, folder: Path) -> bool:
@@ -68,8 +74,11 @@ def parse_texts(lines: str) -> list[str]:
     return texts
 
 
-def sweep(folder: Path, seconds: float = KEPT_SECONDS, size: int = KEPT_BYTES) -> None:
-    """Remove files in `folder` that are older than `seconds`, and the oldest of those that exceed `size` bytes."""
+def sweep(
+    folder: Path, seconds: float = KEPT_SECONDS, size: int = KEPT_BYTES, count: int = KEPT_FILES
+) -> None:
+    """Remove files below `folder` that are older than `seconds`, and the oldest of those that exceed `size` bytes or
+    are more than `count`; and the folders that they leave empty."""
     files = []
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -79,9 +88,12 @@ def sweep(folder: Path, seconds: float = KEPT_SECONDS, size: int = KEPT_BYTES) -
             except FileNotFoundError:
                 continue
             files.append((stat.st_mtime, stat.st_size, path))
-    left = sum(size for _, size, _ in files)
+    left, more = sum(size for _, size, _ in files), len(files)
     for moment, own, path in sorted(files):
-        if left <= size and moment >= time.time() - seconds:
+        if left <= size and more <= count and moment >= time.time() - seconds:
             return
         path.unlink(missing_ok=True)
-        left -= own
+        left, more = left - own, more - 1
+        if path.parent != folder:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
