@@ -10,6 +10,7 @@ gradio = pytest.importorskip("gradio")
 
 import diffclip.web  # noqa: E402
 from diffclip.web.decoding import Decoder  # noqa: E402
+from diffclip.web.folder import SearchedFolder  # noqa: E402
 from diffclip.web.names import shown_models  # noqa: E402
 from diffclip.web.page import SCRIPT, STYLE, build  # noqa: E402
 from diffclip.web.scenes import shown_scenes  # noqa: E402
@@ -37,6 +38,21 @@ def test_the_page_and_its_labels(studio):
     assert len(computed) == 4
     assert {fn.concurrency_limit for fn in computed} == {1}
     assert all(fn.api_visibility == "private" for fn in page.fns.values() if fn.fn)
+
+
+def test_how_far_the_indexes_are_is_told_when_the_page_is_opened(plain, photos, tmp_path, monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = SearchedFolder(photos, [("Plain", plain)])
+    studio = new_studio(shown_models([("Plain", plain)]), tmp_path, folder, Decoder())
+    page = build(studio)
+    (load,) = [fn for fn in page.fns.values() if fn.targets[0][1] == "load" and fn.fn]
+    assert not [
+        one for one in page.blocks.values() if "waiting for its turn" in str(getattr(one, "value", ""))
+    ]
+    folder._update()
+    assert "4 pictures" in load.fn()[1]
+    folder.close()
 
 
 def test_a_field_for_pictures_opens_nothing(tmp_path, monkeypatch):

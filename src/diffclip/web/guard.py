@@ -72,7 +72,8 @@ class Guard:
         if refusal:
             return await _answer(send, *refusal)
         path = scope["path"]
-        receive = _in_time(receive)
+        if scope["method"] == "POST":
+            receive = _in_time(receive)
         if path == _STREAM:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             with self._sessions.stream(query.get("session_hash", [""])[-1]):

@@ -38,11 +38,19 @@ def build(studio: Studio) -> gr.Blocks:
         with gr.Tab("See"):
             picture = _see(studio)
         with gr.Tab("Search"):
-            _search(studio, page)
+            status = _search(studio)
         # not its first value: that would be a file, and files are removed after a while
-        page.load(lambda: studio.scenes[0].picture, None, picture, **_QUICK)
+        loaded = [picture] if status is None else [picture, status]
+        # one event for both: of two at once, gradio's script may miss the answer of the second
+        page.load(lambda: _loaded(studio), None, loaded, **_QUICK)
     page.queue(max_size=_WAITING, default_concurrency_limit=1, api_open=False)
     return page
+
+
+def _loaded(studio: Studio) -> Any:
+    """What is new for each visitor: the first picture, and how far the searched folder's indexes are."""
+    picture = studio.scenes[0].picture
+    return picture if studio.folder is None else (picture, _status(studio.folder))
 
 
 def _see(studio: Studio) -> Upload:
@@ -131,12 +139,13 @@ def _see(studio: Studio) -> Upload:
     return picture
 
 
-def _search(studio: Studio, page: gr.Blocks) -> None:
+def _search(studio: Studio) -> gr.HTML | None:
+    """The part to search with; the line on the indexes."""
     if studio.folder is None:
         gr.HTML(
             message("Start the page with --folder PICTURES to search a folder by text or picture.", bad=False)
         )
-        return
+        return None
     folder = studio.folder
     names = [shown.name for shown, _ in studio.models]
     with gr.Row(elem_classes="dc-inputs"):
@@ -174,8 +183,8 @@ def _search(studio: Studio, page: gr.Blocks) -> None:
     button.click(run, inputs, outputs, **_COMPUTED)
     query.submit(run, inputs, outputs, **_COMPUTED)
     example.upload(run, inputs, outputs, **_COMPUTED)
-    page.load(lambda: _status(folder), None, status, **_QUICK)
     timer.tick(lambda: (_status(folder), gr.Timer(active=folder.updating)), None, [status, timer], **_QUICK)
+    return status
 
 
 _COMPUTED: dict[str, Any] = {
