@@ -64,7 +64,13 @@ def tab(window, page) -> Any:
         said.clear()
     # comes by the first event, so the page's own script is at work by then
     window.wait_for_selector("#dc-upload img")
+    settle(window)
     return window
+
+
+def settle(tab: Any) -> None:
+    """Let gradio's client close its stream after a result: what is asked in that moment waits for the next event."""
+    tab.wait_for_timeout(400)
 
 
 def visible_maps(tab: Any) -> list[str]:
@@ -76,6 +82,7 @@ def upload(tab: Any, file: Any, field: str = "#dc-upload") -> None:
     if remove.count():
         remove.first.click()
         remove.first.wait_for(state="detached")
+        settle(tab)
     tab.locator(f"{field} input[type=file]").set_input_files(str(file))
 
 
@@ -93,6 +100,7 @@ def test_upload_type_click_and_the_overlay_changes(tab, noise):
     assert tab.locator(".dc-card h3").all_inner_texts() == ["Plain", "Differential"]
     upload(tab, noise)
     tab.wait_for_function("old => (document.querySelector('img.dc-map')?.src ?? old) !== old", arg=scene[0])
+    settle(tab)
     assert set(visible_maps(tab)).isdisjoint(scene)
     assert tab.locator("#dc-scenes input:checked").count() == 0
     tab.locator("#dc-texts textarea").fill("a zebra\ntwo boats")
@@ -146,6 +154,7 @@ def test_a_scene_by_keyboard(tab):
     tab.keyboard.press("Tab")
     tab.keyboard.press("Space")
     tab.wait_for_selector(".dc-text:has-text('a yellow star')")
+    settle(tab)
     assert "AUROC OF THE OBJECT" in tab.locator(".dc-numbers:visible").first.inner_text().upper()
     assert tab.locator("#dc-texts textarea").input_value().splitlines()[0] == "a brown arrow"
     tab.locator("#dc-texts textarea").focus()
@@ -196,9 +205,11 @@ def test_a_file_that_is_no_picture_gets_a_line_on_the_page(tab, tmp_path, name, 
 def test_search_by_text_and_by_picture(tab, photos):
     tab.get_by_role("tab", name="Search").click()
     tab.wait_for_selector("#dc-status:has-text('4 pictures, 1 skipped')", timeout=60_000)
+    settle(tab)
     tab.locator("#dc-query textarea, #dc-query input").first.fill("a square")
     tab.locator("#dc-search").click()
     tab.wait_for_selector(".dc-hits li")
+    settle(tab)
     assert tab.locator(".dc-hits li").count() == 4
     assert tab.locator(".dc-hits img").first.evaluate("image => image.naturalWidth") == 60
     upload(tab, photos / "below" / "grey.png", "#dc-example")
