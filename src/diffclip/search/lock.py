@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from diffclip.errors import InputError
-from diffclip.files import disk_errors
+from diffclip.files import lock_file
 from diffclip.search.store import COMPACT_LOCK, LOCK
 
 # A process never stands in its own way with the system's lock, and closing the file once would end it.
@@ -32,8 +30,6 @@ class BusyError(InputError):
 @contextmanager
 def updating(place: Path) -> Iterator[None]:
     """Keep others from updating the index in `place`, until the block or the process ends, however it does.
-
-    The lock belongs to the process: data workers that outlive it for a moment do not hold it.
 
     Raises:
         BusyError: another process, or another index of this one, updates it.
@@ -59,20 +55,10 @@ def _alone(place: Path, lock: str) -> Iterator[None]:
             raise BusyError("this process", place)
         _held.add(name)
     try:
-        with disk_errors(file):
-            handle = file.open("a+", encoding="utf-8")
+        handle = lock_file(file)
+        if isinstance(handle, str):
+            raise BusyError(handle, place)
         with handle:
-            try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                raise BusyError(handle.read().strip() or "another process", place) from None
-            except OSError:  # a file system without locks: nothing is kept out, and nothing stops
-                pass
-            with disk_errors(file):
-                handle.truncate(0)
-                handle.write(f"process {os.getpid()} on {platform.node()}")
-                handle.flush()
             yield
     finally:
         with _turn:

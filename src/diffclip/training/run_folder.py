@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import platform
 from pathlib import Path
 from typing import IO, Any
 
 from diffclip.errors import InputError
-from diffclip.files import disk_errors, write_text
+from diffclip.files import disk_errors, lock_file, write_text
 from diffclip.training.about import ABOUT_FILE
 from diffclip.training.recipe import Recipe, read_recipe, to_yaml
 from diffclip.training.telemetry import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE
@@ -83,25 +80,12 @@ def check_resumable(recipe: Recipe, run: Path) -> None:
 def lock_folder(run: Path) -> IO[str]:
     """Keep other processes from training in `run` until this one ends, however it does, or the handle is closed.
 
-    The lock belongs to the process: data workers that outlive it for a moment do not hold it.
-
     Raises:
         InputError: another process trains there.
     """
-    with disk_errors(run / LOCK_FILE):
-        handle = (run / LOCK_FILE).open("a+", encoding="utf-8")
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.seek(0)
-        holder = handle.read().strip() or "another process"
-        handle.close()
-        raise InputError(f"{holder} trains in {run}: wait for it, or choose another --run") from None
-    except OSError:  # a file system without locks: nothing is kept out, and nothing stops
-        return handle
-    handle.truncate(0)
-    handle.write(f"process {os.getpid()} on {platform.node()}")
-    handle.flush()
+    handle = lock_file(run / LOCK_FILE)
+    if isinstance(handle, str):
+        raise InputError(f"{handle} trains in {run}: wait for it, or choose another --run")
     return handle
 
 
