@@ -1,0 +1,13 @@
+"""`python -m diffclip.integrations.open_clip`."""
+
+import sys
+
+from diffclip.errors import DiffCLIPError
+from diffclip.integrations.open_clip.train import run_command
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_command(sys.argv[1:]))
+    except DiffCLIPError as error:
+        print(f"diffclip: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,159 @@
+"""What open_clip's `create_model` does, for a model of ours: weights, sizes, the type of numbers, pictures."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from diffclip.config import CLIPConfig, parse_config
+from diffclip.errors import InputError
+from diffclip.integrations.open_clip.model import OpenCLIPModel
+from diffclip.integrations.open_clip.weights import at_size, config_for, put, read_checkpoint
+
+MODEL_KEY = "diffclip"  # of our configuration within open_clip's
+USED = {
+    *("model_name", "pretrained", "load_weights", "precision", "device", "cache_dir", "output_dict"),
+    *("force_patch_dropout", "force_image_size", "force_context_length", "force_preprocess_cfg"),
+    *("require_pretrained", "model_kwargs"),
+}
+# reading never runs code here, and no tower has weights of its own to start from
+_WITHOUT_EFFECT = {"weights_only", "pretrained_image", "pretrained_text"}
+_STARTS = {"init_logit_scale": "logit_scale", "init_logit_bias": "logit_bias"}
+
+Given = Mapping[str, Any]
+"""The arguments of `create_model` by name, defaults included."""
+
+
+class Found(NamedTuple):
+    """A model of ours: its configuration, where its weights are, and what a folder of open_clip's says of pictures."""
+
+    config: CLIPConfig
+    weights: str | Path | None
+    preprocess: Mapping[str, Any]
+
+
+def find(given: Given) -> Found | None:
+    """The model of ours that `create_model` is asked for; None if it is not ours."""
+    from open_clip import factory
+    from open_clip.constants import HF_CONFIG_NAME, HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
+
+    schema, name = factory.parse_model_name(given["model_name"])
+    if schema is None:
+        fields = open_fields = factory.get_model_config(name.replace("/", "-")) or {}
+        weights: str | Path | None = given["pretrained"] or None
+    else:
+        config_file = _file(schema, name, HF_CONFIG_NAME, given)
+        open_fields = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
+        fields = open_fields.get("model_cfg", {})
+        if MODEL_KEY in fields:
+            # what torch saved first: it carries the configuration of the weights, see `OpenCLIPModel`
+            files = (_file(schema, name, file, given) for file in (HF_WEIGHTS_NAME, HF_SAFE_WEIGHTS_NAME))
+            weights = next(filter(None, files), None)
+    if MODEL_KEY not in fields:
+        return None
+    preprocess = {key: value for key, value in open_fields.get("preprocess_cfg", {}).items() if key != "size"}
+    return Found(parse_config(fields[MODEL_KEY], given["model_name"]), weights, preprocess)
+
+
+def _file(schema: str, place: str, name: str, given: Given) -> Path | None:
+    """A file of a folder, or of a model on the hub; None if there is none, or it cannot be had."""
+    if schema == "local-dir":
+        file = Path(place) / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(place, name, cache_dir=given["cache_dir"]))
+    except Exception:  # the client raises many kinds; open_clip then says what it finds wrong
+        return None
+
+
+def create(found: Found, given: Given, signature: inspect.Signature) -> OpenCLIPModel:
+    """The model, in training mode as open_clip's are, on its device and in its type.
+
+    Raises:
+        InputError: an argument that our models do not take, unusable weights, or weights of another model.
+    """
+    _refuse(given, signature)
+    name, size, starts = given["model_name"], _side(given["force_image_size"]), given["model_kwargs"]
+    weights = read_checkpoint(found.weights) if found.weights and given["load_weights"] else None
+    if weights is None and given["require_pretrained"]:
+        raise InputError(f"no weights for {name}: give pretrained= a saved folder, a run folder or a file")
+    config = found.config if weights is None else config_for(weights, found.config, str(found.weights))
+    config = config.model_copy(deep=True)
+    config.logit_bias |= starts.get("init_logit_bias") is not None
+    config.text.context_length = given["force_context_length"] or config.text.context_length
+    if given["force_patch_dropout"] is not None:
+        config.vision.patch_dropout = given["force_patch_dropout"]
+    if weights is None and size is not None:
+        config = at_size(config, size)
+    model = OpenCLIPModel(config)
+    if weights is not None:
+        put(model, weights, str(found.weights))
+    else:
+        logging.warning(f"No pretrained weights loaded for model '{name}'. Model initialized randomly.")
+        for key, value in starts.items():
+            if value is not None:
+                torch.nn.init.constant_(model.get_parameter(_STARTS[key]), value)
+    if size is not None and size != model.config.vision.image_size:
+        model.set_image_size(size)
+    _set_preprocess(model, name, found.preprocess, given["force_preprocess_cfg"] or {})
+    model.output_dict = bool(given["output_dict"])
+    _cast(model, given["precision"], given["device"])
+    return model
+
+
+def _refuse(given: Given, signature: inspect.Signature) -> None:
+    asked = [
+        name
+        for name, value in given.items()
+        if name not in USED | _WITHOUT_EFFECT and value != signature.parameters[name].default
+    ]
+    asked += [name for name in given["model_kwargs"] if name not in _STARTS]
+    if asked:
+        raise InputError(f"{', '.join(asked)} cannot be given for {given['model_name']}: leave it out")
+
+
+def _side(size: int | Sequence[int] | None) -> int | None:
+    if size is None or isinstance(size, int):
+        return size
+    if len(set(size)) != 1:
+        raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
+    return size[0]
+
+
+def _set_preprocess(
+    model: OpenCLIPModel, name: str, of_folder: Mapping[str, Any], forced: Mapping[str, Any]
+) -> None:
+    """Put the statistics where open_clip's transforms take them from, and those that were asked for into the config."""
+    from open_clip import set_model_preprocess_cfg
+    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+
+    ours, size = model.config.preprocess, model.visual.image_size
+    if ours.resize not in (None, size[0]):
+        logging.warning(
+            f"Model '{name}' is for pictures resized to {ours.resize}: open_clip resizes to {size[0]}."
+        )
+    fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation))
+    fields = merge_preprocess_dict(merge_preprocess_dict(fields, of_folder), forced)
+    set_model_preprocess_cfg(model, fields)
+    ours.mean, ours.std = tuple(fields["mean"]), tuple(fields["std"])
+    if fields["interpolation"] != "random":
+        ours.interpolation = fields["interpolation"]
+
+
+def _cast(model: OpenCLIPModel, precision: str, device: str | torch.device) -> None:
+    """Everything in one type but λ and the scalars: a scale of 14 in bfloat16 would not notice a step of training."""
+    from open_clip import get_input_dtype
+
+    model.to(device=device, dtype=get_input_dtype(precision))
+    for scalar in (model.logit_scale, model.logit_bias):
+        if scalar is not None:
+            scalar.data = scalar.data.float()

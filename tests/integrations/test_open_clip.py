@@ -1,0 +1,420 @@
+"""Our models in open_clip: its functions give the core's numbers, and its training program trains them."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import logging
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+from open_clip import factory
+from open_clip.loss import ClipLoss, SigLipLoss
+from open_clip.push_to_hf_hub import save_for_hf
+from PIL import Image
+
+import diffclip
+from diffclip.config import MODEL_NAMES
+from diffclip.data.scenes import write_scenes
+from diffclip.errors import InputError
+from diffclip.integrations.open_clip import load_checkpoint, register, run_command
+from diffclip.published import to_published
+
+TEXTS = ["a red circle", "two blue squares", "nothing at all"]
+
+
+def tiny_config(**changes) -> diffclip.CLIPConfig:
+    tower = {"width": 32, "layers": 2, "heads": 4, "attention": "differential"}
+    return diffclip.CLIPConfig(
+        embed_dim=24,
+        vision=tower | {"image_size": 32, "patch_size": 16} | changes.pop("vision", {}),
+        text=tower | {"context_length": 20} | changes.pop("text", {}),
+        **changes,
+    )
+
+
+CONFIG = tiny_config(lambda_init="dynamic", preprocess={"mean": (0.4, 0.5, 0.6), "interpolation": "bicubic"})
+PLAIN = tiny_config(vision={"attention": "softmax"}, text={"attention": "softmax"})
+FIXED = tiny_config()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    """Our models and three small ones; open_clip is afterwards as it was."""
+    before = factory.create_model
+    register({"ViT-tiny": CONFIG, "ViT-tiny-plain": PLAIN, "ViT-tiny-fixed": FIXED})
+    yield
+    factory.create_model = open_clip.create_model = before
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A saved folder whose epsilon is not the default."""
+    model = diffclip.CLIP(CONFIG, seed=1)
+    model.set_vision_norm_eps(1e-3)
+    folder = tmp_path_factory.mktemp("saved")
+    diffclip.save_weights(model, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures() -> torch.Tensor:
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def assert_same(ours, core: diffclip.CLIP, pictures: torch.Tensor) -> None:
+    tokens = diffclip.tokenizer.Tokenizer(core.config.text)(TEXTS)
+    torch.testing.assert_close(
+        ours.eval().encode_image(pictures), core.encode_image(pictures), rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(ours.encode_text(tokens), core.encode_text(tokens), rtol=0, atol=1e-5)
+    assert ours.config == core.config
+
+
+def test_every_model_is_there_once_and_theirs_still_are(tmp_path) -> None:
+    assert set(MODEL_NAMES) <= set(open_clip.list_models())
+    before, names = open_clip.create_model, open_clip.list_models()
+    register()
+    register({"ViT-tiny": CONFIG})
+    assert open_clip.create_model is before is factory.create_model
+    assert open_clip.list_models() == names
+    small = {"width": 32, "layers": 1, "patch_size": 16, "image_size": 32, "head_width": 16}
+    text = {"width": 32, "layers": 1, "heads": 2, "context_length": 8, "vocab_size": 64}
+    (tmp_path / "theirs.json").write_text(json.dumps({"embed_dim": 8, "vision_cfg": small, "text_cfg": text}))
+    open_clip.add_model_config(tmp_path / "theirs.json")
+    assert type(open_clip.create_model("theirs")) is open_clip.CLIP
+    with pytest.raises(RuntimeError, match="not found"):
+        open_clip.create_model("no-such-model")
+    with torch.device("meta"):
+        config = open_clip.get_model_config("DiffCLIP-dynamic-ViT-L-14")
+    assert config["vision_cfg"]["width"] == 1024
+    assert config["diffclip"]["lambda_init"] == "dynamic"
+
+
+def test_a_name_that_open_clip_has_or_misreads() -> None:
+    for name in ("ViT-B-32", "DiffCLIP-ViT-B-16"):
+        with pytest.raises(InputError, match="already: take another name"):
+            register({name: CONFIG})
+    with pytest.raises(InputError, match="would misread"):
+        register({"tiny-siglip": CONFIG})
+
+
+def test_an_open_clip_that_builds_otherwise_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(factory, "create_model_and_transforms", lambda name: None)
+    with pytest.raises(InputError, match=r"open_clip_torch .* in another way"):
+        register()
+
+
+def test_weights_and_transforms_of_a_saved_folder(folder, pictures) -> None:
+    core, preprocess, tokenizer = diffclip.load(folder)
+    for source in (folder, folder / "model.safetensors"):
+        model, train, evaluation = open_clip.create_model_and_transforms("ViT-tiny", pretrained=str(source))
+        assert_same(model, core, pictures)
+    picture = Image.effect_noise((70, 50), 80).convert("RGB")
+    torch.testing.assert_close(evaluation(picture), preprocess(picture))
+    assert train(picture).shape == (3, 32, 32)
+    assert torch.equal(open_clip.get_tokenizer("ViT-tiny")(TEXTS), tokenizer(TEXTS))
+    model, evaluation = open_clip.create_model_from_pretrained(
+        "ViT-tiny", str(folder), image_mean=(0.1, 0.2, 0.3)
+    )
+    assert evaluation.transforms[-1].mean == (0.1, 0.2, 0.3)
+    assert model.config.preprocess.mean == (0.1, 0.2, 0.3)
+
+
+def test_run_folders_and_published_files(tmp_path, pictures) -> None:
+    core = diffclip.CLIP(FIXED, seed=2).eval()
+    diffclip.save_weights(core, tmp_path / "run" / "checkpoints" / "last")
+    assert_same(open_clip.create_model("ViT-tiny-fixed", str(tmp_path / "run")), core, pictures)
+
+    core.set_vision_norm_eps(1e-5)
+    state = {f"module.{name}": value for name, value in to_published(core.state_dict(), core.config).items()}
+    published = tmp_path / "checkpoint_best.pt"
+    torch.save({"state_dict": state, "args": argparse.Namespace(lr=1)}, published)
+    assert_same(open_clip.create_model("ViT-tiny-fixed", str(published)), core, pictures)
+
+
+def test_another_picture_size_and_context(folder, pictures) -> None:
+    core = diffclip.load(folder, image_size=48)[0]
+    larger = F.interpolate(pictures, (48, 48))
+    for size in (48, (48, 48)):
+        model, _, evaluation = open_clip.create_model_and_transforms(
+            "ViT-tiny", str(folder), force_image_size=size
+        )
+        assert_same(model, core, larger)
+        assert evaluation.transforms[1].size == (48, 48)
+    assert open_clip.create_model("ViT-tiny", force_image_size=48).config.vision.image_size == 48
+    longer = open_clip.create_model("ViT-tiny", str(folder), force_context_length=30)
+    assert longer.encode_text(open_clip.get_tokenizer("ViT-tiny", context_length=30)(TEXTS)).shape == (3, 24)
+    with pytest.raises(InputError, match="not a multiple"):
+        open_clip.create_model("ViT-tiny", force_image_size=40)
+    with pytest.raises(InputError, match="not square"):
+        open_clip.create_model("ViT-tiny", force_image_size=(32, 48))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "pure_bf16"])
+@torch.no_grad()
+def test_half_precision(precision, folder, pictures) -> None:
+    core = diffclip.load(folder)[0]
+    model = open_clip.create_model("ViT-tiny", str(folder), precision=precision).eval()
+    dtype = open_clip.get_input_dtype(precision)
+    features = model.encode_image(pictures.to(dtype), normalize=True)
+    assert features.dtype == dtype
+    assert model.logit_scale.dtype == model.visual.blocks[0].attn.lambda_q1.dtype == torch.float32
+    assert F.cosine_similarity(features.float(), core.encode_image(pictures)).min() > 0.999
+
+
+def test_what_the_losses_take(pictures) -> None:
+    tokens = open_clip.get_tokenizer("ViT-tiny")(TEXTS)
+    model = open_clip.create_model("ViT-tiny", output_dict=True)
+    out = model(pictures, tokens)
+    assert set(out) == {"image_features", "text_features", "logit_scale"}
+    ClipLoss()(**out, output_dict=True)["contrastive_loss"].backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model(image=pictures)["text_features"] is None
+
+    model = open_clip.create_model("ViT-tiny", init_logit_scale=1.5, init_logit_bias=-10)
+    image, text, scale, bias = model(pictures, tokens)
+    assert (round(scale.log().item(), 4), bias.item()) == (1.5, -10)
+    SigLipLoss()(image, text, scale, bias).backward()
+    torch.testing.assert_close(model.get_logits(pictures, tokens)[0], scale * image @ text.T + bias)
+
+
+@torch.no_grad()
+def test_the_zero_shot_classifier(folder, pictures) -> None:
+    core, _, tokenizer = diffclip.load(folder)
+    model = open_clip.create_model("ViT-tiny", str(folder))
+    names, templates = ["circle", "square"], ["a {}", "a small {}", "the {}"]
+    weights = open_clip.build_zero_shot_classifier(
+        model, open_clip.get_tokenizer("ViT-tiny"), names, templates
+    )
+    texts = tokenizer([template.format(name) for name in names for template in templates])
+    expected = core.encode_text(texts, normalize=True).view(2, 3, -1).mean(1)
+    torch.testing.assert_close(weights, F.normalize(expected, dim=-1).T)
+
+
+def test_locks() -> None:
+    def free(prefixes: tuple[str, ...]) -> set[str]:
+        return {name for name, p in model.named_parameters() if p.requires_grad and name.startswith(prefixes)}
+
+    vision, text = (
+        ("visual", "image_projection"),
+        ("token", "positional", "transformer", "ln_final", "text_proj"),
+    )
+    model = open_clip.create_model("ViT-tiny")
+    model.lock_image_tower()
+    assert not free(vision)
+    assert free(text)
+    model = open_clip.create_model("ViT-tiny")
+    model.lock_image_tower(unlocked_groups=2)
+    assert {name.split(".attn")[0].split(".mlp")[0].split(".norm")[0] for name in free(vision)} == {
+        "image_projection",
+        "visual",
+        "visual.blocks.1",
+    }
+    model.lock_text_tower(unlocked_layers=1)
+    assert free(text) == {"text_projection"}
+    with pytest.raises(InputError, match="norms are locked"):
+        model.lock_text_tower(freeze_layer_norm=False)
+    model.set_grad_checkpointing()
+    assert model.visual.grad_checkpointing
+    assert {"positional_embedding", "visual.pos_embed"} <= model.no_weight_decay()
+
+
+def test_what_open_clip_saves_for_the_hub(folder, pictures, tmp_path) -> None:
+    model = open_clip.create_model("ViT-tiny", str(folder))
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / ("0" * 40)
+    tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)  # theirs is fetched from the hub
+    save_for_hf(model, tokenizer, open_clip.get_model_config("ViT-tiny"), snapshot)
+    reference = snapshot.parents[1] / "refs" / "main"
+    reference.parent.mkdir()
+    reference.write_text("0" * 40)
+    for name in (f"local-dir:{snapshot}", "hf-hub:owner/name"):
+        again, evaluation = open_clip.create_model_from_pretrained(name, cache_dir=str(tmp_path))
+        assert tuple(evaluation.transforms[-1].mean) == CONFIG.preprocess.mean
+        assert_same(again, model.eval(), pictures)
+    (snapshot / "open_clip_pytorch_model.bin").unlink()
+    again = open_clip.create_model(f"local-dir:{snapshot}")
+    assert torch.equal(again.visual.pos_embed, model.visual.pos_embed)
+
+
+def test_what_cannot_be(folder, tmp_path) -> None:
+    with pytest.raises(
+        InputError, match=r"λ_init dynamic.*, not .*λ_init 0.8.*: name the model that it holds"
+    ):
+        open_clip.create_model("ViT-tiny-fixed", str(folder))
+    with pytest.raises(InputError, match="does not exist"):
+        open_clip.create_model("ViT-tiny", str(tmp_path / "no.pt"))
+    with pytest.raises(InputError, match=r"openai does not exist: give a run folder"):
+        open_clip.create_model("ViT-tiny", "openai")
+    with pytest.raises(InputError, match="no weights for ViT-tiny"):
+        open_clip.create_model_from_pretrained("ViT-tiny")
+    with pytest.raises(InputError, match="jit, force_quick_gelu, bias cannot be given for ViT-tiny"):
+        open_clip.create_model("ViT-tiny", jit=True, force_quick_gelu=True, bias=3)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scenes(folder, size=32, train=32, val=12, test=4, seed=0, workers=1)
+    return folder
+
+
+@pytest.fixture
+def their_logs():
+    """open_clip's program writes to the root logger, and leaves its handlers there."""
+    root = logging.getLogger()
+    handlers, level, children = root.handlers[:], root.level, dict(root.manager.loggerDict)
+    levels = {name: logger.level for name, logger in children.items() if isinstance(logger, logging.Logger)}
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+    for name in list(root.manager.loggerDict):
+        logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+
+
+def write_table(scenes: Path, folder: Path) -> str:
+    """A table of the scenes' training pictures and their first captions."""
+    with tarfile.open(scenes / "captions" / "train" / "0.tar") as tar:
+        tar.extractall(folder, filter="data")
+    with (folder / "table.csv").open("w", newline="") as table:
+        rows = csv.writer(table)
+        rows.writerow(["picture", "caption"])
+        for picture in sorted(folder.glob("*.jpg")):
+            rows.writerow([picture, picture.with_suffix(".txt").read_text().splitlines()[0]])
+    return str(folder / "table.csv")
+
+
+def test_its_program_trains_evaluates_and_resumes(
+    scenes, folder, tmp_path, monkeypatch, their_logs, pictures
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = write_table(scenes, tmp_path / "pictures")
+    data = ["--train-data", table, "--val-data", table, "--dataset-type", "csv", "--csv-separator", ","]
+    data += [
+        "--csv-img-key",
+        "picture",
+        "--csv-caption-key",
+        "caption",
+        "--workers",
+        "0",
+        "--batch-size",
+        "16",
+    ]
+    options = [
+        *data,
+        "--warmup",
+        "1",
+        "--lr",
+        "1e-3",
+        "--logs",
+        "logs",
+        "--name",
+        "run",
+        "--zeroshot-frequency",
+        "0",
+    ]
+    assert run_command(["--model", str(folder), *options, "--epochs", "1"]) == 0
+    assert run_command([f"--model={folder}", *options, "--epochs", "2", "--resume", "latest"]) == 0
+    checkpoints = tmp_path / "logs" / "run" / "checkpoints"
+    results = [json.loads(line) for line in (checkpoints / "results.jsonl").read_text().splitlines()]
+    assert [result["epoch"] for result in results] == [1, 2]
+    assert "resuming checkpoint" in (tmp_path / "logs" / "run" / "out.log").read_text()
+
+    trained = load_checkpoint(checkpoints / "epoch_2.pt")
+    assert trained.config == CONFIG.model_copy(update={"vision": trained.config.vision})
+    assert not torch.equal(trained.logit_scale, load_checkpoint(checkpoints / "epoch_1.pt").logit_scale)
+    name = "ViT-DiffCLIP-dynamic-v32x2x4p16-t32x2x4"
+    assert_same(open_clip.create_model(name, str(checkpoints / "epoch_2.pt")), trained, pictures)
+    diffclip.save_weights(trained, tmp_path / "saved")
+    assert_same(trained, diffclip.load(tmp_path / "saved")[0], pictures)
+    with pytest.raises(InputError, match=r"lambda_init dynamic for 0\.8"):
+        run_command(
+            [
+                "--model",
+                "ViT-tiny-fixed",
+                *options,
+                "--name",
+                "b",
+                "--resume",
+                str(checkpoints / "epoch_2.pt"),
+            ]
+        )
+
+
+def test_bad_configurations_for_the_program(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    for source in (tmp_path / "config.json", tmp_path):
+        with pytest.raises(InputError, match="is no configuration"):
+            run_command(["--model", str(source)])
+    with pytest.raises(
+        InputError, match=r"unknown model 'DiffCLIP-ViT-B16': did you mean 'DiffCLIP-ViT-B-16'"
+    ):
+        run_command(["--model=DiffCLIP-ViT-B16"])
+    with pytest.raises(InputError, match="does not tell its model"):
+        torch.save({"state_dict": {"a": torch.ones(1)}}, tmp_path / "a.pt")
+        load_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.slow
+def test_the_program_as_a_process_on_shards(scenes, tmp_path, pictures) -> None:
+    diffclip.save_weights(diffclip.CLIP(PLAIN, seed=0), tmp_path / "plain")
+    shard = str(scenes / "captions" / "train" / "0.tar")
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "diffclip.integrations.open_clip", *options]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    done = run(
+        *(
+            "--model",
+            "plain",
+            "--train-data",
+            shard,
+            "--train-num-samples",
+            "32",
+            "--dataset-type",
+            "webdataset",
+        ),
+        *(
+            "--val-data",
+            shard,
+            "--val-num-samples",
+            "32",
+            "--batch-size",
+            "8",
+            "--epochs",
+            "1",
+            "--workers",
+            "1",
+        ),
+        *(
+            "--precision",
+            "amp_bf16",
+            "--accum-freq",
+            "2",
+            "--siglip",
+            "--grad-checkpointing",
+            "--name",
+            "run",
+        ),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    trained = load_checkpoint(tmp_path / "logs" / "run" / "checkpoints" / "epoch_1.pt")
+    assert trained.config.logit_bias
+    assert trained.config.vision.heads == PLAIN.vision.heads
+    refused = run("--model", str(tmp_path), "--train-data", shard)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith("diffclip: ")
