@@ -19,9 +19,11 @@ from diffclip.evaluation.averages import (
 from diffclip.evaluation.focus_names import is_share
 from diffclip.evaluation.metrics import chance_at
 from diffclip.evaluation.mmvp import CHANCE
+from diffclip.evaluation.pope_names import POPE
 from diffclip.evaluation.significance import ALPHA
 from diffclip.report.compare import Comparison, Estimate, Measure, measure_of
 from diffclip.report.focus_metrics import FOCUS, VERDICT, focus_name, is_merit, plain, uniform_level
+from diffclip.report.pope_metrics import majority_level, pope_name, told_first
 from diffclip.report.series import Result
 from diffclip.report.sets import set_name, sets_of
 
@@ -34,6 +36,8 @@ _NAMES = {
     "mean_per_pattern_accuracy": "mean over patterns",
     "pair_accuracy": "right pairs",
     "statement_accuracy": "right statements",
+    "f1": "F1",
+    "unclear_ratio": "unclear answers",
     MEAN_OF_SHIFTS: "mean of the shifts",
     MEAN_OF_ALL: "mean of base and shifts",
     DROP: "drop from base to shifts",
@@ -61,6 +65,8 @@ def measure_name(measure: Measure) -> str:
     if measure.task == SIX_TASKS:
         return measure.dataset if measure.metric == AVERAGE else f"{measure.dataset}, {measure.metric}"
     name = metric_name(measure.metric)
+    if measure.task == POPE:
+        return pope_name(measure, name)
     return f"{_BY_TASK[measure.task]} {name}" if measure.task in _BY_TASK else name
 
 
@@ -106,12 +112,15 @@ def chance_of(measure: Measure, results: Sequence[Result]) -> float | None:
 
     Retrieval: from the numbers of captions and pictures, which its two directions average over (captions
     spread evenly over pictures). Classification: from the number of classes, which the protocol names ("10
-    classes"; few-shot's is that of an episode). MMVP: 25 % of the pairs, half of the statements. Focus: a uniform map.
+    classes"; few-shot's is that of an episode). MMVP: 25 % of the pairs, half of the statements. Focus: a uniform
+    map. POPE: the more frequent answer, always given.
     """
     if _is_derived(measure):
         return None
     if measure.task == FOCUS:
         return uniform_level(measure)
+    if measure.task == POPE:
+        return majority_level(measure)
     found = _RECALL.fullmatch(measure.metric)
     if found:
         captions, pictures = (
@@ -225,6 +234,7 @@ def _averages(measures: Sequence[Measure]) -> list[Measure]:
 def _of_each_set(measures: Sequence[Measure]) -> list[Measure]:
     chosen = []
     measures = [measure for measure in measures if not _is_derived(measure) and is_merit(measure)]
+    measures = told_first(measures)
     for group in dict.fromkeys(measure._replace(metric="") for measure in measures):
         own = [measure for measure in measures if measure._replace(metric="") == group]
         chosen += [measure for measure in own if measure.metric in HEADLINES] or own[:1]

@@ -74,6 +74,41 @@ class PairNumbers(_Strict):
     rows: tuple[PairRow, ...]
 
 
+class AnswerRow(_Strict):
+    """What one model reached on one file of POPE, and the gains that are printed for the three."""
+
+    model: str
+    split: str
+    accuracy: float
+    precision: float
+    recall: float
+    gains: tuple[float, float, float] | None = None
+
+    @property
+    def f1(self) -> float:
+        """Derived: the harmonic mean of precision and recall."""
+        return 2 * self.precision * self.recall / (self.precision + self.recall)
+
+
+class AnswerNumbers(_Strict):
+    """The paper's POPE; `counts` are (questions, those with the answer yes) by file."""
+
+    pretraining: str
+    source: str
+    remark: str
+    counts: dict[str, tuple[int, int]]
+    rows: tuple[AnswerRow, ...]
+
+    def yes_ratio(self, row: AnswerRow) -> float:
+        """Derived: of all questions, yes · recall are right yeses, and precision is their share of all yeses."""
+        questions, yes = self.counts[row.split]
+        return 100 * yes / questions * row.recall / row.precision
+
+    def right(self, row: AnswerRow) -> int:
+        """Derived: how many questions the accuracy stands for."""
+        return round(row.accuracy / 100 * self.counts[row.split][0])
+
+
 class PaperNumbers(_Strict):
     """All of it; `remarks` say where printed numbers do not agree, and what is not printed."""
 
@@ -83,6 +118,7 @@ class PaperNumbers(_Strict):
     tables: tuple[PaperTable, ...]
     statements: tuple[Statement, ...]
     pairs: PairNumbers
+    answers: AnswerNumbers
     remarks: tuple[str, ...]
 
     def table(self, name: str) -> PaperTable | None:
