@@ -260,6 +260,12 @@ def test_what_cannot_be(folder, tmp_path) -> None:
         open_clip.create_model_from_pretrained("ViT-tiny")
     with pytest.raises(InputError, match="jit, force_quick_gelu, bias cannot be given for ViT-tiny"):
         open_clip.create_model("ViT-tiny", jit=True, force_quick_gelu=True, bias=3)
+    with pytest.raises(
+        InputError, match=r"forced on ViT-tiny: .*patch_dropout: Input should be less than 1$"
+    ):
+        open_clip.create_model("ViT-tiny", force_patch_dropout=7.0)
+    with pytest.raises(InputError, match=r"pictures of ViT-tiny: preprocess.interpolation: Input should be"):
+        open_clip.create_model("ViT-tiny", force_preprocess_cfg={"interpolation": "lanczos"})
 
 
 @pytest.fixture(scope="module")

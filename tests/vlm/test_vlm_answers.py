@@ -68,10 +68,10 @@ def test_a_question_that_has_changed_is_asked_again_and_one_beyond_a_limit_stays
 
 
 def test_two_processes_do_not_answer_into_one_folder(tmp_path):
-    ready, hold = os.pipe(), os.pipe()
+    ready, hold, place = os.pipe(), os.pipe(), tmp_path / "answers"
     child = os.fork()
     if not child:  # locks are a process's own
-        with holding(tmp_path / "answers"):
+        with holding(place, place / ".lock"):
             os.write(ready[1], b"1")
             os.read(hold[0], 1)
         os._exit(0)
@@ -79,13 +79,13 @@ def test_two_processes_do_not_answer_into_one_folder(tmp_path):
     try:
         with (
             pytest.raises(InputError, match=f"process {child} .* is answering"),
-            holding(tmp_path / "answers"),
+            holding(place, place / ".lock"),
         ):
             pass
     finally:
         os.write(hold[1], b"1")
         os.waitpid(child, 0)
-    with holding(tmp_path / "answers"):
+    with holding(place, place / ".lock"):
         pass
 
 

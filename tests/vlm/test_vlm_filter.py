@@ -105,6 +105,9 @@ def test_nothing_left(source, pictures, tmp_path):
     source.write_text(json.dumps(MIX[2:3]))
     with pytest.raises(InputError, match="has no sample with a picture"):
         call(source, target)
+    source.write_text(json.dumps([{"image": ["a.jpg"], "conversations": []}]))
+    with pytest.raises(InputError, match=r"nothing usable is left .*'image' is no path"):
+        call(source, target)
     assert not target.exists()
 
 

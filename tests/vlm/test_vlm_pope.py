@@ -1,6 +1,7 @@
 """POPE: the published reading of answers, the numbers, bad files, and the command."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -17,6 +18,7 @@ from diffclip.evaluation.intervals import mean_interval
 from diffclip.evaluation.outcomes import key_of, outcomes_file, read_outcomes
 from diffclip.evaluation.pope_names import METRICS, SPLITS, is_blind
 from diffclip.evaluation.records import read_records
+from diffclip.vlm.answers import holding
 from diffclip.vlm.pope import Question, QuestionFile, QuestionSet, is_unclear, open_questions, read_answer
 from diffclip.vlm.pope_scores import results, split_scores
 
@@ -226,7 +228,10 @@ def line(**fields) -> str:
         ("[]", r"line 1 is no question"),
         ("Is there a dog?\n", r"line 1 is not JSON: one question a line"),
         (json.dumps({"question_id": 1}), r"line 1 is no question: image: Field required"),
-        (line(text=""), r"line 1 is no question: text"),
+        (line(text=" "), r"line 1 is no question: text"),
+        ("[" * 100_000, r"line 1 is not JSON"),
+        ('{"question_id": ' + "9" * 5000 + "}", r"line 1 is not JSON"),
+        (line(image="7\n.jpg"), r"1 of the 3 pictures .* first is 7\\n.jpg"),
         (line(image="7.jpg") + line(question_id=2, image="8.jpg"), r"2 of the 4 pictures .* first is 7.jpg"),
     ],
 )
@@ -351,3 +356,22 @@ def test_bad_requests_are_one_line(models, tmp_path):
             run(models[0], "--data", data, *arguments)
     with pytest.raises(InputError, match="give a run folder"):
         run(tmp_path / "nothing", "--data", data, "--output", tmp_path / "o.jsonl")
+
+
+def test_two_calls_do_not_write_the_same_records_at_once(models, tmp_path):
+    data, output = write_set(tmp_path / "set"), tmp_path / "o.jsonl"
+    ready, hold = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:  # locks are a process's own
+        with holding(output, tmp_path / "answers" / ".o.jsonl.lock"):
+            os.write(ready[1], b"1")
+            os.read(hold[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    try:
+        with pytest.raises(InputError, match=f"process {child} .* is answering into .*o.jsonl: wait for it"):
+            run(models[0], "--data", data, "--output", output)
+    finally:
+        os.write(hold[1], b"1")
+        os.waitpid(child, 0)
+    assert not output.exists()

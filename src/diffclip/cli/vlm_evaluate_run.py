@@ -56,14 +56,16 @@ def carry_out(request: Request) -> None:
     questions = open_questions(request.data, request.images, request.name, request.limit, request.blind)
     _say_counts(questions)
     subjects = {source: subject_of(source) for source in request.models}
-    ledger = _ledger(request.output, list(subjects.values()))
-    found = []
-    for source, subject in subjects.items():
-        model, processor = load_vlm(source)
-        label = label_of(model)
-        model.to(request.device)
-        own = _ask(request, source, subject, label, model, processor, questions, ledger)
-        found.append((source if len(subjects) > 1 else label, own))
+    output, found = request.output, []
+    # who read the records before another wrote some would write them without
+    with holding(output, output.parent / ANSWERS / f".{output.name}.lock"):
+        ledger = _ledger(output, list(subjects.values()))
+        for source, subject in subjects.items():
+            model, processor = load_vlm(source)
+            label = label_of(model)
+            model.to(request.device)
+            own = _ask(request, source, subject, label, model, processor, questions, ledger)
+            found.append((source if len(subjects) > 1 else label, own))
     show_answers(found)
 
 
@@ -98,7 +100,7 @@ def _ask(
     }
     answers: dict[str, list[str]] = {}
     own: list[Result] = []
-    with holding(folder):
+    with holding(folder, folder / ".lock"):
         for file in questions.files:
             kept = AnswerFile(folder / _file_name(questions, file), identity, questions.keys(file))
             left = sum(question.question_id not in kept.found for question in file.questions)

@@ -91,5 +91,8 @@ def _paper_note() -> str:
             count = numbers.counts[own.split][0]
             test = compare_counts(numbers.right(own), count, numbers.right(base), count)
             tests.append(f"{own.split} {100 * test.difference:+.2f} points, p = {test.p:.2f}")
-    told = f"Differences in accuracy by their counts (Fisher's exact test): {'; '.join(tests)}."
+    told = (
+        "Differences in accuracy by their counts (Fisher's exact test, unpaired as no answers are published): "
+        f"{'; '.join(tests)}."
+    )
     return f"{source(numbers.source)} * derived, not printed. {numbers.remark} {told}".replace(" -", " −")

@@ -67,17 +67,17 @@ class AnswerFile:
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[None]:
-    """Keep other processes from answering into `folder`, which is made.
+def holding(place: Path, lock: Path) -> Iterator[None]:
+    """Keep other processes from answering into `place` by the file `lock`, whose folder is made.
 
     Raises:
         InputError: one does already, or the folder cannot be made.
     """
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    held = lock_file(folder / ".lock")
+    with disk_errors(lock.parent):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    held = lock_file(lock)
     if isinstance(held, str):
-        raise InputError(f"{held} is answering into {folder}: wait for it, or give another --output")
+        raise InputError(f"{held} is answering into {place}: wait for it, or give another --output")
     try:
         yield
     finally:

@@ -159,13 +159,15 @@ def _name(file: str, index: int, own_id: object) -> str:
 
 
 def _kind(value: object) -> str:
+    if value == "":
+        return "an empty text"
     kinds = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
     return kinds.get(type(value), "a number or a truth value")
 
 
 def _relative(image: object) -> str:
     if not isinstance(image, str) or not image or "\0" in image:
-        raise _FaultError(f"'image' is {_kind(image)} or empty, write the path of one picture there")
+        raise _FaultError(f"'image' is no path ({_kind(image)}), write that of one picture there")
     if os.path.isabs(image) or (".." in image and ".." in image.split("/")):
         raise _FaultError(
             f"the picture {printable(image)} leaves the pictures' folder, write a path that starts from it"

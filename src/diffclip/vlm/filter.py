@@ -102,9 +102,9 @@ def _nothing_left(found: Filtered, pictures: str | Path | None) -> str:
             f"none of the {found.missing:,} pictures of {found.source} under {found.images!r} is in {pictures}: give "
             f"the folder that holds {found.images!r}"
         )
-    if not found.folders:
+    if not (found.folders or found.faults):
         return f"{found.source} has no sample with a picture: give conversations about pictures"
-    if found.other_pictures < sum(found.folders.values()):
+    if not found.folders or found.other_pictures < sum(found.folders.values()):
         return f"nothing usable is left of {found.source}: {found.faults[0]}"
     listed = [
         f"{printable(folder)} ({number:,})" for folder, number in list(found.folders.items())[:_FOLDERS]

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from diffclip.config import explain
 from diffclip.data.scenes.export import QUESTION_IMAGES
 from diffclip.errors import InputError
 from diffclip.evaluation.pope_names import SPLITS
+from diffclip.files import printable
 from diffclip.vlm.answers import AnswerFile
 
 Answer = Literal["yes", "no"]
@@ -40,7 +41,7 @@ class Question(BaseModel):
 
     question_id: int
     image: str = Field(min_length=1)
-    text: str = Field(min_length=1)
+    text: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     label: Answer
 
 
@@ -199,10 +200,10 @@ def _read(file: Path) -> list[Question]:
         where = f"{file}, line {number}"
         try:
             question = Question.model_validate(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise InputError(f"{where} is not JSON: one question a line, as POPE is published") from error
         except ValidationError as error:
             raise InputError(f"{where} is no question: {explain(error)}") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where} is not JSON: one question a line, as POPE is published") from error
         first = seen.setdefault(question.question_id, number)
         if first != number:
             raise InputError(
@@ -221,7 +222,7 @@ def _check_pictures(place: Path, files: Sequence[QuestionFile]) -> None:
     if missing:
         raise InputError(
             f"{len(missing)} of the {len(names)} pictures that are asked about are not in {place}, the first is "
-            f"{missing[0]}: give their folder with --images (COCO's is val2014)"
+            f"{printable(missing[0])}: give their folder with --images (COCO's is val2014)"
         )
 
 

@@ -87,11 +87,12 @@ def create(found: Found, given: Given, signature: inspect.Signature) -> OpenCLIP
     if weights is None and given["require_pretrained"]:
         raise InputError(f"no weights for {name}: give pretrained= a saved folder, a run folder or a file")
     config = found.config if weights is None else config_for(weights, found.config, str(found.weights))
-    config = config.model_copy(deep=True)
-    config.logit_bias |= starts.get("init_logit_bias") is not None
-    config.text.context_length = given["force_context_length"] or config.text.context_length
+    fields = config.model_dump()
+    fields["logit_bias"] |= starts.get("init_logit_bias") is not None
+    fields["text"]["context_length"] = given["force_context_length"] or config.text.context_length
     if given["force_patch_dropout"] is not None:
-        config.vision.patch_dropout = given["force_patch_dropout"]
+        fields["vision"]["patch_dropout"] = given["force_patch_dropout"]
+    config = parse_config(fields, f"what is forced on {name}")
     if weights is None and size is not None:
         config = at_size(config, size)
     model = OpenCLIPModel(config)
@@ -143,10 +144,12 @@ def _set_preprocess(
         )
     fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation))
     fields = merge_preprocess_dict(merge_preprocess_dict(fields, of_folder), forced)
-    set_model_preprocess_cfg(model, fields)
-    ours.mean, ours.std = tuple(fields["mean"]), tuple(fields["std"])
+    whole = model.config.model_dump()
+    whole["preprocess"] |= {"mean": fields["mean"], "std": fields["std"]}
     if fields["interpolation"] != "random":
-        ours.interpolation = fields["interpolation"]
+        whole["preprocess"]["interpolation"] = fields["interpolation"]
+    model.config = parse_config(whole, f"what is forced on the pictures of {name}")
+    set_model_preprocess_cfg(model, fields)
 
 
 def _cast(model: OpenCLIPModel, precision: str, device: str | torch.device) -> None:
