@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
+LOWEST := $(VENV)/lowest
 
-.PHONY: help demo test test-slow lint format bench bench-gpu study-gpu clean
+.PHONY: help demo test test-slow test-lowest lint format bench bench-gpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
 	@echo "make test       set up if needed, then the tests (minutes)"
 	@echo "make test-slow  the tests that need real kills or minutes"
+	@echo "make test-lowest  the tests of what uses transformers, on the lowest version that we take"
 	@echo "make lint       ruff, format check, strict types"
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
@@ -23,6 +25,11 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(RUN) pytest -m slow -n 2
+
+test-lowest: $(READY)
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LOWEST) \
+		transformers==5.4.0 huggingface_hub==1.5.0 tokenizers==0.22.2
+	PYTHONPATH=$(LOWEST) $(RUN) pytest -m "not slow" -n 2 tests/vlm tests/convert tests/integrations/test_transformers_*.py
 
 lint: $(READY)
 	$(RUN) ruff check .

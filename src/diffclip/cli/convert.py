@@ -1,4 +1,4 @@
-"""`diffclip convert`: between layouts without loss, from other libraries, and from plain to differential."""
+"""`diffclip convert`: between layouts without loss, from and to other libraries, and from plain to differential."""
 
 from __future__ import annotations
 
@@ -29,12 +29,20 @@ def convert(
             help="Add a second attention map to each layer of a plain CLIP; outputs stay the same until it is trained.",
         ),
     ] = False,
+    to_transformers: Annotated[
+        bool,
+        typer.Option(
+            "--transformers",
+            help="Write a folder for transformers' Auto classes: model, processor and tokenizer.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of what --to-differential adds.")] = 0,
     model_name: Annotated[
         str | None, typer.Option(help="What a published file holds, if it cannot tell (DiffCLIP-dynamic-…).")
     ] = None,
 ) -> None:
-    """Convert weights: published .pt to a saved folder and back; a ViT CLIP of open_clip or transformers to ours.
+    """Convert weights: published .pt to a saved folder and back; a ViT CLIP of open_clip or transformers to ours; ours
+    to transformers and back.
 
     Example: diffclip convert checkpoint_best.pt my-diffclip
 
@@ -43,9 +51,11 @@ def convert(
     Example: diffclip convert open_clip:ViT-B-32:openai my-clip
 
     Example: diffclip convert transformers:openai/clip-vit-base-patch16 my-diffclip --to-differential
+
+    Example: diffclip convert my-diffclip for-transformers --transformers
     """
     from diffclip.config import name_of
-    from diffclip.errors import InputError
+    from diffclip.errors import InputError, require_group
     from diffclip.weights import save_published, save_weights
 
     if target.suffix == ".safetensors":
@@ -57,6 +67,12 @@ def convert(
         raise InputError(f"{target} is a file: give a folder, or a name that ends in .pt")
     if published and to_differential:
         raise InputError(f"{target}: what --to-differential makes has no published layout, give a folder")
+    if to_transformers:
+        require_group("vlm", "transformers")
+        if published:
+            raise InputError(f"{target}: --transformers writes a folder, give a name without .pt")
+        if target.exists():
+            raise InputError(f"{target} exists: --transformers writes a new folder, choose another name")
     model = _read(source, model_name)
     if to_differential:
         import diffclip.convert
@@ -64,19 +80,28 @@ def convert(
         model = diffclip.convert.to_differential(model, seed)
     if published:
         save_published(model, target)
+    elif to_transformers:
+        from diffclip.integrations.transformers import save_transformers
+
+        save_transformers(model, target)
     else:
         save_weights(model, target)
     print(f"{target}: {name_of(model.config)}, {sum(p.numel() for p in model.parameters()):,} parameters")
 
 
 def _read(source: str, model_name: str | None) -> CLIP:
-    from diffclip.convert.sources import is_foreign, read_foreign
+    from diffclip.convert.sources import TRANSFORMERS, is_foreign, read_foreign, reading, transformers_kind
     from diffclip.errors import InputError
     from diffclip.loading import load
 
     if is_foreign(source):
         if model_name is not None:
             raise InputError(f"{source} tells what it is: leave --model-name out")
+        if transformers_kind(source) == "diffclip":
+            from diffclip.integrations.transformers import load_transformers
+
+            with reading(source):
+                return load_transformers(source.removeprefix(TRANSFORMERS), source)
         return read_foreign(source)
     found = find_model(source)
     if found is None:

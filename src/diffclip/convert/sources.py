@@ -22,6 +22,22 @@ def is_foreign(source: str) -> bool:
     return source.startswith((OPEN_CLIP, TRANSFORMERS))
 
 
+def transformers_kind(source: str) -> str | None:
+    """What the configuration of `transformers:NAME` calls its kind ("clip", say); None for another library's model.
+
+    Raises:
+        InputError: transformers is not installed, or there is no such model.
+    """
+    if not source.startswith(TRANSFORMERS):
+        return None
+    require_group("vlm", "transformers")
+    from transformers import PreTrainedConfig
+
+    with reading(source):
+        config = PreTrainedConfig.get_config_dict(source.removeprefix(TRANSFORMERS))[0]
+    return str(config.get("model_type"))
+
+
 def read_foreign(source: str) -> CLIP:
     """The model that `source` names, as a plain CLIP of ours. No code of the weights' author is run.
 
@@ -47,24 +63,21 @@ def _from_open_clip(source: str) -> CLIP:
     if not weights or (weights not in tags and not Path(weights).is_file()):
         which = f"{weights} is neither a file nor" if weights else "it says no weights:"
         raise InputError(f"{source}: {which} one of {architecture}'s {', '.join(tags) or '(none)'}")
-    with _quiet(), _reading(source):
+    with reading(source):
         model = open_clip.create_model(architecture, pretrained=weights, weights_only=True)
     return from_open_clip(model, source)
 
 
 def _from_transformers(source: str) -> CLIP:
-    require_group("vlm", "transformers")
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+    kind = transformers_kind(source)
+    if kind != "clip":
+        raise InputError(f"{source} is a {kind!r}, not a 'clip': give a CLIP with two ViT towers")
+    from transformers import CLIPImageProcessor, CLIPModel
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
     place = source.removeprefix(TRANSFORMERS)
-    with _quiet(), _reading(source):
-        config = CLIPConfig.get_config_dict(place)[0]
-        if config.get("model_type") != "clip":
-            raise InputError(
-                f"{source} is a {config.get('model_type')!r}, not a 'clip': give a CLIP with two ViT towers"
-            )
+    with reading(source):
         model: Any = CLIPModel.from_pretrained(place, use_safetensors=True)
         processor: Any = CLIPImageProcessor.from_pretrained(place) if _has_processor(place) else None
     converted = from_transformers(model, source)
@@ -77,14 +90,17 @@ def _from_transformers(source: str) -> CLIP:
 
 def _has_processor(place: str) -> bool:
     """A folder may be saved without; on the hub each model has one."""
-    return not Path(place).is_dir() or (Path(place) / "preprocessor_config.json").is_file()
+    files = ("preprocessor_config.json", "processor_config.json")
+    return not Path(place).is_dir() or any((Path(place) / file).is_file() for file in files)
 
 
 @contextmanager
-def _reading(source: str) -> Iterator[None]:
-    """What the libraries raise for files that are missing, damaged or not theirs, in one line."""
+def reading(source: str) -> Iterator[None]:
+    """What the libraries raise for files that are missing, damaged or not theirs, in one line; their remarks are not
+    heard."""
     try:
-        yield
+        with _quiet():
+            yield
     except InputError:
         raise
     except Exception as error:

@@ -1,0 +1,65 @@
+"""`diffclip convert --transformers` and its way back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import diffclip
+from diffclip import InputError
+from diffclip.cli.main import app
+from diffclip.convert.sources import read_foreign
+
+
+def call(*arguments: object) -> str:
+    """What the command prints.
+
+    Raises:
+        InputError: the line that a user would get.
+    """
+    result = CliRunner().invoke(app, ["convert", *map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_to_transformers_and_back(
+    model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    model, _, tokenizer = diffclip.load(model_folder)
+    said = call(model_folder, tmp_path / "theirs", "--transformers")
+    assert f"{tmp_path / 'theirs'}: DiffCLIP-v16x1x2p8-t16x1x2" in said
+    loaded, ids = AutoModel.from_pretrained(tmp_path / "theirs"), tokenizer(["a cat"])
+    made = AutoTokenizer.from_pretrained(tmp_path / "theirs")(
+        ["a cat"], padding="max_length", return_tensors="pt"
+    )
+    assert torch.equal(made.input_ids, ids)
+    torch.testing.assert_close(loaded.get_text_features(**made).pooler_output, model.encode_text(ids))
+    capfd.readouterr()
+    call(f"transformers:{tmp_path / 'theirs'}", tmp_path / "back")
+    assert capfd.readouterr().err == ""
+    again = diffclip.load(tmp_path / "back")[0]
+    assert again.config == model.config
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    with pytest.raises(InputError, match="exists: --transformers writes a new folder"):
+        call(model_folder, tmp_path / "theirs", "--transformers")
+
+
+def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="writes a folder"):
+        call(model_folder, tmp_path / "model.pt", "--transformers")
+    (tmp_path / "tower").mkdir()
+    (tmp_path / "tower" / "config.json").write_text(json.dumps({"model_type": "diffclip_vision_model"}))
+    with pytest.raises(InputError, match="is a 'diffclip_vision_model', not a 'clip'"):
+        read_foreign(f"transformers:{tmp_path / 'tower'}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "diffclip"}))
+    with pytest.raises(InputError, match="empty cannot be read"):
+        call(f"transformers:{tmp_path / 'empty'}", tmp_path / "back")

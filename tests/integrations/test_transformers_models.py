@@ -1,0 +1,341 @@
+"""DiffCLIP under transformers: the core's numbers, and what transformers' common tests ask of any model."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import diffclip
+from diffclip import CLIP, CLIPConfig, InputError, TextConfig, VisionConfig
+from diffclip.focus import recording
+from diffclip.integrations.transformers import (
+    DiffCLIPConfig,
+    DiffCLIPModel,
+    DiffCLIPTextModel,
+    DiffCLIPTextModelWithProjection,
+    DiffCLIPVisionModel,
+    DiffCLIPVisionModelWithProjection,
+    from_diffclip,
+    to_diffclip,
+    vision_from_diffclip,
+)
+
+END = 59
+PIXELS = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+IDS = torch.tensor([[1, 5, 6, END, 0, 0], [1, 7, END, 0, 0, 0], [1, 8, 9, 10, 11, END]])
+PADDING = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+VARIANTS: dict[str, dict[str, Any]] = {
+    "CLIP": {"vision": "softmax", "text": "softmax"},
+    "DiffCLIP": {},
+    "dynamic": {"lambda_init": "dynamic"},
+    "vision": {"text": "softmax"},
+    "v2": {"vision": "differential-v2", "text": "differential-v2"},
+    "added": {"vision": "differential-added", "text": "differential-added", "lambda_init": 0.0},
+    "openai": {
+        "vision": "softmax",
+        "text": "softmax",
+        "tower": {"pre_norm": True, "patch_bias": False, "activation": "quick_gelu", "norm_eps": 1e-5},
+    },
+    "sigmoid": {"logit_bias": True},
+}
+
+
+def core(
+    vision: str = "differential",
+    text: str = "differential",
+    tower: dict[str, Any] | None = None,
+    vocabulary: int = END + 1,
+    context: int = 6,
+    **rest: Any,
+) -> CLIP:
+    """A model with some 20,000 weights none of which is 0 or 1, in evaluation mode."""
+    sizes: dict[str, Any] = {"image_size": 16, "patch_size": 8, "width": 32, "layers": 2, "heads": 4}
+    config = CLIPConfig(
+        embed_dim=24,
+        vision=VisionConfig(attention=vision, **sizes, **(tower or {})),
+        text=TextConfig(
+            context_length=context, vocab_size=vocabulary, width=16, layers=2, heads=2, attention=text
+        ),
+        **rest,
+    )
+    model = CLIP(config, seed=0).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def near(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_numbers_are_the_cores_and_come_back_without_loss(variant: str) -> None:
+    model = core(**VARIANTS[variant])
+    theirs = from_diffclip(model)
+    with torch.no_grad():
+        out = theirs(input_ids=IDS, pixel_values=PIXELS, attention_mask=PADDING)
+        core_out = model(PIXELS, IDS)
+    near(out.image_embeds, core_out["image_features"])
+    near(out.text_embeds, core_out["text_features"])
+    logits = core_out["logit_scale"] * core_out["image_features"] @ core_out["text_features"].T
+    near(out.logits_per_image, logits + core_out.get("logit_bias", 0))
+    near(out.logits_per_text, out.logits_per_image.T)
+    back = to_diffclip(theirs, model.config.preprocess)
+    assert back.config == model.config
+    for name, value in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+    again = DiffCLIPConfig.from_dict(theirs.config.to_dict())
+    assert again.core() == theirs.config.core() == model.config
+
+
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "v2", "added"])
+def test_hidden_states_and_attentions(variant: str) -> None:
+    model = core(**VARIANTS[variant])
+    theirs = from_diffclip(model)
+    with torch.no_grad():
+        out = theirs(input_ids=IDS, pixel_values=PIXELS, output_hidden_states=True, output_attentions=True)
+        near(out.image_embeds, model.encode_image(PIXELS, normalize=True))
+        with recording(model, "visual") as pictures:
+            model.visual(PIXELS)
+        with recording(model, "text") as texts:
+            model.encode_text(IDS)
+    heads = 2 if variant == "DiffCLIP" else 4
+    for tower, maps, tokens, width, count in (
+        (out.vision_model_output, pictures, 5, 32, heads),
+        (out.text_model_output, texts, 6, 16, heads // 2),
+    ):
+        assert [state.shape for state in tower.hidden_states] == [(3, tokens, width)] * 3
+        assert [attention.shape for attention in tower.attentions] == [(3, count, tokens, tokens)] * 2
+        for attention, seen in zip(tower.attentions, maps, strict=True):
+            near(attention, seen.combined)
+    vision = out.vision_model_output
+    assert vision.hidden_states[-1] is vision.last_hidden_state
+    near(vision.hidden_states[1], model.visual.blocks[0](vision.hidden_states[0]))
+    near(model.visual.norm(vision.last_hidden_state)[:, 0] @ model.image_projection, vision.pooler_output)
+    assert torch.equal(out.text_model_output.attentions[0].triu(1), torch.zeros(3, heads // 2, 6, 6))
+
+
+def test_outputs_that_are_not_asked_for_are_none_and_numbers_choose_states() -> None:
+    theirs = vision_from_diffclip(core())
+    plain = theirs(PIXELS)
+    assert plain.hidden_states is None
+    assert plain.attentions is None
+    chosen = theirs(PIXELS, output_hidden_states=-2).hidden_states
+    assert [state is None for state in chosen] == [True, False, True]
+    both = theirs(PIXELS, output_hidden_states=[0, -1]).hidden_states
+    assert [state is None for state in both] == [False, True, False]
+    assert torch.equal(both[-1], plain.last_hidden_state)
+    theirs.config.output_hidden_states = True
+    assert len(theirs(PIXELS).hidden_states) == 3
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{"pixel_values": PIXELS, "input_ids": IDS}, {"pixel_values": PIXELS}, {"input_ids": IDS}],
+    ids=["both", "pictures", "texts"],
+)
+def test_tuples_have_the_same_content(inputs: dict[str, Tensor]) -> None:
+    theirs = from_diffclip(core())
+    named = theirs(**inputs, output_hidden_states=True, output_attentions=True)
+    plain = theirs(**inputs, output_hidden_states=True, output_attentions=True, return_dict=False)
+    near(plain, named.to_tuple(), 0)
+    theirs.config.return_dict = False
+    near(theirs(**inputs)[0], plain[0], 0)
+
+
+def test_features_and_towers_follow_clips_conventions() -> None:
+    model = core()
+    theirs = from_diffclip(model)
+    with torch.no_grad():
+        pictures, texts = model.encode_image(PIXELS), model.encode_text(IDS)
+        near(theirs.get_image_features(PIXELS).pooler_output, pictures)
+        near(theirs.get_text_features(IDS, attention_mask=PADDING).pooler_output, texts)
+        near(theirs.vision_model(PIXELS).pooler_output, model.visual(PIXELS))
+        near(theirs.text_projection(theirs.text_model(IDS).pooler_output), texts)
+        near(theirs.get_image_features(PIXELS, return_dict=False)[1], pictures)
+    assert theirs.get_input_embeddings() is theirs.text_model.token_embedding
+    assert theirs.config.vision_config.intermediate_size == 128
+
+
+def test_the_loss_is_that_of_the_logits() -> None:
+    softmax, sigmoid = from_diffclip(core()), from_diffclip(core(logit_bias=True))
+    out = softmax(IDS, PIXELS, return_loss=True)
+    targets = torch.arange(3)
+    cross_entropy = torch.nn.functional.cross_entropy
+    near(
+        out.loss,
+        (cross_entropy(out.logits_per_image, targets) + cross_entropy(out.logits_per_text, targets)) / 2,
+    )
+    out = sigmoid(IDS, PIXELS, return_loss=True)
+    signs = 2 * torch.eye(3) - 1
+    near(out.loss, -torch.nn.functional.logsigmoid(signs * out.logits_per_image).sum() / 3)
+    out.loss.backward()
+    assert sigmoid.logit_bias.grad is not None
+
+
+@pytest.mark.parametrize("variant", ["DiffCLIP", "v2"])
+def test_gradients_reach_everything_and_are_the_same_with_checkpointing(variant: str) -> None:
+    gradients = []
+    for again in (False, True):
+        theirs = from_diffclip(core(**VARIANTS[variant])).train()
+        if again:
+            with warnings.catch_warnings():  # of its new name
+                warnings.simplefilter("ignore", FutureWarning)
+                theirs.gradient_checkpointing_enable()
+            assert theirs.vision_model.gradient_checkpointing
+        theirs(IDS, PIXELS, return_loss=True).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in theirs.named_parameters()})
+    assert all(gradient is not None for gradient in gradients[0].values())
+    near(gradients[1], gradients[0], 1e-6)
+
+
+def test_gradients_of_states_and_maps_can_be_kept() -> None:
+    theirs = vision_from_diffclip(core())
+    out = theirs(PIXELS, output_hidden_states=True, output_attentions=True)
+    kept = [*out.hidden_states, *out.attentions]
+    for tensor in kept:
+        tensor.retain_grad()
+    out.pooler_output.square().sum().backward()
+    assert all(tensor.grad is not None and tensor.grad.abs().sum() > 0 for tensor in kept)
+
+
+def test_the_same_input_gives_the_same_output() -> None:
+    theirs = from_diffclip(core())
+    first, second = (theirs(IDS, PIXELS).to_tuple() for _ in range(2))
+    near(first, second, 0)
+
+
+def test_attention_by_the_formula_on_request() -> None:
+    model = core()
+    made = DiffCLIPVisionModel._from_config(vision_from_diffclip(model).config, attn_implementation="eager")
+    made.load_state_dict(vision_from_diffclip(model).state_dict())
+    near(made(PIXELS).pooler_output, model.visual(PIXELS))
+    assert {block.attn.backend for block in made.visual.blocks} == {"eager"}
+    made.set_attn_implementation("sdpa")
+    made(PIXELS)
+    assert {block.attn.backend for block in made.visual.blocks} == {"auto"}
+
+
+@pytest.mark.parametrize("variant", ["DiffCLIP", "added", "sigmoid"])
+def test_new_models_start_as_the_cores_do(variant: str) -> None:
+    options = VARIANTS[variant]
+    config = from_diffclip(core(vocabulary=200, **options)).config
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        drawn.append(to_diffclip(DiffCLIPModel(config)))
+    made, again = (model.state_dict() for model in drawn)
+    for name, value in CLIP(config.core(), seed=5).state_dict().items():
+        assert torch.equal(made[name], again[name]), name
+        if value.numel() > 500:
+            near(made[name].std(), value.std(), 0.15 * float(value.std()))
+        elif value.ndim == 0 or float(value.std()) == 0:
+            near(made[name], value)
+    if variant == "added":
+        assert all(float(lam) == 0 for lams in drawn[0].lambdas().values() for lam in lams)
+
+
+def test_on_the_meta_device_nothing_is_drawn() -> None:
+    with torch.device("meta"):
+        made = DiffCLIPModel(from_diffclip(core(lambda_init="dynamic")).config)
+    assert all(parameter.is_meta for parameter in made.parameters())
+    lambda_inits = [block.attn.lambda_init for block in made.vision_model.visual.blocks]
+    assert lambda_inits == [pytest.approx(0.2), pytest.approx(0.8 - 0.6 * 2.718281828**-0.3)]
+
+
+def test_half_precision_spares_lambda() -> None:
+    model = core()
+    theirs = from_diffclip(model).to(torch.bfloat16)
+    types = {name: parameter.dtype for name, parameter in theirs.named_parameters()}
+    for name, dtype in types.items():
+        assert dtype == (torch.float32 if ".lambda_" in name else torch.bfloat16), name
+    out = theirs(IDS, PIXELS, output_attentions=True)
+    assert out.image_embeds.dtype == out.vision_model_output.attentions[0].dtype == torch.bfloat16
+    near(out.image_embeds.float(), model.encode_image(PIXELS, normalize=True), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({}, "give pixel_values, input_ids or both"),
+        ({"pixel_values": PIXELS[..., :8]}, r"takes \[B, 3, 16, 16\]"),
+        ({"input_ids": torch.cat([IDS, IDS], dim=1)}, "truncation=True"),
+        ({"input_ids": IDS.flip(1), "attention_mask": PADDING.flip(1)}, "padded on the right"),
+        ({"input_ids": IDS, "return_loss": True}, "return_loss needs"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(inputs: dict[str, Any], said: str) -> None:
+    theirs = from_diffclip(core())
+    with pytest.raises(InputError, match=said):
+        theirs(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vision_config": {"hidden_size": 30, "num_attention_heads": 4}}, "not a multiple of heads"),
+        ({"vision_config": {"num_channels": 4}}, "pictures have 3"),
+        ({"vision_config": {"hidden_act": "relu"}}, "activation"),
+        (
+            {
+                "vision_config": {"attention": "differential"},
+                "text_config": {"attention": "differential", "lambda_init": 0.2},
+            },
+            "give both the same",
+        ),
+    ],
+)
+def test_configurations_that_do_not_fit_are_one_line(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said), torch.device("meta"):
+        DiffCLIPModel(DiffCLIPConfig(**changes))
+
+
+def test_default_sizes_are_vit_b_16() -> None:
+    assert DiffCLIPConfig().core() == diffclip.config.named_config("CLIP-ViT-B-16").model_copy(
+        update={"vision": DiffCLIPConfig().core().vision}
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "field"),
+    [
+        (DiffCLIPVisionModel, PIXELS, "pooler_output"),
+        (DiffCLIPVisionModelWithProjection, PIXELS, "image_embeds"),
+        (DiffCLIPTextModel, IDS, "pooler_output"),
+        (DiffCLIPTextModelWithProjection, IDS, "text_embeds"),
+    ],
+)
+def test_towers_load_from_the_whole_model_and_from_their_own_folder(
+    tmp_path: Path, kind: Any, inputs: Tensor, field: str
+) -> None:
+    model = core()
+    from_diffclip(model).save_pretrained(tmp_path / "whole")
+    tower, faults = kind.from_pretrained(tmp_path / "whole", output_loading_info=True)
+    assert not any(faults.values())
+    tower.save_pretrained(tmp_path / "own")
+    again, faults = kind.from_pretrained(tmp_path / "own", output_loading_info=True)
+    assert not any(faults.values())
+    expected = {
+        DiffCLIPVisionModel: model.visual,
+        DiffCLIPVisionModelWithProjection: model.encode_image,
+        DiffCLIPTextModelWithProjection: model.encode_text,
+    }
+    for loaded in (tower, again):
+        out = loaded(inputs, output_hidden_states=True, output_attentions=True)
+        assert len(out.hidden_states) == 3
+        assert len(out.attentions) == 2
+        if kind in expected:
+            near(getattr(out, field), expected[kind](inputs))
+        else:
+            near(out.pooler_output @ model.text_projection, model.encode_text(inputs))
+    if kind is DiffCLIPVisionModelWithProjection:
+        bare, faults = DiffCLIPVisionModel.from_pretrained(tmp_path / "own", output_loading_info=True)
+        assert not any(faults.values())
+        near(bare(PIXELS).pooler_output, model.visual(PIXELS))

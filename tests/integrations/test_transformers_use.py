@@ -1,0 +1,198 @@
+"""Texts, pictures, pipelines and the Trainer on a folder that the Auto classes load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_transformers_models import core, near
+from transformers import (
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from diffclip import CLIP, InputError, PreprocessConfig
+from diffclip.data.transforms import eval_transform
+from diffclip.integrations.transformers import (
+    from_diffclip,
+    image_processor_of,
+    preprocess_of,
+    processor_of,
+    save_transformers,
+    tokenizer_of,
+)
+from diffclip.tokenizer import Tokenizer
+
+TEXTS = [
+    "",
+    "   ",
+    "a photo of a cat",
+    "A PHOTO of a   Dog!",
+    "wow! really?! yes!!! ...!",
+    "!",
+    "! ! a!b !?!",
+    "tab\tnew\nline\r\n and a no\xa0break",
+    "don't won't I'm you're they've he'd she'll IT'S",
+    "12 345 3.14 ½ x²",
+    "café naïve e\u0301 ÀÉÎ",
+    "😀 emoji ❤️ 🏳️‍🌈",
+    "rock &amp; roll &lt;3 &amp;lt; &quot;x&quot; &#39;s",
+    "“quoted” it’s a ﬁne ﬂower",
+    "\ufeffmark, zero\u200bwidth, nul\x00, soft\u00adhyphen",
+    "日本語 한국어 العربية नमस्ते",
+    "<|endoftext|> <b>bold</b> a_b-c/d … — ™",
+    "a" * 300,
+    "word " * 100,
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> CLIP:
+    return core(vocabulary=49408, context=16, preprocess=PreprocessConfig(interpolation="bicubic", resize=20))
+
+
+@pytest.fixture(scope="module")
+def folder(model: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("used") / "model"
+    save_transformers(model, folder)
+    return folder
+
+
+def photo(width: int, height: int) -> Image.Image:
+    """A soft picture with some noise."""
+    generator = np.random.default_rng(width)
+    soft = Image.fromarray(generator.integers(0, 256, (5, 5, 3), dtype=np.uint8)).resize((width, height))
+    noise = generator.integers(-20, 21, (height, width, 3))
+    return Image.fromarray((np.asarray(soft) + noise).clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("context", [6, 77])
+def test_ids_are_ours_from_a_file_that_needs_no_code_of_ours(tmp_path: Path, context: int) -> None:
+    config = core(vocabulary=49408, context=context).config
+    tokenizer_of(config).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(tokenizer).__module__.startswith("transformers.")
+    assert tokenizer.model_max_length == context
+    made = tokenizer(TEXTS, padding="max_length", truncation=True, return_tensors="pt")
+    ours = Tokenizer(config.text)(TEXTS)
+    for text, theirs, row in zip(TEXTS, made.input_ids.tolist(), ours.tolist(), strict=True):
+        assert theirs == row, text
+    assert torch.equal(made.attention_mask.sum(1), ours.argmax(1) + 1)
+
+
+def test_what_the_normaliser_cannot_follow_is_still_read() -> None:
+    config = core(vocabulary=49408, context=77).config
+    tokenizer, ours = tokenizer_of(config), Tokenizer(config.text)
+    for text in ("schÃ¶n", "ｗｉｄｅ", "caf&eacute;"):
+        theirs = tokenizer(text, padding="max_length", truncation=True).input_ids
+        assert len(theirs) == 77
+        assert theirs != ours(text)[0].tolist(), text
+
+
+def test_decoding_gives_the_words_back() -> None:
+    tokenizer = tokenizer_of(core(vocabulary=49408).config)
+    assert tokenizer.decode(tokenizer("A café, wow!").input_ids, skip_special_tokens=True) == "a café , wow !"
+    assert tokenizer.pad_token_id == 0
+
+
+def test_a_vocabulary_too_small_is_refused() -> None:
+    with pytest.raises(InputError, match="vocabulary of 60 is smaller than the tokenizer's 49408"):
+        tokenizer_of(core().config)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("resize", [None, 40])
+def test_pixels_are_ours(interpolation: Any, resize: int | None) -> None:
+    config = core().config
+    config.vision.image_size = 32
+    config.preprocess = PreprocessConfig(interpolation=interpolation, resize=resize)
+    ours, theirs = eval_transform(32, config.preprocess), image_processor_of(config)
+    for size in ((50, 70), (32, 32), (90, 42), (21, 30)):
+        picture = photo(*size)
+        near(theirs(picture, return_tensors="pt").pixel_values[0], ours(picture))
+    assert preprocess_of(theirs, 32, "theirs") == config.preprocess
+
+
+def test_the_loaded_processor_is_ours_with_pillow_and_near_without(folder: Path, model: CLIP) -> None:
+    ours, picture = eval_transform(16, model.config.preprocess), photo(40, 40)
+    pillow = AutoProcessor.from_pretrained(folder, backend="pil")
+    near(pillow(images=picture, return_tensors="pt").pixel_values[0], ours(picture))
+    torchvision = AutoImageProcessor.from_pretrained(folder)
+    pixels = torchvision(picture, return_tensors="pt").pixel_values[0]
+    near(pixels, ours(picture), 2.1 / 255 / 0.22)
+
+
+def test_zero_shot_classification_is_the_cores(folder: Path, model: CLIP) -> None:
+    picture, labels = photo(40, 40), ["red", "a blue dog", "!"]
+    processor = image_processor_of(model.config)
+    classify = pipeline("zero-shot-image-classification", model=str(folder), image_processor=processor)
+    scores = {answer["label"]: answer["score"] for answer in classify(picture, candidate_labels=labels)}
+    with torch.no_grad():
+        out = model(
+            eval_transform(16, model.config.preprocess)(picture)[None],
+            Tokenizer(model.config.text)([f"This is a photo of {label}." for label in labels]),
+        )
+    logits = out["logit_scale"] * out["image_features"] @ out["text_features"].T
+    near(torch.tensor([scores[label] for label in labels]), logits.softmax(-1)[0])
+
+
+def test_image_features(folder: Path, model: CLIP, tmp_path: Path) -> None:
+    from diffclip.integrations.transformers import vision_from_diffclip
+
+    picture = photo(40, 40)
+    pixels = eval_transform(16, model.config.preprocess)(picture)[None]
+    processor = image_processor_of(model.config)
+    whole = pipeline("image-feature-extraction", model=str(folder), image_processor=processor)
+    near(torch.tensor(whole(picture)), model.encode_image(pixels, normalize=True))
+    vision_from_diffclip(model).save_pretrained(tmp_path)
+    tower = pipeline("image-feature-extraction", model=str(tmp_path), image_processor=processor)
+    assert torch.tensor(tower(picture)).shape == (1, 5, 32)
+    near(torch.tensor(tower(picture, pool=True)), model.visual(pixels))
+
+
+def test_the_trainer_lowers_the_loss(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    colours = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (240, 240, 240)}
+    config = core(vocabulary=49408).config
+    processor = processor_of(config)
+    pairs = [
+        processor(
+            text=name, images=Image.new("RGB", (20, 20), colour), padding="max_length", return_tensors="pt"
+        )
+        for name, colour in colours.items()
+    ]
+    samples = [{name: value[0] for name, value in pair.items()} for pair in pairs]
+
+    def collate(batch: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+        stacked = {name: torch.stack([sample[name] for sample in batch]) for name in batch[0]}
+        return stacked | {"return_loss": True}
+
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=12,
+        per_device_train_batch_size=4,
+        learning_rate=3e-3,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        remove_unused_columns=False,
+    )
+    trainer = Trainer(
+        from_diffclip(core(vocabulary=49408)), arguments, train_dataset=samples, data_collator=collate
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 12
+    assert losses[-1] < 0.5 * losses[0]
+    trainer.save_model(str(tmp_path / "end"))
+    assert (tmp_path / "end" / "model.safetensors").is_file()
