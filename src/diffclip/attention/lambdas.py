@@ -34,7 +34,8 @@ def per_head(lam: float | Tensor, v: Tensor) -> Tensor:
     lam = torch.as_tensor(lam, dtype=accumulator(v.dtype), device=v.device)
     if lam.ndim == 0:
         return lam
-    if lam.shape == (heads,):
+    # the number of dimensions first: comparing shapes of other lengths would tie the batch to the heads in an export
+    if lam.ndim == 1 and lam.shape == (heads,):
         return lam.view(1, heads, 1, 1)
     if lam.shape == (batch, heads, tokens):
         return lam.unsqueeze(-1)

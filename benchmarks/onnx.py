@@ -1,0 +1,96 @@
+"""CLIP and DiffCLIP in onnxruntime and in torch: milliseconds of one picture and of one text, all in turns.
+
+    python -m benchmarks.onnx [--size ViT-B-16] [--seconds 120] [--threads 2] [--document docs/export.md]
+
+Both models are exported as `diffclip export` does it, with random weights. Texts fill the context. Writes onnx.json,
+and the table between the markers of the document where one is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.about import about, add_common_options, write_json
+from diffclip.benchmarking.timing import make_sampler, summary, take_turns
+from diffclip.convert.onnx import export_onnx
+from diffclip.convert.onnx_runtime import PLACES, open_session, run
+from diffclip.files import write_text
+from diffclip.model import create_model
+
+VARIANTS = ("CLIP", "DiffCLIP")
+_ROUNDS = 200
+
+
+def measure(size: str, seconds: float, scratch: Path) -> dict[str, dict[str, Any]]:
+    """By tower and "VARIANT PLACE": times of one input."""
+    models = {name: create_model(f"{name}-{size}", seed=0).eval() for name in VARIANTS}
+    exported = {name: export_onnx(model, scratch / name) for name, model in models.items()}
+    found = {}
+    for index, tower in enumerate(("image", "text")):
+        samplers = {}
+        with torch.inference_mode():
+            for name in VARIANTS:
+                done = exported[name][index]
+                session, inputs = open_session(done.file), done.tower.random_inputs(1)
+                calls = (
+                    lambda session=session, inputs=inputs: run(session, inputs),
+                    lambda encode=done.tower, inputs=inputs: encode(inputs),
+                )
+                for place, call in zip(PLACES, calls, strict=True):
+                    samplers[f"{name} {place}"] = make_sampler([call], inputs.device)
+            samples, failures = take_turns(samplers, _ROUNDS, seconds / 2)
+        if failures:
+            raise SystemExit(f"{tower}: {failures}")
+        found[tower] = {name: summary(taken) for name, taken in samples.items()}
+    return found
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Lines of Markdown."""
+    told = result["about"]
+    threads = f"{told['threads']} thread{'' if told['threads'] == 1 else 's'}"
+    head = ["tower", "model", "onnxruntime ms", "torch ms", "onnxruntime to torch", "to CLIP in onnxruntime"]
+    lines = [f"`{told['command']}`, {told['device']}, {threads}, torch {told['torch']}, {told['size']}:", ""]
+    lines += [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    for tower, rows in result["towers"].items():
+        plain = rows["CLIP onnxruntime"]["median_ms"]
+        for name in VARIANTS:
+            ours, torchs = (rows[f"{name} {place}"] for place in PLACES)
+            cells = [tower, name]
+            for row in (ours, torchs):
+                cells.append(f"{row['median_ms']:.1f} ± {(row['high_ms'] - row['low_ms']) / 2:.1f}")
+            cells += [f"{ours['median_ms'] / torchs['median_ms']:.2f}", f"{ours['median_ms'] / plain:.2f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common_options(parser, seconds=120)
+    parser.add_argument("--size", default="ViT-B-16")
+    parser.add_argument("--document", type=Path, help="put the table between its markers")
+    options = parser.parse_args()
+    options.device = "cpu"
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        towers = measure(options.size, options.seconds, Path(scratch))
+    result = {"about": about("onnx", options) | {"size": options.size}, "towers": towers}
+    write_json(options.output / "onnx.json", result)
+    lines = table(result)
+    print("\n".join(lines))
+    if options.document is not None:
+        text = options.document.read_text(encoding="utf-8")
+        begin, end = "<!-- begin onnx -->", "<!-- end onnx -->"
+        before, _, rest = text.partition(begin)
+        write_text(options.document, before + "\n".join([begin, *lines, end]) + rest.partition(end)[2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Both towers as ONNX files that need neither torch nor this package.
+
+An export folder has image.onnx, text.onnx and config.json with what surrounds them: how a picture is prepared, what
+the tokenizer does, the logit scale. Features have unit length, as those of `CLIP.forward`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import diffclip
+from diffclip.config import CLIPConfig, name_of
+from diffclip.convert.onnx_runtime import latencies, open_session, worst_error
+from diffclip.errors import DiffCLIPError, InputError
+from diffclip.evaluation.embed import evaluating
+from diffclip.files import check_writable, write_atomically, write_text
+from diffclip.model import CLIP
+
+OPSET = 20  # the first with a Gelu of its own; what onnxruntime has had since 1.17
+TOLERANCE = 1e-4
+CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
+_SEED = 0
+_LARGER_BATCH = 32
+# of open_clip's tokenizer: how many ids it has, of which the last two are start and end
+_TOKENIZER_IDS = 49408
+
+
+class Tower(nn.Module):
+    """One tower of a CLIP, inputs to unit-length features [B, D]; `item` is one of its inputs in words."""
+
+    def __init__(self, model: CLIP, name: str) -> None:
+        super().__init__()
+        self.model = model
+        self.name = name
+        self.file, self.output = f"{name}.onnx", f"{name}_features"
+        if name == "image":
+            self.input, self.item = "images", "picture"
+            self.encode: Callable[..., Tensor] = model.encode_image
+        else:
+            self.input, self.item = "tokens", "text"
+            self.encode = model.encode_text
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Pictures [B, 3, S, S] float32 or ids [B, L ≤ context_length] int64 to [B, D]."""
+        return self.encode(inputs, normalize=True)
+
+    @property
+    def parameter_count(self) -> int:
+        """Of this tower with its projection."""
+        return sum(
+            parameter.numel()
+            for name, parameter in self.model.named_parameters()
+            if name not in ("logit_scale", "logit_bias")
+            and name.startswith(("visual.", "image_projection")) == (self.name == "image")
+        )
+
+    def axes(self) -> dict[int, Any]:
+        """What may differ from call to call, by axis."""
+        batch = torch.export.Dim("batch")
+        if self.name == "image":
+            return {0: batch}
+        return {0: batch, 1: torch.export.Dim("length", max=self.model.config.text.context_length)}
+
+    def random_inputs(self, batch: int, length: int | None = None) -> Tensor:
+        """Seeded inputs: noise, or texts of any ids that end anywhere, padded with 0 to `length`."""
+        generator = torch.Generator().manual_seed(_SEED)
+        vision, text = self.model.config.vision, self.model.config.text
+        if self.name == "image":
+            return torch.randn(batch, 3, vision.image_size, vision.image_size, generator=generator)
+        length = text.context_length if length is None else length
+        end = text.vocab_size - 1
+        tokens = torch.randint(1, end, (batch, length), generator=generator)
+        ends = torch.randint(0, length, (batch, 1), generator=generator)
+        ends[0] = length - 1
+        places = torch.arange(length)
+        return tokens.masked_fill(places > ends, 0).masked_fill(places == ends, end)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A tower as written: its file's bytes with those of its weights, parameters, and the largest distance between a
+    feature vector of onnxruntime and torch's, both of length 1."""
+
+    tower: Tower
+    file: Path
+    size: int
+    parameters: int
+    error: float
+
+
+def towers_of(model: CLIP) -> list[Tower]:
+    """The image and the text tower."""
+    return [Tower(model, name).eval() for name in ("image", "text")]
+
+
+def export_onnx(
+    model: CLIP, folder: str | Path, tokenizer: Any = None, tell: Callable[[], None] = lambda: None
+) -> list[Exported]:
+    """Write both towers to `folder`, whole and checked or not at all.
+
+    Args:
+        model: on the CPU, in float32. Its attention runs on the backend "eager" meanwhile.
+        folder: new, or empty.
+        tokenizer: a fast tokenizer of transformers; its tokenizer.json is then written along.
+        tell: called when a tower is done.
+
+    Raises:
+        InputError: the folder is not empty or cannot be written, the model is elsewhere or of another type, or its
+            features are not finite.
+        DiffCLIPError: onnxruntime's features are further from torch's than `TOLERANCE`, or it does not run the file.
+    """
+    folder = Path(folder)
+    check_folder(folder)
+    place = model.logit_scale
+    if place.device.type != "cpu" or place.dtype != torch.float32:
+        raise InputError(f"the model is {place.dtype} on {place.device}: export takes float32 on the CPU")
+    exported = []
+    with write_atomically(folder) as temporary, evaluating(model):
+        temporary.mkdir()
+        for tower in towers_of(model):
+            file = temporary / tower.file
+            pairs = _wanted(tower)
+            _write_tower(tower, file)
+            error = _check(tower, file, pairs)
+            # weights too large for one message of protobuf lie beside the graph
+            size = sum(part.stat().st_size for part in temporary.glob(f"{tower.file}*"))
+            exported.append(Exported(tower, folder / tower.file, size, tower.parameter_count, error))
+            tell()
+        if tokenizer is not None:
+            _write_tokenizer(tokenizer, model.config.text.context_length, temporary / TOKENIZER_FILE)
+        described = json.dumps(_described(model, tokenizer is not None), indent=2)
+        write_text(temporary / CONFIG_FILE, described + "\n")
+    return exported
+
+
+def measure(exported: Exported, seconds: float) -> dict[int, dict[str, Any]]:
+    """How long a picture or text takes in onnxruntime beside torch, see `latencies`; texts fill the context."""
+    tower = exported.tower
+    with evaluating(tower.model):
+        return latencies(open_session(exported.file), tower, tower.random_inputs(_LARGER_BATCH), seconds)
+
+
+def check_folder(folder: Path) -> None:
+    """Find out before long work whether an export can be written to `folder`.
+
+    Raises:
+        InputError: it is a file or not empty, or its place cannot be written.
+    """
+    if folder.is_dir():
+        if any(folder.iterdir()):
+            raise InputError(f"{folder} is not empty: give a new folder")
+    elif folder.exists() or folder.is_symlink():
+        raise InputError(f"{folder} is not a folder: give the name of a new one")
+    check_writable(folder.resolve().parent / CONFIG_FILE if folder.exists() else folder)
+
+
+def has_tokenizer(config: CLIPConfig) -> bool:
+    """Whether the model's ids are the tokenizer's: a smaller vocabulary is of ids that someone else makes."""
+    return config.text.vocab_size >= _TOKENIZER_IDS
+
+
+def _write_tower(tower: Tower, file: Path) -> None:
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+    inputs, axes = tower.random_inputs(2), (tower.axes(),)
+    with _plain_attention(tower.model), _quiet():
+        traced = torch.export.export(tower, (inputs,), dynamic_shapes=axes)
+        program = torch.onnx.export(
+            traced,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=[tower.input],
+            output_names=[tower.output],
+            dynamic_shapes=axes,
+        )
+        assert program is not None
+        # every node carries the lines of source that made it, with their paths on this machine
+        ClearMetadataAndDocStringPass()(program.model)
+        program.save(str(file))
+
+
+def _wanted(tower: Tower) -> list[tuple[Tensor, Tensor]]:
+    """Batches of two sizes, texts of two lengths, and torch's features of them.
+
+    Raises:
+        InputError: the features are not finite.
+    """
+    shorter = max(1, tower.model.config.text.context_length // 2)
+    pairs = [(inputs, tower(inputs)) for inputs in (tower.random_inputs(1), tower.random_inputs(3, shorter))]
+    if not all(features.isfinite().all() for _, features in pairs):
+        raise InputError(f"the {tower.name} tower gives numbers that are not finite: use other weights")
+    return pairs
+
+
+def _check(tower: Tower, file: Path, pairs: list[tuple[Tensor, Tensor]]) -> float:
+    import onnx
+
+    onnx.checker.check_model(str(file), full_check=True)
+    error = worst_error(open_session(file), pairs)
+    if not error <= TOLERANCE:
+        raise DiffCLIPError(
+            f"the {tower.name} tower in onnxruntime is {error:.1e} from torch where {TOLERANCE:.0e} is allowed: "
+            "nothing was written"
+        )
+    return error
+
+
+@contextmanager
+def _plain_attention(model: CLIP) -> Iterator[None]:
+    """The formulas inside: the fast backends are operators of their own, which ONNX does not have."""
+    layers = [layer for of_tower in model.attention_layers().values() for layer in of_tower]
+    before = [layer.backend for layer in layers]
+    try:
+        model.set_attention_backend("eager")
+        yield
+    finally:
+        for layer, backend in zip(layers, before, strict=True):
+            layer.backend = backend
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's warnings and logs, which speak of its own parts."""
+    level = logging.root.manager.disable
+    try:
+        logging.disable(logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _write_tokenizer(tokenizer: Any, context_length: int, file: Path) -> None:
+    """A file for the library `tokenizers` that cuts texts to the context and pads a batch to its longest."""
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    made.enable_truncation(context_length)
+    made.enable_padding(pad_id=0, pad_token=made.id_to_token(0))
+    made.save(str(file))
+
+
+def _described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
+    """What a program needs beside the two files."""
+    config = model.config
+    preprocess, size = config.preprocess, config.vision.image_size
+    tokenizer = None
+    if has_tokenizer(config):
+        start, end = _TOKENIZER_IDS - 2, _TOKENIZER_IDS - 1
+        tokenizer = {"name": config.tokenizer, "start": start, "end": end, "padding": 0}
+        tokenizer["file"] = TOKENIZER_FILE if with_tokenizer else None
+    image, text = (
+        {"file": tower.file, "input": tower.input, "output": tower.output} for tower in towers_of(model)
+    )
+    return {
+        "model": name_of(config),
+        "diffclip": diffclip.__version__,
+        "opset": OPSET,
+        "embed_dim": config.embed_dim,
+        "unit_length": True,
+        "logit_scale": model.logit_scale.exp().item(),
+        "logit_bias": model.logit_bias.item() if config.logit_bias else None,
+        "image": image
+        | {"size": size, "resize": preprocess.resize or size}
+        | preprocess.model_dump(include={"interpolation", "mean", "std"}),
+        "text": text
+        | {"context_length": config.text.context_length, "vocab_size": config.text.vocab_size}
+        | {"tokenizer": tokenizer},
+        "config": config.model_dump(),
+    }

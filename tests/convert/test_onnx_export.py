@@ -1,0 +1,144 @@
+"""Both towers in onnxruntime: every kind of attention, any batch and length, whole folders or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+import diffclip
+from diffclip import CLIP, CLIPConfig, InputError, TextConfig, VisionConfig
+from diffclip.convert.onnx import OPSET, TOLERANCE, Exported, export_onnx, measure
+from diffclip.convert.onnx_runtime import open_session, run, worst_error
+from diffclip.errors import DiffCLIPError
+
+IMAGES = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(7))
+TOKENS = torch.tensor([[1, 5, 6, 49, 0, 0, 0, 0], [1, 49, 0, 0, 0, 0, 0, 0], [1, 8, 9, 10, 11, 12, 13, 49]])
+
+
+def make(vision: dict[str, Any], text: dict[str, Any], **rest: Any) -> CLIP:
+    """A tiny model whose every part counts: norms and biases that are not trivial, λ that are not where they start."""
+    size = {"width": 16, "layers": 1, "heads": 2}
+    config = CLIPConfig(
+        embed_dim=8,
+        vision=VisionConfig(**{**size, "image_size": 16, "patch_size": 8, **vision}),
+        text=TextConfig(**{**size, "context_length": 8, "vocab_size": 50, **text}),
+        **rest,
+    )
+    model = CLIP(config, seed=0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+MODELS: dict[str, Callable[[], CLIP]] = {
+    "differential and v2": lambda: make(
+        {"attention": "differential"},
+        {"attention": "differential-v2"},
+        lambda_init="dynamic",
+        logit_bias=True,
+    ),
+    "added and plain": lambda: make(
+        {"attention": "differential-added", "pre_norm": True, "patch_bias": False},
+        {"attention": "softmax", "activation": "gelu"},
+    ),
+    "v2 and differential": lambda: make(
+        {"attention": "differential-v2", "activation": "quick_gelu"}, {"attention": "differential"}
+    ),
+    "plain and added": lambda: make(
+        {"attention": "softmax"}, {"attention": "differential-added", "heads": 3, "width": 24}
+    ),
+}
+FEW = list(MODELS)[:2]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(MODELS)[2:]]
+
+
+@pytest.fixture(scope="module", params=[*FEW, *SLOW])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Exported]:
+    return export_onnx(MODELS[request.param](), tmp_path_factory.mktemp("exports") / "model")
+
+
+def test_other_batches_and_lengths_than_were_checked(exported: list[Exported]) -> None:
+    image, text = exported
+    model = image.tower.model
+    pictures, texts = open_session(image.file), open_session(text.file)
+    for batch in (IMAGES, IMAGES[:1], IMAGES[:2]):  # 2 is also the number of heads
+        wanted = model.encode_image(batch, normalize=True)
+        torch.testing.assert_close(run(pictures, batch), wanted, rtol=0, atol=1e-5)
+    for tokens in (TOKENS, TOKENS[:1, :4], TOKENS[:2, :5]):
+        wanted = model.encode_text(tokens, normalize=True)
+        torch.testing.assert_close(run(texts, tokens), wanted, rtol=0, atol=1e-5)
+    assert max(image.error, text.error) < TOLERANCE
+    assert [layer.backend for layers in model.attention_layers().values() for layer in layers] == ["auto"] * 2
+
+
+def test_files_say_what_they_take_and_nothing_of_this_machine(exported: list[Exported]) -> None:
+    for done, inputs in zip(exported, (["batch", 3, 16, 16], ["batch", "length"]), strict=True):
+        graph = onnx.load(done.file)
+        assert {(opset.domain, opset.version) for opset in graph.opset_import} == {("", OPSET)}
+        assert {node.domain for node in graph.graph.node} == {""}
+        told = {
+            value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            for value in (*graph.graph.input, *graph.graph.output)
+        }
+        assert told == {done.tower.input: inputs, f"{done.tower.name}_features": ["batch", 8]}
+        assert str(Path(diffclip.__file__).parent).encode() not in done.file.read_bytes()
+    model = exported[0].tower.model
+    others = 1 + model.config.logit_bias
+    assert sum(done.parameters for done in exported) + others == sum(p.numel() for p in model.parameters())
+
+
+def test_the_configuration_beside_them(exported: list[Exported]) -> None:
+    folder, model = exported[0].file.parent, exported[0].tower.model
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "image.onnx", "text.onnx"]
+    told = json.loads((folder / "config.json").read_text())
+    assert CLIPConfig.model_validate(told["config"]) == model.config
+    assert told["logit_scale"] == pytest.approx(model.logit_scale.exp().item())
+    assert (told["logit_bias"] is None) == (not model.config.logit_bias)
+    assert told["image"]["resize"] == told["image"]["size"] == 16
+    assert told["text"]["tokenizer"] is None  # 50 ids are not the tokenizer's
+
+
+def test_time_beside_torch(exported: list[Exported]) -> None:
+    found = measure(exported[0], 60.0)
+    assert list(found) == [1, 32]
+    for row in found.values():
+        assert row["ratio"] == row["onnxruntime"]["median_ms"] / row["torch"]["median_ms"]
+    assert "more than 1e-09 seconds" in measure(exported[0], 1e-9)[32]["why"]
+
+
+def test_another_model_is_found_to_be_another(exported: list[Exported]) -> None:
+    session, tower = open_session(exported[0].file), exported[0].tower
+    with torch.no_grad():
+        assert worst_error(session, [(IMAGES, tower(IMAGES)), (IMAGES, tower(IMAGES + 1))]) > TOLERANCE
+        assert worst_error(session, [(IMAGES, tower(IMAGES)[:, :4])]) == float("inf")
+    with pytest.raises(DiffCLIPError, match=r"onnxruntime fails on inputs \[1, 3, 8, 8\]"):
+        run(session, torch.zeros(1, 3, 8, 8))
+
+
+def test_nothing_is_kept_of_an_export_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS[FEW[0]]().train()
+    monkeypatch.setattr("diffclip.convert.onnx.TOLERANCE", 1e-12)
+    with pytest.raises(DiffCLIPError, match=r"image tower in onnxruntime is .*e-.* from torch where 1e-12"):
+        export_onnx(model, tmp_path / "model")
+    assert not any(tmp_path.iterdir())
+    assert model.training
+    assert model.visual.blocks[0].attn.backend == "auto"
+
+
+def test_models_that_cannot_be_exported_are_refused_at_once(tmp_path: Path) -> None:
+    model = MODELS[FEW[0]]()
+    with torch.no_grad():
+        model.image_projection[0, 0] = float("nan")
+    with pytest.raises(InputError, match="image tower gives numbers that are not finite: use other weights"):
+        export_onnx(model, tmp_path / "model")
+    with pytest.raises(InputError, match=r"torch\.bfloat16 on cpu: export takes float32"):
+        export_onnx(model.bfloat16(), tmp_path / "model")
+    assert not any(tmp_path.iterdir())
