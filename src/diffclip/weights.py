@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
 
 CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE = "config.json", "model.safetensors", "checkpoint_best.pt"
-CONFIG_KEY = "diffclip_config"  # in a `.pt` file of ours
+CONFIG_KEY = "diffclip_config"  # in a `.pt` file of ours, or among the notes of open_clip's trainer
 
 
 def find_weights(path: str | Path) -> Path:
@@ -110,8 +110,17 @@ def _config_of(file: Path, inside: object) -> CLIPConfig | None:
     beside = file.with_name(CONFIG_FILE)
     if file.name == WEIGHTS_FILE and beside.is_file():
         return _parse(beside.read_bytes(), beside)
-    text = inside.get(CONFIG_KEY) if isinstance(inside, Mapping) else None
+    if not isinstance(inside, Mapping):
+        return None
+    text = inside.get(CONFIG_KEY, _noted(inside.get("state_dict", inside)))
     return _parse(text, file) if isinstance(text, str) else None
+
+
+def _noted(state: object) -> object:
+    """The configuration in the metadata that torch keeps with a state dict, where open_clip's trainer wrote one."""
+    notes = getattr(state, "_metadata", None)
+    found = notes.values() if isinstance(notes, Mapping) else ()
+    return next((note[CONFIG_KEY] for note in found if isinstance(note, Mapping) and CONFIG_KEY in note), None)
 
 
 def _parse(text: str | bytes, file: Path) -> CLIPConfig:

@@ -26,7 +26,7 @@ import diffclip
 from diffclip.config import MODEL_NAMES
 from diffclip.data.scenes import write_scenes
 from diffclip.errors import InputError
-from diffclip.integrations.open_clip import load_checkpoint, register, run_command
+from diffclip.integrations.open_clip import register, run_command
 from diffclip.published import to_published
 
 TEXTS = ["a red circle", "two blue squares", "nothing at all"]
@@ -338,9 +338,9 @@ def test_its_program_trains_evaluates_and_resumes(
     assert [result["epoch"] for result in results] == [1, 2]
     assert "resuming checkpoint" in (tmp_path / "logs" / "run" / "out.log").read_text()
 
-    trained = load_checkpoint(checkpoints / "epoch_2.pt")
+    trained = diffclip.load(checkpoints / "epoch_2.pt")[0]
     assert trained.config == CONFIG.model_copy(update={"vision": trained.config.vision})
-    assert not torch.equal(trained.logit_scale, load_checkpoint(checkpoints / "epoch_1.pt").logit_scale)
+    assert not torch.equal(trained.logit_scale, diffclip.load(checkpoints / "epoch_1.pt")[0].logit_scale)
     name = "ViT-DiffCLIP-dynamic-v32x2x4p16-t32x2x4"
     assert_same(open_clip.create_model(name, str(checkpoints / "epoch_2.pt")), trained, pictures)
     diffclip.save_weights(trained, tmp_path / "saved")
@@ -368,9 +368,6 @@ def test_bad_configurations_for_the_program(tmp_path) -> None:
         InputError, match=r"unknown model 'DiffCLIP-ViT-B16': did you mean 'DiffCLIP-ViT-B-16'"
     ):
         run_command(["--model=DiffCLIP-ViT-B16"])
-    with pytest.raises(InputError, match="does not tell its model"):
-        torch.save({"state_dict": {"a": torch.ones(1)}}, tmp_path / "a.pt")
-        load_checkpoint(tmp_path / "a.pt")
 
 
 @pytest.mark.slow
@@ -418,7 +415,7 @@ def test_the_program_as_a_process_on_shards(scenes, tmp_path, pictures) -> None:
         ),
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    trained = load_checkpoint(tmp_path / "logs" / "run" / "checkpoints" / "epoch_1.pt")
+    trained = diffclip.load(tmp_path / "logs" / "run" / "checkpoints" / "epoch_1.pt")[0]
     assert trained.config.logit_bias
     assert trained.config.vision.heads == PLAIN.vision.heads
     refused = run("--model", str(tmp_path), "--train-data", shard)

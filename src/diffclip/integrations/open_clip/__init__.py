@@ -9,6 +9,5 @@ python -m diffclip.integrations.open_clip --model DiffCLIP-ViT-B-16 --train-data
 
 from diffclip.integrations.open_clip.registry import register
 from diffclip.integrations.open_clip.train import run_command
-from diffclip.integrations.open_clip.weights import load_checkpoint
 
-__all__ = ["load_checkpoint", "register", "run_command"]
+__all__ = ["register", "run_command"]

@@ -1,8 +1,7 @@
-"""Weights for and from open_clip: anything of ours in, its trainer's checkpoints out."""
+"""Weights for open_clip: anything of ours, and its trainer's checkpoints."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -11,32 +10,17 @@ import torch
 from diffclip.config import CLIPConfig, name_of, parse_config
 from diffclip.errors import InputError
 from diffclip.model import CLIP
-from diffclip.weights import CONFIG_KEY, Weights, put_weights, read_weights
-
-
-def load_checkpoint(file: str | Path) -> CLIP:
-    """The model, in evaluation mode on the CPU, of a checkpoint that open_clip's trainer wrote of a model of ours.
-    `diffclip.save_weights` makes a saved folder of it.
-
-    Raises:
-        InputError: unreadable, or without its configuration.
-    """
-    weights = read_checkpoint(file)
-    if weights.config is None:
-        raise InputError(f"{file} does not tell its model: diffclip.load(file, model=NAME) may read it")
-    return put_weights(CLIP(weights.config, seed=0), weights, file).eval()
+from diffclip.weights import Weights, put_weights, read_weights
 
 
 def read_checkpoint(source: str | Path) -> Weights:
-    """What `source` holds: a run folder, a saved folder, a file of ours, `hf-hub:OWNER/NAME`, or a checkpoint of
-    open_clip's trainer, whose configuration is in the metadata of its state dict.
+    """What `source` holds: a run folder, a saved folder, a file of ours or of open_clip's trainer, `hf-hub:OWNER/NAME`.
 
     Raises:
         InputError: no usable weights there.
     """
     from diffclip.loading import HUB_PREFIX, fetch
     from diffclip.model_source import find_model
-    from diffclip.pickled import read_pickle
 
     source = str(source)
     if not (source.startswith(HUB_PREFIX) or Path(source).exists()):
@@ -44,14 +28,7 @@ def read_checkpoint(source: str | Path) -> Weights:
             f"{source} does not exist: give a run folder, a saved folder, a file with weights or hf-hub:OWNER/NAME"
         )
     found = str(find_model(source))
-    path = fetch(found) if found.startswith(HUB_PREFIX) else Path(found)
-    weights = read_weights(path)
-    if weights.config is None and path.is_file() and path.suffix != ".safetensors":
-        contents = read_pickle(path)
-        for entry in getattr(contents.get("state_dict", contents), "_metadata", {}).values():
-            if CONFIG_KEY in entry:
-                return weights._replace(config=parse_config(json.loads(entry[CONFIG_KEY]), str(path)))
-    return weights
+    return read_weights(fetch(found) if found.startswith(HUB_PREFIX) else found)
 
 
 def config_for(weights: Weights, named: CLIPConfig, source: str) -> CLIPConfig:
