@@ -120,7 +120,9 @@ def _noted(state: object) -> object:
     """The configuration in the metadata that torch keeps with a state dict, where open_clip's trainer wrote one."""
     notes = getattr(state, "_metadata", None)
     found = notes.values() if isinstance(notes, Mapping) else ()
-    return next((note[CONFIG_KEY] for note in found if isinstance(note, Mapping) and CONFIG_KEY in note), None)
+    return next(
+        (note[CONFIG_KEY] for note in found if isinstance(note, Mapping) and CONFIG_KEY in note), None
+    )
 
 
 def _parse(text: str | bytes, file: Path) -> CLIPConfig:
