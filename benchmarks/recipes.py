@@ -11,12 +11,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import yaml
+
 from diffclip.data.caption_sets import counted, duration
 from diffclip.files import write_text
 from diffclip.training.gpus import GIB
+from diffclip.training.of_weights import OF_WEIGHTS
 from diffclip.training.plan import UTILISATION, Plan, plan_run
 from diffclip.training.recipe import Recipe, read_recipe, recipe_folders
 
+NAMED = "DiffCLIP-ViT-B-16"
+"""The model that is planned for where a recipe leaves it to its weights."""
 HEAD = ["recipe", "model", "data", "epochs", "batch", "steps", "GiB a GPU"]
 
 
@@ -24,21 +29,25 @@ def table(gpu: str, devices: int) -> list[str]:
     """Lines of the table for `devices` GPUs."""
     rows = [[*HEAD, f"time on {devices} × {gpu}", "cost"]]
     for file in sorted(file for folder in recipe_folders() for file in folder.glob("*.yaml")):
-        recipe = read_recipe(file)
+        if file.stem.startswith("vlm_"):  # of `diffclip vlm train`
+            continue
+        of_weights = yaml.safe_load(file.read_text(encoding="utf-8")).get("model") == OF_WEIGHTS
+        recipe = read_recipe(file, [f"model={NAMED}"] if of_weights else [])
         if recipe.data.expected_samples is not None:
-            rows.append(row(file, recipe, plan_run(recipe, devices, gpu=gpu)))
+            model = f"that of its weights, here {recipe.model}" if of_weights else recipe.model
+            rows.append(row(file, model, recipe, plan_run(recipe, devices, gpu=gpu)))
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
     return [lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]]
 
 
-def row(file: Path, recipe: Recipe, plan: Plan) -> list[str]:
-    """The cells of one recipe."""
+def row(file: Path, model: str, recipe: Recipe, plan: Plan) -> list[str]:
+    """The cells of one recipe; `model` is what it trains, in words."""
     schedule, on = plan.schedule, plan.on_gpu
     if schedule is None or on is None or on.hours is None or on.cost is None:
         raise ValueError(f"{file} has no number of samples, which a plan of its time needs")
     return [
         f"[`{file.stem}`](../recipes/{file.name})",
-        recipe.model,
+        model,
         f"{Path(str(recipe.data.train)).parent.name}, {counted(schedule.samples_per_epoch)}",
         str(recipe.epochs),
         f"{recipe.batch_size:,}",

@@ -28,7 +28,7 @@ def load(
     Raises:
         InputError: nothing usable at `source`, or it holds another model than `model`.
     """
-    path = fetch(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
+    path = _local(source)
     weights = read_weights(path)
     loaded = CLIP(_config(weights, path, model), seed=0)
     put_weights(loaded, weights, path)
@@ -37,6 +37,20 @@ def load(
     loaded.eval()
     preprocess = eval_transform(loaded.config.vision.image_size, loaded.config.preprocess)
     return loaded, preprocess, Tokenizer(loaded.config.text)
+
+
+def read_config(source: str | Path) -> CLIPConfig:
+    """The configuration of what `load` would read at `source`.
+
+    Raises:
+        InputError: nothing usable at `source`.
+    """
+    path = _local(source)
+    return _config(read_weights(path), path, None)
+
+
+def _local(source: str | Path) -> Path:
+    return fetch(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
 
 
 def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:

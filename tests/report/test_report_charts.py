@@ -5,12 +5,13 @@ import pytest
 from made_results import record
 from run_folders import make_run
 
+from diffclip.config import VARIANTS
 from diffclip.report.bars import metric_chart
 from diffclip.report.charts import save_chart
 from diffclip.report.curves import smooth, telemetry_chart, training_chart, validation_chart
 from diffclip.report.lambdas import lambda_chart, lambda_training_chart
 from diffclip.report.runs import read_run
-from diffclip.report.series import collect
+from diffclip.report.series import Series, collect
 from diffclip.report.style import COLOURS, colours_of, darkened, svg_of
 
 CHARTS = (
@@ -95,6 +96,15 @@ def test_chance_is_drawn_where_validations_count_what_they_saw(tmp_path):
     path.write_text(path.read_text().replace('"epoch"', '"pictures": 100, "captions": 500, "epoch"'))
     (axes,) = validation_chart(collect([read_run(folder)], [])).panels[0].figure().axes
     assert [text.get_text() for text in axes.texts] == ["chance 5 %"]
+
+
+def test_every_variant_has_a_colour_of_its_own():
+    series = [
+        Series(f"{variant} {n}", variant, variant, None)
+        for variant in (*VARIANTS, "custom")
+        for n in range(4)
+    ]
+    assert len(set(colours_of(series).values())) == len(series)
 
 
 def test_a_variant_keeps_its_colour_and_a_second_of_it_gets_another(tmp_path):

@@ -1,5 +1,6 @@
 import math
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from diffclip.report.metrics import (
     place_of,
     recall_chance,
 )
-from diffclip.report.runs import read_run
+from diffclip.report.origin import origin_table
+from diffclip.report.runs import Run, read_run
 from diffclip.report.series import collect
 from diffclip.report.tables import result_tables, to_markdown
 from diffclip.report.verdict import judge
@@ -44,6 +46,26 @@ def test_an_unusual_init_is_in_the_label_and_compared_with_the_one_clip(tmp_path
     collection = collect(runs, [])
     assert [series.label for series in collection.series] == ["CLIP", "DiffCLIP", "DiffCLIP (published init)"]
     assert {one.baseline.label for one in compare(collection)} == {"CLIP"}
+
+
+def fine_tuned(folder: Path, model: str, seed: int) -> Run:
+    recipe = make_run(folder, model, seed) / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + "weights: /elsewhere/start/CLIP-s0\n")
+    return read_run(folder)
+
+
+def test_what_was_fine_tuned_is_compared_with_its_twin_and_stands_beside_the_start(tmp_path):
+    models = ("CLIP", "DiffCLIP")
+    runs = [fine_tuned(tmp_path / f"tuned-{m}-s{s}", m, s) for m in models for s in (0, 1)]
+    assert [series.label for series in collect(runs, []).series] == list(models)
+    rng = np.random.default_rng(0)
+    starts = [one for s in (0, 1) for one in records("CLIP", s, 0.3, f"runs/CLIP-s{s}/checkpoints/best", rng)]
+    collection = collect(runs, starts)
+    tuned = "CLIP (fine-tuned)", "DiffCLIP (fine-tuned)"
+    assert [series.label for series in collection.series] == ["CLIP", *tuned]
+    assert {(one.series.label, one.baseline.label) for one in compare(collection)} == {tuned[::-1]}
+    assert "Init:" not in "".join(map(to_markdown, result_tables(collection)))
+    assert [row.cells[1] for row in origin_table(collection).rows] == ["fine-tuned from start/CLIP-s0"] * 4
 
 
 def test_two_runs_of_one_kind_are_told_apart_by_name(tmp_path):

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from diffclip import InputError
-from diffclip.config import OPENAI_MEAN
+from diffclip import CLIP, InputError
+from diffclip.config import OPENAI_MEAN, OPENAI_STD, CLIPConfig, named_config
+from diffclip.loading import read_config
+from diffclip.training.of_weights import model_fields
 from diffclip.training.recipe import parse_recipe, read_recipe, recipe_folders, to_yaml
+from diffclip.weights import save_weights
 
 
 def test_defaults_are_the_papers(fields: dict[str, Any]) -> None:
@@ -52,9 +55,10 @@ def test_a_recipe_as_resolved_is_read_back_the_same(recipe_file: Path, tmp_path:
 
 def test_every_recipe_of_the_package_is_whole_and_says_what_it_is() -> None:
     files = [file for folder in recipe_folders() for file in folder.glob("**/*.yaml")]
+    files = [file for file in files if not file.stem.startswith("vlm_")]  # of `diffclip vlm train`
     assert {"flickr8k_cpu", "scenes_demo"} <= {file.stem for file in files}
     for file in files:
-        read_recipe(file)
+        read_recipe(file, ["model=CLIP-ViT-B-16"] if "model: of-weights" in file.read_text() else [])
         head = file.read_text().split("\nmodel:")[0]
         assert [word for word in ("Reproduces:", "Command:", "Expected:", "Cost:") if word not in head] == []
     assert read_recipe("scenes_demo").model == "DiffCLIP"
@@ -176,3 +180,71 @@ def test_a_recipe_builds_on_one_other(fields: dict[str, Any], tmp_path: Path) ->
     third.write_text(yaml.safe_dump({"base": "flickr8k_cpuu"}))
     with pytest.raises(InputError, match="did you mean 'flickr8k_cpu'"):
         read_recipe(third)
+
+
+@pytest.fixture(scope="module")
+def saved(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small converted CLIP with all that OpenAI's differ in."""
+    sizes = fields["architecture"]
+    towers = {name: sizes[name] | {"attention": "differential-added"} for name in ("vision", "text")}
+    towers["vision"] |= {"pre_norm": True, "patch_bias": False, "activation": "quick_gelu", "norm_eps": 1e-5}
+    preprocess = {"mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic"}
+    config = CLIPConfig(embed_dim=16, lambda_init=0.0, preprocess=preprocess, **towers)
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    save_weights(CLIP(config, seed=0), folder)
+    return folder
+
+
+def of_weights(fields: dict[str, Any], saved: Path | str, **more: Any) -> dict[str, Any]:
+    rest = {key: value for key, value in fields.items() if key != "architecture"}
+    return rest | {"model": "of-weights", "weights": str(saved)} | more
+
+
+def test_a_recipe_can_leave_its_model_to_its_weights(
+    fields: dict[str, Any], saved: Path, tmp_path: Path
+) -> None:
+    recipe = parse_recipe(of_weights(fields, saved), "test")
+    assert recipe.model == "DiffCLIP-added"
+    assert recipe.data.statistics == "openai"
+    assert recipe.config() == read_config(saved)
+    # what it was stands in the recipe as resolved, which needs the weights no more
+    (tmp_path / "resolved.yaml").write_text(to_yaml(recipe).replace(str(saved), "gone"))
+    again = read_recipe(tmp_path / "resolved.yaml")
+    assert again == recipe.model_copy(update={"weights": "gone"})
+    sized = parse_recipe(of_weights(fields, saved, image_size=48, loss="siglip"), "test").config()
+    assert (sized.vision.image_size, sized.logit_bias) == (48, True)
+    given = fields["data"] | {"statistics": "imagenet"}
+    assert parse_recipe(of_weights(fields, saved, data=given), "test").data.statistics == "imagenet"
+
+
+def test_a_name_is_enough_where_it_says_all() -> None:
+    named = named_config("DiffCLIP-dynamic-ViT-B-32")
+    assert model_fields(named, "w") == {"model": "DiffCLIP-dynamic-ViT-B-32", "architecture": None}
+    named.vision.pre_norm = True
+    assert model_fields(named, "w")["model"] == "DiffCLIP-dynamic"
+    named.lambda_init = 0.3
+    with pytest.raises(InputError, match=r"w has differential and .* λ_init 0\.3: no model that a recipe"):
+        model_fields(named, "w")
+
+
+def test_what_weights_cannot_say_is_told_in_one_line(fields: dict[str, Any], saved: Path) -> None:
+    other = CLIP(read_config(saved), seed=0)
+    other.config.preprocess.mean = (0.5, 0.5, 0.5)
+    save_weights(other, saved.parent / "other")
+    for wrong, words in (
+        (fields | {"model": "of-weights", "weights": str(saved)}, "brings its sizes: leave architecture out"),
+        (fields | {"model": "of-weights", "architecture": None}, "needs weights: give a saved model"),
+        (of_weights(fields, "nowhere"), "that of its weights, and nowhere does not exist: give a run"),
+        (of_weights(fields, saved.parent), "model"),
+        (of_weights(fields, saved.parent / "other"), "was trained with mean (0.5, 0.5, 0.5)"),
+    ):
+        with pytest.raises(InputError) as error:
+            parse_recipe(wrong, "test")
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_recipe_for_a_language_model_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "vlm.yaml").write_text("vision: a\nlanguage_model: b\n")
+    with pytest.raises(InputError, match=r"vlm\.yaml is a recipe of `diffclip vlm train`"):
+        read_recipe(tmp_path / "vlm.yaml")

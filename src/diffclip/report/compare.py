@@ -136,6 +136,12 @@ def compare_in(measure: Measure, found: Mapping[Series, Seeds], collection: Coll
     return comparisons
 
 
+def reference_of(comparisons: Iterable[Comparison]) -> str:
+    """What the differences are to: the label of the one CLIP, or CLIP where there are several."""
+    labels = {one.baseline.label for one in comparisons}
+    return labels.pop() if len(labels) == 1 else "CLIP"
+
+
 def corrected(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """The comparisons with their p corrected for being shown together (Holm)."""
     comparisons = list(comparisons)

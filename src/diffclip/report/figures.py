@@ -15,6 +15,7 @@ from diffclip.report.lambdas import lambda_chart, lambda_training_chart
 from diffclip.report.latex import sheet_latex
 from diffclip.report.out_of_domain import out_of_domain_chart
 from diffclip.report.paper_tables import paper_sheets
+from diffclip.report.pope_sheet import pope_sheets
 from diffclip.report.radar import radar_chart
 from diffclip.report.series import Collection
 from diffclip.report.sheet import sheet_markdown
@@ -68,7 +69,7 @@ def write_tables(folder: str | Path, collection: Collection, paper: bool = False
         InputError: the folder cannot be written.
     """
     written = []
-    for sheet in paper_sheets(collection, paper):
+    for sheet in [*paper_sheets(collection, paper), *pope_sheets(collection, paper)]:
         for suffix, text in ((".md", sheet_markdown(sheet)), (".tex", sheet_latex(sheet))):
             path = Path(folder, sheet.name + suffix)
             write_text(path, text)

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from diffclip.evaluation.focus_names import is_share
 from diffclip.report.bars import bars_panel, whiskers
 from diffclip.report.charts import Chart, Key, Panel, percent
-from diffclip.report.compare import ENOUGH_SEEDS, Estimate, Measure, estimate
+from diffclip.report.compare import ENOUGH_SEEDS, Estimate, Measure, estimate, reference_of
 from diffclip.report.focus_data import by_layer, comparisons_on, focus_sets, measures_on, stems
 from diffclip.report.focus_heads import heads_chart
 from diffclip.report.focus_metrics import BY_LAYER, DETECTORS, OF_PAIRS, measure_words
@@ -42,7 +42,7 @@ def _detectors(collection: Collection, where: Measure, stem: str) -> Chart | Non
         return None
     comparisons = [one for one in comparisons_on(collection, where) if one.measure in measures]
     told = (
-        " Beneath a value: the difference to CLIP, of shares in points, bold where it is real. "
+        f" Beneath a value: the difference to {reference_of(comparisons)}, of shares in points, bold where it is real. "
         f"{correction_of(collection, comparisons)}"
         if comparisons
         else ""

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from diffclip.report.charts import Key, percent
-from diffclip.report.compare import ENOUGH_SEEDS, Comparison, Measure, by_series, estimate
+from diffclip.report.compare import ENOUGH_SEEDS, Comparison, Measure, by_series, estimate, reference_of
 from diffclip.report.metrics import signed
 from diffclip.report.series import Collection, Series
 from diffclip.report.style import INK, MUTED, colours_of
@@ -114,8 +114,8 @@ def reading(collection: Collection, groups: Sequence[Group], comparisons: Sequen
         whiskers = "the range of two training seeds"
     points = " Points: seeds." if max(sizes, default=1) > 1 else ""
     above = (
-        " Above a bar: its difference to CLIP in points, bold where it is real, pale where it cannot be "
-        f"told from luck. {correction_of(collection, comparisons)}"
+        f" Above a bar: its difference to {reference_of(comparisons)} in points, bold where it is real, pale where it "
+        f"cannot be told from luck. {correction_of(collection, comparisons)}"
         if comparisons
         else ""
     )

@@ -14,6 +14,7 @@ from diffclip.report.focus_charts import focus_charts
 from diffclip.report.focus_section import focus_markdown
 from diffclip.report.origin import limits, origin_table
 from diffclip.report.paper_tables import paper_sheets
+from diffclip.report.pope_section import notice, pope_markdown
 from diffclip.report.series import Collection
 from diffclip.report.sheet import sheet_markdown
 from diffclip.report.six_tasks import is_broad
@@ -106,6 +107,8 @@ def _body(collection: Collection, links: dict[str, str], command: str | None, pa
         parts.append(f"**{verdict.headline}**\n")
         parts += ["".join(f"- {line}\n" for line in verdict.lines)] if verdict.lines else []
         parts.append(f"{verdict.caveat}\n")
+        said = notice(collection)
+        parts += [f"{said}\n"] if said else []
         # with several models the tables say the same more clearly
         if verdict.comparisons and not verdict.lines:
             parts.append("".join(f"- {spelled_out(one, collection)}\n" for one in verdict.comparisons))
@@ -117,6 +120,7 @@ def _body(collection: Collection, links: dict[str, str], command: str | None, pa
         single = ["<details>\n<summary>Every set, every number</summary>\n", *single, "</details>\n"]
     parts += single
     parts += focus_markdown(collection, links)
+    parts += pope_markdown(collection, paper)
     shown = {chart.name for own in focus_charts(collection).values() for chart in own}
     parts += [link for name, link in links.items() if name not in shown]
     if collection.runs:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diffclip.config import CLIPConfig
-from diffclip.report.runs import Run
+from diffclip.report.runs import FINE_TUNED, Run
 from diffclip.report.series import Collection
 from diffclip.report.tables import Row, Table
 from diffclip.training.about import without_credentials
@@ -26,7 +26,7 @@ def origin_table(collection: Collection) -> Table:
                 "one",
                 [
                     series.label,
-                    run.init or "–",
+                    _start(run),
                     seed,
                     _training_data(run),
                     budget(run),
@@ -109,6 +109,13 @@ def _sizes(config: CLIPConfig) -> str:
         f"{text.layers} layers, {text.heads} heads, {text.context_length} tokens; "
         f"joint space: {config.embed_dim} wide."
     )
+
+
+def _start(run: Run) -> str:
+    """The init, or the last two parts of the path to the weights that the run went on from."""
+    if run.init == FINE_TUNED:
+        return f"{FINE_TUNED} from {', '.join(_sources(run.recipe['weights']))}"
+    return run.init or "–"
 
 
 def _training_data(run: Run) -> str:

@@ -16,12 +16,14 @@ from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.records import Record
 from diffclip.files import write_text
 from diffclip.report.chart_html import chart_html
+from diffclip.report.compare import reference_of
 from diffclip.report.curves import telemetry_chart
 from diffclip.report.figures import lambda_charts, result_charts, training_charts
 from diffclip.report.focus_section import focus_html
 from diffclip.report.metrics import VALIDATION_ORDER, metric_name, percentage
 from diffclip.report.origin import limits, origin_table, versions
 from diffclip.report.paper_tables import paper_sheets
+from diffclip.report.pope_section import notice, pope_html
 from diffclip.report.run_cards import finished_cards, going_cards
 from diffclip.report.runs import Run
 from diffclip.report.scoreboard import scoreboard
@@ -104,6 +106,8 @@ def page(
     sections = [("Progress", going)] if going else []
     looks = focus_html(collection)
     sections += [*_results(collection, paper), *([("Focus", looks)] if looks else [])]
+    answers = pope_html(collection, paper)
+    sections += [("POPE", answers)] if answers else []
     sections += [*_training(collection), *_lambdas(collection)]
     sections += [(extra.title, _extra(extra)) for extra in extras]
     sections.append(("How it was made", _origin(collection, command, now)))
@@ -119,7 +123,7 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{css}{dark_rules()}</style></head><body><main>"
         f'<header><p class="kicker">{html.escape(kicker)}</p><h1>{html.escape(title)}</h1>'
-        f"{_verdict(collection)}</header><nav>{links}</nav>{body}"
+        f"{_verdict(collection)}{_notice(collection)}</header><nav>{links}</nav>{body}"
         f"<footer>{html.escape(versions())}</footer></main></body></html>\n"
     )
 
@@ -152,7 +156,7 @@ def _folded(summary: str, sheets: Sequence[Sheet], unfolded: bool) -> str:
 
 def _single_sets(collection: Collection) -> str:
     tables = "".join(map(to_html, result_tables(collection, every_seed=False)))
-    if any(len(seeds) > 1 for seeds in _seeds(collection).values()):
+    if tables and any(len(seeds) > 1 for seeds in _seeds(collection).values()):
         every = "".join(map(to_html, result_tables(collection)))
         tables += f"<details><summary>Every seed</summary>{every}</details>"
     return tables
@@ -218,12 +222,18 @@ def _verdict(collection: Collection) -> str:
     note = ""
     if verdict.comparisons:
         bracket = html.escape(" or ".join(dict.fromkeys(basis(one) for one in verdict.comparisons)))
-        note = f'<p class="note">Beneath each value: difference to CLIP in points, {bracket}.</p>'
+        reference = html.escape(reference_of(verdict.comparisons))
+        note = f'<p class="note">Beneath each value: difference to {reference} in points, {bracket}.</p>'
     return (
         f'<p class="headline">{html.escape(verdict.headline)}</p>'
         + (f'<ul class="headline">{lines}</ul>' if lines else "")
         + f'<p class="caveat">{html.escape(verdict.caveat)}</p>{scoreboard(collection, verdict)}{note}'
     )
+
+
+def _notice(collection: Collection) -> str:
+    said = notice(collection)
+    return f'<p class="caveat">{html.escape(said)}</p>' if said else ""
 
 
 def _progress(collection: Collection) -> str:

@@ -21,6 +21,8 @@ from diffclip.training.about import read_starts
 from diffclip.training.recipe import parse_recipe
 
 RECIPE, METRICS, VALIDATION, RESULTS = "recipe.yaml", "metrics.jsonl", "validation.jsonl", "results.jsonl"
+FINE_TUNED = "fine-tuned"
+"""In the place of an init: the run went on from the weights of another."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def read_run(folder: str | Path) -> Run:
         folder=folder,
         model=model,
         variant=variant_of_label(model),
-        init=str(recipe["init"]) if recipe.get("init") else None,
+        init=_init(recipe),
         seed=int(seed) if seed is not None else None,
         recipe=recipe,
         config=config,
@@ -135,6 +137,12 @@ def variant_of_label(label: str) -> str:
     """The variant in a model's label ("DiffCLIP-dynamic" of "DiffCLIP-dynamic-ViT-B-16"), else "custom"."""
     fitting = [variant for variant in VARIANTS if label == variant or label.startswith(f"{variant}-")]
     return max(fitting, key=len, default="custom")
+
+
+def _init(recipe: dict[str, Any]) -> str | None:
+    if recipe.get("weights"):
+        return FINE_TUNED
+    return str(recipe["init"]) if recipe.get("init") else None
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:

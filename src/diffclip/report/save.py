@@ -99,7 +99,7 @@ def _relative(path: str) -> str:
 
 
 def _portable(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without absolute paths to its data, and without credentials."""
+    """The recipe without absolute paths to its data and weights, and without credentials."""
 
     def relative(value: Any) -> Any:
         if isinstance(value, list):
@@ -109,7 +109,7 @@ def _portable(recipe: dict[str, Any]) -> dict[str, Any]:
         return _relative(value) if isinstance(value, str) else value
 
     hidden: dict[str, Any] = without_credentials(recipe)
-    return {**hidden, "data": relative(hidden["data"])} if isinstance(recipe.get("data"), dict) else hidden
+    return {key: relative(value) if key in ("data", "weights") else value for key, value in hidden.items()}
 
 
 def _thinned(run: Run) -> str:

@@ -1,8 +1,8 @@
 """Which runs and records belong together: a series is one model (and init) in all its seeds.
 
-Series are what tables have rows and figures have colours for. A label names the init where it is not the
-usual one of the report; two sources that are still not told apart get the name of their run or weights into
-it.
+Series are what tables have rows and figures have colours for. A label names the init where it is not the usual one of
+the report, and that a run was fine-tuned where others were not; two sources that are still not told apart get the name
+of their run or weights into it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diffclip.evaluation.outcomes import ItemOutcomes
 from diffclip.evaluation.protocol import draw_of, method_of
 from diffclip.evaluation.records import Record
 from diffclip.report.belonging import course_of, is_ambiguous, run_of, step_of, training_of
-from diffclip.report.runs import Run, variant_of_label
+from diffclip.report.runs import FINE_TUNED, Run, variant_of_label
 
 _ORDER = [*VARIANTS, "custom"]
 
@@ -253,6 +253,11 @@ def usual_init(inits: Sequence[str]) -> str | None:
     return max(dict.fromkeys(inits), key=inits.count, default=None)
 
 
+def inits_of(series: Iterable[Series]) -> list[str]:
+    """The inits of those that began with fresh values, where they are known."""
+    return [one.init for one in series if one.init and one.init != FINE_TUNED]
+
+
 def baseline_of(series: Series, among: Sequence[Series]) -> Series | None:
     """The CLIP that `series` is fairly compared with: of its size, and of its init if there is one."""
     fitting = [one for one in among if one.variant == "CLIP" and one.size == series.size and one != series]
@@ -281,12 +286,15 @@ def _short(weights: str) -> str:
 def _series(sources: dict[str, _Source]) -> dict[str, Series]:
     """The series of each source, with labels that are as short as they can be without being ambiguous."""
     sizes = {source.model.removeprefix(variant_of_label(source.model)) for source in sources.values()}
-    usual = usual_init([source.init for source in sources.values() if source.init])
+    fresh = [source.init for source in sources.values() if source.init != FINE_TUNED]
+    usual = usual_init([init for init in fresh if init]) if fresh else FINE_TUNED
 
     def label(source: _Source) -> str:
         variant = variant_of_label(source.model)
         model = variant if len(sizes) == 1 and variant != "custom" else source.model
-        return f"{model} ({source.init} init)" if source.init not in (None, usual) else model
+        if source.init in (None, usual):
+            return model
+        return f"{model} ({source.init if source.init == FINE_TUNED else f'{source.init} init'})"
 
     labels = {key: label(source) for key, source in sources.items()}
     trained = Counter((labels[key], source.seed) for key, source in sources.items())

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from diffclip.evaluation.averages import DERIVED
 from diffclip.evaluation.protocol import method_of
-from diffclip.report.compare import Comparison, Estimate, Measure, by_series, measure_of
-from diffclip.report.series import Collection, Series, usual_init
+from diffclip.report.compare import Comparison, Estimate, Measure, by_series, measure_of, reference_of
+from diffclip.report.series import Collection, Series, inits_of, usual_init
 from diffclip.report.sets import sets_of
 from diffclip.report.told import correction_of
 from diffclip.report.verdict import basis
@@ -38,7 +38,7 @@ def notes_on(
     if own:
         bases = " or ".join(dict.fromkeys(basis(one) for one in own))
         notes.append(
-            f"Differences are to CLIP, in points ({bases}), in bold where they are more than luck. "
+            f"Differences are to {reference_of(own)}, in points ({bases}), in bold where they are more than luck. "
             f"{correction_of(collection, own)}".strip()
         )
     return [note for note in notes if note]
@@ -55,7 +55,7 @@ def repeated_over(estimates: Sequence[Estimate]) -> str:
 
 
 def _models(collection: Collection, shown: Sequence[Series]) -> str:
-    inits = [series.init for series in shown if series.init]
+    inits = inits_of(shown)
     size = f" ({collection.architecture})" if collection.architecture else ""
     init = ""
     if inits:

@@ -26,14 +26,18 @@ COLOURS = {
     "DiffCLIP": "#d55e00",
     "DiffCLIP-dynamic": "#009e73",
     "DiffCLIP-vision": "#cc79a7",
+    "DiffCLIP-v2": "#5b4a9e",
+    "DiffCLIP-added": "#e69f00",
     "custom": "#8a7400",
 }
 # a second series of a variant (another init, another checkpoint) keeps its hue and changes tone
 _TONES = {
     "CLIP": ("#56b4e9", "#003d66", "#7a9cc6"),
-    "DiffCLIP": ("#e69f00", "#7f3300", "#f2a673"),
+    "DiffCLIP": ("#f2a673", "#7f3300", "#c98a5e"),
     "DiffCLIP-dynamic": ("#66c2a5", "#00553f", "#a3d9b1"),
     "DiffCLIP-vision": ("#8e4f78", "#e6b3d0", "#5f2f4f"),
+    "DiffCLIP-v2": ("#a699e0", "#2f2459", "#c9c0ee"),
+    "DiffCLIP-added": ("#f5cf7a", "#8a5f00", "#c4a15a"),
     "custom": ("#b8a038", "#4d4100", "#d9cc8c"),
 }
 SEED_STYLES: tuple[LineStyle, ...] = (
@@ -53,6 +57,7 @@ _DARK = {
     "#0072b2": "#4aa8e6",
     "#003d66": "#8ec9f0",
     "#cc79a7": "#dd93bb",
+    "#5b4a9e": "#a699e0",
 }
 
 WIDTH, HEIGHT = 5.4, 3.0

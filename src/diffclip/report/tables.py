@@ -9,6 +9,7 @@ from typing import Literal
 
 from diffclip.evaluation.averages import DERIVED, OUT_OF_DOMAIN, SIX_TASKS
 from diffclip.evaluation.focus_names import is_share
+from diffclip.evaluation.pope_names import POPE, is_blind
 from diffclip.report.compare import (
     ENOUGH_SEEDS,
     Comparison,
@@ -30,7 +31,7 @@ from diffclip.report.metrics import (
     tested_points,
     worth_averaging,
 )
-from diffclip.report.series import Collection, Measured, Series, usual_init
+from diffclip.report.series import Collection, Measured, Series, inits_of, usual_init
 from diffclip.report.told import comparisons_of, correction_of
 
 RowKind = Literal["chance", "one", "seed", "mean", "difference"]
@@ -60,7 +61,7 @@ def result_tables(collection: Collection, every_seed: bool = True) -> list[Table
 
     The averages over six tasks are one table, the first, left out where they are no fewer than what they stand for.
     The p of the differences are those of `told.comparisons_of`, the same as in the figures. Where models look is in
-    tables of its own, see `focus_tables`.
+    tables of its own, see `focus_tables`, and so are answers to questions, see `pope_section`.
 
     Args:
         collection: what to tabulate.
@@ -72,7 +73,7 @@ def result_tables(collection: Collection, every_seed: bool = True) -> list[Table
         averages = [measure for measure in measures if measure.task == SIX_TASKS]
         groups[averages[0]] = averages
     for measure in measures:
-        if measure.task not in (SIX_TASKS, FOCUS):
+        if measure.task not in (SIX_TASKS, FOCUS, POPE):
             groups.setdefault(_group(measure), []).append(measure)
     return [table_of_results(collection, measures, every_seed) for measures in groups.values()]
 
@@ -82,7 +83,7 @@ def table_of_results(collection: Collection, measures: Sequence[Measure], every_
     found = {measure: by_series(collection.results, measure) for measure in measures}
     comparisons = comparisons_of(collection, measures)
     heads = [head_of(measure, own) for measure, own in found.items()]
-    return table_of(collection, found, comparisons, _title(measures[0]), heads, every_seed)
+    return table_of(collection, found, comparisons, title_of(measures[0]), heads, every_seed)
 
 
 def to_markdown(table: Table) -> str:
@@ -163,10 +164,14 @@ def _group(measure: Measure) -> Measure:
     return measure._replace(metric="")
 
 
-def _title(measure: Measure) -> str:
+def title_of(measure: Measure) -> str:
+    """The title of the table of a measure and the others of its kind."""
     if measure.task == SIX_TASKS:
         return "Six tasks, each the mean over its sets"
     task = measure.task.replace("_", " ")
+    if measure.task == POPE:
+        without = ", without the picture" if is_blind(measure.protocol) else ""
+        return f"POPE on {dataset_name(measure.dataset)}, {measure.split}{without}"
     return f"{task[0].upper()}{task[1:]} on {dataset_name(measure.dataset)}, {measure.split} split"
 
 
@@ -224,7 +229,7 @@ def _notes(
         names = {one: measure_name(one) for one in found}
         notes = [f"{name[0].upper()}{name[1:]}: {one.protocol}." for one, name in names.items()]
     shown = dict.fromkeys(series for own in found.values() for series in own)
-    inits = [series.init for series in shown if series.init]
+    inits = inits_of(shown)
     if inits:
         unless = ", unless a model's name says otherwise" if len(set(inits)) > 1 else ""
         notes.append(f"Init: {usual_init(inits)}{unless}.")

@@ -27,6 +27,7 @@ from diffclip.config import (
 )
 from diffclip.errors import InputError, unknown
 from diffclip.initialisation import INITS
+from diffclip.training.of_weights import OF_WEIGHTS, filled_in
 
 
 class _Keys(BaseModel):
@@ -85,7 +86,10 @@ class DataRecipe(_Keys):
 
 
 class Recipe(_Keys):
-    """Everything that decides a run. `model` is a named model, or a variant with `architecture` giving the sizes."""
+    """Everything that decides a run. `model` is a named model, or a variant with `architecture` giving the sizes.
+
+    In a file it may be `of-weights` too: that of `weights`, with its sizes and statistics, which then stand here.
+    """
 
     model: str
     architecture: dict[str, Any] | None = Field(default=None, description="fields of CLIPConfig, sizes only")
@@ -163,12 +167,21 @@ def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
         InputError: no such recipe, not YAML, unknown key (the nearest is offered), or a value of the wrong type.
     """
     path = find_recipe(source)
+    return parse_recipe(recipe_fields(path, changes), str(path))
+
+
+def recipe_fields(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
+    """What the recipe in the file `path` says, laid over its `base` and with `key=value` changes, as yet unchecked.
+
+    Raises:
+        InputError: not YAML, no such base, or a word that is no change.
+    """
     fields = _read_fields(path)
     if (base := fields.pop("base", None)) is not None:
         fields = _over(_base_fields(path, base), fields)
     for change in changes:
         _apply(fields, change)
-    return parse_recipe(fields, str(path))
+    return fields
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
@@ -210,9 +223,13 @@ def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
     Raises:
         InputError: unknown key, missing key, wrong type, unknown model or init, or sizes that do not fit together.
     """
+    if "language_model" in fields:
+        raise InputError(f"{source} is a recipe of `diffclip vlm train`: it has a language model")
     _check_keys(fields)
     if isinstance(fields.get("data"), Mapping):
         _check_sources(fields["data"].get("train"))
+    if fields.get("model") == OF_WEIGHTS:
+        fields = filled_in(fields, source)
     try:
         recipe = Recipe.model_validate(fields)
     except ValidationError as error:

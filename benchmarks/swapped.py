@@ -1,0 +1,43 @@
+"""A plain CLIP whose attention is swapped for the published differential one, as attempts that collapsed did it.
+
+    python -m benchmarks.swapped runs/flickr8k_cpu/CLIP-s0 runs/flickr8k_finetune/start/DiffCLIP-s0 --seed 0
+
+All weights are copied, as names and shapes are the same; λ (0.8 at first) and the head norms are fresh. It is what
+`diffclip convert --to-differential` is compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from diffclip.loading import load
+from diffclip.model import CLIP
+from diffclip.model_source import find_model
+from diffclip.weights import save_weights
+
+
+def swapped(plain: CLIP, seed: int) -> CLIP:
+    """A DiffCLIP of the same sizes with the weights of `plain`."""
+    towers = {
+        tower: getattr(plain.config, tower).model_copy(update={"attention": "differential"})
+        for tower in ("vision", "text")
+    }
+    model = CLIP(plain.config.model_copy(update={**towers, "lambda_init": 0.8}), seed=seed)
+    model.load_state_dict(model.state_dict() | plain.state_dict())
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", help="a run or saved folder of a plain CLIP")
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="of λ's vectors")
+    options = parser.parse_args()
+    save_weights(swapped(load(find_model(options.source) or options.source)[0], options.seed), options.target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A plain CLIP made differential and trained on: it starts as what it was, learns its second map, and resumes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import diffclip
+from diffclip import CLIP
+from diffclip.config import variant_config
+from diffclip.convert import to_differential
+from diffclip.report.runs import read_run
+from diffclip.training import loop
+from diffclip.training.checkpoint import read_progress
+from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
+from diffclip.weights import save_weights
+
+
+@pytest.fixture(scope="module")
+def starts(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain CLIP and the same made differential."""
+    folder = tmp_path_factory.mktemp("starts")
+    plain = CLIP(variant_config("CLIP", fields["architecture"]), seed=0)
+    save_weights(plain, folder / "plain")
+    save_weights(to_differential(plain), folder / "added")
+    return folder
+
+
+def tuned(fields: dict[str, Any], weights: Path, **more: Any) -> Recipe:
+    rest = {key: value for key, value in fields.items() if key != "architecture"}
+    return parse_recipe(rest | {"model": "of-weights", "weights": str(weights), **more}, "test")
+
+
+def first_loss(run: Path) -> float:
+    return float(json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+
+
+def test_the_second_map_is_learnt_from_what_the_model_was(
+    fields: dict[str, Any], starts: Path, tmp_path: Path
+) -> None:
+    for name in ("plain", "added"):
+        loop.train(tuned(fields, starts / name, epochs=2 if name == "added" else 1), tmp_path / name)
+    assert first_loss(tmp_path / "added") == pytest.approx(first_loss(tmp_path / "plain"), abs=1e-5)
+    before = diffclip.load(starts / "added")[0].state_dict()
+    after = diffclip.load(tmp_path / "added" / "checkpoints" / "last")[0].state_dict()
+    second = [name for name in before if "q2_proj.weight" in name or "k2_proj.weight" in name]
+    assert len(second) == 8
+    assert not any(torch.equal(before[name], after[name]) for name in second)
+    run = read_run(tmp_path / "added")
+    assert run.steps["step"][-1] == 10
+    assert run.init == "fine-tuned"
+    assert all((values[-1] != 0).all() for values in run.lambdas.values())
+    assert all(len(layers) == 2 for layers in run.map_correlations[-1].values())
+
+
+def test_a_run_goes_on_by_its_own_recipe_without_the_weights(
+    fields: dict[str, Any], starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(starts / "added", tmp_path / "start")
+    recipe = tuned(fields, tmp_path / "start", epochs=2)
+    step, calls = torch.optim.AdamW.step, iter(range(1, 1000))
+
+    def step_or_stop(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        if next(calls) == 7:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", step_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(recipe, tmp_path / "run")
+    assert read_progress(tmp_path / "run").step < 10
+    shutil.rmtree(tmp_path / "start")
+    own = read_recipe(tmp_path / "run" / "recipe.yaml")
+    assert own == recipe
+    assert loop.train(own, tmp_path / "run", resume=True).progress.step == 10
