@@ -26,13 +26,21 @@ def test_a_folder_of_transformers_becomes_a_differential_model(tmp_path: Path) -
 
     model = transformers_model()
     model.save_pretrained(tmp_path / "theirs")
-    CLIPImageProcessor(image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path / "theirs")
+    size = IMAGES.shape[-1]
+    CLIPImageProcessor(
+        size={"shortest_edge": size + 2},
+        crop_size={"height": size, "width": size},
+        resample=2,
+        image_mean=[0.1, 0.2, 0.3],
+    ).save_pretrained(tmp_path / "theirs")
     done = convert(f"transformers:{tmp_path / 'theirs'}", tmp_path / "ours", "--to-differential")
     assert done.returncode == 0, done.stderr
     assert "DiffCLIP-added-v32x2x4p8-t24x2x3" in done.stdout
     assert done.stderr == ""
     ours, preprocess, _ = diffclip.load(tmp_path / "ours")
-    assert preprocess.preprocess.mean == (0.1, 0.2, 0.3)
+    prepared = preprocess.preprocess
+    assert prepared.mean == (0.1, 0.2, 0.3)
+    assert (prepared.resize, prepared.interpolation) == (size + 2, "bilinear")
     with torch.no_grad():
         theirs = model.get_image_features(IMAGES)
         torch.testing.assert_close(

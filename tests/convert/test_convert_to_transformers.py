@@ -59,6 +59,8 @@ def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tower" / "config.json").write_text(json.dumps({"model_type": "diffclip_vision_model"}))
     with pytest.raises(InputError, match="is a 'diffclip_vision_model', not a 'clip'"):
         read_foreign(f"transformers:{tmp_path / 'tower'}")
+    with pytest.raises(InputError, match=r"its config\.json names no model_type"):
+        call(f"transformers:{model_folder}", tmp_path / "back")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "diffclip"}))
     with pytest.raises(InputError, match="empty cannot be read"):

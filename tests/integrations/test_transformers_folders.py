@@ -33,6 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with few words, which goes without a tokenizer."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     save_transformers(core(), folder)
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    assert (text["bos_token_id"], text["eos_token_id"]) == (None, None)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,39 @@ def test_features_and_towers_follow_clips_conventions() -> None:
         near(theirs.get_image_features(PIXELS, return_dict=False)[1], pictures)
     assert theirs.get_input_embeddings() is theirs.text_model.token_embedding
     assert theirs.config.vision_config.intermediate_size == 128
+
+
+def test_larger_pictures_have_their_positions_resampled() -> None:
+    model = core()
+    theirs = from_diffclip(model)
+    larger = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        features = theirs.get_image_features(larger, interpolate_pos_encoding=True).pooler_output
+        embeds = theirs(IDS, larger, interpolate_pos_encoding=True).image_embeds
+        wide = theirs.vision_model(larger[..., :16], interpolate_pos_encoding=True).last_hidden_state
+        near(
+            theirs.get_image_features(PIXELS, interpolate_pos_encoding=True).pooler_output,
+            model.encode_image(PIXELS),
+        )
+        model.set_image_size(24)
+        near(features, model.encode_image(larger))
+        near(embeds, model.encode_image(larger, normalize=True))
+    assert wide.shape == (2, 1 + 3 * 2, 32)
+    with pytest.raises(InputError, match="sides a multiple of 8"):
+        theirs.get_image_features(larger[..., :23], interpolate_pos_encoding=True)
+
+
+def test_positions_can_be_given_and_others_names_have_no_effect() -> None:
+    theirs = from_diffclip(core())
+    plain = theirs(IDS, PIXELS)
+    places = torch.arange(6)[None]
+    near(theirs(IDS, PIXELS, position_ids=places, use_cache=False).to_tuple(), plain.to_tuple(), 0)
+    moved = theirs.get_text_features(IDS, position_ids=places.flip(1)).pooler_output
+    other = copy.deepcopy(theirs)
+    with torch.no_grad():
+        other.text_model.positional_embedding.copy_(other.text_model.positional_embedding.flip(0))
+    near(moved, other.get_text_features(IDS).pooler_output, 0)
+    assert not torch.equal(moved, plain.text_model_output.pooler_output)
 
 
 def test_the_loss_is_that_of_the_logits() -> None:

@@ -194,5 +194,7 @@ def test_the_trainer_lowers_the_loss(tmp_path: Path) -> None:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 12
     assert losses[-1] < 0.5 * losses[0]
+    # what is accumulated is a mean of the passes' losses: **kwargs does not make it a sum
+    assert not trainer.model_accepts_loss_kwargs
     trainer.save_model(str(tmp_path / "end"))
     assert (tmp_path / "end" / "model.safetensors").is_file()

@@ -80,7 +80,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def _parameters(plan: Plan) -> Table:
-    table = _table("parameters", "number", "share")
+    table = plan_table("parameters", "number", "share")
     total = sum(plan.parameters.values())
     for part, number in plan.parameters.items():
         if number:
@@ -91,7 +91,7 @@ def _parameters(plan: Plan) -> Table:
 
 
 def _operations(plan: Plan) -> Table:
-    table = _table("operations a sample", "GFLOP")
+    table = plan_table("operations a sample", "GFLOP")
     flops = plan.flops
     rows = {
         "vision tower, forward": flops.vision,
@@ -111,7 +111,7 @@ def _operations(plan: Plan) -> Table:
 def _memory(plan: Plan) -> Table:
     from diffclip.training.gpus import GIB
 
-    table = _table("memory of one process", "GiB")
+    table = plan_table("memory of one process", "GiB")
     for part, number in plan.memory.items():
         if number:
             table.add_row(part, f"{number / GIB:,.2f}")
@@ -125,7 +125,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def _run(plan: Plan) -> Table:
-    table = _table("run", "")
+    table = plan_table("run", "")
     if plan.schedule is not None:
         schedule = plan.schedule
         table.add_row("samples an epoch", f"{schedule.samples_per_epoch:,} ({schedule.dropped:,} left out)")
@@ -155,7 +155,8 @@ def _time(on: OnGPU, plan: Plan, table: Table) -> None:
         table.add_row("cost", f"${on.cost:,.{0 if on.cost >= 10 else 2}f} at ${on.price:.2f} an hour{source}")
 
 
-def _table(title: str, *columns: str) -> Table:
+def plan_table(title: str, *columns: str) -> Table:
+    """An empty table of a plan; the numbers of its `columns` stand on the right."""
     from rich import box
     from rich.table import Table
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from diffclip.config import PreprocessConfig
 from diffclip.convert.from_open_clip import from_open_clip
 from diffclip.convert.from_transformers import from_transformers
 from diffclip.errors import InputError, require_group, unknown
@@ -26,7 +25,7 @@ def transformers_kind(source: str) -> str | None:
     """What the configuration of `transformers:NAME` calls its kind ("clip", say); None for another library's model.
 
     Raises:
-        InputError: transformers is not installed, or there is no such model.
+        InputError: transformers is not installed, there is no such model, or its configuration names no kind.
     """
     if not source.startswith(TRANSFORMERS):
         return None
@@ -35,7 +34,12 @@ def transformers_kind(source: str) -> str | None:
 
     with reading(source):
         config = PreTrainedConfig.get_config_dict(source.removeprefix(TRANSFORMERS))[0]
-    return str(config.get("model_type"))
+    if "model_type" not in config:
+        raise InputError(
+            f"{source}: its config.json names no model_type, so transformers did not save it: leave {TRANSFORMERS} out "
+            "if it is ours"
+        )
+    return str(config["model_type"])
 
 
 def read_foreign(source: str) -> CLIP:
@@ -75,6 +79,8 @@ def _from_transformers(source: str) -> CLIP:
     from transformers import CLIPImageProcessor, CLIPModel
     from transformers.utils.logging import disable_progress_bar
 
+    from diffclip.integrations.transformers import preprocess_of
+
     disable_progress_bar()  # type: ignore[no-untyped-call]
     place = source.removeprefix(TRANSFORMERS)
     with reading(source):
@@ -82,9 +88,8 @@ def _from_transformers(source: str) -> CLIP:
         processor: Any = CLIPImageProcessor.from_pretrained(place) if _has_processor(place) else None
     converted = from_transformers(model, source)
     if processor is not None:
-        converted.config.preprocess = PreprocessConfig(
-            mean=tuple(processor.image_mean), std=tuple(processor.image_std), interpolation="bicubic"
-        )
+        size = converted.config.vision.image_size
+        converted.config.preprocess = preprocess_of(processor, size, source)
     return converted
 
 

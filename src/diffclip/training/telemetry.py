@@ -85,7 +85,7 @@ class Telemetry:
         self._console = Console(file=sys.stderr)
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
-            _forget_after(run / name, done)
+            forget_after(run / name, done)
         self._wandb = WeightsAndBiases(run, wandb, done, about, self.say) if wandb else None
         with disk_errors(run / METRICS_FILE):
             self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
@@ -256,7 +256,7 @@ def _numbers(
     return numbers
 
 
-def _forget_after(file: Path, step: int) -> None:
+def forget_after(file: Path, step: int) -> None:
     """Keep the records of `file` up to `step`; a line that was cut off goes too."""
     if not file.is_file():
         return

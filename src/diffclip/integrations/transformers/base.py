@@ -34,6 +34,8 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """
 
     supports_gradient_checkpointing = True
+    # the Trainer would take **kwargs for a loss that is a sum, and not divide what it accumulates
+    accepts_loss_kwargs = False
     _supports_sdpa = True
     _supports_attention_backend = True
     # a tower's parameters are used by its own forward, so it stays on one device

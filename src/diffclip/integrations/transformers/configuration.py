@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 from diffclip.config import AttentionKind, CLIPConfig, TextConfig, VisionConfig, parse_config
 from diffclip.errors import InputError
+from diffclip.integrations.transformers.tokens import VOCABULARY
 
 LambdaInit = float | Literal["dynamic"]
 
@@ -172,8 +173,11 @@ class DiffCLIPTextConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     def of(cls, config: CLIPConfig) -> DiffCLIPTextConfig:
         """The text tower of `config`."""
         text = config.text
+        # ids of someone's own have their start and end elsewhere
+        own: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
         return cls(
             vocab_size=text.vocab_size,
+            **(own if text.vocab_size < VOCABULARY else {}),
             max_position_embeddings=text.context_length,
             **_tower(config, text),
         )

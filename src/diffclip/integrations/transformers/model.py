@@ -58,9 +58,17 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        interpolate_pos_encoding: bool = False,
+        **others: Any,
     ) -> Any:
         """The vision tower's output, with the features [B, projection_dim] as `pooler_output`, not of unit length."""
-        out: Any = self.vision_model(pixel_values, output_hidden_states, output_attentions, return_dict=True)
+        out: Any = self.vision_model(
+            pixel_values,
+            output_hidden_states,
+            output_attentions,
+            return_dict=True,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+        )
         out.pooler_output = self.visual_projection(out.pooler_output)
         return out if self.wants_dict(return_dict) else out.to_tuple()
 
@@ -71,10 +79,17 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        **others: Any,
     ) -> Any:
         """The text tower's output, with the features [B, projection_dim] as `pooler_output`, not of unit length."""
         out: Any = self.text_model(
-            input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True
+            input_ids,
+            attention_mask,
+            output_hidden_states,
+            output_attentions,
+            return_dict=True,
+            position_ids=position_ids,
         )
         out.pooler_output = self.text_projection(out.pooler_output)
         return out if self.wants_dict(return_dict) else out.to_tuple()
@@ -88,11 +103,14 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        interpolate_pos_encoding: bool = False,
+        **others: Any,
     ) -> CLIPOutput | tuple[Any, ...]:
         """Unit-length `image_embeds` and `text_embeds` [B, projection_dim], and their logits where both are given.
 
         `return_loss` adds the contrastive loss of pairs, the sigmoid loss for a model whose logits have a bias. It is
-        that of this process's batch alone.
+        that of this process's batch alone. `others` have no effect.
 
         Raises:
             InputError: neither pictures nor texts, or a loss of one without the other.
@@ -104,8 +122,13 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
             "output_attentions": output_attentions,
             "return_dict": True,
         }
-        vision: Any = None if pixel_values is None else self.get_image_features(pixel_values, **wanted)
-        text: Any = None if input_ids is None else self.get_text_features(input_ids, attention_mask, **wanted)
+        vision: Any = None
+        if pixel_values is not None:
+            wanted_of_vision = wanted | {"interpolate_pos_encoding": interpolate_pos_encoding}
+            vision = self.get_image_features(pixel_values, **wanted_of_vision)
+        text: Any = None
+        if input_ids is not None:
+            text = self.get_text_features(input_ids, attention_mask, position_ids=position_ids, **wanted)
         images = None if vision is None else F.normalize(vision.pooler_output, dim=-1)
         texts = None if text is None else F.normalize(text.pooler_output, dim=-1)
         logits = loss = None

@@ -53,10 +53,13 @@ class DiffCLIPTextModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-cal
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        **others: Any,
     ) -> BaseModelOutputWithPooling | tuple[Any, ...]:
         """Ids [B, L] to the normed output and, as `pooler_output`, its end of text, the largest id of a row.
 
         The tower is causal, so that padding after the end of text changes nothing, and a mask of it has no effect.
+        `position_ids` [B, L] or [1, L] are 0, 1, 2… where they are left out. `others` have no effect.
 
         Raises:
             InputError: no ids, more of them than the context, or a mask that hides some before the end of text.
@@ -72,7 +75,8 @@ class DiffCLIPTextModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-cal
         ends = input_ids.argmax(dim=-1)
         if attention_mask is not None and not torch.compiler.is_compiling():
             _check_mask(attention_mask, ends)
-        x = self.token_embedding(input_ids) + self.positional_embedding[: input_ids.shape[1]]
+        places = slice(input_ids.shape[1]) if position_ids is None else position_ids
+        x = self.token_embedding(input_ids) + self.positional_embedding[places]
         passed = self._pass_through(x, self.transformer.resblocks, output_hidden_states, output_attentions)
         last = self.ln_final(passed.last)
         out = BaseModelOutputWithPooling(
@@ -115,10 +119,17 @@ class DiffCLIPTextModelWithProjection(DiffCLIPPreTrainedModel):  # type: ignore[
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        **others: Any,
     ) -> CLIPTextModelOutput | tuple[Any, ...]:
         """As `DiffCLIPTextModel`; `text_embeds` [B, projection_dim] are not of unit length."""
         passed: Any = self.text_model(
-            input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True
+            input_ids,
+            attention_mask,
+            output_hidden_states,
+            output_attentions,
+            return_dict=True,
+            position_ids=position_ids,
         )
         out = CLIPTextModelOutput(
             text_embeds=self.text_projection(passed.pooler_output),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPVisionModelOutput
@@ -46,26 +48,24 @@ class DiffCLIPVisionModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-c
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **language_model: Any,  # transformers' Llava passes on here what its language model is asked
+        interpolate_pos_encoding: bool = False,
+        **others: Any,
     ) -> BaseModelOutputWithPooling | tuple[Any, ...]:
         """Normalised pictures [B, 3, S, S] to the last block's output and, as `pooler_output`, its normed class token.
 
         `output_hidden_states` may be numbers of states: the others are then None. Attentions are what multiplies the
         values, A or A1 − λ·A2, [B, heads, N, N]; layers are patched while they are made, so not in several threads.
+        `interpolate_pos_encoding` takes pictures [B, 3, H, W] of whole patches and resamples the position embeddings.
+        `others` have no effect: transformers' Llava passes on here what its language model is asked.
 
         Raises:
             InputError: no pictures, or pictures of another size.
         """
-        size = self.config.image_size
         if pixel_values is None:
             raise InputError("pixel_values are missing: this model takes pictures")
-        if pixel_values.ndim != 4 or pixel_values.shape[1:] != (3, size, size):
-            raise InputError(
-                f"pixel_values are {list(pixel_values.shape)}: this model takes [B, 3, {size}, {size}]"
-            )
         tower = self.visual
-        x = tower.patch_embed(pixel_values.to(tower.patch_embed.proj.weight.dtype))
-        x = tower.norm_pre(tower.patch_drop(tower._pos_embed(x)))
+        x = self._embedded(pixel_values, interpolate_pos_encoding)
+        x = tower.norm_pre(tower.patch_drop(x))
         passed = self._pass_through(x, tower.blocks, output_hidden_states, output_attentions)
         # the norm is each token's own
         pooled = tower.forward_head(tower.norm(passed.last[:, :1]))
@@ -76,6 +76,28 @@ class DiffCLIPVisionModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-c
             attentions=passed.attentions,
         )
         return out if self.wants_dict(return_dict) else out.to_tuple()
+
+    def _embedded(self, pixel_values: Tensor, interpolate: bool) -> Tensor:
+        """[B, 3, H, W] to class token and patches with their positions [B, N, width]."""
+        tower, patch = self.visual, self.config.patch_size
+        size = self.config.image_size
+        pixels = pixel_values.to(tower.patch_embed.proj.weight.dtype)
+        shape = tuple(pixels.shape)
+        if len(shape) == 4 and shape[1:] == (3, size, size):
+            embedded: Tensor = tower._pos_embed(tower.patch_embed(pixels))
+            return embedded
+        if not interpolate:
+            raise InputError(f"pixel_values are {list(shape)}: this model takes [B, 3, {size}, {size}]")
+        if len(shape) != 4 or shape[1] != 3 or min(shape[2:]) < patch or shape[2] % patch or shape[3] % patch:
+            raise InputError(
+                f"pixel_values are {list(shape)}: give [B, 3, H, W], sides a multiple of {patch}"
+            )
+        patches = tower.patch_embed.proj(pixels)
+        positions: Tensor = resample_abs_pos_embed(
+            tower.pos_embed, list(patches.shape[2:]), num_prefix_tokens=1
+        )
+        classes = tower.cls_token.expand(len(patches), -1, -1)
+        return torch.cat([classes, patches.flatten(2).transpose(1, 2)], dim=1) + positions
 
 
 class DiffCLIPVisionModelWithProjection(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
@@ -105,10 +127,16 @@ class DiffCLIPVisionModelWithProjection(DiffCLIPPreTrainedModel):  # type: ignor
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        interpolate_pos_encoding: bool = False,
+        **others: Any,
     ) -> CLIPVisionModelOutput | tuple[Any, ...]:
         """As `DiffCLIPVisionModel`; `image_embeds` [B, projection_dim] are not of unit length."""
         passed: Any = self.vision_model(
-            pixel_values, output_hidden_states, output_attentions, return_dict=True
+            pixel_values,
+            output_hidden_states,
+            output_attentions,
+            return_dict=True,
+            interpolate_pos_encoding=interpolate_pos_encoding,
         )
         out = CLIPVisionModelOutput(
             image_embeds=self.visual_projection(passed.pooler_output),
