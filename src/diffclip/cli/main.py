@@ -24,10 +24,12 @@ from diffclip.cli.demo import demo
 from diffclip.cli.download import download
 from diffclip.cli.evaluate import evaluate
 from diffclip.cli.explore import explore
+from diffclip.cli.export import export
 from diffclip.cli.make_scenes import make_scenes
 from diffclip.cli.report import report
 from diffclip.cli.search import search
 from diffclip.cli.train import train
+from diffclip.cli.vlm import vlm
 from diffclip.errors import DiffCLIPError
 
 _INTERRUPTED = 130  # also what typer returns when it has caught Ctrl-C itself
@@ -40,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, evaluate, classify, attend, search, explore, report, convert, bench):
+for command in (demo, train, evaluate, classify, attend, search, explore, report, convert, export, bench):
     app.command(command.__name__)(command)
 
 app.command("benchmark", add_help_option=False, context_settings=SETTINGS)(benchmark)
@@ -50,6 +52,7 @@ data.command("make-scenes")(make_scenes)
 data.command("download")(download)
 data.command("check")(check)
 app.add_typer(data, name="data")
+app.add_typer(vlm, name="vlm")
 
 
 def _version(wanted: bool) -> None:

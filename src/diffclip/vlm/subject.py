@@ -12,7 +12,7 @@ import yaml
 from diffclip.config import MODEL_NAMES, VARIANTS, named_config
 from diffclip.errors import InputError
 from diffclip.vlm.folders import model_folder
-from diffclip.vlm.model import connector_of
+from diffclip.vlm.llava import connector_of
 
 # what the answers follow from: weights, configuration, tokenizer, processor and the template of a conversation
 _ANSWERING = (".safetensors", ".json", ".jinja", ".txt", ".model")

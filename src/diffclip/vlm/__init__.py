@@ -1,0 +1,9 @@
+"""A language model that sees through DiffCLIP: transformers' Llava classes around our vision model.
+
+Importing this registers the classes with transformers, so that `AutoModelForImageTextToText.from_pretrained` loads
+what `diffclip.vlm.folders.save_vlm` saved.
+"""
+
+from __future__ import annotations
+
+import diffclip.vlm.llava  # noqa: F401

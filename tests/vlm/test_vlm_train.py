@@ -1,0 +1,316 @@
+"""Training: what learns in each stage, how batches are made, and that a stopped run ends as if it had not been."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny_vlm import write_conversations
+from typer.testing import CliRunner
+
+from diffclip.cli.main import app
+from diffclip.errors import DiffCLIPError, InputError, StoppedError
+from diffclip.vlm.folders import load_vlm, save_vlm
+from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe
+from diffclip.vlm.run import last_checkpoint
+from diffclip.vlm.train import train_stage
+
+Read = Callable[..., VLMRecipe]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_modules_are_no_garbage() -> Iterator[None]:
+    """The Trainer collects garbage at each start, half of a run's time here if it looks through all modules."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def file(
+    tmp_path_factory: pytest.TempPathFactory, tiny_clip_folder: Path, tiny_language_folder: Path, start: Path
+) -> Path:
+    """A recipe of both stages on the same 12 conversations, of which stage 1 takes those with a picture."""
+    folder = tmp_path_factory.mktemp("training")
+    everything, pictures = write_conversations(folder)
+    samples = json.loads(everything.read_text())
+    (folder / "pictured.json").write_text(json.dumps([sample for sample in samples if "image" in sample]))
+    part: dict[str, Any] = {
+        "images": str(pictures),
+        "batch_size": 4,
+        "per_device_batch_size": 2,
+        "save_every": 2,
+    }
+    fields = {
+        "vision": str(tiny_clip_folder),
+        "language_model": str(tiny_language_folder),
+        "precision": "fp32",
+        "stage1": part | {"json": str(folder / "pictured.json"), "lr": 1e-2},
+        "stage2": part | {"json": str(everything), "lr": 1e-3, "start": str(start)},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(fields))
+    return folder / "recipe.yaml"
+
+
+@pytest.fixture(scope="module")
+def start(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for stage 2 to start from."""
+    folder = tmp_path_factory.mktemp("start") / "model"
+    save_vlm(*tiny_vlm, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def read(file: Path) -> Read:
+    return lambda *changes: read_vlm_recipe(file, changes)
+
+
+@pytest.fixture(scope="module")
+def first(read: Read, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of stage 1."""
+    run = tmp_path_factory.mktemp("runs") / "first"
+    train_stage(read("stage1.epochs=4"), 1, run)
+    return run
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    """The parts in which something changed."""
+    assert before.keys() == after.keys()
+    return {name.split(".")[1] for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_stage_1_trains_the_connector_alone(first: Path, start: Path) -> None:
+    assert changed(load_file(start / "model.safetensors"), weights(first)) == {"multi_modal_projector"}
+
+
+def test_a_run_tells_what_it_does(first: Path) -> None:
+    records = metrics(first)
+    assert [record["step"] for record in records] == list(range(1, 13))
+    assert records[-1]["samples"] == 4 * 10
+    assert records[-1]["loss"] < records[0]["loss"]
+    rates = [record["lr"] for record in records]
+    assert rates[0] == 0  # one step of warm-up, 3 % of 12
+    assert rates[1] == max(rates) == 1e-2
+    assert rates == [rates[0], *sorted(rates[1:], reverse=True)]
+    assert {"grad_norm", "epoch", "samples_per_second", "seconds_left", "time"} <= records[-1].keys()
+    resolved = read_vlm_recipe(first / "recipe.yaml")
+    assert resolved.stage(1).epochs == 4
+    assert resolved.stage2 is None
+    assert [path.name for path in sorted(first.glob("checkpoint-*"))] == ["checkpoint-10", "checkpoint-12"]
+
+
+def test_stage_2_goes_on_with_connector_and_language_model(first: Path, read: Read, tmp_path: Path) -> None:
+    outcome = train_stage(read(f"stage2.start={first}"), 2, tmp_path / "second")
+    assert outcome.steps == 3
+    assert changed(weights(first), weights(tmp_path / "second")) == {
+        "multi_modal_projector",
+        "language_model",
+    }
+    model, _ = load_vlm(tmp_path / "second")
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def test_a_batch_is_the_same_in_any_passes(read: Read, tmp_path: Path) -> None:
+    """Answers count by their tokens over the whole batch, however it is cut, with checkpointing or without."""
+    ways = {
+        "whole": ["stage2.per_device_batch_size=4"],
+        "single": ["stage2.per_device_batch_size=1", "gradient_checkpointing=true"],
+    }
+    for name, changes in ways.items():
+        train_stage(read(*changes, "stage2.save_every=100"), 2, tmp_path / name)
+    whole, single = (weights(tmp_path / name) for name in ways)
+    losses = [[record["loss"] for record in metrics(tmp_path / name)] for name in ways]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for name in whole:
+        assert torch.allclose(whole[name], single[name], atol=2e-4), name
+
+
+def test_batches_without_pictures_leave_no_weight_out(read: Read, tmp_path: Path, file: Path) -> None:
+    samples = json.loads((file.parent / "conversations.json").read_text())
+    (tmp_path / "words.json").write_text(json.dumps([sample for sample in samples if "image" not in sample]))
+    changes = [f"stage1.json={tmp_path / 'words.json'}", "stage1.template=chat", "stage1.batch_size=2"]
+    train_stage(read(*changes), 1, tmp_path / "run")
+    assert metrics(tmp_path / "run")[-1]["grad_norm"] == 0
+
+
+@pytest.mark.parametrize(
+    ("connector", "sign"), [("linear", signal.SIGTERM), ("mlp2x_gelu", signal.SIGINT)], ids=["TERM", "INT"]
+)
+def test_a_stopped_run_ends_as_one_that_was_not(
+    connector: str, sign: signal.Signals, read: Read, tmp_path: Path
+) -> None:
+    recipe = read(f"connector={connector}", "stage1.epochs=8", "stage1.per_device_batch_size=4")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train_stage(recipe, 1, whole)
+    ended = threading.Event()
+
+    def interrupt() -> None:
+        while not ended.is_set():
+            if last_checkpoint(stopped):
+                os.kill(os.getpid(), sign)
+                return
+            time.sleep(0.001)
+
+    watch = threading.Thread(target=interrupt)
+    watch.start()
+    try:
+        with pytest.raises((StoppedError, KeyboardInterrupt)) as caught:
+            train_stage(recipe, 1, stopped)
+    finally:
+        ended.set()
+        watch.join()
+    steps = metrics(stopped)[-1]["step"]
+    assert 2 <= steps < 24
+    kept = last_checkpoint(stopped)
+    assert kept is not None
+    if sign == signal.SIGTERM:
+        assert f"asked to stop at step {steps}" in str(caught.value)
+        assert kept.name == f"checkpoint-{steps}"
+        with pytest.raises(InputError, match="add --resume"):
+            train_stage(recipe, 1, stopped)
+    # checkpoints that were cut off are passed over
+    for name in ("checkpoint-98", "checkpoint-99"):
+        (stopped / name).mkdir()
+    (stopped / "checkpoint-98" / "trainer_state.json").write_text("")
+    assert train_stage(recipe, 1, stopped, resume=True).steps == 24
+    assert not list(stopped.glob("checkpoint-9*"))
+    assert [record["step"] for record in metrics(stopped)] == list(range(1, 25))
+    before, after = weights(whole), weights(stopped)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_finished_run_says_so(first: Path, read: Read) -> None:
+    said: list[str] = []
+    recipe = read("stage1.epochs=4")
+    assert train_stage(recipe, 1, first, resume=True, say=said.append).steps == 0
+    assert said == [f"{first} is finished: its model is {first / 'model'}"]
+    command = ["vlm", "train", "--stage", "1", str(first / "recipe.yaml"), "--run", str(first), "--resume"]
+    assert CliRunner().invoke(app, command).stdout == said[0] + "\n"
+    with pytest.raises(InputError, match="holds a finished run"):
+        train_stage(recipe, 1, first)
+    with pytest.raises(InputError, match=r"was started with stage1.lr=0.01, not 0.5"):
+        train_stage(read("stage1.epochs=4", "stage1.lr=0.5"), 1, first, resume=True)
+    with pytest.raises(InputError, match=r"holds a run of stage 1: give --stage 1"):
+        train_stage(recipe, 2, first, resume=True)
+
+
+def test_a_run_that_was_ended_before_its_model_was_saved(first: Path, read: Read, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(first, run, ignore=shutil.ignore_patterns("model"))
+    assert train_stage(read("stage1.epochs=4"), 1, run, resume=True).steps == 12
+    before, after = weights(first), weights(run)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert len(metrics(run)) == 12
+
+
+def test_folders_that_are_not_free(read: Read, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no run to resume"):
+        train_stage(read(), 1, tmp_path / "none", resume=True)
+    (tmp_path / "letter.txt").write_text("Dear")
+    with pytest.raises(InputError, match="holds other files"):
+        train_stage(read(), 1, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_start_that_does_not_fit(read: Read, first: Path, start: Path, tmp_path: Path) -> None:
+    def said(*changes: str) -> str:
+        with pytest.raises(InputError) as caught:
+            train_stage(read(*changes), 2, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        return str(caught.value)
+
+    other = "connector=mlp2x_gelu"
+    assert said(other) == (
+        f"{start} has the connector linear, and the recipe says mlp2x_gelu: give connector=linear, or another "
+        "stage2.start"
+    )
+    assert "was trained with connector=linear" in said(other, f"stage2.start={first}")
+    assert "was trained with vision=" in said("vision=elsewhere", f"stage2.start={first}")
+    assert "was trained with language_model=" in said("language_model=a/b", f"stage2.start={first}")
+    assert "stage2.start is missing" in said("stage2.start=null")
+    assert "nowhere is no folder" in said("stage2.start=nowhere")
+
+
+def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
+    def said(*changes: str, run: str = "run") -> str:
+        with pytest.raises(DiffCLIPError) as caught:
+            train_stage(read(*changes), 1, tmp_path / run)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "batch_size 5 does not divide by per_device_batch_size 2 × 1 process" in said(
+        "stage1.batch_size=5"
+    )
+    assert "nowhere.json does not exist" in said("stage1.json=nowhere.json")
+    assert "deepspeed" in said("deepspeed=nowhere.json")
+    shutil.copytree(file.parent / "pictures", tmp_path / "pictures")
+    (tmp_path / "pictures" / "3.png").write_bytes(b"no picture")
+    assert "3.png" in said(f"stage1.images={tmp_path / 'pictures'}", run="broken")
+    assert "step 2: " in said("stage1.lr=1e38", "stage1.warmup_ratio=0", run="far")
+    # a run that ended before its first checkpoint is started again
+    (tmp_path / "pictures" / "3.png").write_bytes((file.parent / "pictures" / "3.png").read_bytes())
+    changes = [f"stage1.images={tmp_path / 'pictures'}"]
+    assert train_stage(read(*changes), 1, tmp_path / "broken").steps == 3
+
+
+def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a disk that is full."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"cannot write|no space left"):
+            train_stage(read(), 1, tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert last_checkpoint(tmp_path / "run") is None
+    assert train_stage(read(), 1, tmp_path / "run", resume=True).steps == 3
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(file: Path, read: Read, tmp_path: Path) -> None:
+    """By torchrun; some passes of some processes have no picture."""
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    train_stage(read(), 2, alone)
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "diffclip.cli",
+        "--",
+    ]
+    train = ["vlm", "train", "--stage", "2", str(file), "stage2.per_device_batch_size=1", "--run", str(both)]
+    done = subprocess.run([*torchrun, *train], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("3 steps; the model is") == 1
+    one, two = weights(alone), weights(both)
+    for name in one:
+        assert torch.allclose(one[name], two[name], atol=2e-4), name
