@@ -6,7 +6,7 @@ No downloads and no licence questions; each picture is determined by (seed, spli
 from __future__ import annotations
 
 from diffclip.data.scenes.pairs import PATTERNS, MinimalPair, minimal_pair
-from diffclip.data.scenes.questions import Question, question_scene, questions
+from diffclip.data.scenes.questions import Question, colour_questions, question_scene, questions
 from diffclip.data.scenes.scene import STYLES, Scene, SceneObject, draw_scene
 from diffclip.data.scenes.sheet import contact_sheet
 from diffclip.data.scenes.vocabulary import BACKGROUNDS, COLOURS, SHAPES, SIZES, TEMPLATES, TEXTURES
@@ -25,6 +25,7 @@ __all__ = [
     "Question",
     "Scene",
     "SceneObject",
+    "colour_questions",
     "contact_sheet",
     "draw_scene",
     "minimal_pair",

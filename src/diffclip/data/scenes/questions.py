@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
@@ -87,7 +89,7 @@ def questions(pictures: int = 500, negatives: Negatives = "random", seed: int = 
     for index in indices:
         dice = Dice(stream("questions", "test", seed, index))
         yes = dice.shuffle(present[index])[:EACH]
-        no = _absent(present[index], negatives, often, dice)
+        no = absent_kinds(present[index], negatives, often, dice)[:EACH]
         for here, missing in zip(yes, no, strict=True):
             for kind, label in ((here, "yes"), (missing, "no")):
                 text = f"Is there {with_article(' '.join(kind))} in the picture?"
@@ -95,8 +97,10 @@ def questions(pictures: int = 500, negatives: Negatives = "random", seed: int = 
     return asked
 
 
-def _absent(present: list[Kind], negatives: Negatives, often: list[Kind], dice: Dice) -> list[Kind]:
-    """EACH kinds that are not in the picture."""
+def absent_kinds(
+    present: Sequence[Kind], negatives: Negatives, often: Sequence[Kind], dice: Dice
+) -> list[Kind]:
+    """All kinds that are not in a picture, those first that `negatives` asks for; `often`: the most frequent first."""
     everything = [(colour, shape) for colour in COLOURS for shape in SHAPES]
     if negatives == "popular":
         ranked = [*often, *everything]
@@ -107,4 +111,43 @@ def _absent(present: list[Kind], negatives: Negatives, often: list[Kind], dice: 
         ranked = sorted(shuffled, key=lambda kind: -(kind[0] in colours) - (kind[1] in shapes))
     else:
         ranked = dice.shuffle(everything)
-    return [kind for kind in dict.fromkeys(ranked) if kind not in present][:EACH]
+    return [kind for kind in dict.fromkeys(ranked) if kind not in present]
+
+
+def colour_questions(pictures: int = 500, negatives: Negatives = "random", seed: int = 0) -> list[Question]:
+    """As `questions`, but for colours alone ("Is there anything red in the picture?").
+
+    A picture has as many yes as no questions, at most EACH and no more than it has colours. Absent colours are drawn from
+    all (`random`), are the most frequent ones of these pictures (`popular`), or come nearest to a colour in the picture
+    (`adversarial`, by distance in RGB).
+
+    Raises:
+        InputError: an unknown sort of negatives, fewer than one picture, or a seed out of range.
+    """
+    if negatives not in NEGATIVES:
+        raise unknown("sort of negatives", negatives, NEGATIVES)
+    indices = question_indices(pictures, seed)
+    present = {i: list(dict.fromkeys(spec.colour for spec in _specs(i, seed))) for i in indices}
+    often = [
+        name for name, _count in Counter(name for names in present.values() for name in names).most_common()
+    ]
+    asked: list[Question] = []
+    for index in indices:
+        dice = Dice(stream("questions", "test", seed, index))
+        yes = dice.shuffle(present[index])[:EACH]
+        no = absent_colours(present[index], negatives, often, dice)
+        for here, missing in zip(yes, no, strict=False):
+            for colour, label in ((here, "yes"), (missing, "no")):
+                text = f"Is there anything {colour} in the picture?"
+                asked.append(Question(len(asked) + 1, image_name(index), text, label))
+    return asked
+
+
+def absent_colours(
+    present: Sequence[str], negatives: Negatives, often: Sequence[str], dice: Dice
+) -> list[str]:
+    """All colours that are not in a picture, those first that `negatives` asks for."""
+    ranked = [*often, *COLOURS] if negatives == "popular" else dice.shuffle(tuple(COLOURS))
+    if negatives == "adversarial":
+        ranked = sorted(ranked, key=lambda name: min(math.dist(COLOURS[name], COLOURS[p]) for p in present))
+    return [name for name in dict.fromkeys(ranked) if name not in present]

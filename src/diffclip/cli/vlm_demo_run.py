@@ -1,0 +1,58 @@
+"""What `diffclip vlm demo` does: train, ask, tell, and write a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from diffclip.cli.vlm_evaluate_run import Request, carry_out
+from diffclip.data.scenes.export import QUESTION_IMAGES
+from diffclip.evaluation.records import read_records
+from diffclip.report.page import write_report
+from diffclip.report.sources import read_outcomes_of
+from diffclip.vlm.demo import QUESTIONS, Size, train_models
+from diffclip.vlm.scenes import COLOURS, KINDS
+
+RECORDS, PAGE = "pope.jsonl", "report.html"
+_BATCH = 100
+
+
+def run_vlm_demo(
+    folder: Path, seeds: Sequence[int], say: Callable[[str], None], size: Size | None = None
+) -> Path:
+    """Everything in order in `folder`; returns its page, `report.html`.
+
+    Raises:
+        InputError: the folder holds something else, or the disk is full.
+        StoppedError: a signal asked to stop; the next call goes on.
+    """
+    runs = train_models(folder, seeds, say, size)
+    records = folder / RECORDS
+    images = folder / QUESTIONS / KINDS / QUESTION_IMAGES
+    for blind, name in product((True, False), (COLOURS, KINDS)):
+        carry_out(
+            Request(
+                models=[str(run) for run in runs],
+                data=folder / QUESTIONS / name,
+                output=records,
+                images=None if blind else images,
+                blind=blind,
+                limit=None,
+                name=f"scenes-{name}",
+                batch_size=_BATCH,
+                device=torch.device("cpu"),
+            )
+        )
+    page = write_report(
+        folder / PAGE,
+        [],
+        read_records(records),
+        title="Language models that see scenes through CLIP and DiffCLIP",
+        command=f"diffclip vlm demo --folder {folder}" + (f" --seeds {len(seeds)}" if len(seeds) > 1 else ""),
+        outcomes=read_outcomes_of([records]),
+    )
+    say(f"the page: {page}")
+    return page
