@@ -117,8 +117,8 @@ def absent_kinds(
 def colour_questions(pictures: int = 500, negatives: Negatives = "random", seed: int = 0) -> list[Question]:
     """As `questions`, but for colours alone ("Is there anything red in the picture?").
 
-    A picture has as many yes as no questions, at most EACH and no more than it has colours. Absent colours are drawn from
-    all (`random`), are the most frequent ones of these pictures (`popular`), or come nearest to a colour in the picture
+    A picture has as many yes as no questions, at most EACH and no more than it has colours. Absent colours are drawn
+    from all (`random`), are the most frequent ones of these pictures (`popular`), or come nearest to a colour in the picture
     (`adversarial`, by distance in RGB).
 
     Raises:
