@@ -118,8 +118,8 @@ def colour_questions(pictures: int = 500, negatives: Negatives = "random", seed:
     """As `questions`, but for colours alone ("Is there anything red in the picture?").
 
     A picture has as many yes as no questions, at most EACH and no more than it has colours. Absent colours are drawn
-    from all (`random`), are the most frequent ones of these pictures (`popular`), or come nearest to a colour in the picture
-    (`adversarial`, by distance in RGB).
+    from all (`random`), are the most frequent ones of these pictures (`popular`), or come nearest to a colour in the
+    picture (`adversarial`, by distance in RGB).
 
     Raises:
         InputError: an unknown sort of negatives, fewer than one picture, or a seed out of range.
