@@ -1,4 +1,4 @@
-"""The command line as a process: what it imports, what it prints, and its exit codes."""
+"""The command line, much of it as a process: what it imports, what it prints, and its exit codes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from in_process import diffclip_command
 
 from diffclip.cli import main as cli
 from diffclip.data.scenes import write_scenes
@@ -264,7 +265,7 @@ def test_a_full_device_for_output_is_exit_code_2(trained: Path, workplace: Path)
 
 
 def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, workplace: Path) -> None:
-    result = run(
+    result = diffclip_command(
         *("evaluate", "runs/a", "--task", "retrieval", "--data", "scenes/captions", "--output", "r.jsonl"),
         cwd=workplace,
     )
@@ -278,8 +279,8 @@ def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, 
         (3, "test", 12),
     }
 
-    assert run("convert", "runs/a", "published.pt", cwd=workplace).returncode == 0
-    assert run("convert", "published.pt", "back", cwd=workplace).returncode == 0
+    assert diffclip_command("convert", "runs/a", "published.pt", cwd=workplace).returncode == 0
+    assert diffclip_command("convert", "published.pt", "back", cwd=workplace).returncode == 0
     from safetensors.torch import load_file
 
     first, second = (
@@ -290,7 +291,7 @@ def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, 
 
 
 def test_a_folder_with_only_a_published_file_classifies(trained: Path, workplace: Path) -> None:
-    assert run("convert", "runs/a", "hub/checkpoint_best.pt", cwd=workplace).returncode == 0
+    assert diffclip_command("convert", "runs/a", "hub/checkpoint_best.pt", cwd=workplace).returncode == 0
     pictures = workplace / "pictures"
     pictures.mkdir()
     from PIL import Image
@@ -298,7 +299,9 @@ def test_a_folder_with_only_a_published_file_classifies(trained: Path, workplace
     from diffclip.data.scenes import draw_scene
 
     Image.fromarray(draw_scene(0).image).save(pictures / "a.png")
-    result = run("classify", "pictures", "--labels", "star, heart", "--model", "hub", "--json", cwd=workplace)
+    result = diffclip_command(
+        "classify", "pictures", "--labels", "star, heart", "--model", "hub", "--json", cwd=workplace
+    )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[0])["label"] in ("star", "heart")
 

@@ -1,17 +1,17 @@
-"""`diffclip train --dry-run` through the real command."""
+"""`diffclip train --dry-run` as a shell would see it."""
 
 from __future__ import annotations
 
 import io
 import json
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from in_process import diffclip_command
 
 from diffclip import InputError
 from diffclip.cli.train_plan import dry_run
@@ -32,8 +32,7 @@ RECIPE: dict[str, Any] = {
 
 
 def train(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "diffclip.cli", "train", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return diffclip_command("train", *arguments, cwd=cwd)
 
 
 def write_shard(path: Path, pictures: list[bytes]) -> None:

@@ -1,14 +1,14 @@
-"""`diffclip convert` from files of other libraries, made here, in real processes."""
+"""`diffclip convert` from files of other libraries, made here."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from in_process import diffclip_command
 from test_conversions import IMAGES, open_clip_model, transformers_model
 
 import diffclip
@@ -17,8 +17,7 @@ from diffclip.convert.sources import read_foreign
 
 
 def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "diffclip.cli", "convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return diffclip_command("convert", *arguments)
 
 
 def test_a_folder_of_transformers_becomes_a_differential_model(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""`diffclip` as a shell would see it, in this process: starting another one takes seconds for its imports."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+from unittest import mock
+
+from diffclip.cli.main import main
+
+
+def diffclip_command(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:
+    """Exit code, stdout and stderr of `diffclip ARGUMENTS`, run in `cwd`."""
+    words = [str(argument) for argument in arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd or Path.cwd()),
+        mock.patch.object(sys, "argv", ["diffclip", *words]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return CompletedProcess(words, code, out.getvalue(), err.getvalue())
