@@ -72,7 +72,7 @@ def samples(run: Path) -> list[tuple[Any, ...]]:
 def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    recipe = changed(recipe, epochs=12, checkpoint_every=2, data={"workers": 1})
+    recipe = changed(recipe, epochs=20, checkpoint_every=2, data={"workers": 1})
     whole = start(recipe, tmp_path / "whole")
     assert whole.wait() == 0, (tmp_path / "whole.log").read_text()[-2000:]
     made = killed_until_done(recipe, tmp_path / "cut", 20, seed=1)
