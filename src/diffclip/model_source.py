@@ -115,10 +115,15 @@ def _checkpoint(path: Path) -> Path:
 
 def _training_seed(path: Path) -> int | None:
     """The seed in the recipe of the run that `path` is a checkpoint of, if it is one."""
+    return seed_of_run(path.parent.parent) if path.parent.name == "checkpoints" else None
+
+
+def seed_of_run(run: Path) -> int | None:
+    """The seed in the recipe of the run in this folder, where there is one that can be read."""
     import yaml
 
-    recipe = path.parent.parent / "recipe.yaml"
-    if path.parent.name != "checkpoints" or not recipe.is_file():
+    recipe = run / "recipe.yaml"
+    if not recipe.is_file():
         return None
     try:
         fields = yaml.safe_load(recipe.read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,10 +71,17 @@ def check_resumable(recipe: Recipe, run: Path) -> None:
     if not (run / RECIPE_FILE).is_file():
         raise InputError(f"{run} holds no run to resume: start it without --resume")
     before, now = (_flat(r.model_dump()) for r in (read_recipe(run / RECIPE_FILE), recipe))
-    for key in now:
-        if key not in _FREE_KEYS and now[key] != before[key]:
+    check_unchanged(
+        run, *({key: own for key, own in r.items() if key not in _FREE_KEYS} for r in (before, now))
+    )
+
+
+def check_unchanged(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `InputError` for the first key of a recipe that is not as it was when the run started."""
+    for key, value in now.items():
+        if before[key] != value:
             raise InputError(
-                f"{run} was started with {key}={before[key]}, not {now[key]}: resume with the same recipe"
+                f"{run} was started with {key}={before[key]}, not {value}: resume with the same recipe"
             )
 
 

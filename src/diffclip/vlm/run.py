@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, write_text
-from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, lock_folder
+from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, check_unchanged, lock_folder
 from diffclip.training.telemetry import METRICS_FILE
 from diffclip.vlm.folders import MODEL_FOLDER
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
@@ -72,12 +72,7 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     if (started.stage1 is None) != (recipe.stage1 is None):
         stage = 1 if started.stage1 is not None else 2
         raise InputError(f"{run} holds a run of stage {stage}: give --stage {stage}, or choose another --run")
-    before, now = _deciding(started), _deciding(recipe)
-    for key, value in now.items():
-        if before[key] != value:
-            raise InputError(
-                f"{run} was started with {key}={before[key]}, not {value}: resume with the same recipe"
-            )
+    check_unchanged(run, _deciding(started), _deciding(recipe))
 
 
 def claim_run(recipe: VLMRecipe, run: Path, resume: bool) -> IO[str]:

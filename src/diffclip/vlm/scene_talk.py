@@ -8,13 +8,24 @@ learn to count instead of to look.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar, get_args
 
 from diffclip.data.scenes.layout import Dice, Spec
 from diffclip.data.scenes.phrases import NUMBERS, join, noun_phrase, with_article
-from diffclip.data.scenes.questions import EACH, NEGATIVES, Kind, Negatives, absent_colours, absent_kinds
+from diffclip.data.scenes.questions import (
+    EACH,
+    NEGATIVES,
+    Kind,
+    Negatives,
+    absent_colours,
+    absent_kinds,
+    ask_for_colour,
+    ask_for_kind,
+    colours_in,
+    kinds_in,
+    most_frequent,
+)
 from diffclip.data.scenes.vocabulary import COLOURS, SHAPES
 from diffclip.vlm.conversations import Turn
 
@@ -27,9 +38,9 @@ class Frequencies:
     """What is in many scenes, the most frequent first: `popular` questions ask for it where it is absent."""
 
     def __init__(self, scenes: Iterable[Sequence[Spec]]) -> None:
-        present = [sorted({(spec.colour, spec.shape) for spec in scene}) for scene in scenes]
-        self.kinds: list[Kind] = _ranked(present)
-        self.colours: list[str] = _ranked(sorted({colour for colour, _ in kinds}) for kinds in present)
+        present = [sorted(kinds_in(scene)) for scene in scenes]
+        self.kinds: list[Kind] = most_frequent(present)
+        self.colours: list[str] = most_frequent(sorted({colour for colour, _ in kinds}) for kinds in present)
 
 
 def yes_no(specs: Sequence[Spec], sort: Sort, often: Frequencies, dice: Dice) -> list[Turn]:
@@ -38,14 +49,12 @@ def yes_no(specs: Sequence[Spec], sort: Sort, often: Frequencies, dice: Dice) ->
     What is absent is drawn as in one of POPE's three sorts of questions, another one each time.
     """
     if sort == "colours":
-        colours = dice.shuffle(list(dict.fromkeys(spec.colour for spec in specs)))
+        colours = dice.shuffle(colours_in(specs))
         chosen = _flips(colours, lambda here, how: absent_colours(here, how, often.colours, dice), dice)
-        return [Turn(f"Is there anything {colour} in the picture?", answer) for colour, answer in chosen]
-    kinds: list[Kind] = dice.shuffle(list(dict.fromkeys((spec.colour, spec.shape) for spec in specs)))
+        return [Turn(ask_for_colour(colour), answer) for colour, answer in chosen]
+    kinds: list[Kind] = dice.shuffle(kinds_in(specs))
     found = _flips(kinds, lambda here, how: absent_kinds(here, how, often.kinds, dice), dice)
-    return [
-        Turn(f"Is there {with_article(' '.join(kind))} in the picture?", answer) for kind, answer in found
-    ]
+    return [Turn(ask_for_kind(kind), answer) for kind, answer in found]
 
 
 def colours_of(specs: Sequence[Spec]) -> Turn:
@@ -100,7 +109,3 @@ def _flips(
 
 def _listed(vocabulary: Iterable[str], words: set[str]) -> str:
     return join([word for word in vocabulary if word in words])
-
-
-def _ranked(scenes: Iterable[Sequence[T]]) -> list[T]:
-    return [one for one, _count in Counter(one for scene in scenes for one in scene).most_common()]

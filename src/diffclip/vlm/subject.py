@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from diffclip.config import MODEL_NAMES, VARIANTS, named_config
 from diffclip.errors import InputError
+from diffclip.model_source import seed_of_run
 from diffclip.vlm.folders import model_folder
 from diffclip.vlm.llava import connector_of
 
 # what the answers follow from: weights, configuration, tokenizer, processor and the template of a conversation
 _ANSWERING = (".safetensors", ".json", ".jinja", ".txt", ".model")
-_RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def subject_of(source: str | Path) -> Subject:
                     digest.update(hashlib.file_digest(handle, "sha256").digest())
     except OSError as error:
         raise InputError(f"cannot read {error.filename or folder}: {error.strerror}") from error
-    return Subject(folder, digest.hexdigest()[:12], _seed(folder))
+    return Subject(folder, digest.hexdigest()[:12], seed_of_run(folder.parent))
 
 
 def label_of(model: Any) -> str:
@@ -75,15 +73,3 @@ def _named_size(sizes: tuple[int, int, int, int]) -> str | None:
             if (tower.patch_size, tower.width, tower.layers, tower.heads) == sizes:
                 return name.removeprefix("CLIP-")
     return None
-
-
-def _seed(folder: Path) -> int | None:
-    recipe = folder.parent / _RECIPE
-    if not recipe.is_file():
-        return None
-    try:
-        fields = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError):
-        return None
-    seed = fields.get("seed") if isinstance(fields, dict) else None
-    return seed if isinstance(seed, int) else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from diffclip.data.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.data.scenes.phrases import with_article
@@ -17,6 +17,7 @@ from diffclip.errors import InputError, unknown
 Negatives = Literal["random", "popular", "adversarial"]
 NEGATIVES: tuple[Negatives, ...] = get_args(Negatives)
 Kind = tuple[str, str]
+T = TypeVar("T")
 
 EACH = 3
 """Questions answered yes, and as many answered no, a picture (as in POPE)."""
@@ -54,7 +55,7 @@ def question_indices(pictures: int, seed: int = 0) -> list[int]:
     found: list[int] = []
     index = 0
     while len(found) < pictures:
-        if len({(spec.colour, spec.shape) for spec in _specs(index, seed)}) >= EACH:
+        if len(kinds_in(_specs(index, seed))) >= EACH:
             found.append(index)
         index += 1
     return found
@@ -78,23 +79,7 @@ def questions(pictures: int = 500, negatives: Negatives = "random", seed: int = 
     Raises:
         InputError: an unknown sort of negatives, fewer than one picture, or a seed out of range.
     """
-    if negatives not in NEGATIVES:
-        raise unknown("sort of negatives", negatives, NEGATIVES)
-    indices = question_indices(pictures, seed)
-    present = {i: list(dict.fromkeys((spec.colour, spec.shape) for spec in _specs(i, seed))) for i in indices}
-    often = [
-        kind for kind, _count in Counter(kind for kinds in present.values() for kind in kinds).most_common()
-    ]
-    asked: list[Question] = []
-    for index in indices:
-        dice = Dice(stream("questions", "test", seed, index))
-        yes = dice.shuffle(present[index])[:EACH]
-        no = absent_kinds(present[index], negatives, often, dice)[:EACH]
-        for here, missing in zip(yes, no, strict=True):
-            for kind, label in ((here, "yes"), (missing, "no")):
-                text = f"Is there {with_article(' '.join(kind))} in the picture?"
-                asked.append(Question(len(asked) + 1, image_name(index), text, label))
-    return asked
+    return _asked(pictures, negatives, seed, kinds_in, absent_kinds, ask_for_kind)
 
 
 def absent_kinds(
@@ -124,23 +109,7 @@ def colour_questions(pictures: int = 500, negatives: Negatives = "random", seed:
     Raises:
         InputError: an unknown sort of negatives, fewer than one picture, or a seed out of range.
     """
-    if negatives not in NEGATIVES:
-        raise unknown("sort of negatives", negatives, NEGATIVES)
-    indices = question_indices(pictures, seed)
-    present = {i: list(dict.fromkeys(spec.colour for spec in _specs(i, seed))) for i in indices}
-    often = [
-        name for name, _count in Counter(name for names in present.values() for name in names).most_common()
-    ]
-    asked: list[Question] = []
-    for index in indices:
-        dice = Dice(stream("questions", "test", seed, index))
-        yes = dice.shuffle(present[index])[:EACH]
-        no = absent_colours(present[index], negatives, often, dice)
-        for here, missing in zip(yes, no, strict=False):
-            for colour, label in ((here, "yes"), (missing, "no")):
-                text = f"Is there anything {colour} in the picture?"
-                asked.append(Question(len(asked) + 1, image_name(index), text, label))
-    return asked
+    return _asked(pictures, negatives, seed, colours_in, absent_colours, ask_for_colour)
 
 
 def absent_colours(
@@ -151,3 +120,52 @@ def absent_colours(
     if negatives == "adversarial":
         ranked = sorted(ranked, key=lambda name: min(math.dist(COLOURS[name], COLOURS[p]) for p in present))
     return [name for name in dict.fromkeys(ranked) if name not in present]
+
+
+def kinds_in(specs: Sequence[Spec]) -> list[Kind]:
+    """The kinds of objects in a picture, each once, in their order."""
+    return list(dict.fromkeys((spec.colour, spec.shape) for spec in specs))
+
+
+def colours_in(specs: Sequence[Spec]) -> list[str]:
+    """The objects' colours in a picture, each once, in their order."""
+    return list(dict.fromkeys(spec.colour for spec in specs))
+
+
+def ask_for_kind(kind: Kind) -> str:
+    """The question whether there is such an object."""
+    return f"Is there {with_article(' '.join(kind))} in the picture?"
+
+
+def ask_for_colour(colour: str) -> str:
+    """The question whether anything has this colour."""
+    return f"Is there anything {colour} in the picture?"
+
+
+def most_frequent(scenes: Iterable[Iterable[T]]) -> list[T]:
+    """What is in many scenes, the most frequent first."""
+    return [one for one, _count in Counter(one for scene in scenes for one in scene).most_common()]
+
+
+def _asked(
+    pictures: int,
+    negatives: Negatives,
+    seed: int,
+    present_in: Callable[[Sequence[Spec]], list[T]],
+    absent_from: Callable[[Sequence[T], Negatives, Sequence[T], Dice], list[T]],
+    ask: Callable[[T], str],
+) -> list[Question]:
+    """At most EACH questions for what is present in a picture, each followed by one for what is absent."""
+    if negatives not in NEGATIVES:
+        raise unknown("sort of negatives", negatives, NEGATIVES)
+    present = {index: present_in(_specs(index, seed)) for index in question_indices(pictures, seed)}
+    often = most_frequent(present.values())
+    asked: list[Question] = []
+    for index, here in present.items():
+        dice = Dice(stream("questions", "test", seed, index))
+        yes = dice.shuffle(here)[:EACH]
+        no = absent_from(here, negatives, often, dice)
+        for pair in zip(yes, no, strict=False):
+            for one, label in zip(pair, ("yes", "no"), strict=True):
+                asked.append(Question(len(asked) + 1, image_name(index), ask(one), label))
+    return asked
