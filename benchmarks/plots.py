@@ -6,6 +6,7 @@ python -m benchmarks.plots [--results benchmarks/results] [--output docs/images/
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from diffclip.files import write_atomically
+from diffclip.report.style import with_palette
 
 KINDS = {"forward": "forward", "both": "forward and backward"}
 # operator → (colour after Okabe and Ito, marker, line)
@@ -88,8 +90,10 @@ def main() -> None:
     if not files:
         raise SystemExit(f"no curve in {options.results}: run python -m benchmarks.attention --curve")
     figure = draw([json.loads(file.read_text(encoding="utf-8")) for file in files])
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
     with write_atomically(options.output) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+        temporary.write_bytes(with_palette(drawn.getvalue()))
     print(f"written to {options.output}")
 
 

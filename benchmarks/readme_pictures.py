@@ -5,6 +5,7 @@ make demo && python -m benchmarks.readme_pictures
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from diffclip.data.catalog import open_set
@@ -12,6 +13,7 @@ from diffclip.data.scenes import contact_sheet, draw_scene
 from diffclip.files import write_atomically
 from diffclip.loading import load
 from diffclip.report.examples import attention_examples
+from diffclip.report.style import with_palette
 
 FOLDER, DEMO = Path("docs/images"), Path("runs/demo")
 
@@ -21,8 +23,10 @@ def main() -> None:
     sheet = contact_sheet(
         [scene.image for scene in scenes], [scene.captions[0] for scene in scenes], edge=160
     )
+    drawn = io.BytesIO()
+    sheet.save(drawn, "PNG")
     with write_atomically(FOLDER / "scenes.png") as temporary:
-        sheet.save(temporary, "PNG", optimize=True)
+        temporary.write_bytes(with_palette(drawn.getvalue()))
     models = {name: load(DEMO / name / "checkpoints" / "best") for name in ("CLIP", "DiffCLIP")}
     figure = attention_examples(models, open_set(DEMO / "scenes" / "captions", "test"), 4).figures[0]
     with write_atomically(FOLDER / "demo-attention.png") as temporary:

@@ -23,7 +23,8 @@ def evaluate(
         ),
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Many tasks and sets instead of one.", metavar="scenes|quick|paper")
+        str | None,
+        typer.Option(help="Many tasks and sets instead of one.", metavar="scenes|brief|quick|study|paper"),
     ] = None,
     data_root: Annotated[
         Path | None, typer.Option(help="The folder in which published sets lie, each in one of its name.")
@@ -168,7 +169,7 @@ def _entries(
 
     if (name is None) == (data is None):
         raise InputError(
-            "give --data with a folder or the name of a set, or --suite with scenes, quick or paper"
+            "give --data with a folder or the name of a set, or --suite with scenes, brief, quick, study or paper"
         )
     if name is not None:
         if task is not None or corrupt is not None or split is not None:

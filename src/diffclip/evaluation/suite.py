@@ -1,7 +1,7 @@
 """What a suite measures: tasks on sets, in an order that gives the quick answers first.
 
-`scenes` needs no download and `quick` small real sets. `paper` is everything the paper tabulates (its Tables 1 and 2,
-Figures 3 and 4), with zero-shot on its nine sets besides.
+`scenes` needs no download. `brief` and `quick` want small real sets, and `study` is `quick` with where models look.
+`paper` is everything the paper tabulates (its Tables 1 and 2, Figures 3 and 4), with zero-shot on its nine sets besides.
 """
 
 from __future__ import annotations
@@ -61,14 +61,18 @@ _SCENES = (
     *_each("linear-probe", "scenes-shapes", "scenes-colours"),
     *_each("focus", "scenes"),
 )
-_QUICK = (
+_BRIEF = (
     # few have the test split of Flickr8k, and models trained on its train split are validated on val
     Entry("retrieval", "flickr8k", ("test", "val")),
     *_each("zero-shot", "cifar10", "caltech101"),
+)
+_QUICK = (
+    *_BRIEF,
     *_corrupted("cifar10"),
     *_each("few-shot", "cifar10", "caltech101"),
     *_each("linear-probe", "cifar10", "caltech101"),
 )
+_STUDY = (*_QUICK, *_each("focus", "oxford_pets3"))
 _PAPER = (
     *_each("mmvp", "mmvp"),
     *_each("retrieval", "flickr8k", "flickr30k", "mscoco_captions"),
@@ -77,7 +81,7 @@ _PAPER = (
     *_each("linear-probe", *_NINE),
 )
 
-SUITES = {"scenes": _SCENES, "quick": _QUICK, "paper": _PAPER}
+SUITES = {"scenes": _SCENES, "brief": _BRIEF, "quick": _QUICK, "study": _STUDY, "paper": _PAPER}
 
 
 def suite(name: str) -> tuple[Entry, ...]:
