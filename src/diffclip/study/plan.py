@@ -1,0 +1,89 @@
+"""The runs of a study: their names, their changes to the training recipe, and the order in which they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from diffclip.study.recipe import BASELINE, TREATED, Grid, Study
+
+Group = Literal["sweep", "models", "ablations"]
+GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a sweep chooses."""
+
+    lr: float
+    weight_decay: float
+
+    @property
+    def change(self) -> dict[str, Any]:
+        """As keys of a training recipe."""
+        return {"lr": self.lr, "weight_decay": self.weight_decay}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: `name` is its folder within `group`; `suite` is what it is put through, None for a sweep's run."""
+
+    group: Group
+    arm: str
+    name: str
+    seed: int
+    change: dict[str, Any]
+    suite: str | None
+
+    def __str__(self) -> str:
+        return f"{self.group}/{self.name}"
+
+
+def sweep_runs(study: Study) -> list[Planned]:
+    """The runs of the sweep: CLIP and DiffCLIP with each pair of settings."""
+    if study.sweep is None:
+        return []
+    return [
+        Planned(
+            "sweep",
+            arm,
+            f"{arm}-lr{lr:g}-wd{decay:g}-s{study.sweep.seed}",
+            study.sweep.seed,
+            {**study.arms[arm].change, **Settings(lr, decay).change, "seed": study.sweep.seed},
+            None,
+        )
+        for lr in study.sweep.lr
+        for decay in study.sweep.weight_decay
+        for arm in (BASELINE, TREATED)
+    ]
+
+
+def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
+    """The runs of the grids, seed by seed, so that a grid cut short has whole seeds.
+
+    Args:
+        chosen: what the sweep chose for CLIP and DiffCLIP; empty keeps the recipe's settings.
+    """
+    groups: tuple[tuple[Group, Grid | None], ...] = (("models", study.models), ("ablations", study.ablations))
+    return [
+        Planned(
+            group,
+            arm,
+            f"{arm}-s{seed}",
+            seed,
+            {**(chosen[tuned_as(study, arm)].change if chosen else {}), **own.change, "seed": seed},
+            grid.suite,
+        )
+        for group, grid in groups
+        if grid is not None
+        for seed in grid.seeds
+        for arm, own in grid.arms.items()
+    ]
+
+
+def tuned_as(study: Study, arm: str) -> str:
+    """Whose settings the arm takes: DiffCLIP's where a tower has differential attention, else CLIP's."""
+    config = study.training(study.arms[arm].change).config()
+    plain = config.vision.attention == config.text.attention == "softmax"
+    return BASELINE if plain else TREATED
