@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from diffclip.errors import InputError, unknown
 
@@ -97,6 +105,20 @@ class PreprocessConfig(_Config):
     resize: int | None = Field(default=None, gt=0)
 
 
+class Differential(_Config):
+    """Which parts a layer of "differential" attention has; the defaults are the published layer, of paper Section 3.2.
+
+    Layers of other kinds do not read it.
+    """
+
+    head_norm: bool = Field(default=True, description="the RMS norm of each head's output")
+    factor: bool = Field(default=True, description="the factor (1 − λ_init) after it")
+    lambda_fixed: float | None = Field(
+        default=None,
+        description="λ of every layer, which is then not learnt; λ_init decides the factor alone",
+    )
+
+
 class CLIPConfig(_Config):
     """A whole model. `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l), l = 0 in a tower's first layer.
 
@@ -108,11 +130,29 @@ class CLIPConfig(_Config):
     vision: VisionConfig = Field(default_factory=VisionConfig)
     text: TextConfig = Field(default_factory=TextConfig)
     lambda_init: float | Literal["dynamic"] = 0.8
+    differential: Differential = Field(default_factory=Differential)
     logit_bias: bool = Field(
         default=False, description="with a bias on the logits, as the sigmoid loss wants it"
     )
     preprocess: PreprocessConfig = Field(default_factory=PreprocessConfig)
     tokenizer: Literal["openclip"] = "openclip"
+
+    @model_validator(mode="after")
+    def _check_differential(self) -> CLIPConfig:
+        kinds = (self.vision.attention, self.text.attention)
+        if self.differential != Differential() and "differential" not in kinds:
+            raise ValueError(
+                'differential is set, and no tower has the attention "differential" that it changes: leave it out'
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # files and digests of models without an ablation stay what they were before there were any
+        fields: dict[str, Any] = handler(self)
+        if self.differential == Differential():
+            fields.pop("differential", None)
+        return fields
 
 
 def lambda_init_of_layer(lambda_init: float | Literal["dynamic"], layer: int) -> float:
@@ -130,6 +170,17 @@ VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic
     "DiffCLIP-added": ("differential-added", "differential-added", 0.0),
 }
 
+# ablation → the fields of `CLIPConfig` that it changes on DiffCLIP; sizes are given by `architecture` alone
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "DiffCLIP-lambda0.2": {"lambda_init": 0.2},
+    "DiffCLIP-lambda0.5": {"lambda_init": 0.5},
+    "DiffCLIP-lambda0": {"differential": {"lambda_fixed": 0.0}},
+    "DiffCLIP-no-norm": {"differential": {"head_norm": False}},
+    "DiffCLIP-no-factor": {"differential": {"factor": False}},
+    "DiffCLIP-bare": {"differential": {"head_norm": False, "factor": False}},
+    "DiffCLIP-one-map": {"differential": {"head_norm": False, "factor": False, "lambda_fixed": 0.0}},
+}
+
 # size → (patch, vision (width, layers, heads), text (width, layers, heads), joint width)
 _SIZES = {
     "ViT-Ti-16": (16, (192, 12, 6), (256, 12, 4), 256),
@@ -144,35 +195,37 @@ MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIAN
 
 
 def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
-    """`architecture` (the fields of `CLIPConfig`, sizes only) with the attention of `variant`.
+    """`architecture` (the fields of `CLIPConfig`, sizes only) with the attention of `variant`, which may be an
+    ablation.
 
     Raises:
         InputError: the variant is unknown, or the architecture does not fit (an odd number of heads, say).
     """
-    if variant not in VARIANTS:
-        raise unknown("model", variant, VARIANTS)
+    if variant not in VARIANTS and variant not in ABLATIONS:
+        raise unknown("model", variant, [*VARIANTS, *ABLATIONS])
     towers = {tower: architecture.get(tower, {}) for tower in ("vision", "text")}
     for tower, sizes in towers.items():
         if not isinstance(sizes, dict):
             raise InputError(
                 f"architecture.{tower} is {sizes!r}: it must map sizes such as width, layers, heads"
             )
-    decided = {"lambda_init"} & architecture.keys()
+    decided = {"lambda_init", "differential"} & architecture.keys()
     decided |= {f"{tower}.attention" for tower, sizes in towers.items() if "attention" in sizes}
     if decided:
         raise InputError(
             f"architecture has {', '.join(sorted(decided))}: the model {variant} decides that, leave it out"
         )
-    vision, text, lambda_init = VARIANTS[variant]
-    return parse_config(
-        architecture
-        | {
-            "lambda_init": lambda_init,
-            "vision": {"attention": vision} | towers["vision"],
-            "text": {"attention": text} | towers["text"],
-        },
-        f"model {variant}",
-    )
+    fields = _decided_by(variant)
+    for tower, sizes in towers.items():
+        fields[tower] |= sizes
+    return parse_config(architecture | fields, f"model {variant}")
+
+
+def _decided_by(variant: str) -> dict[str, Any]:
+    """The fields of `CLIPConfig` that a variant or an ablation decides."""
+    vision, text, lambda_init = VARIANTS["DiffCLIP" if variant in ABLATIONS else variant]
+    attention = {"vision": {"attention": vision}, "text": {"attention": text}}
+    return {"lambda_init": lambda_init, **attention, **ABLATIONS.get(variant, {})}
 
 
 def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
@@ -223,19 +276,22 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
 
 
 def variant_of(config: CLIPConfig) -> str:
-    """The variant that `config` belongs to, or "custom" when its mix of attentions or λ_init has no name."""
-    kinds = (config.vision.attention, config.text.attention)
-    for variant, (vision, text, lambda_init) in VARIANTS.items():
-        if kinds == (vision, text) and ("differential" not in kinds or config.lambda_init == lambda_init):
+    """The variant or ablation that `config` is, or "custom" when its mix of attentions, λ_init or what it leaves out
+    has no name."""
+    for variant in (*VARIANTS, *ABLATIONS):
+        named = parse_config(_decided_by(variant), f"model {variant}")
+        kinds, wanted = ((one.vision.attention, one.text.attention) for one in (config, named))
+        started = "differential" not in kinds or config.lambda_init == named.lambda_init
+        if kinds == wanted and started and config.differential == named.differential:
             return variant
     return "custom"
 
 
 def name_of(config: CLIPConfig) -> str:
-    """The named model that has this architecture, else the variant with its sizes, for tables and records."""
+    """The variant or ablation with the name of its size, else with its sizes, for tables and records."""
     variant = variant_of(config)
     for size in _SIZES if variant != "custom" else ():
-        named = named_config(f"{variant}-{size}")
+        named = named_config(f"CLIP-{size}")
         same_vision = all(
             getattr(named.vision, key) == getattr(config.vision, key)
             for key in ("patch_size", "width", "layers", "heads")

@@ -39,10 +39,10 @@ class CLIP(nn.Module):
         self.config = config.model_copy(deep=True)
         self.config.vision.norm_eps = resolve_norm_eps(config.vision, init)
         vision, text = self.config.vision, self.config.text
-        self.visual = build_vision(vision)
+        self.visual = build_vision(vision, self.config.differential)
         self.token_embedding = nn.Embedding(text.vocab_size, text.width)
         self.positional_embedding = nn.Parameter(torch.empty(text.context_length, text.width))
-        self.transformer = TextTransformer(text)
+        self.transformer = TextTransformer(text, self.config.differential)
         self.ln_final = nn.LayerNorm(text.width, eps=TEXT_NORM_EPS)
         self.image_projection = nn.Parameter(torch.empty(vision.width, config.embed_dim))
         self.text_projection = nn.Parameter(torch.empty(text.width, config.embed_dim))
@@ -66,8 +66,8 @@ class CLIP(nn.Module):
         }
 
     def lambdas(self) -> dict[str, Tensor]:
-        """λ of each differential layer by tower, as detached float32 [layers]; [0] where the layers have no λ of their
-        own: plain ones, and those of V2, whose λ are of tokens."""
+        """λ of each differential layer by tower, as detached float32 [layers], also where it is fixed; [0] where the
+        layers have no λ of their own: plain ones, and those of V2, whose λ are of tokens."""
         with torch.no_grad():
             return {
                 tower: torch.stack(

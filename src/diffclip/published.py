@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffclip.config import MODEL_NAMES, CLIPConfig, named_config, parse_config
+from diffclip.config import MODEL_NAMES, CLIPConfig, Differential, name_of, named_config, parse_config
 from diffclip.errors import InputError
 
 State = Mapping[str, Tensor]
@@ -51,11 +51,15 @@ def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
     """Our names to the published ones; also splits gradients, or anything else keyed and shaped as the parameters.
 
     Raises:
-        InputError: a tower has an attention that the published code does not.
+        InputError: a tower has an attention that the published code does not, or lacks a part of it.
     """
     for kind in (config.vision.attention, config.text.attention):
         if kind not in ("softmax", "differential"):
             raise InputError(f"attention {kind} has no published layout: save a folder instead")
+    if config.differential != Differential():
+        raise InputError(
+            f"{name_of(config)} lacks a part of the published layer, whose layout cannot say so: save a folder instead"
+        )
     published: dict[str, Tensor] = {}
     for name, tensor in state.items():
         vision = name.startswith("visual.")
@@ -79,7 +83,8 @@ def infer_config(state: State) -> CLIPConfig:
     of a plain tower leaves none either: it is that of the named model with these widths.
 
     Raises:
-        InputError: the weights are not those of a CLIP, or a plain tower has widths that no named model has.
+        InputError: the weights are not those of a CLIP, lack a part of the published differential layer, or a plain
+            tower has widths that no named model has.
     """
     try:
         patch = state["visual.patch_embed.proj.weight"]
@@ -133,6 +138,11 @@ def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]
         kind, heads = "differential-added" if added else "differential", width // vector.shape[0]
     elif projection is not None:
         kind, heads = "differential-v2", projection.shape[0]
+    if (f"{blocks}.0.attn.diff_norm.weight" in state) != (kind == "differential"):
+        raise InputError(
+            "the weights do not tell which parts of differential attention the model has: save it as a folder with "
+            "its config.json"
+        )
     return {
         "width": width,
         "layers": max(indices) + 1,

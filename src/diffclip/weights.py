@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diffclip.config import CLIPConfig, name_of, parse_config
+from diffclip.config import CLIPConfig, Differential, name_of, parse_config
 from diffclip.errors import InputError
 from diffclip.files import write_atomically, write_text
 from diffclip.initialisation import published_norm_eps
@@ -162,14 +162,19 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
 
 def check_same(model: CLIP, config: CLIPConfig, source: str | Path) -> None:
     """Refuse weights whose saved configuration differs where shapes do not show it."""
-    differing = [
-        f"{tower} heads {getattr(config, tower).heads} for {getattr(model.config, tower).heads}"
+    ours = model.config
+    pairs = [
+        (f"{tower} {key}", getattr(getattr(config, tower), key), getattr(getattr(ours, tower), key))
         for tower in ("vision", "text")
-        if getattr(config, tower).heads != getattr(model.config, tower).heads
+        for key in ("attention", "heads")
     ]
-    differential = "differential" in (config.vision.attention, config.text.attention)
-    if differential and config.lambda_init != model.config.lambda_init:
-        differing.append(f"lambda_init {config.lambda_init} for {model.config.lambda_init}")
+    if "differential" in (config.vision.attention, config.text.attention):
+        pairs.append(("lambda_init", config.lambda_init, ours.lambda_init))
+        pairs += [
+            (key, getattr(config.differential, key), getattr(ours.differential, key))
+            for key in Differential.model_fields
+        ]
+    differing = [f"{what} {theirs} for {wanted}" for what, theirs, wanted in pairs if theirs != wanted]
     if differing:
         raise InputError(
             f"{source} holds weights for another model than {name_of(model.config)}: {'; '.join(differing)}; "

@@ -5,7 +5,7 @@ import pytest
 from made_results import record
 from run_folders import make_run
 
-from diffclip.config import VARIANTS
+from diffclip.config import ABLATIONS, VARIANTS
 from diffclip.report.bars import metric_chart
 from diffclip.report.charts import save_chart
 from diffclip.report.curves import smooth, telemetry_chart, training_chart, validation_chart
@@ -98,10 +98,27 @@ def test_chance_is_drawn_where_validations_count_what_they_saw(tmp_path):
     assert [text.get_text() for text in axes.texts] == ["chance 5 %"]
 
 
+@pytest.mark.parametrize("make", CHARTS)
+def test_ablations_come_after_the_variants_in_every_chart(tmp_path, make):
+    collection = collection_of(tmp_path, ("DiffCLIP-no-norm", "DiffCLIP-lambda0", "DiffCLIP", "CLIP"), 1)
+    assert [one.label for one in collection.series] == [
+        *("CLIP", "DiffCLIP", "DiffCLIP-lambda0", "DiffCLIP-no-norm")
+    ]
+    assert make(collection).figure()
+
+
+def test_a_lambda_that_is_fixed_has_no_start(tmp_path):
+    def dotted(model):
+        (axes,) = lambda_chart(collection_of(tmp_path, (model,), 1)).panels[0].figure().axes
+        return [line.get_linestyle() for line in axes.lines].count("--")
+
+    assert (dotted("DiffCLIP-no-norm"), dotted("DiffCLIP-lambda0")) == (1, 0)
+
+
 def test_every_variant_has_a_colour_of_its_own():
     series = [
         Series(f"{variant} {n}", variant, variant, None)
-        for variant in (*VARIANTS, "custom")
+        for variant in (*VARIANTS, *ABLATIONS, "custom")
         for n in range(4)
     ]
     assert len(set(colours_of(series).values())) == len(series)

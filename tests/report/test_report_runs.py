@@ -100,6 +100,8 @@ def test_a_broken_recipe_is_named(tmp_path, text):
         ("CLIP", "CLIP"),
         ("DiffCLIP-ViT-B-16", "DiffCLIP"),
         ("DiffCLIP-dynamic-ViT-B-16", "DiffCLIP-dynamic"),
+        ("DiffCLIP-lambda0", "DiffCLIP-lambda0"),
+        ("DiffCLIP-lambda0.2-v1x2x3p4-t1x2x3", "DiffCLIP-lambda0.2"),
         ("custom-v1x2x3p4-t1x2x3", "custom"),
     ],
 )

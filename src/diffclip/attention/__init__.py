@@ -1,5 +1,9 @@
 """Softmax attention and differential attention, each with a plain twin for every fast path."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from diffclip.attention.added import AddedDifferentialAttention
 from diffclip.attention.dispatch import BACKENDS, differential_attention, softmax_attention
 from diffclip.attention.module import (
@@ -12,6 +16,9 @@ from diffclip.attention.module import (
 from diffclip.attention.paired import PairedAttention
 from diffclip.attention.v2 import DifferentialAttentionV2
 
+if TYPE_CHECKING:
+    from diffclip.config import AttentionKind, Differential
+
 # what `attention` in a tower's configuration means
 ATTENTION_LAYERS: dict[str, type[SelfAttention]] = {
     "softmax": SoftmaxAttention,
@@ -19,6 +26,14 @@ ATTENTION_LAYERS: dict[str, type[SelfAttention]] = {
     "differential-v2": DifferentialAttentionV2,
     "differential-added": AddedDifferentialAttention,
 }
+
+
+def settings_of(kind: AttentionKind, differential: Differential | None) -> dict[str, Any]:
+    """The arguments of the layer of `kind` that `differential` changes: it means "differential" layers alone."""
+    if kind != "differential" or differential is None:
+        return {}
+    return differential.model_dump(exclude_defaults=True)
+
 
 __all__ = [
     "ATTENTION_LAYERS",
@@ -32,5 +47,6 @@ __all__ = [
     "SelfAttention",
     "SoftmaxAttention",
     "differential_attention",
+    "settings_of",
     "softmax_attention",
 ]

@@ -110,7 +110,10 @@ class SoftmaxAttention(SelfAttention):
 
 
 class LambdaAttention(SelfAttention):
-    """Attention whose layer has one λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init, shared by its heads."""
+    """Attention whose layer has one λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init, shared by its heads.
+
+    With `lambda_fixed`, λ is that number, and the layer has no vectors to learn it by.
+    """
 
     def __init__(
         self,
@@ -118,10 +121,14 @@ class LambdaAttention(SelfAttention):
         num_heads: int,
         device: torch.device | None = None,
         lambda_init: float = 0.8,
+        lambda_fixed: float | None = None,
         **rest: Any,
     ) -> None:
         super().__init__(dim, num_heads, device=device, **rest)
         self.lambda_init = lambda_init
+        self.lambda_fixed = lambda_fixed
+        if lambda_fixed is not None:
+            return
         self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
             nn.Parameter(
                 nn.init.normal_(torch.empty(self.head_dim, device=device, dtype=torch.float32), std=0.1)
@@ -131,7 +138,8 @@ class LambdaAttention(SelfAttention):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LambdaAttention:
         """Move or cast the layer; λ's vectors move along but stay float32, as the published code keeps them."""
-        before = {name: getattr(self, name).data for name in LAMBDA_VECTORS}
+        vectors = LAMBDA_VECTORS if self.lambda_fixed is None else ()
+        before = {name: getattr(self, name).data for name in vectors}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, exact in before.items():
             parameter = getattr(self, name)
@@ -140,7 +148,9 @@ class LambdaAttention(SelfAttention):
         return self
 
     def current_lambda(self) -> Tensor:
-        """λ of this layer now: 0-dim, float32, with gradients."""
+        """λ of this layer now: 0-dim, float32, with gradients unless it is fixed."""
+        if self.lambda_fixed is not None:
+            return torch.full((), self.lambda_fixed, dtype=torch.float32, device=self.qkv.weight.device)
         return reparameterised(
             self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init
         )
@@ -149,17 +159,38 @@ class LambdaAttention(SelfAttention):
 class DifferentialAttention(LambdaAttention):
     """Multi-head differential attention: `num_heads` query heads in pairs, num_heads/2 values of twice the width.
 
-    The RMS norm of each head's output is followed by the factor (1 − λ_init).
+    The RMS norm of each head's output is followed by the factor (1 − λ_init); `head_norm` and `factor` say whether.
     Source: paper Section 3.2 and the published code (github.com/hammoudhasan/DiffCLIP).
     """
 
-    def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        device: torch.device | None = None,
+        head_norm: bool = True,
+        factor: bool = True,
+        **rest: Any,
+    ) -> None:
         super().__init__(dim, num_heads, device=device, **rest)
         if num_heads % 2:
             raise InputError(
                 f"heads {num_heads} is odd: differential attention pairs heads, use an even number"
             )
-        self.diff_norm = HeadNorm(2 * self.head_dim, device=device)
+        self.head_norm = head_norm
+        self.factor = factor
+        if head_norm:
+            self.diff_norm = HeadNorm(2 * self.head_dim, device=device)
+
+    @property
+    def norm_weight(self) -> Tensor | None:
+        """The gain of the head norm, [2·head_dim]; None without one."""
+        return self.diff_norm.weight if self.head_norm else None
+
+    @property
+    def out_scale(self) -> float:
+        """What the heads' outputs are multiplied by in the end."""
+        return 1.0 - self.lambda_init if self.factor else 1.0
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         return differential_attention_packed(
@@ -168,9 +199,9 @@ class DifferentialAttention(LambdaAttention):
             self.current_lambda(),
             causal=causal,
             backend=self.backend,
-            norm_weight=self.diff_norm.weight,
+            norm_weight=self.norm_weight,
             norm_eps=HEAD_NORM_EPS,
-            out_scale=1.0 - self.lambda_init,
+            out_scale=self.out_scale,
             dropout_p=self.attn_drop if self.training else 0.0,
         )
 
@@ -181,9 +212,8 @@ class DifferentialAttention(LambdaAttention):
         both = eager.softmax_maps(q, k, causal)
         maps = AttentionMaps(both[:, 0::2], both[:, 1::2], self.current_lambda())
         heads = maps.combined.to(v.dtype) @ v
-        factor = 1.0 - self.lambda_init
-        heads = finish_heads(heads, both.dtype, self.diff_norm.weight, HEAD_NORM_EPS, factor).to(v.dtype)
-        return heads.transpose(1, 2).flatten(2), maps
+        heads = finish_heads(heads, both.dtype, self.norm_weight, HEAD_NORM_EPS, self.out_scale)
+        return heads.to(v.dtype).transpose(1, 2).flatten(2), maps
 
 
 class HeadNorm(nn.Module):

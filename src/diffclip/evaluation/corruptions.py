@@ -127,16 +127,21 @@ class CorruptedTransform:
     def __init__(self, preprocess: EvalTransform, name: str, severity: int, seed: int) -> None:
         self.name, self.severity, self.seed = name, severity, seed
         self.image_size, self.preprocess = preprocess.image_size, preprocess.preprocess
-        # With these statistics the transform gives the crop's own pixels, by 255.
-        plain = self.preprocess.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
-        self._crop = EvalTransform(self.image_size, plain)
+        self._crop = preprocess
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        pixels = self._crop(picture).mul_(255).round_().to(torch.uint8)
-        crop = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+        return normalise(self.pixels(picture)[None], self.preprocess)[0]
+
+    def pixels(self, picture: Image.Image) -> Tensor:
+        """The corrupted crop before it is normalised, uint8 [3, S, S]."""
+        crop = Image.fromarray(self._crop.pixels(picture).permute(1, 2, 0).contiguous().numpy())
         crop = corrupt(crop, self.name, self.severity, self.seed)
-        image = torch.from_numpy(np.array(crop)).permute(2, 0, 1)
-        return normalise(image[None], self.preprocess)[0]
+        return torch.from_numpy(np.array(crop)).permute(2, 0, 1)
+
+    @property
+    def identity(self) -> list[object]:
+        """What `pixels` depends on beside the picture; JSON can hold it."""
+        return [*self._crop.identity, self.name, self.severity, self.seed]
 
 
 def corrupted(

@@ -125,8 +125,10 @@ def _over_training(runs: Sequence[Run], tower: str) -> Callable[[Axes], None]:
 
 
 def _lambda_init(series: Series, run: Run, layers: int) -> list[float] | None:
-    """λ_init of each layer, of the run's configuration or else of the variant."""
+    """λ_init of each layer, of the run's configuration or else of the variant; None where λ does not start there."""
     if run.config is not None:
+        if run.config.differential.lambda_fixed is not None:
+            return None
         return [lambda_init_of_layer(run.config.lambda_init, layer) for layer in range(layers)]
     if series.variant not in VARIANTS:
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from diffclip.config import VARIANTS, CLIPConfig, name_of
+from diffclip.config import ABLATIONS, VARIANTS, CLIPConfig, name_of
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records
 from diffclip.report.telemetry_file import TOWERS, Array, is_number, read_columns, rows_of
@@ -134,8 +134,9 @@ def read_run(folder: str | Path) -> Run:
 
 
 def variant_of_label(label: str) -> str:
-    """The variant in a model's label ("DiffCLIP-dynamic" of "DiffCLIP-dynamic-ViT-B-16"), else "custom"."""
-    fitting = [variant for variant in VARIANTS if label == variant or label.startswith(f"{variant}-")]
+    """The variant or ablation in a model's label ("DiffCLIP-dynamic" of "DiffCLIP-dynamic-ViT-B-16"), else "custom"."""
+    known = (*VARIANTS, *ABLATIONS)
+    fitting = [variant for variant in known if label == variant or label.startswith(f"{variant}-")]
     return max(fitting, key=len, default="custom")
 
 

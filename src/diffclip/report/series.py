@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffclip.config import VARIANTS
+from diffclip.config import ABLATIONS, VARIANTS
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import Part, averages_of, is_derived
 from diffclip.evaluation.focus_names import is_detail
@@ -24,7 +24,7 @@ from diffclip.evaluation.records import Record
 from diffclip.report.belonging import course_of, is_ambiguous, run_of, step_of, training_of
 from diffclip.report.runs import FINE_TUNED, Run, variant_of_label
 
-_ORDER = [*VARIANTS, "custom"]
+_ORDER = [*VARIANTS, *ABLATIONS, "custom"]
 
 
 @dataclass(frozen=True)

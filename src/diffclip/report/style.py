@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
+from diffclip.config import ABLATIONS
 from diffclip.report.series import Series
 
 LineStyle = Literal["-"] | tuple[float, tuple[float, ...]]
@@ -40,6 +42,9 @@ _TONES = {
     "DiffCLIP-added": ("#f5cf7a", "#8a5f00", "#c4a15a"),
     "custom": ("#b8a038", "#4d4100", "#d9cc8c"),
 }
+# muted, one an ablation in their order; its next tones are mixed with white and black
+_ABLATION_COLOURS = ("#6e7781", "#9a7350", "#4f8585", "#8d6b9c", "#728045", "#a9607c", "#5672a0")
+_MIXTURES = ((1.0, 0.45), (0.0, 0.45), (1.0, 0.68))
 SEED_STYLES: tuple[LineStyle, ...] = (
     "-",
     (0, (5, 2)),
@@ -116,10 +121,23 @@ def colours_of(series: Sequence[Series]) -> dict[Series, str]:
     colours = {}
     for one in series:
         position = seen.setdefault(one.variant, 0)
-        tones = (COLOURS[one.variant], *_TONES[one.variant])
+        tones = _tones_of(one.variant)
         colours[one] = tones[position % len(tones)]
         seen[one.variant] += 1
     return colours
+
+
+def _tones_of(variant: str) -> tuple[str, ...]:
+    if variant in COLOURS:
+        return COLOURS[variant], *_TONES[variant]
+    own = _ABLATION_COLOURS[list(ABLATIONS).index(variant)]
+    return own, *(_mixed(own, other, share) for other, share in _MIXTURES)
+
+
+def _mixed(colour: str, other: float, share: float) -> str:
+    """`colour` with so much of the grey `other`, from black 0 to white 1."""
+    red, green, blue = (part + share * (other - part) for part in to_rgb(colour))
+    return to_hex((red, green, blue))
 
 
 def svg_of(figure: Figure, ground: str = "none") -> str:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffclip.attention import ATTENTION_LAYERS
+from diffclip.attention import ATTENTION_LAYERS, settings_of
 from diffclip.towers.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from diffclip.config import TextConfig
+    from diffclip.config import Differential, TextConfig
 
 TEXT_NORM_EPS = 1e-5
 
@@ -23,10 +23,11 @@ TEXT_NORM_EPS = 1e-5
 class ResidualAttentionBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), causal."""
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, differential: Differential | None = None) -> None:
         super().__init__()
         hidden = int(config.width * config.mlp_ratio)
-        self.attn = ATTENTION_LAYERS[config.attention](config.width, config.heads)
+        settings = settings_of(config.attention, differential)
+        self.attn = ATTENTION_LAYERS[config.attention](config.width, config.heads, **settings)
         self.ln_1 = nn.LayerNorm(config.width, eps=TEXT_NORM_EPS)
         self.mlp = nn.Sequential(
             OrderedDict(
@@ -47,9 +48,11 @@ class ResidualAttentionBlock(nn.Module):
 class TextTransformer(nn.Module):
     """The stack of blocks; embeddings and the final norm belong to the model, where the checkpoints keep them."""
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, differential: Differential | None = None) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList(ResidualAttentionBlock(config) for _ in range(config.layers))
+        self.resblocks = nn.ModuleList(
+            ResidualAttentionBlock(config, differential) for _ in range(config.layers)
+        )
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> Tensor:

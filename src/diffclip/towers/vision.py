@@ -13,15 +13,16 @@ from timm.layers import LayerNorm
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from diffclip.attention import ATTENTION_LAYERS
+from diffclip.attention import ATTENTION_LAYERS, settings_of
 from diffclip.towers.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from diffclip.config import VisionConfig
+    from diffclip.config import Differential, VisionConfig
 
 
-def build_vision(config: VisionConfig) -> VisionTransformer:
+def build_vision(config: VisionConfig, differential: Differential | None = None) -> VisionTransformer:
     """The tower for `config`, whose `norm_eps` must be resolved; images [B, 3, S, S] give features [B, width]."""
+    layer = ATTENTION_LAYERS[config.attention]
     tower = VisionTransformer(
         img_size=config.image_size,
         patch_size=config.patch_size,
@@ -34,10 +35,14 @@ def build_vision(config: VisionConfig) -> VisionTransformer:
         drop_path_rate=config.drop_path,
         patch_drop_rate=config.patch_dropout,
         norm_layer=partial(LayerNorm, eps=config.norm_eps),
-        attn_layer=ATTENTION_LAYERS[config.attention],
+        attn_layer=layer,
         act_layer=ACTIVATIONS[config.activation],
         pre_norm=config.pre_norm,
     )
+    # timm makes layers with arguments of its own alone
+    if settings := settings_of(config.attention, differential):
+        for block in tower.blocks:
+            block.attn = layer(config.width, config.heads, **settings)
     patches = tower.patch_embed.proj
     # timm leaves the bias out of the patches where a norm follows
     if (patches.bias is not None) != config.patch_bias:

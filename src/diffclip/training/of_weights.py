@@ -51,13 +51,13 @@ def model_fields(config: CLIPConfig, weights: str) -> dict[str, Any]:
     """`model` and `architecture` of a recipe for `config`: a name alone where there is one that says it all.
 
     Raises:
-        InputError: it mixes attentions, or has a λ_init, as no model does that a recipe can name.
+        InputError: it mixes attentions, has a λ_init or lacks parts as no model does that a recipe can name.
     """
     variant, name = variant_of(config), name_of(config)
     if variant == "custom":
         raise InputError(
             f"{weights} has {config.vision.attention} and {config.text.attention} attention with λ_init "
-            f"{config.lambda_init}: no model that a recipe can train is that"
+            f"{config.lambda_init}{_parts(config)}: no model that a recipe can train is that"
         )
     sizes = _sizes(config)
     if name in MODEL_NAMES:
@@ -68,10 +68,15 @@ def model_fields(config: CLIPConfig, weights: str) -> dict[str, Any]:
     return {"model": variant, "architecture": sizes}
 
 
+def _parts(config: CLIPConfig) -> str:
+    settings = config.differential.model_dump(exclude_defaults=True)
+    return "".join(f", {key} {value}" for key, value in settings.items())
+
+
 def _sizes(config: CLIPConfig) -> dict[str, Any]:
     """`config` without what the variant, the loss and `data.statistics` decide."""
     decided: Any = {
-        **dict.fromkeys(("lambda_init", "logit_bias", "tokenizer"), True),
+        **dict.fromkeys(("lambda_init", "differential", "logit_bias", "tokenizer"), True),
         **{tower: {"attention"} for tower in ("vision", "text")},
         "preprocess": {"mean", "std"},
     }

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 import diffclip
 from diffclip.attention.dispatch import check_backend
 from diffclip.config import (
+    ABLATIONS,
     MODEL_NAMES,
     STATISTICS,
     VARIANTS,
@@ -225,6 +226,8 @@ def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
     """
     if "language_model" in fields:
         raise InputError(f"{source} is a recipe of `diffclip vlm train`: it has a language model")
+    if "models" in fields:
+        raise InputError(f"{source} is a study: it has models, for `diffclip study`")
     _check_keys(fields)
     if isinstance(fields.get("data"), Mapping):
         _check_sources(fields["data"].get("train"))
@@ -246,6 +249,8 @@ def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
         raise InputError(
             f"{source}: model {recipe.model} has no size: write {recipe.model}-ViT-B-16, or give `architecture`"
         )
+    if recipe.architecture is None and recipe.model in ABLATIONS:
+        raise InputError(f"{source}: model {recipe.model} has no size: give `architecture`")
     recipe.config()
     return recipe
 

@@ -97,9 +97,8 @@ class _Fused(DifferentialAttention):
         qkv = self.qkv(x)
         values = split_heads(qkv, self.num_heads, self.num_heads // 2)[2]
         lam = per_head(self.current_lambda(), values)
-        scale = 1.0 - self.lambda_init
         out = triton.differential_packed(
-            qkv, self.num_heads, lam, causal, self.diff_norm.weight, HEAD_NORM_EPS, scale
+            qkv, self.num_heads, lam, causal, self.norm_weight, HEAD_NORM_EPS, self.out_scale
         )
         return out.transpose(1, 2).flatten(2)
 

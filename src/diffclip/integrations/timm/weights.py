@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from diffclip.attention import DifferentialAttention
+from diffclip.attention import DifferentialAttention, settings_of
 from diffclip.config import CLIPConfig, VisionConfig, name_of
 from diffclip.errors import InputError
 from diffclip.initialisation import published_norm_eps
@@ -125,6 +125,11 @@ def _arguments(
     config: CLIPConfig, source: str, asked: Mapping[str, Any], names: Mapping[str, str]
 ) -> dict[str, Any]:
     vision = config.vision
+    if settings_of(vision.attention, config.differential):
+        raise InputError(
+            f"{source} holds {name_of(config)}, which lacks a part of differential attention that our towers in timm "
+            "all have: use diffclip.load(…)[0].visual"
+        )
     told: dict[str, Any] = {"attention": vision.attention, "pre_norm": vision.pre_norm}
     if vision.attention == "differential":
         told["lambda_init"] = config.lambda_init

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
-from diffclip.config import AttentionKind, CLIPConfig, TextConfig, VisionConfig, parse_config
+from diffclip.attention import settings_of
+from diffclip.config import AttentionKind, CLIPConfig, TextConfig, VisionConfig, name_of, parse_config
 from diffclip.errors import InputError
 from diffclip.integrations.transformers.tokens import VOCABULARY
 
@@ -111,7 +112,7 @@ class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
         """The vision tower of `config`.
 
         Raises:
-            InputError: its `norm_eps` is not resolved, as that of a built model is.
+            InputError: its `norm_eps` is not resolved, as that of a built model is, or its layers lack a part.
         """
         vision = config.vision
         if vision.norm_eps is None:
@@ -171,7 +172,11 @@ class DiffCLIPTextConfig(_TowerConfig):  # type: ignore[no-untyped-call]
 
     @classmethod
     def of(cls, config: CLIPConfig) -> DiffCLIPTextConfig:
-        """The text tower of `config`."""
+        """The text tower of `config`.
+
+        Raises:
+            InputError: its layers lack a part of the published one.
+        """
         text = config.text
         # ids of someone's own have their start and end elsewhere
         own: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
@@ -239,7 +244,8 @@ class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         """`config` without its preprocess.
 
         Raises:
-            InputError: `norm_eps` is not resolved, as that of a built model is.
+            InputError: `norm_eps` is not resolved, as that of a built model is, or layers lack a part of the
+                published one.
         """
         return cls(
             vision_config=DiffCLIPVisionConfig.of(config),
@@ -254,6 +260,11 @@ def _common(tower: _TowerConfig) -> dict[str, Any]:
 
 
 def _tower(config: CLIPConfig, tower: VisionConfig | TextConfig) -> dict[str, Any]:
+    if settings_of(tower.attention, config.differential):
+        raise InputError(
+            f"{name_of(config)} lacks a part of differential attention, which transformers' configuration cannot say: "
+            "save a folder of ours instead"
+        )
     return {
         "hidden_size": tower.width,
         "num_hidden_layers": tower.layers,

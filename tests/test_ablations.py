@@ -1,0 +1,339 @@
+"""Ablations: DiffCLIP with one part changed, by the formulas, under a name of its own, saved and read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import diffclip
+from diffclip import CLIP, InputError
+from diffclip.attention import DifferentialAttention
+from diffclip.config import (
+    ABLATIONS,
+    MODEL_NAMES,
+    VARIANTS,
+    CLIPConfig,
+    named_config,
+    parse_config,
+    variant_config,
+    variant_of,
+)
+from diffclip.convert.onnx import Tower
+from diffclip.focus import recording
+from diffclip.integrations.open_clip.model import OpenCLIPModel
+from diffclip.integrations.timm.weights import read_for_timm
+from diffclip.integrations.transformers import from_diffclip
+from diffclip.published import infer_config
+from diffclip.report.runs import variant_of_label
+from diffclip.training.of_weights import model_fields
+from diffclip.training.recipe import parse_recipe
+from diffclip.training.weightless import make_batch, weightless
+from diffclip.weights import save_published
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TINY: dict[str, Any] = {
+    "embed_dim": 16,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
+    "text": {"vocab_size": 50, "context_length": 8, "width": 32, "layers": 2, "heads": 4},
+}
+TOKENS = torch.tensor([[1, 5, 6, 49, 0, 0, 0, 0], [1, 7, 49, 0, 0, 0, 0, 0]])
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"head_norm": False},
+    {"factor": False},
+    {"head_norm": False, "factor": False},
+    {"lambda_fixed": 0.3},
+    {"lambda_fixed": 0.0, "head_norm": False, "factor": False},
+]
+# those whose layers lack a part, which λ_init alone does not
+LACKING = [name for name, changes in ABLATIONS.items() if "differential" in changes]
+
+
+def tiny(name: str, seed: int = 0) -> CLIP:
+    return CLIP(variant_config(name, TINY), seed=seed).eval()
+
+
+def pictures() -> Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def outputs(model: CLIP) -> tuple[Tensor, Tensor]:
+    return model.encode_image(pictures()), model.encode_text(TOKENS)
+
+
+def layers(model: CLIP) -> list[Any]:
+    return [layer for tower in model.attention_layers().values() for layer in tower]
+
+
+def heads_by_hand(layer: DifferentialAttention, x: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """A1·V and A2·V, [B, pairs, N, 2d], and λ, straight from the weights."""
+    d, pairs = layer.head_dim, layer.num_heads // 2
+    q, k, v = (x @ layer.qkv.weight.T + layer.qkv.bias).chunk(3, -1)
+    hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1) & causal
+    values = v.unflatten(-1, (pairs, 2 * d)).transpose(1, 2)
+
+    def attended(which: int) -> Tensor:
+        one, other = (t.unflatten(-1, (pairs, 2, d))[..., which, :].transpose(1, 2) for t in (q, k))
+        return (one @ other.mT / math.sqrt(d)).masked_fill(hidden, -torch.inf).softmax(-1) @ values
+
+    if layer.lambda_fixed is not None:
+        lam = torch.tensor(layer.lambda_fixed, device=x.device)
+    else:
+        lam = torch.exp(layer.lambda_q1 @ layer.lambda_k1) - torch.exp(layer.lambda_q2 @ layer.lambda_k2)
+        lam = lam + layer.lambda_init
+    return attended(0), attended(1), lam
+
+
+def by_hand(layer: DifferentialAttention, x: Tensor, causal: bool) -> Tensor:
+    first, second, lam = heads_by_hand(layer, x, causal)
+    heads = first - lam * second
+    if "diff_norm.weight" in layer.state_dict():
+        heads = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.diff_norm.weight
+    if layer.factor:
+        heads = heads * (1 - layer.lambda_init)
+    return layer.out_proj(heads.transpose(1, 2).flatten(2))
+
+
+def made(settings: dict[str, Any], dtype: torch.dtype) -> tuple[DifferentialAttention, Tensor]:
+    torch.manual_seed(0)
+    layer = DifferentialAttention(32, 4, **settings).to(DEVICE, dtype)
+    if layer.head_norm:
+        torch.nn.init.uniform_(layer.diff_norm.weight, 0.5, 1.5)
+    return layer, torch.randn(2, 9, 32, dtype=dtype, device=DEVICE, requires_grad=True)
+
+
+def gradients(out: Tensor, layer: DifferentialAttention, x: Tensor) -> dict[str, Tensor]:
+    leaves = dict(layer.named_parameters()) | {"x": x}
+    grads = torch.autograd.grad((out * out.detach().cos()).sum(), list(leaves.values()))
+    return dict(zip(leaves, grads, strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_backend_is_the_formula(settings: dict[str, Any], causal: bool) -> None:
+    for backend, dtype in (("eager", torch.float64), ("sdpa", torch.float64), ("triton", torch.float32)):
+        layer, x = made(settings, dtype)
+        layer.backend = backend
+        wanted, found = by_hand(layer, x, causal), layer(x, is_causal=causal)
+        near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-7}
+        torch.testing.assert_close(found, wanted, **near)
+        expected = gradients(wanted, layer, x)
+        for name, grad in gradients(found, layer, x).items():
+            torch.testing.assert_close(grad, expected[name], msg=f"{backend} {name}", **near)
+        if backend == "eager":
+            through, maps = layer.attend_through_maps(x, causal)
+            torch.testing.assert_close(layer.out_proj(through), wanted, **near)
+            assert maps.second is not None
+
+
+def test_long_rows_in_blocks_are_the_formula() -> None:
+    layer, _ = made({"head_norm": False, "lambda_fixed": 0.3}, torch.float64)
+    x = torch.randn(1, 150, 32, dtype=torch.float64, device=DEVICE)
+    layer.backend = "sdpa"
+    torch.testing.assert_close(layer(x), by_hand(layer, x, False), rtol=1e-6, atol=1e-7)
+
+
+def test_a_layer_has_only_the_parameters_of_its_parts() -> None:
+    def names(**settings: Any) -> set[str]:
+        return {name.split(".")[0] for name, _ in DifferentialAttention(32, 4, **settings).named_parameters()}
+
+    vectors = {f"lambda_{which}" for which in ("q1", "k1", "q2", "k2")}
+    assert names() == names(factor=False) == {"qkv", "out_proj", "diff_norm"} | vectors
+    assert names(head_norm=False) == {"qkv", "out_proj"} | vectors
+    assert names(lambda_fixed=0.0) == {"qkv", "out_proj", "diff_norm"}
+    assert names(lambda_fixed=0.0, head_norm=False) == {"qkv", "out_proj"}
+    fixed = DifferentialAttention(32, 4, lambda_fixed=0.25).half()
+    assert fixed.current_lambda().dtype == torch.float32
+    assert float(fixed.current_lambda()) == 0.25
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_starts_as_diffclip_and_clip_do(name: str) -> None:
+    ablation = tiny(name).state_dict()
+    for other in ("DiffCLIP", "CLIP"):
+        state = tiny(other).state_dict()
+        shared = ablation.keys() & state.keys()
+        assert all(torch.equal(ablation[key], state[key]) for key in shared)
+        assert shared == (ablation.keys() if other == "DiffCLIP" else state.keys())
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_computes_what_its_name_says(name: str) -> None:
+    model, whole = tiny(name), tiny("DiffCLIP")
+    changed = ABLATIONS[name].get("differential", {})
+    start = ABLATIONS[name].get("lambda_init", 0.8)
+    for layer in layers(model):
+        assert (layer.head_norm, layer.factor) == (
+            changed.get("head_norm", True),
+            changed.get("factor", True),
+        )
+        assert layer.lambda_fixed == changed.get("lambda_fixed")
+        assert layer.out_scale == pytest.approx(1 - start if layer.factor else 1.0)
+    assert not any(torch.equal(a, b) for a, b in zip(outputs(model), outputs(whole), strict=True))
+
+
+def test_a_fixed_lambda_is_told_for_each_layer() -> None:
+    told = tiny("DiffCLIP-lambda0").lambdas()
+    assert {tower: lam.tolist() for tower, lam in told.items()} == {"visual": [0.0] * 2, "text": [0.0] * 2}
+
+
+def test_the_second_maps_of_lambda0_change_nothing_and_those_of_diffclip_do() -> None:
+    def moved(name: str) -> bool:
+        model = tiny(name)
+        before = outputs(model)
+        with torch.no_grad():
+            for layer in layers(model):
+                for part in (0, 1):  # queries and keys
+                    rows = layer.qkv.weight.view(3, layer.num_heads // 2, 2, layer.head_dim, -1)
+                    rows[part, :, 1] += 1
+        return not all(torch.equal(a, b) for a, b in zip(before, outputs(model), strict=True))
+
+    assert not moved("DiffCLIP-lambda0")
+    assert not moved("DiffCLIP-one-map")
+    assert moved("DiffCLIP")
+
+
+def test_one_map_is_softmax_attention_with_wide_values() -> None:
+    (layer, *_), x = layers(tiny("DiffCLIP-one-map")), torch.randn(2, 9, 32)
+    q, k, v = layer.qkv(x).chunk(3, -1)
+    q, k = (t.unflatten(-1, (4, 8))[:, :, 0::2].transpose(1, 2) for t in (q, k))
+    wide = torch.nn.functional.scaled_dot_product_attention(q, k, v.unflatten(-1, (2, 16)).transpose(1, 2))
+    torch.testing.assert_close(layer(x), layer.out_proj(wide.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_names_are_found_again(name: str) -> None:
+    config = variant_config(name, TINY)
+    assert variant_of(config) == name
+    label = diffclip.config.name_of(config)
+    assert label == f"{name}-v32x2x4p8-t32x2x4"
+    assert variant_of_label(label) == variant_of_label(name) == name
+    assert CLIPConfig.model_validate_json(config.model_dump_json()) == config
+    assert model_fields(config, "w")["model"] == name
+    assert f"{name}-ViT-B-16" not in MODEL_NAMES
+    # a size that has a name keeps it in labels, so that reports put the ablation beside the models of this size
+    sizes = named_config("CLIP-ViT-B-16").model_dump(exclude={"lambda_init": True})
+    sizes = {**sizes, **{key: {**sizes[key]} for key in ("vision", "text")}}
+    for tower in ("vision", "text"):
+        del sizes[tower]["attention"]
+    assert diffclip.config.name_of(variant_config(name, sizes)) == f"{name}-ViT-B-16"
+
+
+def test_a_mix_without_a_name_is_custom() -> None:
+    config = variant_config("DiffCLIP", TINY)
+    config.differential.head_norm = False
+    config.differential.lambda_fixed = 0.5
+    assert variant_of(config) == "custom"
+    with pytest.raises(InputError, match=r"λ_init 0\.8, head_norm False, lambda_fixed 0\.5: no model"):
+        model_fields(config, "w")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_written_as_ever(variant: str) -> None:
+    config = variant_config(variant, TINY)
+    keys = ["embed_dim", "vision", "text", "lambda_init", "logit_bias", "preprocess", "tokenizer"]
+    assert list(config.model_dump()) == list(json.loads(config.model_dump_json())) == keys
+    assert variant_of(config) == variant
+
+
+def test_what_does_not_fit_is_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match="did you mean 'DiffCLIP-no-norm'"):
+        variant_config("DiffCLIP-nonorm", TINY)
+    with pytest.raises(InputError, match="architecture has differential: the model DiffCLIP decides that"):
+        variant_config("DiffCLIP", TINY | {"differential": {"factor": False}})
+    with pytest.raises(InputError, match="differential is set, and no tower has the attention") as error:
+        parse_config(TINY | {"differential": {"factor": False}}, "c")
+    assert "\n" not in str(error.value)
+
+
+def test_a_recipe_takes_an_ablation_as_it_takes_a_variant() -> None:
+    fields = {"model": "DiffCLIP-no-norm", "epochs": 1, "batch_size": 2, "data": {"train": "x"}}
+    recipe = parse_recipe(fields | {"architecture": TINY}, "t")
+    assert variant_of(recipe.config()) == "DiffCLIP-no-norm"
+    assert recipe.model_copy(update={"image_size": 16}).config().vision.image_size == 16
+    with pytest.raises(InputError, match=r"t: model DiffCLIP-no-norm has no size: give `architecture`$"):
+        parse_recipe(fields, "t")
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_a_saved_ablation_is_read_back(name: str, tmp_path: Path) -> None:
+    model = tiny(name)
+    diffclip.save_weights(model, tmp_path / "saved")
+    # a file of ours carries its configuration when it is moved
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes((tmp_path / "saved" / "model.safetensors").read_bytes())
+    for source in (tmp_path / "saved", moved):
+        loaded, _, _ = diffclip.load(source)
+        assert loaded.config == model.config
+        assert all(torch.equal(a, b) for a, b in zip(outputs(loaded), outputs(model), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("saved", "into", "words"),
+    [
+        ("CLIP", "DiffCLIP-one-map", "vision attention softmax for differential"),
+        ("DiffCLIP", "DiffCLIP-no-factor", "factor True for False"),
+        ("DiffCLIP-no-norm", "DiffCLIP-bare", "factor True for False"),
+        ("DiffCLIP-no-norm", "DiffCLIP", "missing .*diff_norm"),
+        ("DiffCLIP-lambda0.2", "DiffCLIP-lambda0.5", r"lambda_init 0\.2 for 0\.5"),
+    ],
+)
+def test_weights_of_another_ablation_are_refused(saved: str, into: str, words: str, tmp_path: Path) -> None:
+    diffclip.save_weights(tiny(saved), tmp_path / "saved")
+    with pytest.raises(InputError, match=words):
+        diffclip.load_weights(tiny(into), tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", ["DiffCLIP-no-norm", "DiffCLIP-lambda0"])
+def test_weights_alone_do_not_pass_for_diffclip(name: str) -> None:
+    with pytest.raises(InputError, match=r"do not tell which parts .* config\.json"):
+        infer_config(tiny(name).state_dict())
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_other_layouts_take_what_they_can_say_and_refuse_the_rest(name: str, tmp_path: Path) -> None:
+    model = tiny(name)
+    diffclip.save_weights(model, tmp_path / "saved")
+
+    def to_published() -> None:
+        save_published(model, tmp_path / "published.pt")
+
+    def to_timm() -> None:
+        asked = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 4.0}
+        read_for_timm(str(tmp_path / "saved"), asked, {})
+
+    for convert in (to_published, to_timm, lambda: from_diffclip(model)):
+        if name not in LACKING:
+            convert()
+            continue
+        with pytest.raises(InputError, match=rf"{name}-v32x2x4p8-t32x2x4.* lacks a part of") as error:
+            convert()
+        assert "\n" not in str(error.value)
+    assert (tmp_path / "published.pt").exists() == (name not in LACKING)
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_model_of_open_clip_says_an_ablation_through_its_configuration(name: str) -> None:
+    theirs, ours = OpenCLIPModel(variant_config(name, TINY)).eval(), tiny(name)
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    torch.testing.assert_close(theirs.encode_image(pictures()), ours.encode_image(pictures()))
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_looks_into_a_model_works(name: str) -> None:
+    model = tiny(name)
+    wanted = model.encode_image(pictures())
+    with recording(model, "visual") as seen:
+        torch.testing.assert_close(model.encode_image(pictures()), wanted)
+    assert [float(maps.lam) for maps in seen] == pytest.approx(model.lambdas()["visual"].tolist())
+    traced = torch.export.export(Tower(model, "image"), (pictures(),)).module()
+    torch.testing.assert_close(traced(pictures()), model.encode_image(pictures(), normalize=True))
+    with weightless(model.config, "auto") as counted:
+        images, tokens = make_batch(model.config, 2)
+        assert counted(images, tokens)["image_features"].shape == (2, 16)

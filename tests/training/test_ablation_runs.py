@@ -1,0 +1,31 @@
+"""Ablations through a whole run: trained, told of, reported and loaded as variants are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import diffclip
+from diffclip.config import variant_of
+from diffclip.report.lambdas import lambda_chart
+from diffclip.report.runs import read_run
+from diffclip.report.series import collect
+from diffclip.training import loop
+from diffclip.training.recipe import parse_recipe
+
+
+@pytest.mark.parametrize("name", ["DiffCLIP-lambda0", "DiffCLIP-one-map", "DiffCLIP-no-norm"])
+def test_an_ablation_is_trained_and_read_back(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    loop.train(parse_recipe(fields | {"model": name, "epochs": 1}, "test"), tmp_path / "run")
+    model, _, _ = diffclip.load(tmp_path / "run" / "checkpoints" / "last")
+    assert variant_of(model.config) == name
+    run = read_run(tmp_path / "run")
+    assert run.variant == name
+    assert run.last_lambdas["visual"] == pytest.approx(model.lambdas()["visual"].numpy())
+    assert (run.last_lambdas["text"] == 0).all() == (name != "DiffCLIP-no-norm")
+    assert len(run.map_correlations[-1]["visual"]) == 2
+    chart = lambda_chart(collect([run], []))
+    assert chart is not None
+    assert chart.figure()
