@@ -18,6 +18,8 @@ DIFFERENTIAL = {
     "DiffCLIP": ("visual", "text"),
     "DiffCLIP-dynamic": ("visual", "text"),
     "DiffCLIP-vision": ("visual",),
+    "DiffCLIP-no-norm": ("visual", "text"),
+    "DiffCLIP-lambda0": ("visual", "text"),
 }
 ZERO_SHOT = "zero-shot; 10 classes, 2 templates averaged after normalisation; ties count against"
 RETRIEVAL = "retrieval; ties count against"

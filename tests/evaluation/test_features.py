@@ -97,9 +97,11 @@ def test_anything_else_is_computed_again(model, folder, passes, tmp_path):
         changed.visual.blocks[0].mlp.fc1.bias[0] += 1e-3
     other_lambda = copy.deepcopy(model)
     other_lambda.config.lambda_init = "dynamic"
+    ablation = copy.deepcopy(model)
+    ablation.config.differential.factor = False
     bicubic = copy.deepcopy(model)
     bicubic.config.preprocess.interpolation = "bicubic"
-    for other in (changed, other_lambda, bicubic):
+    for other in (changed, other_lambda, ablation, bicubic):
         reader(other).read(open_set(folder, "train"))
         wanted += 1
         assert len(passes) == wanted  # a copied model has the hook too

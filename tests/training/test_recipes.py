@@ -16,12 +16,12 @@ from diffclip.training.plan import plan_run
 from diffclip.training.ready import how_to_get
 from diffclip.training.recipe import Recipe, find_recipe, read_recipe, recipe_folders
 
-# those of `diffclip vlm train` have another schema
+# those of `diffclip vlm train` and of `diffclip study` have other schemas
 FILES = sorted(
     file
     for folder in recipe_folders()
     for file in folder.glob("**/*.yaml")
-    if not file.stem.startswith("vlm_")
+    if not file.stem.startswith("vlm_") and file.parent.name != "study"
 )
 OF_WEIGHTS = [file for file in FILES if "\nmodel: of-weights\n" in file.read_text(encoding="utf-8")]
 PAPER = ("cc3m_vitb16", "cc12m_vitb16")

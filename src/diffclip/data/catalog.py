@@ -226,7 +226,7 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
     """
     name = str(source)
     if name in BUILT_IN:
-        return _scenes() / BUILT_IN[name]
+        return draw_built_in() / BUILT_IN[name]
     if name in PUBLISHED and root is not None:
         # before a folder of that name that happens to lie where the program was started
         if not place_of(name, root).is_dir():
@@ -245,12 +245,13 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
     raise InputError(f"folder {source} does not exist: give a set in clip_benchmark's layout, or 'scenes'")
 
 
-def _scenes() -> Path:
-    """The built-in pictures, drawn on first use, anew for each version of the package."""
+def draw_built_in(workers: int = 1) -> Path:
+    """The folder of the built-in pictures, drawn on first use by so many processes, anew for each version of the
+    package."""
     from diffclip.data.scenes import write_scenes
 
     folder = cache_folder() / f"scenes-{diffclip.__version__}"
-    write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0)
+    write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
     return folder
 
 

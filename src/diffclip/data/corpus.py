@@ -157,6 +157,11 @@ class Corpus:
         """Whether any shard is remote."""
         return self._copies is not None
 
+    @property
+    def places(self) -> list[str]:
+        """The path or address of each shard."""
+        return [shard.place for shard in self._shards]
+
     def __str__(self) -> str:
         more = f" and {len(self._shards) - 1} more shards" if len(self._shards) > 1 else ""
         return f"{self._shards[0].name}{more}"

@@ -81,20 +81,10 @@ class CaptionLoader:
         world: int = 1,
         timeout: float = 300.0,
     ) -> None:
+        self._steps = steps_of(corpus, batch_size, rank, world)
         self.faults, self.samples = corpus.faults, corpus.per_epoch
-        if batch_size % world:
-            raise InputError(
-                f"batch_size {batch_size} cannot be shared equally by {world} processes: make it a multiple of {world}"
-            )
-        if self.samples < batch_size:
-            skipped = f" ({len(self.faults)} skipped, the first: {self.faults[0]})" if self.faults else ""
-            raise InputError(
-                f"{self.samples} samples with picture and caption in {corpus} are fewer than the batch size "
-                f"{batch_size}: lower batch_size or give more shards{skipped}"
-            )
-        self.batches_per_epoch, self.dropped = divmod(self.samples, batch_size)
+        self.batches_per_epoch, self.dropped = self._steps.batches, self.samples % batch_size
         self.corpus, self._seed, self._workers = corpus, seed, workers
-        self._steps = Steps(self.batches_per_epoch, batch_size, rank, world)
         self._jobs = _Jobs()
         self._loader: DataLoader[_Read | Fault] = DataLoader(
             _Samples(corpus, transform, seed),
@@ -152,6 +142,49 @@ class CaptionLoader:
             self.corpus.ahead([*order.shards(window), *following])
 
 
+class Decoded(NamedTuple):
+    """A sample's key, its captions and its picture, uint8 [3, H, W]."""
+
+    key: str
+    captions: list[str]
+    pixels: Tensor
+
+
+def decode(corpus: Corpus, i: int) -> Decoded | Fault:
+    """Usable sample `i` of a corpus, or what is wrong with it or its shard.
+
+    Raises:
+        DiffCLIPError: as `Corpus.read`.
+    """
+    sample = corpus.read(i)
+    if isinstance(sample, Fault):
+        return sample
+    try:
+        captions = captions_of(sample.members, sample.name, corpus.caption_key)
+        return Decoded(sample.key, captions, pixels_of(sample.members, sample.name))
+    except InputError as error:
+        return sample_fault(sample.name, error)
+
+
+def steps_of(corpus: Corpus, batch_size: int, rank: int, world: int) -> Steps:
+    """The part of each batch of `batch_size` that process `rank` of `world` reads.
+
+    Raises:
+        InputError: fewer samples than `batch_size`, or one that the processes cannot share equally.
+    """
+    if batch_size % world:
+        raise InputError(
+            f"batch_size {batch_size} cannot be shared equally by {world} processes: make it a multiple of {world}"
+        )
+    if corpus.per_epoch < batch_size:
+        skipped = f" ({len(corpus.faults)} skipped, the first: {corpus.faults[0]})" if corpus.faults else ""
+        raise InputError(
+            f"{corpus.per_epoch} samples with picture and caption in {corpus} are fewer than the batch size "
+            f"{batch_size}: lower batch_size or give more shards{skipped}"
+        )
+    return Steps(corpus.per_epoch // batch_size, batch_size, rank, world)
+
+
 class _Job(NamedTuple):
     """What makes one process's part of a batch. The epoch comes with it, since workers outlive one."""
 
@@ -189,18 +222,13 @@ class _Samples(Dataset[_Read | Fault]):
             return error
 
     def _read(self, i: int, seed: int) -> _Read | Fault:
-        sample = self.corpus.read(i)
+        sample = decode(self.corpus, i)
         if isinstance(sample, Fault):
             return sample
-        try:
-            captions = captions_of(sample.members, sample.name, self.corpus.caption_key)
-            pixels = pixels_of(sample.members, sample.name)
-        except InputError as error:
-            return sample_fault(sample.name, error)
         # torch.manual_seed would seed the other devices too, at 20 times the cost. The generator takes the lower 32
         # bits, which leaves the upper ones to the caption.
         torch.default_generator.manual_seed(seed)
-        return sample.key, self.transform(pixels), captions[(seed >> 32) % len(captions)]
+        return sample.key, self.transform(sample.pixels), sample.captions[(seed >> 32) % len(sample.captions)]
 
 
 class _Collate:

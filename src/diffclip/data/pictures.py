@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from diffclip.config import PreprocessConfig
 from diffclip.data.samples import Fault, Transform, sample_fault
 from diffclip.data.sources import Source
+from diffclip.data.transforms import normalise
 from diffclip.data.workers import leave_signals_to_parent, watched
 from diffclip.errors import InputError
 
@@ -22,6 +27,48 @@ class PictureBatch:
 
     images: Tensor
     positions: list[int]
+
+
+@runtime_checkable
+class PixelTransform(Protocol):
+    """A transform that normalises last: calling it gives `normalise(pixels(picture)[None], preprocess)[0]`."""
+
+    image_size: int
+    preprocess: PreprocessConfig
+
+    def pixels(self, picture: Image.Image) -> Tensor:
+        """uint8 [3, S, S]."""
+        ...
+
+    @property
+    def identity(self) -> list[object]:
+        """What `pixels` depends on beside the picture; JSON can hold it."""
+        ...
+
+
+class Keeper(Protocol):
+    """What keeps transformed pictures, as `KeptPictures` does."""
+
+    def find(
+        self,
+        source: Source,
+        indices: Sequence[int],
+        transform: PixelTransform,
+        read: Callable[[], Iterator[Tensor | None]],
+    ) -> Tensor | None: ...
+
+
+_keeper: ContextVar[Keeper | None] = ContextVar("keeper of transformed pictures", default=None)
+
+
+@contextmanager
+def keeping(keeper: Keeper | None) -> Iterator[None]:
+    """Within the block `evaluation_batches` takes transformed pictures from `keeper`; None reads them each time."""
+    token = _keeper.set(keeper)
+    try:
+        yield
+    finally:
+        _keeper.reset(token)
 
 
 def evaluation_batches(
@@ -42,6 +89,44 @@ def evaluation_batches(
         InputError: all pictures are broken.
         DiffCLIPError: a worker died.
     """
+    keeper, known = _keeper.get(), _known(transform)
+    if keeper is not None and known is not None:
+        pixels = known.pixels
+
+        def whole() -> Iterator[Tensor | None]:
+            for batch, found in _read(source, indices, pixels, batch_size, workers, timeout):
+                yield None if found or batch is None else batch.images
+
+        kept = keeper.find(source, indices, known, whole)
+        if kept is not None:
+            for start in range(0, len(kept), batch_size):
+                part = kept[start : start + batch_size]
+                positions = list(range(start, start + len(part)))
+                yield PictureBatch(normalise(part, known.preprocess), positions)
+            return
+    read, broken = 0, []
+    for batch, found in _read(source, indices, transform, batch_size, workers, timeout):
+        faults += found
+        broken += found
+        if batch is not None:
+            read += len(batch.positions)
+            yield batch
+    if broken and not read:
+        raise InputError(f"every picture in {source} is broken, the first one: {broken[0]}")
+
+
+def _known(transform: object) -> PixelTransform | None:
+    return transform if isinstance(transform, PixelTransform) else None
+
+
+def _read(
+    source: Source,
+    indices: Sequence[int],
+    transform: Transform,
+    batch_size: int,
+    workers: int,
+    timeout: float,
+) -> Iterator[tuple[PictureBatch | None, list[Fault]]]:
     loader: DataLoader[Any] = DataLoader(
         _Pictures(source, indices, transform),
         batch_size=batch_size,
@@ -52,15 +137,7 @@ def evaluation_batches(
         # Without its own generator a DataLoader draws from the global one.
         generator=torch.Generator(),
     )
-    read, broken = 0, []
-    for batch, found in watched(loader):
-        faults += found
-        broken += found
-        if batch is not None:
-            read += len(batch.positions)
-            yield batch
-    if broken and not read:
-        raise InputError(f"every picture in {source} is broken, the first one: {broken[0]}")
+    return watched(loader)
 
 
 class _Pictures(Dataset[tuple[int, Tensor] | Fault]):

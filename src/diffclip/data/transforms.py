@@ -6,6 +6,9 @@ As in SLIP's training code (facebookresearch/SLIP), which the paper trains with:
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 from PIL import Image
 from torch import Tensor
@@ -20,21 +23,41 @@ from diffclip.errors import InputError
 _LONGEST_RATIO = 64
 
 
+class Crop(NamedTuple):
+    """A part of a picture, in its pixels, and whether it is shown as in a mirror."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    mirrored: bool
+
+
 class TrainTransform:
     """A picture, PIL or uint8 [3, H, W] → uint8 [3, S, S], cropped at random. See `train_transform`."""
 
     def __init__(
         self, image_size: int, preprocess: PreprocessConfig, scale: tuple[float, float], flip: float
     ) -> None:
-        self.image_size = image_size
-        self.flip = flip
+        self.image_size, self.scale, self.flip = image_size, scale, flip
+        self.interpolation = preprocess.interpolation
         self._interpolation = InterpolationMode(preprocess.interpolation)
         self._crop = v2.RandomResizedCrop(image_size, scale=scale)
+        self.ratio: tuple[float, float] = self._crop.ratio
 
     def __call__(self, picture: Image.Image | Tensor) -> Tensor:
+        return self.cut(picture, self.draw(picture))
+
+    def draw(self, picture: Image.Image | Tensor) -> Crop:
+        """What is shown of a picture: nothing but its size and torch's global generator decide."""
+        drawn = self._crop.make_params([picture])
+        mirrored = bool(self.flip) and float(torch.rand(1)) < self.flip
+        return Crop(drawn["top"], drawn["left"], drawn["height"], drawn["width"], mirrored)
+
+    def cut(self, picture: Image.Image | Tensor, crop: Crop) -> Tensor:
+        """`crop` of a picture, resized to uint8 [3, S, S]."""
         # The kernels are called directly: finding them by the input's type takes as long as a tenth of their work.
-        size, drawn = [self.image_size, self.image_size], self._crop.make_params([picture])
-        top, left, height, width = (drawn[name] for name in ("top", "left", "height", "width"))
+        size, (top, left, height, width, mirrored) = [self.image_size, self.image_size], crop
         image: Tensor
         if isinstance(picture, Tensor):
             view = picture[:, top : top + height, left : left + width]
@@ -42,7 +65,6 @@ class TrainTransform:
         else:
             part = to_rgb(picture).crop((left, top, left + width, top + height))
             image = F.pil_to_tensor(F.resize(part, size, self._interpolation, antialias=True))
-        mirrored = bool(self.flip) and float(torch.rand(1)) < self.flip
         return F.horizontal_flip_image(image) if mirrored else image
 
 
@@ -61,10 +83,19 @@ class EvalTransform:
             )
 
     def __call__(self, picture: Image.Image) -> Tensor:
+        return normalise(self.pixels(picture)[None], self.preprocess)[0]
+
+    def pixels(self, picture: Image.Image) -> Tensor:
+        """The crop before it is normalised, uint8 [3, S, S]."""
         picture = _shorten(to_rgb(picture))
         picture = F.resize(picture, [self.edge], interpolation=self._interpolation, antialias=True)
         image: Tensor = F.pil_to_tensor(F.center_crop(picture, [self.image_size, self.image_size]))
-        return normalise(image[None], self.preprocess)[0]
+        return image
+
+    @property
+    def identity(self) -> list[object]:
+        """What `pixels` depends on beside the picture; JSON can hold it."""
+        return [self.image_size, self.edge, self.preprocess.interpolation]
 
 
 def train_transform(
@@ -111,13 +142,23 @@ def normalise(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None =
             arithmetic takes, so a loop had better keep one; a GPU's allocator keeps it by itself.
     """
     result = torch.empty(images.shape, device=images.device) if out is None else out
-    mean = torch.tensor(preprocess.mean, device=images.device)[:, None, None]
-    std = torch.tensor(preprocess.std, device=images.device)[:, None, None]
+    mean, std = _statistics(preprocess.mean, preprocess.std, images.device)
     # One picture at a time stays in a CPU's cache through all three steps.
     parts = zip(images, result, strict=True) if images.device.type == "cpu" else [(images, result)]
     for values, target in parts:
         torch.div(values, 255, out=target).sub_(mean).div_(std)
     return result
+
+
+@lru_cache(maxsize=16)
+def _statistics(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Both as [3, 1, 1]; kept, since a GPU is waited for whenever numbers are sent to it."""
+    # what is made in inference mode could not be used outside it
+    with torch.inference_mode(False):
+        values = torch.tensor([mean, std], dtype=torch.float32, device=device)[..., None, None]
+        return values[0], values[1]
 
 
 def _shorten(picture: Image.Image) -> Image.Image:

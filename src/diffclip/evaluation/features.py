@@ -118,6 +118,7 @@ class FeatureReader:
             "format": _FORMAT,
             "tower": config.vision.model_dump(mode="json"),
             "lambda_init": config.lambda_init,
+            **config.model_dump(include={"differential"}),
             "weights": self._tower,
             "transform": [transform.image_size, transform.preprocess.model_dump(mode="json")],
             "set": {key: known[key] for key in _PICTURES},

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from diffclip.data.picture_memory import PictureMemory
 from diffclip.training.checkpoint import STATE_FILE, read_progress
+from diffclip.training.distributed import Hardware
 from diffclip.training.loop import Outcome, train
 from diffclip.training.recipe import Recipe
 from diffclip.training.run_folder import check_resumable
 
 
-def complete_run(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Outcome:
-    """Train `recipe` in `run`; go on with a run that was stopped; use a finished one again. `say` tells which.
+def complete_run(
+    recipe: Recipe,
+    run: Path,
+    say: Callable[[str], None],
+    memory: PictureMemory | None = None,
+    hardware: Hardware | None = None,
+) -> Outcome:
+    """Train `recipe` in `run`; go on with a run that was stopped; use a finished one again. `say` tells which, and
+    `memory` holds the pictures.
 
     Raises:
         InputError: as `train`, or the folder holds a run of another recipe.
@@ -25,4 +34,4 @@ def complete_run(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Outco
             say(f"{run.name}: reusing the finished run in {run}")
             return Outcome(run, progress)
     say(f"{run.name}: {'going on with' if started else 'training in'} {run}")
-    return train(recipe, run, resume=started)
+    return train(recipe, run, started, hardware, memory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-def means(fabric: Any, *values: Tensor) -> list[float]:
-    """The mean over processes of each 0-dim tensor."""
+def means(fabric: Any, *values: Tensor, own: Sequence[Tensor] = ()) -> list[float]:
+    """The mean over processes of each 0-dim tensor, and after these the values of `own` (0-dim) in this process: a GPU
+    is waited for once."""
     told = torch.stack([value.float() for value in values])
     if fabric.world_size > 1:
         torch.distributed.all_reduce(told)
-    mean: list[float] = (told / fabric.world_size).tolist()
-    return mean
+    told = told / fabric.world_size
+    numbers: list[float] = torch.cat([told, *(value.float().reshape(1) for value in own)]).tolist()
+    return numbers
 
 
 def agree(fabric: Fabric, samples: int, stop: bool) -> tuple[int, bool]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,9 @@ from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.loader import Batch, CaptionLoader
+from diffclip.data.picture_memory import PictureMemory
+from diffclip.data.pictures import keeping
+from diffclip.data.resident import ResidentLoader
 from diffclip.data.samples import Fault
 from diffclip.data.transforms import normalise
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
@@ -51,8 +55,17 @@ class Outcome:
     skipped: dict[str, Fault] = field(default_factory=dict)
 
 
-def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | None = None) -> Outcome:
+def train(
+    recipe: Recipe,
+    run: Path,
+    resume: bool = False,
+    hardware: Hardware | None = None,
+    memory: PictureMemory | None = None,
+) -> Outcome:
     """Train as `recipe` says and leave everything in the folder `run`; in one process unless `hardware` says more.
+
+    With `memory` pictures are decoded once for all runs that are given its folder, and on a GPU they stay there. The
+    run is the same then, but that a GPU rounds the crops in another way.
 
     Raises:
         InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
@@ -63,7 +76,7 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     hardware = (hardware or Hardware()).resolved()
     with StopRequest(run) as stop:
         try:
-            return _train(recipe, run, resume, hardware, stop)
+            return _train(recipe, run, resume, hardware, stop, memory)
         except RuntimeError as error:
             if hardware.world == 1 or not exchange.is_lost(error):
                 raise
@@ -73,14 +86,21 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
             ) from None
 
 
-def _train(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, stop: StopRequest) -> Outcome:
+def _train(
+    recipe: Recipe,
+    run: Path,
+    resume: bool,
+    hardware: Hardware,
+    stop: StopRequest,
+    memory: PictureMemory | None,
+) -> Outcome:
     """`train` on resolved `hardware`."""
     fabric = distributed.make_fabric(hardware, recipe.precision)
     if distributed.local_rank():  # the first process of a node makes the index of the shards for the others
         distributed.launch(fabric)
     prepared: Prepared | DiffCLIPError
     try:
-        prepared = prepare(recipe, run, resume, hardware)
+        prepared = prepare(recipe, run, resume, hardware, memory)
     except DiffCLIPError as error:
         if distributed.is_alone():
             raise
@@ -113,7 +133,8 @@ def _train(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, stop: St
     start: Any = partial(start_telemetry, recipe, run, loader, facts, job.steps, progress.step)
     telling = exchange.all_do(fabric, Silent if fabric.global_rank else start)
     stop.saves = True
-    with closing(loader), lock or nullcontext(), telling as telemetry:
+    kept = keeping(None if memory is None else memory.for_evaluation)
+    with closing(loader), lock or nullcontext(), kept, telling as telemetry:
         for epoch in range(progress.epoch, recipe.epochs):
             _epoch(job, epoch, telemetry, stop)
             progress.epoch, progress.batch = epoch + 1, 0
@@ -136,7 +157,7 @@ class _Job:
     wrapped: Any  # the model as Fabric runs it
     optimiser: torch.optim.AdamW
     wrapped_optimiser: Any
-    loader: CaptionLoader
+    loader: CaptionLoader | ResidentLoader
     progress: Progress
     skipped: dict[str, Fault] = field(default_factory=dict)
 
@@ -207,9 +228,11 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
         accuracy = accuracy_within(
             out["image_features"], out["text_features"], fabric.global_rank, fabric.world_size
         )
-        loss_value, accuracy_value = exchange.means(fabric, loss, accuracy)
-        if not (math.isfinite(loss_value) and torch.isfinite(norm)):
-            _stop(job, telemetry, loss_value, norm.item())
+        loss_value, accuracy_value, norm_value, scale = exchange.means(
+            fabric, loss, accuracy, own=(norm, out["logit_scale"])
+        )
+        if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
+            _stop(job, telemetry, loss_value, norm_value)
         job.wrapped_optimiser.step()
         job.optimiser.zero_grad()
         with torch.no_grad():
@@ -225,11 +248,11 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
             "loss": loss_value,
             "accuracy": accuracy_value,
             "lr": lr,
-            "logit_scale": out["logit_scale"].item(),
-            "grad_norm": norm.item(),
+            "logit_scale": scale,
+            "grad_norm": norm_value,
             "samples_per_second": samples / (wait + took),
             "data_wait": wait / (wait + took),
-            "lambda": {tower: lam.tolist() for tower, lam in model.lambdas().items()},
+            "lambda": _numbers(model.lambdas()),
         }
         _, failed = exchange.tried(partial(telemetry.step, record))
         every = (recipe.checkpoint_every, recipe.keep_every)
@@ -242,6 +265,13 @@ def _epoch(job: _Job, epoch: int, telemetry: Telemetry | Silent, stop: StopReque
         raise exchange.everybodys(
             InputError(f"every sample in {job.loader.corpus}{whose} is broken, the first one: {faults[0]}")
         )
+
+
+def _numbers(lambdas: dict[str, Tensor]) -> dict[str, list[float]]:
+    """The values of each tensor [layers]: a GPU is waited for once."""
+    told = [values for values in lambdas.values() if len(values)]
+    numbers = iter(torch.cat(told).tolist() if told else [])
+    return {tower: list(islice(numbers, len(values))) for tower, values in lambdas.items()}
 
 
 def _validate(job: _Job, data: EvaluationSet, tokenizer: Tokenizer, telemetry: Telemetry | Silent) -> bool:

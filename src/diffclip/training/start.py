@@ -6,8 +6,12 @@ import sys
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import torch
+
 from diffclip.data.catalog import EvaluationSet
 from diffclip.data.loader import CaptionLoader
+from diffclip.data.picture_memory import PictureMemory
+from diffclip.data.resident import ResidentLoader
 from diffclip.errors import InputError
 from diffclip.loading import load
 from diffclip.model import CLIP
@@ -16,7 +20,7 @@ from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import add_start, describe_start
 from diffclip.training.checkpoint import Progress, choose_checkpoint
 from diffclip.training.data import open_training_data, open_validation_data
-from diffclip.training.distributed import Hardware
+from diffclip.training.distributed import Hardware, local_rank
 from diffclip.training.exchange import share
 from diffclip.training.recipe import Recipe
 from diffclip.training.run_folder import claim_folder
@@ -27,7 +31,7 @@ from diffclip.weights import check_fit, check_same
 class Prepared(NamedTuple):
     """What a process has ready before it meets the others; `checkpoint` is what the first one goes on from."""
 
-    loader: CaptionLoader
+    loader: CaptionLoader | ResidentLoader
     validation: EvaluationSet | None
     tokenizer: Tokenizer
     model: CLIP
@@ -35,13 +39,16 @@ class Prepared(NamedTuple):
     lock: IO[str] | None  # held by the first process as long as it trains
 
 
-def prepare(recipe: Recipe, run: Path, resume: bool, hardware: Hardware) -> Prepared:
+def prepare(
+    recipe: Recipe, run: Path, resume: bool, hardware: Hardware, memory: PictureMemory | None = None
+) -> Prepared:
     """Open the data, build the model and, in the first process, claim the folder of the run.
 
     Raises:
         InputError: the data, the recipe or the folder cannot be used.
     """
-    loader = open_training_data(recipe, hardware.rank(), hardware.world)
+    device = torch.device("cuda", local_rank()) if hardware.accelerator == "cuda" else torch.device("cpu")
+    loader = open_training_data(recipe, hardware.rank(), hardware.world, memory, device)
     validation = open_validation_data(recipe)
     tokenizer = Tokenizer(recipe.config().text)
     tokenizer("a text, to see that the vocabulary fits")
@@ -91,7 +98,7 @@ def take_weights(model: CLIP, source: str) -> None:
         model.set_vision_norm_eps(saved.config.vision.norm_eps)
 
 
-def check_order(progress: Progress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
+def check_order(progress: Progress, loader: CaptionLoader | ResidentLoader, fabric: Any, run: Path) -> None:
     """See that the samples still to come are those that the run had still to see, in every process.
 
     Raises:
@@ -119,11 +126,16 @@ def check_order(progress: Progress, loader: CaptionLoader, fabric: Any, run: Pat
 
 
 def start_telemetry(
-    recipe: Recipe, run: Path, loader: CaptionLoader, hardware: dict[str, Any], steps: int, done: int
+    recipe: Recipe,
+    run: Path,
+    loader: CaptionLoader | ResidentLoader,
+    hardware: dict[str, Any],
+    steps: int,
+    done: int,
 ) -> Telemetry:
     """Note this start in the folder of the run, and open what tells its `steps` steps after the first `done`."""
     corpus = loader.corpus
-    data = {
+    data: dict[str, Any] = {
         "fingerprint": corpus.identity(),
         "samples": corpus.samples,
         "per_epoch": loader.samples,
@@ -131,6 +143,8 @@ def start_telemetry(
         "steps_per_epoch": loader.batches_per_epoch,
         "sources": corpus.sources,
     }
+    if isinstance(loader, ResidentLoader):
+        data["resident"] = loader.resident
     _say(
         f"{run}: {loader.samples} samples an epoch in {loader.batches_per_epoch} batches of {recipe.batch_size}, "
         f"{loader.dropped} left out of each epoch"

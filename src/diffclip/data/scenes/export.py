@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from webdataset.writer import TarWriter
 
 from diffclip.data.scenes.pairs import PATTERNS, minimal_pair
 from diffclip.data.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
@@ -25,6 +25,13 @@ Kind = Literal["captions", "shapes", "colours"]
 PAIR_IMAGES = "MLLM_VLM Images"
 """Where the published MMVP script looks for its pictures."""
 QUESTION_IMAGES = "images"
+
+
+class Sample(NamedTuple):
+    """What stands in a shard under one key: contents by extension."""
+
+    key: str
+    members: dict[str, bytes]
 
 
 def jpeg(image: NDArray[np.uint8]) -> bytes:
@@ -63,7 +70,7 @@ def _attributes(scene: Scene) -> dict[str, object]:
 
 def _samples(
     kind: Kind, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
-) -> Iterator[dict[str, str | bytes]]:
+) -> Iterator[Sample]:
     captioned = kind == "captions"
     for index in indices:
         shape = None if captioned else SHAPES[index % len(SHAPES)]
@@ -76,19 +83,15 @@ def _samples(
             objects=None if captioned else 1,
             shape=shape,
         )
-        sample: dict[str, str | bytes] = {
-            "__key__": f"s{index:07d}",
-            "jpg": jpeg(scene.image),
-            "mask.png": _png(scene.index_mask),
-        }
+        members = {"jpg": jpeg(scene.image), "mask.png": _png(scene.index_mask)}
         if captioned:
-            sample["txt"] = "\n".join(scene.captions).encode()
-            sample["json"] = json.dumps(_attributes(scene)).encode()
+            members["txt"] = "\n".join(scene.captions).encode()
+            members["json"] = json.dumps(_attributes(scene)).encode()
         elif kind == "shapes":
-            sample["cls"] = str(index % len(SHAPES)).encode()
+            members["cls"] = str(index % len(SHAPES)).encode()
         else:
-            sample["cls"] = str(list(COLOURS).index(scene.objects[0].colour)).encode()
-        yield sample
+            members["cls"] = str(list(COLOURS).index(scene.objects[0].colour)).encode()
+        yield Sample(f"s{index:07d}", members)
 
 
 def write_shard(
@@ -101,10 +104,18 @@ def write_shard(
     Raises:
         InputError: no space or permission.
     """
-    # a fixed time makes equal settings give equal bytes
-    with write_atomically(target) as temporary, TarWriter(str(temporary), encoder=False, mtime=0) as tar:
+    with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
         for sample in _samples(kind, split, style, size, seed, indices):
-            tar.write(sample)
+            for name in sorted(sample.members):
+                _add(tar, f"{sample.key}.{name}", sample.members[name])
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """A member as webdataset's writer makes it; no time, so that equal settings give equal bytes."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = len(content), 0o444, 0
+    member.uname = member.gname = "bigdata"
+    tar.addfile(member, io.BytesIO(content))
 
 
 def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
