@@ -67,6 +67,8 @@ def report(
     Example: diffclip report benchmarks/results/demo --markdown docs/results.md --section demo
 
     Example: diffclip report runs/clip runs/diffclip --save benchmarks/results/demo
+
+    Example: diffclip report benchmarks/results/study_cpu --output study.html (a study: the paper's claims, judged)
     """
     from diffclip.errors import InputError, require_group
 
@@ -90,8 +92,12 @@ def report(
 
     require_group("train", "matplotlib")
     from diffclip.report.sources import read_outcomes_of, read_sources
+    from diffclip.report.study_data import study_among
 
-    runs, records = read_sources(paths, say=partial(typer.echo, err=True))
+    study = study_among(paths)
+    if study is not None and save is not None:
+        raise InputError(f"--save: {paths[0]} is the folder of a study, which is condensed already")
+    runs, records = ([], []) if study else read_sources(paths, say=partial(typer.echo, err=True))
     if save is not None:
         from diffclip.report.save import save_results
 
@@ -104,9 +110,9 @@ def report(
     from diffclip.report.figures import write_figures, write_tables
     from diffclip.report.series import collect
 
-    if not runs and not records:
+    if not runs and not records and not study:
         raise InputError("nothing to report: give at least one run or one evaluation record")
-    collection = collect(runs, records, read_outcomes_of(paths))
+    collection = study.collection if study else collect(runs, records, read_outcomes_of(paths))
     beside = ["--paper"] if paper else []
     looks = {}
     if attention is not None:
@@ -121,7 +127,8 @@ def report(
 
         named = ["--title", title] if title != _TITLE else []
         command = _command(paths, "--output", output, *named, *beside)
-        written.append(write_page(output, collection, title, list(looks.values()), command, paper))
+        head = study.study.title if study and title == _TITLE else title
+        written.append(write_page(output, collection, head, list(looks.values()), command, paper, study))
     if tables is not None:
         written += write_tables(tables, collection, paper)
     if markdown is not None and section is not None:
@@ -130,9 +137,9 @@ def report(
         folder = figures or markdown.parent / "figures"
         place = ["--figures", figures] if figures is not None else []
         command = _command(paths, "--markdown", markdown, "--section", section, *place, *beside)
-        written += write_section(markdown, section, collection, folder, command, paper)
+        written += write_section(markdown, section, collection, folder, command, paper, study)
     elif figures is not None:
-        written += write_figures(figures, collection)
+        written += write_figures(figures, collection, study)
     if figures is not None:
         from diffclip.report.charts import save_figure
 

@@ -20,6 +20,8 @@ from diffclip.report.radar import radar_chart
 from diffclip.report.series import Collection
 from diffclip.report.sheet import sheet_markdown
 from diffclip.report.six_tasks import is_broad, six_tasks_chart
+from diffclip.report.study_data import StudyData
+from diffclip.report.study_section import study_charts
 
 
 def result_charts(collection: Collection) -> list[Chart]:
@@ -43,9 +45,10 @@ def lambda_charts(collection: Collection) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def all_charts(collection: Collection) -> list[Chart]:
-    """Every figure that there is data for, in the order of a report."""
+def all_charts(collection: Collection, study: StudyData | None = None) -> list[Chart]:
+    """Every figure that there is data for, in the order of a report; those of a study first."""
     return [
+        *(study_charts(study) if study else []),
         *result_charts(collection),
         *(chart for own in focus_charts(collection).values() for chart in own),
         *training_charts(collection),
@@ -53,13 +56,13 @@ def all_charts(collection: Collection) -> list[Chart]:
     ]
 
 
-def write_figures(folder: str | Path, collection: Collection) -> list[Path]:
+def write_figures(folder: str | Path, collection: Collection, study: StudyData | None = None) -> list[Path]:
     """Write every figure as `NAME.png` and `NAME.svg` into `folder`.
 
     Raises:
         InputError: the folder cannot be written.
     """
-    return [path for chart in all_charts(collection) for path in save_chart(chart, Path(folder))]
+    return [path for chart in all_charts(collection, study) for path in save_chart(chart, Path(folder))]
 
 
 def write_tables(folder: str | Path, collection: Collection, paper: bool = False) -> list[Path]:

@@ -18,6 +18,8 @@ from diffclip.report.pope_section import notice, pope_markdown
 from diffclip.report.series import Collection
 from diffclip.report.sheet import sheet_markdown
 from diffclip.report.six_tasks import is_broad
+from diffclip.report.study_data import StudyData
+from diffclip.report.study_section import study_charts, study_markdown
 from diffclip.report.tables import result_tables, to_markdown
 from diffclip.report.verdict import judge, spelled_out
 
@@ -31,12 +33,13 @@ def write_section(
     figures: str | Path,
     command: str | None = None,
     paper: bool = False,
+    study: StudyData | None = None,
 ) -> list[Path]:
     """Put the results between `<!-- begin SECTION -->` and `<!-- end SECTION -->` of `file`, or at its end.
 
     The rest of the file stays as it is, to the byte; a file that does not exist is made. Figures go to the
     folder `figures` as `SECTION_KIND.png` and `.svg` and are linked relatively. With `paper`, the paper's numbers
-    stand beside these.
+    stand beside these; with `study`, whose models the collection then is, its verdict and tables come first.
 
     Returns:
         What was written, the Markdown file last.
@@ -53,8 +56,8 @@ def write_section(
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {file}: it is not a text file") from error
     start, end = _span(before, section, file)
-    written, links = _figures(collection, section, file, figures)
-    body = _body(collection, links, command, paper)
+    written, links = _figures(collection, section, file, figures, study)
+    body = _body(collection, links, command, paper, study)
     after = replaced(before, start, end, f"{_begin(section)}\n{body}\n{_end(section)}")
     write_text(file, after)
     return [*written, file]
@@ -87,12 +90,12 @@ def _span(text: str, section: str, file: Path) -> tuple[int, int]:
 
 
 def _figures(
-    collection: Collection, section: str, file: Path, folder: Path
+    collection: Collection, section: str, file: Path, folder: Path, study: StudyData | None
 ) -> tuple[list[Path], dict[str, str]]:
     """Save the charts; the Markdown of each, by its name."""
     written: list[Path] = []
     links = {}
-    for chart in all_charts(collection):
+    for chart in all_charts(collection, study):
         png, svg = save_chart(chart, folder, f"{section}_{chart.name}")
         written += [png, svg]
         png_link, svg_link = (Path(os.path.relpath(path, file.parent)).as_posix() for path in (png, svg))
@@ -100,8 +103,10 @@ def _figures(
     return written, links
 
 
-def _body(collection: Collection, links: dict[str, str], command: str | None, paper: bool) -> str:
-    parts = []
+def _body(
+    collection: Collection, links: dict[str, str], command: str | None, paper: bool, study: StudyData | None
+) -> str:
+    parts = study_markdown(study, links) if study else []
     verdict = judge(collection)
     if verdict:
         parts.append(f"**{verdict.headline}**\n")
@@ -122,9 +127,10 @@ def _body(collection: Collection, links: dict[str, str], command: str | None, pa
     parts += focus_markdown(collection, links)
     parts += pope_markdown(collection, paper)
     shown = {chart.name for own in focus_charts(collection).values() for chart in own}
+    shown |= {chart.name for chart in study_charts(study)} if study else set()
     parts += [link for name, link in links.items() if name not in shown]
     if collection.runs:
-        unknown = limits(collection)
+        unknown = limits(collection, swept=bool(study and study.chosen))
         parts += [to_markdown(origin_table(collection)), *([f"{unknown}\n"] if unknown else [])]
     if command:
         parts.append(f"Made by:\n\n```bash\n{command}\n```\n")

@@ -49,8 +49,11 @@ def origin_table(collection: Collection) -> Table:
     )
 
 
-def limits(collection: Collection) -> str:
-    """What the comparison of these runs does not show; empty where there is none."""
+def limits(collection: Collection, swept: bool = False) -> str:
+    """What the comparison of these runs does not show; empty where there is none.
+
+    `swept` says that the settings were chosen for the models apart, equal ones included.
+    """
     if len({series for series, _ in collection.runs}) < 2:
         return ""
     recipes = {
@@ -59,7 +62,7 @@ def limits(collection: Collection) -> str:
     }
     shared = (
         "All runs share learning rate, weight decay and epochs; with settings of its own each may do better. "
-        if len(recipes) == 1
+        if len(recipes) == 1 and not swept
         else ""
     )
     return (

@@ -30,6 +30,9 @@ from diffclip.report.scoreboard import scoreboard
 from diffclip.report.series import Collection, Series, collect
 from diffclip.report.sheet import Sheet, sheet_html
 from diffclip.report.six_tasks import is_broad
+from diffclip.report.study_data import StudyData
+from diffclip.report.study_section import MODELS, study_html
+from diffclip.report.study_verdict import verdict as study_verdict
 from diffclip.report.style import dark_rules, data_uri, png_of
 from diffclip.report.tables import result_tables, to_html
 from diffclip.report.verdict import basis, judge
@@ -81,15 +84,16 @@ def write_page(
     extras: Sequence[Extra] = (),
     command: str | None = None,
     paper: bool = False,
+    study: StudyData | None = None,
 ) -> Path:
-    """`write_report` for what has been collected already.
+    """`write_report` for what has been collected already; `study` is that whose models were.
 
     Raises:
         InputError: there is neither a run nor a record, or `output` cannot be written.
     """
-    if not collection.runs and not collection.results:
+    if not collection.runs and not collection.results and study is None:
         raise InputError("nothing to report: give at least one run or one evaluation record")
-    write_text(output, page(collection, title, extras, command, paper))
+    write_text(output, page(collection, title, extras, command, paper, study))
     return Path(output)
 
 
@@ -99,18 +103,26 @@ def page(
     extras: Sequence[Extra] = (),
     command: str | None = None,
     paper: bool = False,
+    study: StudyData | None = None,
 ) -> str:
-    """The report as HTML text; with `paper`, the paper's numbers stand beside these."""
+    """The report as HTML text; with `paper`, the paper's numbers stand beside these.
+
+    With `study`, whose models the collection then is, its verdict heads the page, and theirs becomes a section.
+    """
     now = time.time()
     going = going_cards(collection.runs, now)
     sections = [("Progress", going)] if going else []
+    head = f"{_verdict(collection)}{_notice(collection)}"
+    if study:
+        sections += [*study_html(study), *([(MODELS, head)] if collection.runs else [])]
+        head = f"<p>{html.escape(study_verdict(study))}</p>"
     looks = focus_html(collection)
     sections += [*_results(collection, paper), *([("Focus", looks)] if looks else [])]
     answers = pope_html(collection, paper)
     sections += [("POPE", answers)] if answers else []
     sections += [*_training(collection), *_lambdas(collection)]
     sections += [(extra.title, _extra(extra)) for extra in extras]
-    sections.append(("How it was made", _origin(collection, command, now)))
+    sections.append(("How it was made", _origin(collection, command, now, study)))
     links = "".join(f'<a href="#{_anchor(name)}">{html.escape(name)}</a>' for name, _ in sections)
     body = "".join(
         f'<section id="{_anchor(name)}"><h2>{html.escape(name)}</h2>{content}</section>'
@@ -123,7 +135,7 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{css}{dark_rules()}</style></head><body><main>"
         f'<header><p class="kicker">{html.escape(kicker)}</p><h1>{html.escape(title)}</h1>'
-        f"{_verdict(collection)}{_notice(collection)}</header><nav>{links}</nav>{body}"
+        f"{head}</header><nav>{links}</nav>{body}"
         f"<footer>{html.escape(versions())}</footer></main></body></html>\n"
     )
 
@@ -197,7 +209,7 @@ def _extra(extra: Extra) -> str:
     return f'<p>{html.escape(extra.text)}</p><div class="panels">{images}</div>'
 
 
-def _origin(collection: Collection, command: str | None, now: float) -> str:
+def _origin(collection: Collection, command: str | None, now: float, study: StudyData | None) -> str:
     parts = []
     if collection.runs:
         parts.append(to_html(origin_table(collection)))
@@ -206,7 +218,7 @@ def _origin(collection: Collection, command: str | None, now: float) -> str:
         parts += [f"<details{state}><summary>Where each run was made</summary>{cards}</details>"] * bool(
             cards
         )
-        unknown = limits(collection)
+        unknown = limits(collection, swept=bool(study and study.chosen))
         parts += [f"<p>{html.escape(unknown)}</p>"] if unknown else []
         parts.append("<p>Any of these runs, again:</p><pre>diffclip train RUN/recipe.yaml --run FOLDER</pre>")
     if command:

@@ -54,13 +54,7 @@ def save_results(
     if twice:
         raise InputError(f"two runs are called {twice!r}: rename one, as they become folders side by side")
     for name, run in runs.items():
-        folder = destination / name
-        write_text(
-            folder / RECIPE, yaml.safe_dump(_portable(run.recipe), sort_keys=False, allow_unicode=True)
-        )
-        write_text(folder / METRICS, _thinned(run))
-        if run.validation:
-            write_text(folder / VALIDATION, "".join(map(_line, _validations(run))))
+        _save_course(run, destination / name, MAX_BYTES)
     everything = [record for run in runs.values() for record in run.records] + list(records)
     everything = [record for record in everything if is_shown(record.metric)]
     known = dict(outcomes or {})
@@ -79,6 +73,33 @@ def save_results(
         file.unlink(missing_ok=True)
     write_text(destination / RECORDS, to_lines(_shortened(record, runs) for record in everything))
     return destination
+
+
+def save_run(run_folder: str | Path, destination: str | Path, max_bytes: int = MAX_BYTES) -> None:
+    """Condense one run into the folder `destination`: as `save_results` does, but with the run's own records, if it
+    has some, in its `results.jsonl`, and without the outcomes of items.
+
+    Args:
+        run_folder, destination: folders; the records' `weights` begin at the name of the first.
+        max_bytes: of telemetry.
+
+    Raises:
+        InputError: a run that cannot be read, or no place to write.
+    """
+    run = read_run(run_folder)
+    destination = Path(destination)
+    _save_course(run, destination, max_bytes)
+    if run.records:
+        shown = [record for record in run.records if is_shown(record.metric)]
+        write_text(destination / RESULTS, to_lines(_shortened(record, {run.name: run}) for record in shown))
+
+
+def _save_course(run: Run, folder: Path, max_bytes: int) -> None:
+    """The recipe, the telemetry and the validations of `run`."""
+    write_text(folder / RECIPE, yaml.safe_dump(_portable(run.recipe), sort_keys=False, allow_unicode=True))
+    write_text(folder / METRICS, _thinned(run, max_bytes))
+    if run.validation:
+        write_text(folder / VALIDATION, "".join(map(_line, _validations(run))))
 
 
 def _shortened(record: Record, runs: Mapping[str, Run]) -> Record:
@@ -112,13 +133,13 @@ def _portable(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: relative(value) if key in ("data", "weights") else value for key, value in hidden.items()}
 
 
-def _thinned(run: Run) -> str:
+def _thinned(run: Run, max_bytes: int) -> str:
     lines = [_line(row) for row in _rows(run)]
     sizes = np.array([len(line.encode()) for line in lines])
     every = 1
     while every < len(lines):
         ends_apart = (len(lines) - 1) % every != 0
-        if sizes[::every].sum() + ends_apart * sizes[-1] <= MAX_BYTES:
+        if sizes[::every].sum() + ends_apart * sizes[-1] <= max_bytes:
             break
         every += 1
     return "".join(line for index, line in enumerate(lines) if index % every == 0 or index == len(lines) - 1)

@@ -11,6 +11,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.outcomes import ItemOutcomes, outcomes_file, read_outcomes
 from diffclip.evaluation.records import Record, read_records
 from diffclip.report.runs import METRICS, RESULTS, VALIDATION, Run, has_begun, is_run, read_run
+from diffclip.study.folder import STUDY_FILE
 
 
 def read_sources(
@@ -73,7 +74,10 @@ def _found(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _below(root: Path) -> tuple[list[Path], list[Path]]:
-    """Run folders and files of records at or below `root`, sorted; a run's own files are its own business."""
+    """Run folders and files of records at or below `root`, sorted; a run's own files are its own business.
+
+    Of a study only the models are runs to compare: its sweep and its ablations are other series of the same models.
+    """
     runs, files = [], []
     for folder, subfolders, names in os.walk(root):
         subfolders.sort()
@@ -81,6 +85,8 @@ def _below(root: Path) -> tuple[list[Path], list[Path]]:
             runs.append(Path(folder))
             subfolders.clear()
             continue
+        if STUDY_FILE in names:
+            subfolders[:] = [name for name in subfolders if name == "models"]
         candidates = [Path(folder, name) for name in sorted(names) if name.endswith(".jsonl")]
         files += [
             path for path in candidates if path.name not in (METRICS, VALIDATION) and _holds_records(path)

@@ -1,0 +1,147 @@
+"""How much of the difference between DiffCLIP and CLIP is the init: published against matched, all else equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from diffclip.evaluation.averages import PANELS
+from diffclip.evaluation.significance import SeedTest
+from diffclip.report.study_claims import is_of
+from diffclip.report.study_data import StudyData, mean_of
+from diffclip.report.study_pairs import (
+    NONE,
+    corrected,
+    difference_text,
+    is_real,
+    p_cell,
+    paired,
+    values_of,
+)
+from diffclip.report.tables import Row, Table
+from diffclip.study.recipe import BASELINE, TREATED
+
+SCORE = "validation score"
+"""The first row: the mean of the six recalls on the validation split, which every run has."""
+
+
+@dataclass(frozen=True)
+class InitRow:
+    """One measure: published − matched of one model, and the gaps of both to CLIP with the matched init."""
+
+    measure: str
+    levels: dict[str, float]
+    """Means of "CLIP", "matched" and "published"."""
+    matched_gap: SeedTest | None
+    published_gap: SeedTest | None
+    init: SeedTest
+    p: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Of the gap of the published init to CLIP, how much is init; None where the gap itself may be luck."""
+        if self.published_gap is None or not is_real(self.published_gap.p):
+            return None
+        return self.init.difference.mean / self.published_gap.difference.mean
+
+
+def init_rows(data: StudyData, model: str) -> list[InitRow]:
+    """A row a measure for an arm that was trained with both inits, none where it was not."""
+    arms = {
+        "CLIP": _with_init(data, BASELINE, "matched"),
+        "matched": _with_init(data, model, "matched"),
+        "published": _with_init(data, model, "published"),
+    }
+    rows = []
+    for measure in (SCORE, *PANELS):
+        values = _values(data, measure, arms)
+        init = paired(values.get("published", {}), values.get("matched", {}))
+        if init is None:
+            continue
+        levels = {name: mean for name, own in values.items() if (mean := mean_of(own)) is not None}
+        gaps = [
+            None if model == BASELINE else paired(values.get(name, {}), values.get("CLIP", {}))
+            for name in ("matched", "published")
+        ]
+        rows.append(InitRow(measure, levels, gaps[0], gaps[1], init, None))
+    ps = corrected([row.init for row in rows])
+    return [
+        InitRow(row.measure, row.levels, row.matched_gap, row.published_gap, row.init, p)
+        for row, p in zip(rows, ps, strict=True)
+    ]
+
+
+def init_tables(data: StudyData) -> list[Table]:
+    """A table for DiffCLIP and one for CLIP, as far as both inits were trained."""
+    tables = []
+    for model in (TREATED, BASELINE):
+        rows = init_rows(data, model)
+        if rows:
+            tables.append(_table(model, rows))
+    return tables
+
+
+def init_sentence(data: StudyData) -> str:
+    """How much of DiffCLIP's gap is init, by the validation score; empty where it was not trained with both."""
+    row = next((row for row in init_rows(data, TREATED) if row.measure == SCORE), None)
+    if row is None:
+        return ""
+    if row.published_gap is None or row.matched_gap is None:
+        return f"Init: published − matched is {difference_text(row.init, 2)} points of the {SCORE}."
+    text = (
+        f"Of the init: by the {SCORE}, DiffCLIP − CLIP is {difference_text(row.published_gap, 2)} points as published "
+        f"and {difference_text(row.matched_gap, 2)} with CLIP's init, so that the init makes "
+        f"{difference_text(row.init, 2)}"
+    )
+    if row.init.p is None:
+        return f"{text}; so few seeds do not tell whether that is luck."
+    real = "more than luck" if is_real(row.p) else "which cannot be told from luck"
+    share = (
+        f"{100 * row.share:.0f} % of the published gap"
+        if row.share is not None
+        else "no share of the gap is given, as the gap itself cannot be told from luck"
+    )
+    return f"{text}, {real} (p {p_cell(row.init.p)}, corrected {p_cell(row.p)}); {share}."
+
+
+def _table(model: str, rows: list[InitRow]) -> Table:
+    gaps = model != BASELINE
+    names = ["CLIP", "matched", "published"] if gaps else ["matched", "published"]
+    columns = ["measure (%)", *names]
+    columns += ["matched − CLIP", "published − CLIP"] if gaps else []
+    columns += ["published − matched", "p (corrected)", *(["share of the gap"] if gaps else []), "seeds"]
+    made = []
+    for row in rows:
+        cells = [row.measure]
+        cells += [f"{100 * row.levels[name]:.2f}" if name in row.levels else NONE for name in names]
+        cells += [difference_text(one, 2) for one in (row.matched_gap, row.published_gap)] if gaps else []
+        cells += [difference_text(row.init, 2), p_cell(row.init.p, row.p)]
+        if gaps:
+            cells.append(NONE if row.share is None else f"{100 * row.share:.0f} %")
+        made.append(Row("one", [*cells, str(row.init.difference.n)]))
+    notes = [
+        "Differences in points, paired by seed, with their 95 % interval (Student's t).",
+        f"Corrected: Holm over the {len(rows)} rows." if len(rows) > 1 else "",
+        "CLIP is that with the matched init; both models of a name have the same settings." if gaps else "",
+        "Share of the gap: published − matched as a part of published − CLIP, where the latter has p < 5 % by itself."
+        if gaps
+        else "",
+        "Values are means over each arm's own seeds.",
+    ]
+    return Table(f"{model}: published init against matched", columns, made, [note for note in notes if note])
+
+
+def _values(data: StudyData, measure: str, arms: Mapping[str, str | None]) -> dict[str, dict[int, float]]:
+    """Of each name in `arms` its values of a measure."""
+    known = {name: arm for name, arm in arms.items() if arm is not None}
+    if measure == SCORE:
+        return {name: data.scores(arm) for name, arm in known.items()}
+    found = values_of(data, is_of(measure), list(dict.fromkeys(known.values())))
+    return {name: found[1][arm] for name, arm in known.items() if arm in found[1]} if found else {}
+
+
+def _with_init(data: StudyData, arm: str, init: str) -> str | None:
+    """The arm that is `arm` but for its init, or that itself; None where there is none."""
+    study = data.study
+    wanted = study.training(study.arms[arm].change).model_copy(update={"init": init})
+    return next((name for name, one in study.arms.items() if study.training(one.change) == wanted), None)

@@ -1,0 +1,132 @@
+import pytest
+from study_folders import make_study
+from typer.testing import CliRunner
+
+from diffclip.cli.main import app
+from diffclip.errors import InputError
+from diffclip.report.markdown import write_section
+from diffclip.report.origin import limits
+from diffclip.report.page import page
+from diffclip.report.sources import read_sources
+from diffclip.report.study_cost import cost_table
+from diffclip.report.study_data import study_among
+from diffclip.report.study_missing import progress
+from diffclip.report.study_section import study_html
+from diffclip.report.study_sweep import edge_warnings, sweep_intro, sweep_tables
+from diffclip.report.study_verdict import verdict
+
+LEVELS = {
+    "CLIP": [0.60, 0.62, 0.61],
+    "DiffCLIP": [0.50, 0.525, 0.51],
+    "DiffCLIP-published": [0.40, 0.415, 0.42],
+    "DiffCLIP-no-norm": [0.51, 0.50, None],
+}
+TRIED = {"CLIP": [0.1, 0.3, 0.2, 0.1, 0.1, 0.1], "DiffCLIP": [0.1, 0.1, 0.1, 0.1, 0.2, 0.4]}
+
+
+def test_the_sweep_has_a_table_a_model_with_the_choice_in_bold(tmp_path):
+    data = make_study(tmp_path / "s", LEVELS, TRIED)
+    clip, diffclip = sweep_tables(data)
+    assert [row.cells for row in clip.rows] == [
+        ["0.0005", "10.00", "**30.00**", "20.00"],
+        ["0.001", "10.00", "10.00", "10.00"],
+    ]
+    assert diffclip.rows[1].cells[-1] == "**40.00**"
+    assert edge_warnings(data) == [
+        "CLIP's learning rate of 0.0005 is the smallest that was tried: a smaller one may do better.",
+        "DiffCLIP's learning rate of 0.001 is the largest that was tried: a larger one may do better.",
+        "DiffCLIP's weight decay of 0.5 is the largest that was tried: a larger one may do better.",
+    ]
+    text = "".join(content for _, content in study_html(data))
+    assert "<b>30.00</b>" in text
+    assert "**" not in text
+
+
+def test_a_sweep_cut_short_chooses_nothing_and_no_run_counts(tmp_path):
+    data = make_study(tmp_path / "s", LEVELS, {**TRIED, "DiffCLIP": [0.1, 0.1, None, None, None, None]})
+    assert "The sweep is not finished: nothing is chosen yet." in sweep_intro(data)
+    assert [row.cells[1:] for row in sweep_tables(data)[1].rows] == [["10.00", "10.00", "–"], ["–"] * 3]
+    assert not data.trained
+    assert "Finished: 8 of 12 runs of the sweep" in progress(data)
+
+
+def test_what_is_not_run_is_said(tmp_path):
+    data = make_study(tmp_path / "s", LEVELS)
+    said = progress(data)
+    assert "9 of 12 runs of the group models and 2 of 9 runs of the group ablations" in said
+    assert "DiffCLIP-vision (seeds 0, 1, 2)" in said
+    assert "DiffCLIP-no-norm (seed 2)" in said
+    assert "Of the suite scenes, not measured:" in said
+    assert "linear-probe on scenes-shapes" in said
+    assert "retrieval on scenes," not in said
+    assert sweep_tables(data) == []
+    assert sweep_intro(data).startswith("No sweep")
+
+
+def test_a_study_without_runs_has_a_report(tmp_path):
+    data = make_study(tmp_path / "s", {})
+    assert "no claim can be judged yet" in verdict(data)
+    file = tmp_path / "results.md"
+    write_section(file, "study", data.collection, tmp_path / "figures", study=data)
+    assert (
+        "Not run yet: anything of the group models and anything of the group ablations." in file.read_text()
+    )
+    assert "What has been run" in page(data.collection, "A study", study=data)
+
+
+def test_the_cost_is_told_relative_to_clip(tmp_path):
+    data = make_study(
+        tmp_path / "s",
+        LEVELS,
+        parameters={"DiffCLIP": 1100},
+        seconds={"DiffCLIP": [0.6, 0.55, 0.65]},
+    )
+    clip, diffclip, _ = cost_table(data).rows
+    assert clip.cells[1:5] == ["1,000", "500.0", "1,024", "60"]
+    assert diffclip.cells[1:5] == ["1,100 (+10.000 %)", "600.0 (+20.0 %)", "1,024 (0.0 %)", "60 (0.0 %)"]
+
+
+def test_only_models_are_series(tmp_path):
+    data = make_study(tmp_path / "s", LEVELS, TRIED)
+    labels = ["CLIP", "DiffCLIP", "DiffCLIP (published init)"]
+    assert [series.label for series in data.collection.series] == labels
+    runs, _ = read_sources([tmp_path / "s"])
+    assert sorted(run.name for run in runs) == sorted(run.name for _, run in data.collection.runs)
+
+
+def test_the_command_writes_a_section_that_is_stable(tmp_path):
+    few = {arm: LEVELS[arm][:1] for arm in ("CLIP", "DiffCLIP", "DiffCLIP-no-norm")}
+    make_study(tmp_path / "s", few, TRIED)
+    file = tmp_path / "results.md"
+    words = ["report", str(tmp_path / "s"), "--markdown", str(file), "--section", "study"]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    before = file.read_bytes()
+    assert (tmp_path / "figures" / "study_ablations.svg").is_file()
+    CliRunner().invoke(app, words)
+    assert file.read_bytes() == before
+    headings = [line for line in before.decode().splitlines() if line.startswith("### ")]
+    assert headings == [
+        *(
+            "### The paper's claims",
+            "### Ablations",
+            "### Learning rate and weight decay",
+            "### Cost",
+        ),
+        *("### What has been run", "### The models"),
+    ]
+
+
+def test_a_study_is_reported_by_itself_and_not_saved(tmp_path):
+    make_study(tmp_path / "s", LEVELS, ablations=False)
+    with pytest.raises(InputError, match="report it by itself"):
+        study_among([tmp_path / "s", tmp_path])
+    refused = CliRunner().invoke(app, ["report", str(tmp_path / "s"), "--save", str(tmp_path / "saved")])
+    assert isinstance(refused.exception, InputError) or refused.exit_code == 2
+    assert not (tmp_path / "saved").exists()
+
+
+def test_settings_that_were_swept_are_not_said_to_be_shared(tmp_path):
+    data = make_study(tmp_path / "s", LEVELS, {arm: [0.1, 0.3, 0.1, 0.1, 0.1, 0.1] for arm in TRIED})
+    assert "All runs share learning rate" in limits(data.collection)
+    assert "All runs share" not in limits(data.collection, swept=True)
