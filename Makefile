@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 LOWEST := $(VENV)/lowest
 
-.PHONY: help demo test test-slow test-lowest lint format bench bench-gpu study-gpu clean
+.PHONY: help demo test test-slow test-lowest lint format bench bench-gpu study-cpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
@@ -16,6 +16,8 @@ help:
 	@echo "make lint       ruff, format check, strict types"
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
+	@echo "make study-cpu  does differential attention help? a grid of models and seeds on Flickr8k; hours, goes on where it was stopped"
+	@echo "make study-gpu  a larger grid on a GPU, ten minutes of it, with PYTHON=, DATA=, OUT= and DONE="
 
 demo: $(READY)
 	$(VENV)/bin/diffclip demo --folder runs/demo
@@ -56,7 +58,7 @@ bench: $(READY)
 DATA ?= ../shared/data
 OUT ?= benchmarks/results
 DEVICE ?= cuda
-BARE := PYTHONPATH=src $(PYTHON) -m
+BARE := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m
 
 # One step that fails or runs out of time does not stop the next ones, but make fails in the end. Tuning is first, so that
 # the errors are those of the blocks that are timed. Nine minutes at most.
@@ -81,10 +83,15 @@ bench-gpu:
 	step 215 benchmarks.training $(if $(filter cpu,$(DEVICE)),,--compile blocks) --seconds $(SECONDS_TRAINING); \
 	exit $$failed
 
+# In parts of ten minutes at most, each from what the one before has packed: make study-gpu PYTHON=python3 DATA=… OUT=…
+# DONE=…, then unpack OUT/study.tgz in benchmarks/results/ and make the report.
+MINUTES ?= 9
 study-gpu:
-	$(BARE) benchmarks.study --data $(DATA) --runs $(OUT)/runs --output $(OUT)/study --seeds 0 1 2 3 4 \
-		--models CLIP DiffCLIP DiffCLIP-dynamic DiffCLIP-vision
-	tar -C $(OUT) -czf $(OUT)/study.tgz study && rm -r $(OUT)/study $(OUT)/runs
+	$(BARE) benchmarks.study --data $(DATA) --output $(OUT) --minutes $(MINUTES) --device $(DEVICE) $(if $(DONE),--done $(DONE))
+
+study-cpu: $(READY)
+	$(VENV)/bin/diffclip study study_cpu --data $(DATA) --runs runs/study_cpu --output benchmarks/results/study_cpu --workers 2
+	$(VENV)/bin/diffclip report benchmarks/results/study_cpu --markdown docs/results.md --section study_cpu
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -19,6 +19,7 @@ from diffclip.errors import DiffCLIPError
 COMMANDS = [
     "demo",
     "train",
+    "study",
     "evaluate",
     "classify",
     "report",

@@ -21,10 +21,9 @@ from diffclip.evaluation.outcomes import beside
 from diffclip.evaluation.protocol import draw_of
 from diffclip.evaluation.records import Record, to_lines
 from diffclip.evaluation.runner import Measured, Runner, Sets
-from diffclip.evaluation.splits import TRAIN
 from diffclip.evaluation.store import Store
 from diffclip.evaluation.suite import Entry
-from diffclip.evaluation.tasks import LEARNING, SOLVED_BY, TASKS
+from diffclip.evaluation.tasks import SOLVED_BY, TASKS
 from diffclip.model_source import RANDOM, Loaded, find_model, load_for_use
 
 if TYPE_CHECKING:
@@ -162,17 +161,9 @@ def _present(request: Request) -> tuple[Entry, ...]:
     Raises:
         InputError: some are missing and may not be left out, or all are.
     """
-    from diffclip.data.published_sets import PUBLISHED, Missing, missing_sets
+    from diffclip.evaluation.missing import missing_of
 
-    missing: dict[str, Missing] = {}
-    for entry in request.entries:
-        if entry.dataset in PUBLISHED:
-            lacking = [missing_sets([(entry.dataset, split)], request.root) for split in entry.splits]
-            if all(lacking):
-                missing.setdefault(entry.dataset, lacking[0][0])
-            elif entry.task in LEARNING:
-                for one in missing_sets([(entry.dataset, TRAIN)], request.root):
-                    missing.setdefault(entry.dataset, one)
+    missing = missing_of(request.entries, request.root)
     if not missing:
         return request.entries
     for one in missing.values():

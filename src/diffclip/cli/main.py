@@ -28,6 +28,7 @@ from diffclip.cli.export import export
 from diffclip.cli.make_scenes import make_scenes
 from diffclip.cli.report import report
 from diffclip.cli.search import search
+from diffclip.cli.study import study
 from diffclip.cli.train import train
 from diffclip.cli.vlm import vlm
 from diffclip.errors import DiffCLIPError
@@ -42,7 +43,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, evaluate, classify, attend, search, explore, report, convert, export, bench):
+for command in (
+    *(demo, train, study, evaluate, classify, attend),
+    *(search, explore, report, convert, export, bench),
+):
     app.command(command.__name__)(command)
 
 app.command("benchmark", add_help_option=False, context_settings=SETTINGS)(benchmark)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diffclip.errors import InputError
 from diffclip.study.folder import is_finished
-from diffclip.study.plan import Settings, sweep_runs
+from diffclip.study.plan import Planned, Settings, grid_runs, sweep_runs
 from diffclip.study.recipe import Study
 from diffclip.training.telemetry import VALIDATION_FILE
 
@@ -48,6 +48,15 @@ def choose(study: Study, folder: Path) -> dict[str, Settings]:
         if known is None or known.score is None or trial.score > known.score:
             best[trial.arm] = trial
     return {arm: trial.settings for arm, trial in best.items()}
+
+
+def runs_so_far(study: Study, folder: Path) -> list[Planned]:
+    """Every run in order, with what the sweep chose if it is finished in the study's `folder`."""
+    try:
+        chosen = choose(study, folder)
+    except InputError:
+        chosen = {}
+    return [*sweep_runs(study), *grid_runs(study, chosen)]
 
 
 def best_score(run: Path) -> float:

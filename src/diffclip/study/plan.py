@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,6 +80,11 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
         for seed in grid.seeds
         for arm, own in grid.arms.items()
     ]
+
+
+def all_runs(study: Study, groups: Collection[Group] = GROUPS) -> list[Planned]:
+    """Every run of `groups` in order; those after the sweep as yet without what it will choose."""
+    return [run for run in [*sweep_runs(study), *grid_runs(study, {})] if run.group in groups]
 
 
 def tuned_as(study: Study, arm: str) -> str:

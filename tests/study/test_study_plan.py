@@ -1,0 +1,89 @@
+"""Which runs a study has, in which order, with which settings; and how long they take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_study import ABLATIONS, write_finished
+
+from diffclip.errors import InputError
+from diffclip.study.choose import choose
+from diffclip.study.folder import check_study_folder, claim_study, is_finished
+from diffclip.study.pace import Pace
+from diffclip.study.plan import Settings, all_runs, grid_runs, sweep_runs
+from diffclip.study.recipe import read_study
+
+
+def test_runs_come_seed_by_seed_and_arms_take_the_settings_of_their_kind(
+    study_file: Callable[..., Path],
+) -> None:
+    study = read_study(study_file(ablations=ABLATIONS))
+    chosen = {"CLIP": Settings(0.25, 0.5), "DiffCLIP": Settings(0.125, 0.0)}
+    runs = grid_runs(study, chosen)
+    assert [str(run) for run in runs] == [
+        *("models/CLIP-s0", "models/DiffCLIP-s0", "models/CLIP-s1", "models/DiffCLIP-s1"),
+        "ablations/DiffCLIP-no-norm-s0",
+    ]
+    assert [run.change["lr"] for run in runs] == [0.25, 0.125, 0.25, 0.125, 0.125]
+    assert all_runs(study, ["ablations"])[0].name == "DiffCLIP-no-norm-s0"
+
+
+def test_the_sweep_chooses_for_each_arm_and_not_before_it_is_finished(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    study = read_study(study_file())
+    runs = sweep_runs(study)
+    for run, score in zip(runs, (0.1, 0.4, 0.3, 0.2), strict=True):
+        with pytest.raises(InputError, match="the sweep is not finished"):
+            choose(study, tmp_path / "out")
+        write_finished(study, run, tmp_path / "out", score)
+    assert [run.arm for run in runs] == ["CLIP", "DiffCLIP", "CLIP", "DiffCLIP"]
+    assert choose(study, tmp_path / "out") == {"CLIP": Settings(2e-3, 0.1), "DiffCLIP": Settings(1e-3, 0.1)}
+
+
+def test_a_run_of_other_settings_or_another_suite_is_not_finished(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    study = read_study(study_file())
+    run = grid_runs(study, {})[0]
+    assert not is_finished(study, run, tmp_path)
+    folder = write_finished(study, run, tmp_path, 0.5)
+    assert is_finished(study, run, tmp_path)
+    other = read_study(study_file(change={"epochs": 3}))
+    assert not is_finished(other, grid_runs(other, {})[0], tmp_path)
+    cost = json.loads((folder / "cost.json").read_text())
+    (folder / "cost.json").write_text(json.dumps({**cost, "suite": "quick"}))
+    assert not is_finished(study, run, tmp_path)
+    (folder / "cost.json").write_text("{")
+    assert not is_finished(study, run, tmp_path)
+
+
+def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    half = out / "models" / ".12345678.tmp"
+    half.mkdir(parents=True)
+    claim_study(read_study(study_file()), out)
+    assert not half.exists()
+    claim_study(read_study(study_file()), out)
+    other = read_study(study_file(change={"epochs": 7}))
+    with pytest.raises(InputError, match=r"holds a study with change.epochs=null, not 7: .*--output"):
+        check_study_folder(other, out)
+    (out / "study.yaml").write_text("models: [")
+    with pytest.raises(InputError, match="cannot be read: remove it"):
+        check_study_folder(other, out)
+
+
+def test_the_pace_is_that_of_this_call_then_of_what_is_finished_then_of_other_groups() -> None:
+    pace = Pace({"sweep": [10.0, 30.0, 20.0]})
+    assert pace.seconds("models") == 20
+    pace.add("models", 100.0)
+    assert (pace.seconds("sweep"), pace.seconds("models"), pace.seconds("ablations")) == (20, 100, 100)
+    pace.add("sweep", 40.0)
+    assert pace.seconds_of(["sweep", "sweep", "models"], workers=2) == 90
+    assert Pace().seconds_of(["sweep"], workers=1) is None
+    assert Pace().seconds_of([], workers=1) == 0
