@@ -1,7 +1,7 @@
 """What a suite measures: tasks on sets, in an order that gives the quick answers first.
 
 `scenes` needs no download. `brief` and `quick` want small real sets, and `study` is `quick` with where models look.
-`paper` is everything the paper tabulates (its Tables 1 and 2, Figures 3 and 4), with zero-shot on its nine sets besides.
+`paper` is everything the paper tabulates (its Tables 1 and 2, Figures 3 and 4), with zero-shot on its nine sets too.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from PIL import Image
 
 from diffclip.config import ABLATIONS
 from diffclip.report.series import Series
+from diffclip.report.svg import shortened
 
 LineStyle = Literal["-"] | tuple[float, tuple[float, ...]]
 
@@ -145,8 +146,7 @@ def svg_of(figure: Figure, ground: str = "none") -> str:
     buffer = io.StringIO()
     with style():
         figure.savefig(buffer, format="svg", facecolor=ground, metadata={"Date": None, "Creator": None})
-    # the prologue's DTD is an address on the web, which nothing needs
-    return re.sub(r"<\?xml.*?(?=<svg)", "", buffer.getvalue(), count=1, flags=re.DOTALL)
+    return shortened(buffer.getvalue())
 
 
 def png_of(figure: Figure, dpi: int = 144, ground: str = "none") -> bytes:
