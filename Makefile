@@ -58,7 +58,8 @@ bench: $(READY)
 DATA ?= ../shared/data
 OUT ?= benchmarks/results
 DEVICE ?= cuda
-BARE := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m
+PATHS := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH}
+BARE := $(PATHS) $(PYTHON) -m
 
 # One step that fails or runs out of time does not stop the next ones, but make fails in the end. Tuning is first, so that
 # the errors are those of the blocks that are timed. Nine minutes at most.
@@ -73,7 +74,7 @@ bench-gpu:
 	@mkdir -p $(OUT); failed=0; all=$$(date +%s); \
 	step() { \
 		limit=$$1; shift; started=$$(date +%s); echo "== $$*"; \
-		PYTHONUNBUFFERED=1 PYTHONPATH=src $(if $(LIMIT),$(LIMIT) $$limit) $(PYTHON) -m "$$@" --device $(DEVICE) --output $(OUT) \
+		PYTHONUNBUFFERED=1 $(PATHS) $(if $(LIMIT),$(LIMIT) $$limit) $(PYTHON) -m "$$@" --device $(DEVICE) --output $(OUT) \
 			|| { failed=1; echo "== FAILED: $$*"; }; \
 		now=$$(date +%s); echo "== $$((now - started)) s for $$1, $$((now - all)) s in all"; \
 	}; \

@@ -78,12 +78,21 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
         check_study_folder(other, out)
 
 
-def test_the_pace_is_that_of_this_call_then_of_what_is_finished_then_of_other_groups() -> None:
-    pace = Pace({"sweep": [10.0, 30.0, 20.0]})
-    assert pace.seconds("models") == 20
-    pace.add("models", 100.0)
-    assert (pace.seconds("sweep"), pace.seconds("models"), pace.seconds("ablations")) == (20, 100, 100)
-    pace.add("sweep", 40.0)
-    assert pace.seconds_of(["sweep", "sweep", "models"], workers=2) == 90
-    assert Pace().seconds_of(["sweep"], workers=1) is None
-    assert Pace().seconds_of([], workers=1) == 0
+def test_the_pace_is_the_median_of_what_finished_runs_cost_and_for_other_groups_that_of_the_longest(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    study = read_study(study_file(ablations=ABLATIONS))
+    assert Pace.of_finished(study, sweep_runs(study), tmp_path).seconds_of(["sweep"], workers=1) is None
+    for planned, seconds in zip(sweep_runs(study), (10.0, 30.0, 20.0), strict=False):
+        folder = write_finished(study, planned, tmp_path, 0.1)
+        (folder / "cost.json").write_text(
+            json.dumps({"seconds": seconds, "suite": None, "suite_seconds": None})
+        )
+    pace = Pace.of_finished(study, sweep_runs(study), tmp_path)
+    assert (pace.seconds("sweep"), pace.seconds("models")) == (20, 20)
+    model = grid_runs(study, {})[0]
+    write_finished(study, model, tmp_path, 0.1)  # of a minute, and half of one for its suite
+    pace.add(model)
+    assert (pace.seconds("sweep"), pace.seconds("models"), pace.seconds("ablations")) == (20, 90, 90)
+    assert pace.seconds_of(["sweep", "sweep", "models"], workers=2) == 65
+    assert pace.seconds_of([], workers=1) == 0

@@ -119,7 +119,10 @@ class _Job:
         runs = runs_so_far(self.study, self.place.output)
         self.pace = Pace.of_finished(self.study, runs, self.place.output)
         if "sweep" in groups:
+            # which runs these will be, the sweep decides; how many, it does not
+            self._later = [planned for planned in grid_runs(self.study, {}) if planned.group in groups]
             self._all(sweep_runs(self.study))
+            self._later = []
             if self.tally.failures:
                 return
         rest = [group for group in groups if group != "sweep"]
@@ -153,7 +156,7 @@ class _Job:
                 break
             for ended in self.workers.wait(_POLL):
                 going.remove(ended.planned)
-                self._count(ended, [*going, *pending])
+                self._count(ended, [*going, *pending, *self._later])
         if pending and self.tally.stopped is None:
             self.tally.stopped = "time"
 
@@ -179,7 +182,7 @@ class _Job:
         if ended.score is not None:
             tally.done += 1
             if str(planned) in self.from_the_start:
-                self.pace.add(planned.group, ended.seconds)
+                self.pace.add(planned)
             seconds = self.pace.seconds_of((run.group for run in left), self.place.side_by_side)
             until = f", about {duration(seconds)} left" if left and seconds is not None else ""
             self.say(

@@ -13,27 +13,28 @@ from diffclip.study.recipe import Study
 
 
 class Pace:
-    """The seconds that a run of each group takes: the median of those that have ended since this began, before there is
-    one that of what the finished runs in the study's folder say they cost, and for a group without any that of the
-    longest other group."""
+    """The seconds that a run of each group takes: the median of what its finished runs in the study's folder say they
+    cost, and for a group without any that of the longest other group. What a run took in one call says less: it may
+    have gone on from a checkpoint, or been trained before."""
 
-    def __init__(self, costs: dict[Group, list[float]] | None = None) -> None:
-        self._costs = costs or {}
-        self._seen: dict[Group, list[float]] = defaultdict(list)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._costs: dict[Group, list[float]] = defaultdict(list)
 
     @classmethod
     def of_finished(cls, study: Study, runs: Iterable[Planned], folder: Path) -> Pace:
         """That of those of `runs` that are finished in the study's `folder`."""
-        costs: dict[Group, list[float]] = defaultdict(list)
+        pace = cls(folder)
         for planned in runs:
-            cost = read_cost(folder / str(planned)) if is_finished(study, planned, folder) else None
-            if cost is not None:
-                costs[planned.group].append(cost["seconds"] + (cost["suite_seconds"] or 0.0))
-        return cls(costs)
+            if is_finished(study, planned, folder):
+                pace.add(planned)
+        return pace
 
-    def add(self, group: Group, seconds: float) -> None:
-        """Count a run that has ended well."""
-        self._seen[group].append(seconds)
+    def add(self, planned: Planned) -> None:
+        """Count a run that is finished."""
+        cost = read_cost(self._folder / str(planned))
+        if cost is not None:
+            self._costs[planned.group].append(cost["seconds"] + (cost["suite_seconds"] or 0.0))
 
     def seconds(self, group: Group) -> float | None:
         """What a run of the group is expected to take; None as long as no run has ended."""
@@ -47,5 +48,5 @@ class Pace:
         return sum(known) / workers if len(known) == len(each) else None
 
     def _known(self, group: Group) -> float | None:
-        found = self._seen.get(group) or self._costs.get(group)
+        found = self._costs.get(group)
         return median(found) if found else None
