@@ -71,6 +71,10 @@ def test_retrieval(captioned: Path) -> None:
     assert captions == data.captions == [[f"first {n}", f"second {n}"] for n in range(4)] + [["only one"]]
 
 
+def test_a_set_of_any_name_is_found_below_the_root(captioned: Path) -> None:
+    assert len(open_set(captioned.name, "val", captioned.parent)) == 5
+
+
 def test_broken_pictures_are_left_out_and_named_once(captioned: Path, write_shard: WriteShard) -> None:
     changes = {1: {"jpg": b"x"}, 2: {"txt": b" "}, 3: {"jpg": None}, 4: {"jpg": b"y"}}
     path = write_shard(captioned / "val" / "0.tar", 6, changes=changes)

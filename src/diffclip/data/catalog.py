@@ -219,7 +219,8 @@ def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTIO
 
 
 def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
-    """The folder of a set: of a built-in one, which is drawn on first use, or ROOT/NAME of a published one.
+    """The folder of a set: of a built-in one, which is drawn on first use, or ROOT/NAME of a published one, or of
+    another by its name alone.
 
     Raises:
         InputError: no such set or folder.
@@ -235,6 +236,8 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
+    if root is not None and os.sep not in name and (Path(root) / name).is_dir():
+        return Path(root) / name
     if name in PUBLISHED:
         raise not_there(name, root)
     if folder.exists():

@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from diffclip.errors import InputError
+from diffclip.evaluation.focus_names import is_detail
 from diffclip.evaluation.outcomes import ItemOutcomes, key_of, outcomes_file, read_outcomes, write_outcomes
 from diffclip.evaluation.records import Record, to_lines
 from diffclip.files import write_text
@@ -77,7 +78,7 @@ def save_results(
 
 def save_run(run_folder: str | Path, destination: str | Path, max_bytes: int = MAX_BYTES) -> None:
     """Condense one run into the folder `destination`: as `save_results` does, but with the run's own records, if it
-    has some, in its `results.jsonl`, and without the outcomes of items.
+    has some, in its `results.jsonl`, without those of layers and heads, and without the outcomes of items.
 
     Args:
         run_folder, destination: folders; the records' `weights` begin at the name of the first.
@@ -90,8 +91,8 @@ def save_run(run_folder: str | Path, destination: str | Path, max_bytes: int = M
     destination = Path(destination)
     _save_course(run, destination, max_bytes)
     if run.records:
-        shown = [record for record in run.records if is_shown(record.metric)]
-        write_text(destination / RESULTS, to_lines(_shortened(record, {run.name: run}) for record in shown))
+        kept = [record for record in run.records if not is_detail(record.metric)]
+        write_text(destination / RESULTS, to_lines(_shortened(record, {run.name: run}) for record in kept))
 
 
 def _save_course(run: Run, folder: Path, max_bytes: int) -> None:
