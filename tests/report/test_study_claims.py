@@ -12,6 +12,7 @@ from diffclip.evaluation.significance import (
     student_quantile,
 )
 from diffclip.report.study_claims import judge_of, judged_claims, not_measured
+from diffclip.report.study_data import read_study_data
 from diffclip.report.study_paper import FOCUSED, PAIRS, PARAMETERS, printed_difference
 from diffclip.report.study_section import claims_table
 from diffclip.report.study_verdict import verdict
@@ -50,8 +51,7 @@ def test_each_word_of_the_verdict_is_reached(tmp_path):
     level["DiffCLIP"] = [0.30, 0.29, 0.35]
     unclear = make_study(tmp_path / "unclear", level, ablations=False)
     assert claim(unclear, "DiffCLIP", "zero-shot").word == "cannot be told"
-    assert "2 of 3 differences point the paper's way" not in verdict(unclear)
-    assert "3 of 3 differences point the paper's way" in verdict(unclear)
+    assert "Of 3 claims to be better among these, 3 point the paper's way" in verdict(unclear)
     bound = 100 * claim(unclear, "DiffCLIP", "zero-shot").test.detectable
     assert f"found in 80 % of cases is {bound:.1f} points" in verdict(unclear)
 
@@ -110,6 +110,23 @@ def test_only_seeds_that_both_have_are_compared(tmp_path):
     )
     one = claim(data, "DiffCLIP", "image retrieval")
     assert (one.seeds, one.test.difference.mean) == (1, pytest.approx(0.1))
+
+
+def test_a_spread_that_was_not_seen_tells_nothing_of_luck(tmp_path):
+    data = make_study(tmp_path / "s", {"CLIP": [0.25] * 3, "DiffCLIP": [0.5] * 3}, ablations=False)
+    one = claim(data, "DiffCLIP", "image retrieval")
+    assert (one.word, one.p, one.test.detectable) == ("cannot be told", None, None)
+    assert "DiffCLIP and CLIP cannot be told apart at any of 3 tasks" in verdict(data)
+
+
+def test_a_seed_that_was_measured_otherwise_does_not_decide_the_measure(tmp_path):
+    levels = {"CLIP": CLIP, "DiffCLIP": [0.33, 0.36, 0.36]}
+    make_study(tmp_path / "s", levels, ablations=False)
+    for arm in levels:
+        file = tmp_path / "s" / "models" / f"{arm}-s0" / "results.jsonl"
+        file.write_text(file.read_text().replace("retrieval; made up", "retrieval; otherwise"))
+    one = claim(read_study_data(tmp_path / "s"), "DiffCLIP", "image retrieval")
+    assert (one.seeds, one.test.difference.mean) == (2, pytest.approx(0.045))
 
 
 def test_claims_without_numbers_are_named(tmp_path):

@@ -9,10 +9,10 @@ from diffclip.report.origin import limits
 from diffclip.report.page import page
 from diffclip.report.sources import read_sources
 from diffclip.report.study_cost import cost_table
-from diffclip.report.study_data import study_among
+from diffclip.report.study_data import read_study_data, study_among
 from diffclip.report.study_missing import progress
-from diffclip.report.study_section import study_html
-from diffclip.report.study_sweep import edge_warnings, sweep_intro, sweep_tables
+from diffclip.report.study_section import study_html, study_markdown
+from diffclip.report.study_sweep import at_one_rate, edge_warnings, sweep_intro, sweep_table, tuning_sentence
 from diffclip.report.study_verdict import verdict
 
 LEVELS = {
@@ -24,17 +24,13 @@ LEVELS = {
 TRIED = {"CLIP": [0.1, 0.3, 0.2, 0.1, 0.1, 0.1], "DiffCLIP": [0.1, 0.1, 0.1, 0.1, 0.2, 0.4]}
 
 
-def test_the_sweep_has_a_table_a_model_with_the_choice_in_bold(tmp_path):
+def test_the_sweep_is_a_table_of_both_models_with_their_choices_in_bold(tmp_path):
     data = make_study(tmp_path / "s", LEVELS, TRIED)
-    clip, diffclip = sweep_tables(data)
-    assert [row.cells for row in clip.rows] == [
-        ["0.0005", "10.00", "**30.00**", "20.00"],
-        ["0.001", "10.00", "10.00", "10.00"],
+    assert [row.cells for row in sweep_table(data).rows] == [
+        ["0.0005", "10.00", "**30.00**", "20.00", "10.00", "10.00", "10.00", "−20.00"],
+        ["0.001", "10.00", "10.00", "10.00", "10.00", "20.00", "**40.00**", "+30.00"],
     ]
-    assert diffclip.rows[1].cells[-1] == "**40.00**"
     assert edge_warnings(data) == [
-        "CLIP's learning rate of 0.0005 is the smallest that was tried: a smaller one may do better.",
-        "DiffCLIP's learning rate of 0.001 is the largest that was tried: a larger one may do better.",
         "DiffCLIP's weight decay of 0.5 is the largest that was tried: a larger one may do better.",
     ]
     text = "".join(content for _, content in study_html(data))
@@ -42,10 +38,23 @@ def test_the_sweep_has_a_table_a_model_with_the_choice_in_bold(tmp_path):
     assert "**" not in text
 
 
+def test_what_a_learning_rate_of_its_own_brings_is_told(tmp_path):
+    data = make_study(tmp_path / "s", {arm: LEVELS[arm][:1] for arm in ("CLIP", "DiffCLIP")}, TRIED)
+    assert at_one_rate(data) == pytest.approx({0.0005: -0.2, 0.001: 0.3})
+    said = tuning_sentence(data)
+    assert (
+        "DiffCLIP − CLIP is −20.00 at 0.0005 and +30.00 at 0.001 (points); each at its own best +10.00."
+        in said
+    )
+    # the recipe's is 0.0005
+    assert "instead of the recipe's 0.0005, CLIP gains 0.00 points and DiffCLIP 30.00." in said
+    assert "of one seed, DiffCLIP − CLIP is −20.0 points of validation score at the recipe's" in verdict(data)
+
+
 def test_a_sweep_cut_short_chooses_nothing_and_no_run_counts(tmp_path):
     data = make_study(tmp_path / "s", LEVELS, {**TRIED, "DiffCLIP": [0.1, 0.1, None, None, None, None]})
-    assert "The sweep is not finished: nothing is chosen yet." in sweep_intro(data)
-    assert [row.cells[1:] for row in sweep_tables(data)[1].rows] == [["10.00", "10.00", "–"], ["–"] * 3]
+    assert "The sweep is not finished: nothing is chosen yet." in sweep_intro(data)[0]
+    assert [row.cells[4:] for row in sweep_table(data).rows] == [["10.00", "10.00", "–", "–"], ["–"] * 4]
     assert not data.trained
     assert "Finished: 8 of 12 runs of the sweep" in progress(data)
 
@@ -54,13 +63,32 @@ def test_what_is_not_run_is_said(tmp_path):
     data = make_study(tmp_path / "s", LEVELS)
     said = progress(data)
     assert "9 of 12 runs of the group models and 2 of 9 runs of the group ablations" in said
-    assert "DiffCLIP-vision (seeds 0, 1, 2)" in said
+    assert "DiffCLIP-vision (seeds 0, 1 and 2)" in said
+    assert "CLIP-published (seeds 0, 1 and 2)" in said
     assert "DiffCLIP-no-norm (seed 2)" in said
     assert "Of the suite scenes, not measured:" in said
     assert "linear-probe on scenes-shapes" in said
     assert "retrieval on scenes," not in said
-    assert sweep_tables(data) == []
-    assert sweep_intro(data).startswith("No sweep")
+    assert sweep_table(data) is None
+    assert sweep_intro(data)[0].startswith("No sweep")
+
+
+def test_finished_runs_that_do_not_fit_are_told_loudly(tmp_path):
+    make_study(tmp_path / "s", LEVELS, ablations=False)
+    base = tmp_path / "s_base.yaml"
+    base.write_text(base.read_text().replace("epochs: 2", "epochs: 3"))
+    (tmp_path / "s" / "models" / "CLIP-s0").rename(tmp_path / "s" / "models" / "CLIP-s9")
+    data = read_study_data(tmp_path / "s")
+    assert not data.trained
+    assert {one.name: one.reason for one in data.strays}["models/CLIP-s1"] == "started with epochs=2, not 3"
+    assert verdict(data).startswith("Careful: 9 finished runs in this folder do not fit the study")
+    text = "".join(content for _, content in study_html(data))
+    assert "models/CLIP-s9: the study has no such run" in text
+    file = tmp_path / "results.md"
+    told = CliRunner().invoke(
+        app, ["report", str(tmp_path / "s"), "--markdown", str(file), "--section", "study"]
+    )
+    assert "Left out: 9 finished runs here are not as the study is planned now" in told.stderr
 
 
 def test_a_study_without_runs_has_a_report(tmp_path):
@@ -68,9 +96,7 @@ def test_a_study_without_runs_has_a_report(tmp_path):
     assert "no claim can be judged yet" in verdict(data)
     file = tmp_path / "results.md"
     write_section(file, "study", data.collection, tmp_path / "figures", study=data)
-    assert (
-        "Not run yet: anything of the group models and anything of the group ablations." in file.read_text()
-    )
+    assert "Not run yet: anything of the group models; anything of the group ablations." in file.read_text()
     assert "What has been run" in page(data.collection, "A study", study=data)
 
 
@@ -95,26 +121,30 @@ def test_only_models_are_series(tmp_path):
 
 
 def test_the_command_writes_a_section_that_is_stable(tmp_path):
-    few = {arm: LEVELS[arm][:1] for arm in ("CLIP", "DiffCLIP", "DiffCLIP-no-norm")}
-    make_study(tmp_path / "s", few, TRIED)
+    # no models, so that a single figure is drawn
+    make_study(tmp_path / "s", {"CLIP-published": [0.5], "DiffCLIP-no-norm": [0.4]}, TRIED)
     file = tmp_path / "results.md"
     words = ["report", str(tmp_path / "s"), "--markdown", str(file), "--section", "study"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
     before = file.read_bytes()
-    assert (tmp_path / "figures" / "study_ablations.svg").is_file()
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {"study_ablations.png", "study_ablations.svg"}
+    assert b"figures/study_ablations.svg" in before
     CliRunner().invoke(app, words)
     assert file.read_bytes() == before
-    headings = [line for line in before.decode().splitlines() if line.startswith("### ")]
-    assert headings == [
-        *(
-            "### The paper's claims",
-            "### Ablations",
-            "### Learning rate and weight decay",
-            "### Cost",
-        ),
+
+
+def test_the_parts_of_a_section(tmp_path):
+    few = {arm: LEVELS[arm][:1] for arm in ("CLIP", "DiffCLIP", "DiffCLIP-no-norm")}
+    data = make_study(tmp_path / "s", few, TRIED)
+    lines = "\n".join(study_markdown(data, {"ablations": "a figure"})).splitlines()
+    assert [line for line in lines if line.startswith("### ")] == [
+        *("### The paper's claims", "### Ablations", "### Learning rate and weight decay", "### Cost"),
         *("### What has been run", "### The models"),
     ]
+    assert lines[0].startswith("**Verdict.** A small study, over 1 training seed.")
+    assert "a figure" in lines
 
 
 def test_a_study_is_reported_by_itself_and_not_saved(tmp_path):

@@ -93,8 +93,11 @@ def report(
     require_group("train", "matplotlib")
     from diffclip.report.sources import read_outcomes_of, read_sources
     from diffclip.report.study_data import study_among
+    from diffclip.report.study_strays import strays_sentence
 
     study = study_among(paths)
+    if study is not None and study.strays:
+        typer.echo(f"diffclip: {strays_sentence(study.strays, study.study.recipe)}", err=True)
     if study is not None and save is not None:
         raise InputError(f"--save: {paths[0]} is the folder of a study, which is condensed already")
     runs, records = ([], []) if study else read_sources(paths, say=partial(typer.echo, err=True))

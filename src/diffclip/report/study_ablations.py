@@ -1,11 +1,13 @@
-"""The ablations: how each arm scores, how it differs from what it is one factor away from, and which is best."""
+"""The ablations: how each arm scores, and how it differs from what it is one factor away from."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffclip.evaluation.significance import SeedTest
+from diffclip.report.compare import ENOUGH_SEEDS
 from diffclip.report.study_claims import more_of
 from diffclip.report.study_data import StudyData
 from diffclip.report.study_pairs import (
@@ -13,10 +15,8 @@ from diffclip.report.study_pairs import (
     corrected,
     difference_text,
     enumerated,
-    is_real,
     p_cell,
     paired,
-    signed,
 )
 from diffclip.report.tables import Row, Table
 from diffclip.study.plan import tuned_as
@@ -26,8 +26,12 @@ SCORE_MEANING = (
     "Score: the best mean of the six recalls (image and text retrieval at 1, 5 and 10) on the validation split, of the "
     "checkpoint that is kept"
 )
-_NEXT = 2
-"""How many after the best are named with their scores."""
+_WORDS = {
+    "DiffCLIP-dynamic": "λ_init by layer (dynamic)",
+    "DiffCLIP-vision": "in the vision tower alone",
+    "DiffCLIP-v2": "V2 in place of V1",
+}
+"""Of models that a study may have among its models, where it gives no words."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,6 @@ class Ablated:
     own: SeedTest | None
     p: float | None
     to_clip: SeedTest | None
-    to_diffclip: SeedTest | None
 
     @property
     def mean(self) -> float:
@@ -77,17 +80,19 @@ def ablated(data: StudyData) -> list[Ablated]:
             one,
             p,
             test(arm, BASELINE),
-            test(arm, TREATED),
         )
         for arm, one, p in zip(shown, own, corrected(own), strict=True)
     ]
 
 
 def ablation_table(data: StudyData) -> Table | None:
-    """A row an arm; None where there is none."""
+    """A row an arm; None where there is none. Where some have more seeds, a column is of those that all have."""
     rows = ablated(data)
     if not rows:
         return None
+    shared = shared_seeds(rows)
+    unequal = any(len(row.scores) > len(shared) for row in rows)
+    extra = [f"in {seeds_text(shared)}, which all have"] if unequal and shared else []
     made = []
     for row in rows:
         parameters = data.costs(row.arm, "parameters")
@@ -99,10 +104,10 @@ def ablation_table(data: StudyData) -> Table | None:
                     row.arm,
                     f"{row.against}: {row.factor}" if row.against else NONE,
                     f"{100 * row.mean:.2f}",
+                    *[f"{100 * statistics.fmean(row.scores[seed] for seed in shared):.2f}" for _ in extra],
                     difference_text(row.own, 2),
                     p_cell(row.own.p if row.own else None, row.p),
                     difference_text(row.to_clip, 2),
-                    difference_text(row.to_diffclip, 2),
                     f"{min(parameters.values()):,.0f}" if parameters else NONE,
                     f"{1 + time.difference.mean:.2f}" if time else NONE,
                     str(len(row.scores)),
@@ -112,17 +117,24 @@ def ablation_table(data: StudyData) -> Table | None:
     tests = sum(row.p is not None for row in rows)
     notes = [
         f"{SCORE_MEANING}, mean over seeds, in %.",
-        "Differences in points, paired by seed, with their 95 % interval (Student's t).",
+        f"Differences in points, paired by seed, from {ENOUGH_SEEDS} seeds on with their 95 % interval (Student's t).",
+        "They are over the seeds that both arms have, and so need not be the differences of the scores."
+        if unequal
+        else "",
+        f"With fewer than {ENOUGH_SEEDS} seeds nothing is tested, and a place in this table is no rank."
+        if any(len(row.scores) < ENOUGH_SEEDS for row in rows)
+        else "",
         f"Corrected: p of the difference to the arm that it is against, Holm over {tests} arms."
         if tests > 1
         else "",
+        _settings_note(data, rows),
         side_by_side_note(data, [row.arm for row in rows]),
     ]
     return Table(
         title="Validation score by arm",
         columns=[
-            *("arm", "one factor away from", "score (%)", "difference to that", "p (corrected)"),
-            *("difference to CLIP", "difference to DiffCLIP", "parameters", "time a step ÷ CLIP's", "seeds"),
+            *("arm", "one factor away from", "score (%)", *extra, "difference to that", "p (corrected)"),
+            *("difference to CLIP", "parameters", "time a step ÷ CLIP's", "seeds"),
         ],
         rows=made,
         notes=[note for note in notes if note],
@@ -130,50 +142,32 @@ def ablation_table(data: StudyData) -> Table | None:
     )
 
 
-def best_sentence(data: StudyData) -> str:
-    """Which variant does best at this size, with its cost, and what it can be told from; empty without ablations.
-
-    Arms are ranked and compared over the seeds that all of them have.
-    """
-    rows = ablated(data)
-    shared = set.intersection(*(set(row.scores) for row in rows)) if rows else set()
-    if len(rows) < 2:
+def _settings_note(data: StudyData, rows: Sequence[Ablated]) -> str:
+    """Which differences are of learning rate or weight decay as well; empty where none is."""
+    if len(set(data.chosen.values())) < 2:
         return ""
-    if not shared:
-        return "Which variant does best cannot be said yet: no seed is finished for all arms."
-    scores = {row.arm: {seed: row.scores[seed] for seed in sorted(shared)} for row in rows}
-    means = {arm: statistics.fmean(own.values()) for arm, own in scores.items()}
-    ranked = sorted(rows, key=lambda row: -means[row.arm])
-    best = ranked[0].arm
-    others = [row for row in ranked if row.arm != best]
-    tests = [paired(scores[best], scores[row.arm]) for row in others]
-    ps = dict(zip([row.arm for row in others], corrected(tests), strict=True))
-    apart = [arm for arm, p in ps.items() if is_real(p)]
-    alike = [arm for arm, p in ps.items() if not is_real(p)]
-    seeds = f"{len(shared)} training seed{'s' * (len(shared) != 1)}"
-    text = f"{best} does best at this size, {100 * means[best]:.2f} % over {seeds}{_cost_words(data, best)}"
-    if best != BASELINE and BASELINE in means:
-        text += (
-            f"; CLIP has {100 * means[BASELINE]:.2f} % ({signed(means[best] - means[BASELINE], 2)} points)"
-        )
-    text += (
-        f". Next come {enumerated([f'{row.arm} ({100 * means[row.arm]:.2f} %)' for row in others[:_NEXT]])}. "
-    )
-    if all(p is None for p in ps.values()):
-        text += "So few seeds do not tell whether its lead is luck."
-    else:
-        text += f"{_told_from(apart, alike)} (paired by seed, Holm over its {len(ps)} comparisons)."
-    differential = [row.arm for row in ranked if tuned_as(data.study, row.arm) == TREATED]
-    if differential and best not in differential:
-        first = differential[0]
-        text += (
-            f" Of those with differential attention {first} does best, {100 * means[first]:.2f} %"
-            f"{_cost_words(data, first)}."
-        )
+    mixed = [
+        row.arm
+        for row in rows
+        if row.against and tuned_as(data.study, row.arm) != tuned_as(data.study, row.against)
+    ]
+    if not mixed:
+        return ""
+    have = "has" if len(mixed) == 1 else "have"
     return (
-        f"{text} The best of {len(rows)} was chosen by the very scores that are shown, which flatters it: "
-        "new seeds would have to confirm it."
+        f"{enumerated(mixed)} {have} DiffCLIP's learning rate and weight decay, CLIP its own, so that the difference "
+        "is of these settings too."
     )
+
+
+def shared_seeds(rows: Sequence[Ablated]) -> list[int]:
+    """The seeds that all these arms have."""
+    return sorted(set.intersection(*(set(row.scores) for row in rows))) if rows else []
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """ "seed 0", "seeds 0 and 1"."""
+    return f"seed{'s' * (len(seeds) != 1)} {enumerated([str(seed) for seed in seeds])}"
 
 
 def side_by_side_note(data: StudyData, arms: list[str]) -> str:
@@ -186,33 +180,6 @@ def side_by_side_note(data: StudyData, arms: list[str]) -> str:
     if len(devices) > 1:
         parts.append("Times of different devices are not comparable.")
     return " ".join(filter(None, parts))
-
-
-def _told_from(apart: list[str], alike: list[str]) -> str:
-    """What the best can be told from; of a long list of what not, the nearest are named, and CLIP and DiffCLIP."""
-    named = [arm for index, arm in enumerate(alike) if index < _NEXT or arm in (BASELINE, TREATED)]
-    rest = len(alike) - len(named)
-    others = [*named, f"{rest} other{'s' * (rest > 1)}"] if rest else named
-    if not apart:
-        return f"It cannot be told from any of the others: {enumerated(others)}"
-    return f"It can be told from {enumerated(apart)}" + (f", not from {enumerated(others)}" if others else "")
-
-
-def _cost_words(data: StudyData, arm: str) -> str:
-    """ " with 0.02 % more parameters than CLIP and 1.05 times its time a step"."""
-    more = more_of(data, "parameters", arm, BASELINE)
-    time = more_of(data, "step_seconds", arm, BASELINE)
-    if arm == BASELINE or more is None:
-        return ""
-    share = more.difference.mean
-    parameters = (
-        "as many parameters as CLIP"
-        if share == 0
-        else f"{100 * abs(share):.2g} % {'more' if share > 0 else 'fewer'} parameters than CLIP"
-    )
-    return f", with {parameters}" + (
-        f" and {1 + time.difference.mean:.2f} times its time a step" if time else ""
-    )
 
 
 def _against(data: StudyData, arm: str) -> str | None:
@@ -233,6 +200,9 @@ def _factor(data: StudyData, arm: str) -> str:
         return told or ""
     if arm == TREATED:
         return "differential attention"
+    model = str(data.study.arms[arm].change.get("model"))
+    if model in _WORDS:
+        return _WORDS[model]
     known = data.study.arms[other].change
     changed = {key: value for key, value in data.study.arms[arm].change.items() if known.get(key) != value}
     return ", ".join(f"{key} {value}" for key, value in changed.items())

@@ -35,13 +35,17 @@ def cost_table(data: StudyData) -> Table | None:
         for arm in arms
     ]
     memory = enumerated(data.told("memory_of", arms))
+    runs = sum(len(data.arms[arm]) for arm in arms)
+    known = sum(len(data.costs(arm, "peak_memory")) for arm in arms)
     made_with = ", ".join(
         f"{name} {enumerated(told)}" for name in ("torch", "threads") if (told := data.told(name, arms))
     )
     notes = [
         "Means over seeds; in parentheses how much more than CLIP, paired by seed.",
         "Time a step: the median of a run. Training: from the first to the last step with validations, wall clock.",
-        f"Memory: the highest of the {memory}." if memory else "",
+        f"Memory: the highest of the {memory}{'' if known == runs else f', known of {known} of the {runs} runs'}."
+        if memory and known
+        else "Memory was not watched in these runs.",
         "Loss: of training, mean over the last epoch.",
         side_by_side_note(data, arms),
         f"{made_with}." if made_with else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.outcomes import outcomes_file, read_outcomes
 from diffclip.report.runs import RESULTS, Run, read_run
 from diffclip.report.series import Collection, collect
+from diffclip.report.study_strays import Stray, strays_in
 from diffclip.study.choose import Trial, choose, trials
 from diffclip.study.folder import STUDY_FILE, is_finished, read_cost
 from diffclip.study.plan import Planned, Settings, grid_runs, sweep_runs
@@ -46,7 +48,7 @@ class Trained:
 
 @dataclass(frozen=True, eq=False)
 class StudyData:
-    """A study, its sweep, its finished runs and those that are missing.
+    """A study, its sweep, its finished runs, those that are missing, and finished ones that do not fit it.
 
     `collection` holds the runs of the group models alone: of the sweep and the ablations no series is made.
     """
@@ -58,6 +60,7 @@ class StudyData:
     planned: list[Planned]
     trained: list[Trained]
     missing: list[Planned]
+    strays: list[Stray]
     collection: Collection = field(repr=False)
 
     @cached_property
@@ -81,7 +84,11 @@ class StudyData:
     def costs(self, arm: str, key: str) -> dict[int, float]:
         """A number of `cost.json` of each seed of an arm that has one."""
         own = {seed: one.cost.get(key) for seed, one in self.arms.get(arm, {}).items()}
-        return {seed: float(value) for seed, value in own.items() if isinstance(value, int | float)}
+        return {
+            seed: float(value)
+            for seed, value in own.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
 
     def told(self, key: str, arms: Sequence[str]) -> list[str]:
         """The different things that `cost.json` says under `key` for the runs of these arms."""
@@ -95,7 +102,7 @@ def is_study(folder: str | Path) -> bool:
 
 
 def read_study_data(folder: str | Path) -> StudyData:
-    """Read a study's folder; runs there that are not as planned now count as missing.
+    """Read a study's folder; runs there that are not as planned now count as missing, and are told as strays.
 
     Raises:
         InputError: the study or a finished run in it cannot be read.
@@ -105,10 +112,9 @@ def read_study_data(folder: str | Path) -> StudyData:
     tried = trials(study, folder)
     decided = all(trial.score is not None for trial in tried)
     chosen = choose(study, folder) if decided else {}
-    planned = grid_runs(study, chosen)
-    trained, missing = [], []
-    for one, trial in zip(sweep_runs(study), tried, strict=True):
-        missing += [one] if trial.score is None else []
+    swept, planned = sweep_runs(study), grid_runs(study, chosen)
+    trained = []
+    missing = [one for one, trial in zip(swept, tried, strict=True) if trial.score is None]
     for one in planned:
         # before the sweep has decided, nobody knows what the runs of the grids are
         if decided and is_finished(study, one, folder):
@@ -116,6 +122,9 @@ def read_study_data(folder: str | Path) -> StudyData:
             trained.append(Trained(one, read_run(run), read_cost(run) or {}))
         else:
             missing.append(one)
+    everything = [*swept, *planned]
+    counted = {str(one) for one in everything} - {str(one) for one in missing}
+    strays = strays_in(study, folder, everything, counted, decided)
     models = [one for one in trained if one.planned.group == "models"]
     outcomes = {
         key: own
@@ -123,9 +132,7 @@ def read_study_data(folder: str | Path) -> StudyData:
         for key, own in read_outcomes(outcomes_file(one.run.folder / RESULTS)).items()
     }
     collection = collect([one.run for one in models], [], outcomes)
-    return StudyData(
-        study, folder, tried, chosen, [*sweep_runs(study), *planned], trained, missing, collection
-    )
+    return StudyData(study, folder, tried, chosen, everything, trained, missing, strays, collection)
 
 
 def study_among(paths: Sequence[str | Path]) -> StudyData | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from diffclip.evaluation.averages import PANELS
 from diffclip.evaluation.significance import SeedTest
+from diffclip.report.compare import ENOUGH_SEEDS
 from diffclip.report.study_claims import is_of
 from diffclip.report.study_data import StudyData, mean_of
 from diffclip.report.study_pairs import (
@@ -16,6 +17,7 @@ from diffclip.report.study_pairs import (
     is_real,
     p_cell,
     paired,
+    signed,
     values_of,
 )
 from diffclip.report.tables import Row, Table
@@ -54,7 +56,7 @@ def init_rows(data: StudyData, model: str) -> list[InitRow]:
     }
     rows = []
     for measure in (SCORE, *PANELS):
-        values = _values(data, measure, arms)
+        values = _in_shared_seeds(_values(data, measure, arms))
         init = paired(values.get("published", {}), values.get("matched", {}))
         if init is None:
             continue
@@ -81,27 +83,43 @@ def init_tables(data: StudyData) -> list[Table]:
     return tables
 
 
-def init_sentence(data: StudyData) -> str:
-    """How much of DiffCLIP's gap is init, by the validation score; empty where it was not trained with both."""
+def init_sentence(data: StudyData, brief: bool = False) -> str:
+    """How much of DiffCLIP's gap is init, by the validation score; empty where it was not trained with both.
+
+    `brief` leaves intervals and p to the table.
+    """
     row = next((row for row in init_rows(data, TREATED) if row.measure == SCORE), None)
     if row is None:
         return ""
+
+    def told(test: SeedTest) -> str:
+        return signed(test.difference.mean, 2) if brief else difference_text(test, 2)
+
     if row.published_gap is None or row.matched_gap is None:
-        return f"Init: published − matched is {difference_text(row.init, 2)} points of the {SCORE}."
+        return f"Init: published − matched is {told(row.init)} points of the {SCORE}."
     text = (
-        f"Of the init: by the {SCORE}, DiffCLIP − CLIP is {difference_text(row.published_gap, 2)} points as published "
-        f"and {difference_text(row.matched_gap, 2)} with CLIP's init, so that the init makes "
-        f"{difference_text(row.init, 2)}"
+        f"How much of the gap is init: by the {SCORE}, DiffCLIP − CLIP is {told(row.published_gap)} "
+        f"points as published and {told(row.matched_gap)} with CLIP's init, so that the init makes "
+        f"{told(row.init)}"
     )
-    if row.init.p is None:
+    if row.init.difference.n < ENOUGH_SEEDS:
         return f"{text}; so few seeds do not tell whether that is luck."
+    if row.init.p is None or row.p is None:
+        return f"{text}, the same for every seed."
     real = "more than luck" if is_real(row.p) else "which cannot be told from luck"
-    share = (
-        f"{100 * row.share:.0f} % of the published gap"
-        if row.share is not None
-        else "no share of the gap is given, as the gap itself cannot be told from luck"
-    )
-    return f"{text}, {real} (p {p_cell(row.init.p)}, corrected {p_cell(row.p)}); {share}."
+    p = "" if brief else f" (p {p_cell(row.init.p)}, corrected {p_cell(row.p)})"
+    return f"{text}, {real}{p}; {_share_words(row)}."
+
+
+def _share_words(row: InitRow) -> str:
+    if row.share is None:
+        return "the gap itself cannot be told from luck, so that no share of it is given"
+    if row.share < 0:
+        return "it does not explain the gap, as it points the other way"
+    if row.share > 1:
+        return "as much as the published gap, and more"
+    doubt = "" if is_real(row.p) else ", which may as well be none of it"
+    return f"{100 * row.share:.0f} % of the published gap{doubt}"
 
 
 def _table(model: str, rows: list[InitRow]) -> Table:
@@ -119,14 +137,15 @@ def _table(model: str, rows: list[InitRow]) -> Table:
         if gaps:
             cells.append(NONE if row.share is None else f"{100 * row.share:.0f} %")
         made.append(Row("one", [*cells, str(row.init.difference.n)]))
+    tests = sum(row.p is not None for row in rows)
     notes = [
-        "Differences in points, paired by seed, with their 95 % interval (Student's t).",
-        f"Corrected: Holm over the {len(rows)} rows." if len(rows) > 1 else "",
+        f"Differences in points, paired by seed, from {ENOUGH_SEEDS} seeds on with their 95 % interval (Student's t).",
+        f"Corrected: Holm over the {tests} rows that are tested." if tests > 1 else "",
         "CLIP is that with the matched init; both models of a name have the same settings." if gaps else "",
         "Share of the gap: published − matched as a part of published − CLIP, where the latter has p < 5 % by itself."
         if gaps
         else "",
-        "Values are means over each arm's own seeds.",
+        "All of a row is over the seeds that its arms share.",
     ]
     return Table(f"{model}: published init against matched", columns, made, [note for note in notes if note])
 
@@ -138,6 +157,18 @@ def _values(data: StudyData, measure: str, arms: Mapping[str, str | None]) -> di
         return {name: data.scores(arm) for name, arm in known.items()}
     found = values_of(data, is_of(measure), list(dict.fromkeys(known.values())))
     return {name: found[1][arm] for name, arm in known.items() if arm in found[1]} if found else {}
+
+
+def _in_shared_seeds(values: dict[str, dict[int, float]]) -> dict[str, dict[int, float]]:
+    """The same for the seeds that all names have; without CLIP where it has none of those of the others."""
+    others = [own.keys() for name, own in values.items() if name != "CLIP"]
+    shared = set.intersection(*map(set, others)) if others else set()
+    known = shared & values.get("CLIP", {}).keys()
+    return {
+        name: {seed: own[seed] for seed in sorted(known or shared)}
+        for name, own in values.items()
+        if name != "CLIP" or known
+    }
 
 
 def _with_init(data: StudyData, arm: str, init: str) -> str | None:

@@ -35,10 +35,14 @@ def _not_run(data: StudyData) -> str:
         elif group == "sweep":
             found += [one.name for one in missing]
         else:
-            for arm in dict.fromkeys(one.arm for one in missing):
-                seeds = [str(one.seed) for one in missing if one.arm == arm]
-                found.append(f"{arm} (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})")
-    return f"Not run yet: {enumerated(found)}." if found else ""
+            arms: dict[str, list[str]] = {}
+            for one in missing:
+                arms.setdefault(one.arm, []).append(str(one.seed))
+            alike: dict[str, list[str]] = {}
+            for arm, seeds in arms.items():
+                alike.setdefault(f"seed{'s' * (len(seeds) > 1)} {enumerated(seeds)}", []).append(arm)
+            found += [f"{enumerated(own)} ({seeds})" for seeds, own in alike.items()]
+    return f"Not run yet: {'; '.join(found)}." if found else ""
 
 
 def _not_put_through(data: StudyData) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from diffclip.evaluation.significance import ALPHA, SeedTest, holm, paired_by_seed
+from diffclip.evaluation.significance import ALPHA, SeedTest, holm, paired_by_seed, student_quantile
 from diffclip.report.compare import ENOUGH_SEEDS, Measure, by_series, measure_of
 from diffclip.report.metrics import p_text
 from diffclip.report.series import Measured
 from diffclip.report.study_data import StudyData
+from diffclip.study.recipe import BASELINE
 
 NONE = "–"
 Values = Mapping[int, float]
@@ -30,7 +32,7 @@ def paired(first: Values, second: Values) -> SeedTest | None:
 def values_of(
     data: StudyData, fits: Callable[[Measure], bool], arms: Sequence[str]
 ) -> tuple[Measure, dict[str, dict[int, float]]] | None:
-    """The measure among those that fit which most of `arms` have, and its values of each arm and seed.
+    """The measure among those that fit which most of `arms` have, then most runs, and its values by arm and seed.
 
     Of what a task drew at random only the draws count that all these runs have. None where no arm has any.
     """
@@ -44,7 +46,8 @@ def values_of(
                 found.setdefault(measure, {})[arm] = seeds
     if not found:
         return None
-    measure = max(found, key=lambda one: len(found[one]))
+    # runs of one arm may have been measured otherwise, as where a set was missing
+    measure = max(found, key=lambda one: (len(found[one]), sum(map(len, found[one].values()))))
     drawn = [one.drawn for seeds in found[measure].values() for one in seeds.values()]
     shared = set.intersection(*drawn) if drawn else set()
     if not shared:
@@ -65,6 +68,19 @@ def corrected(tests: Sequence[SeedTest | None]) -> list[float | None]:
 def is_real(p: float | None) -> bool:
     """Whether a difference with this p is more than luck."""
     return p is not None and p < ALPHA
+
+
+def luck_of(data: StudyData, seeds: int) -> float | None:
+    """How far the validation scores of two equal arms differ over so many seeds, in 95 % of all cases (Student's t).
+
+    From the spread over seeds of the differences to CLIP, pooled over the arms with three seeds and more; None where no
+    spread was seen.
+    """
+    tests = [paired(data.scores(arm), data.scores(BASELINE)) for arm in data.arms if arm != BASELINE]
+    known = [one.difference for one in tests if one and one.p is not None]
+    freedom = sum(one.n - 1 for one in known)
+    squares = sum((one.n - 1) * (one.sd or 0.0) ** 2 for one in known)
+    return student_quantile(freedom) * math.sqrt(squares / freedom / seeds) if squares else None
 
 
 def signed(value: float, places: int = 1, factor: float = 100) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from diffclip.report.chart_html import chart_html
 from diffclip.report.charts import Chart
-from diffclip.report.study_ablations import ablation_table, best_sentence
+from diffclip.report.compare import ENOUGH_SEEDS
+from diffclip.report.study_ablations import ablation_table, side_by_side_note
 from diffclip.report.study_claims import (
     CLOSE,
     FEW_PARAMETERS,
@@ -26,7 +27,9 @@ from diffclip.report.study_init import init_sentence, init_tables
 from diffclip.report.study_missing import progress
 from diffclip.report.study_pairs import NONE, difference_text, enumerated, p_cell
 from diffclip.report.study_paper import printed_difference
-from diffclip.report.study_sweep import sweep_intro, sweep_tables
+from diffclip.report.study_ranking import ranking
+from diffclip.report.study_strays import strays_sentence
+from diffclip.report.study_sweep import sweep_intro, sweep_table
 from diffclip.report.study_verdict import verdict
 from diffclip.report.tables import Row, Table, to_html, to_markdown
 
@@ -48,15 +51,15 @@ class Part:
 def study_parts(data: StudyData) -> list[Part]:
     """The parts that there is something for; the verdict comes before them."""
     claims, ablations, cost = claims_table(data), ablation_table(data), cost_table(data)
-    best, said = best_sentence(data), init_sentence(data)
-    inits, sweeps = init_tables(data), sweep_tables(data)
+    said, sweep = init_sentence(data), sweep_table(data)
+    left_out = strays_sentence(data.strays, data.study.recipe)
     parts = [
         Part("The paper's claims", [], [], [claims] if claims else []),
-        Part("Ablations", [best] if best else [], study_charts(data), [ablations] if ablations else []),
-        Part("Init", [said] if said else [], [], inits),
-        Part("Learning rate and weight decay", [sweep_intro(data)], [], sweeps),
+        Part("Ablations", ranking(data), study_charts(data), [ablations] if ablations else []),
+        Part("Init", [said] if said else [], [], init_tables(data)),
+        Part("Learning rate and weight decay", sweep_intro(data), [], [sweep] if sweep else []),
         Part("Cost", [], [], [cost] if cost else []),
-        Part("What has been run", [progress(data)], [], []),
+        Part("What has been run", [*([left_out] if left_out else []), progress(data)], [], []),
     ]
     return [part for part in parts if part.words or part.charts or part.tables]
 
@@ -99,19 +102,23 @@ def claims_table(data: StudyData) -> Table | None:
     tests = sum(one.p is not None for one in judged)
     lacking = not_measured(data)
     tasks = [f"{claim.words} ({claim.task})" for claim in lacking]
-    measures = dict.fromkeys(f"{one.claim.task}: {one.measure}" for one in judged)
+    measures = dict.fromkeys(
+        f"{one.claim.task}: {one.measure}" for one in judged if one.measure != one.claim.task
+    )
+    timed = [one.claim for one in judged if one.claim.kind == "time"]
     notes = [
-        "Differences are paired by seed, in points (of parameters and time: in %), with their 95 % interval "
-        "(Student's t).",
+        "Differences are paired by seed, in points (of parameters and time: in %), from "
+        f"{ENOUGH_SEEDS} seeds on with their 95 % interval (Student's t).",
         f"A claim to be better holds where p < 5 % after Holm's correction for the {tests} tests of this table, does "
         "not hold where that is so in the other direction, and else cannot be told."
         if tests
-        else "Nothing was tested: it takes three seeds.",
+        else f"Nothing was tested: it takes {ENOUGH_SEEDS} seeds that differ.",
         "Detectable: the smallest true difference that so many seeds find in 80 % of cases (at 5 %, uncorrected).",
         f"At least about as good: the whole interval lies above −{100 * CLOSE:g} % of the score that is compared with, "
         f"hardly more: beneath {100 * FEW_PARAMETERS:g} % of parameters, {100 * LITTLE_TIME:g} % of time; these "
         "margins stand in place of what is detectable, and these claims are judged one by one.",
         f"Measured by: {'; '.join(measures)}.",
+        *(side_by_side_note(data, [claim.treated, claim.baseline]) for claim in timed),
         "Paper: the gains it prints for ViT-B/16, one training run a model, or of two printed gains the difference.",
         f"Not measured here: {enumerated(tasks)}." if tasks else "",
     ]

@@ -9,34 +9,73 @@ from diffclip.report.study_claims import FAILS, HOLDS, OPEN, Judged, enough, jud
 from diffclip.report.study_data import StudyData
 from diffclip.report.study_init import init_sentence
 from diffclip.report.study_pairs import enumerated, is_real, p_cell, signed
+from diffclip.report.study_sweep import tuning_verdict
+from diffclip.study.recipe import BASELINE, TREATED
+
+_MANY = 4
+"""Tasks that are not named one by one."""
 
 
 def verdict(data: StudyData) -> str:
     """Which of the paper's claims hold at this size, which do not, which cannot be told, and what the init does."""
     judged = judged_claims(data)
+    careful = _careful(data)
     if not judged:
-        return f"{data.study.title}: no claim can be judged yet, as no seed is finished for CLIP and another model."
+        return (
+            f"{careful}{data.study.title}: no claim can be judged yet, as no seed is finished for CLIP and another "
+            f"model. {tuning_verdict(data)}"
+        ).strip()
     sizes = sorted({one.seeds for one in judged})
     seeds = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
-    text = f"{data.study.title}, over {seeds} training seed{'s' * (sizes[-1] != 1)}. "
+    text = f"{careful}{data.study.title}, over {seeds} training seed{'s' * (sizes[-1] != 1)}. "
     if not enough(judged):
         text += (
             f"Nothing can be told yet about which model is better: it takes {ENOUGH_SEEDS} seeds at least to tell a "
             "difference from the luck of training. "
         )
         exact = [one for one in judged if one.claim.kind == "parameters"]
-        text += "".join(f"What is counted: {_claimed(exact, _numbers)} ({one.word}). " for one in exact)
-        return f"{text}{init_sentence(data)}".strip()
+        text += "".join(f"What is counted: {_claimed([one], _numbers)}: {one.word}. " for one in exact)
+        return f"{text}{tuning_verdict(data)}{init_sentence(data, brief=True)}".strip()
+    text += _main(judged)
     holds, fails, open_ = ([one for one in judged if one.word == word] for word in (HOLDS, FAILS, OPEN))
     text += (
         f"Of the paper's claims, at this size these hold: {_claimed(holds, _numbers)}. "
         if holds
         else "At this size none of the paper's claims is seen to hold. "
     )
-    text += f"These do not hold: {_claimed(fails, _contrary)}. " if fails else "None is seen to be wrong. "
+    text += f"These do not hold: {_claimed(fails, _contrary)}. " if fails else "None is seen to fail. "
     if open_:
-        text += f"These cannot be told: {_claimed(open_, lambda one: '')}{_power(open_)}. {_hints(open_)}"
-    return f"{text}{init_sentence(data)}".strip()
+        text += f"These cannot be told: {_undecided(open_, judged)}{_power(open_)}. {_hints(open_)}"
+    return f"{text}{tuning_verdict(data)}{init_sentence(data, brief=True)}".strip()
+
+
+def _careful(data: StudyData) -> str:
+    """That finished runs do not count; empty where all do."""
+    left = len(data.strays)
+    if not left:
+        return ""
+    are = "run in this folder does" if left == 1 else "runs in this folder do"
+    return f"Careful: {left} finished {are} not fit the study as it is planned now, see what has been run. "
+
+
+def _main(judged: Sequence[Judged]) -> str:
+    """At how many of its tasks DiffCLIP is better than CLIP, worse, or neither can be told."""
+    own = [one for one in judged if one.claim.kind == "better" and _of_main(one)]
+    if not own:
+        return ""
+    better, worse = (sum(one.word == word for one in own) for word in (HOLDS, FAILS))
+    if better == worse == 0:
+        tasks = "its one task" if len(own) == 1 else f"any of {len(own)} tasks"
+        return f"DiffCLIP and CLIP cannot be told apart at {tasks}, correcting for all that is tested. "
+    open_ = len(own) - better - worse
+    return (
+        f"Of {len(own)} task{'s' * (len(own) > 1)} DiffCLIP is better than CLIP at {better or 'none'} and worse at "
+        f"{worse or 'none'}{f'; {open_} cannot be told' * bool(open_)}. "
+    )
+
+
+def _of_main(one: Judged) -> bool:
+    return (one.claim.treated, one.claim.baseline) == (TREATED, BASELINE)
 
 
 def _claimed(judged: Sequence[Judged], numbers: Callable[[Judged], str]) -> str:
@@ -50,6 +89,17 @@ def _claimed(judged: Sequence[Judged], numbers: Callable[[Judged], str]) -> str:
             parts.append(words + numbers(own[0]))
         else:
             parts.append(f"{words} at {enumerated([f'{_task(one)}{numbers(one)}' for one in own])}")
+    return "; ".join(parts)
+
+
+def _undecided(open_: Sequence[Judged], judged: Sequence[Judged]) -> str:
+    """Claims in words; many tasks of two models of which none is decided go without their names."""
+    parts = []
+    for words in dict.fromkeys(one.claim.words for one in open_):
+        own = [one for one in open_ if one.claim.words == words]
+        every = len(own) == sum(one.claim.words == words for one in judged)
+        many = every and len(own) >= _MANY
+        parts.append(f"{words} at any of {len(own)} tasks" if many else _claimed(own, lambda one: ""))
     return "; ".join(parts)
 
 
@@ -92,7 +142,7 @@ def _power(open_: Sequence[Judged]) -> str:
     between = low if low == high else f"{low} to {high}"
     along = sum(one.test.difference.mean > 0 for one in tested)
     return (
-        f". Of the claims to be better among these, {along} of {len(tested)} differences point the paper's way; the "
+        f". Of {len(tested)} claims to be better among these, {along} point{'s' * (along == 1)} the paper's way; the "
         f"smallest true difference that so many seeds would have found in 80 % of cases is {between} points{by_task}"
     )
 
@@ -107,7 +157,4 @@ def _hints(open_: Sequence[Judged]) -> str:
     if not found:
         return ""
     named = [f"{own} {way} than {other} at {enumerated(tasks)}" for (own, way, other), tasks in found.items()]
-    return (
-        f"Each for itself, without the correction, these would pass: {'; '.join(named)}. "
-        "That is a hint, not a finding. "
-    )
+    return f"Without the correction for several tests, these would pass, a hint and no finding: {'; '.join(named)}. "
