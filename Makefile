@@ -88,11 +88,12 @@ bench-gpu:
 # DONE=…, then unpack OUT/study.tgz in benchmarks/results/ and make the report.
 MINUTES ?= 9
 study-gpu:
-	$(BARE) benchmarks.study --data $(DATA) --output $(OUT) --minutes $(MINUTES) --device $(DEVICE) $(if $(DONE),--done $(DONE))
+	PYTHONUNBUFFERED=1 $(BARE) benchmarks.study --data $(DATA) --output $(OUT) --minutes $(MINUTES) --device $(DEVICE) \
+		$(if $(DONE),--done $(DONE)) $(if $(ATTENTION),--attention $(ATTENTION))
 
 study-cpu: $(READY)
 	$(VENV)/bin/diffclip study study_cpu --data $(DATA) --runs runs/study_cpu --output benchmarks/results/study_cpu --workers 2
-	$(VENV)/bin/diffclip report benchmarks/results/study_cpu --markdown docs/results.md --section study_cpu
+	$(VENV)/bin/diffclip report benchmarks/results/study_cpu --markdown docs/results.md --section study_cpu --paper
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

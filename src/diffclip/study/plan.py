@@ -88,7 +88,11 @@ def all_runs(study: Study, groups: Collection[Group] = GROUPS) -> list[Planned]:
 
 
 def tuned_as(study: Study, arm: str) -> str:
-    """Whose settings the arm takes: DiffCLIP's where a tower has differential attention, else CLIP's."""
+    """Whose settings the arm takes: as it says, else DiffCLIP's where a tower has differential attention."""
+    return study.arms[arm].settings or (TREATED if is_differential(study, arm) else BASELINE)
+
+
+def is_differential(study: Study, arm: str) -> bool:
+    """Whether a tower of the arm has differential attention, of whatever kind."""
     config = study.training(study.arms[arm].change).config()
-    plain = config.vision.attention == config.text.attention == "softmax"
-    return BASELINE if plain else TREATED
+    return not config.vision.attention == config.text.attention == "softmax"

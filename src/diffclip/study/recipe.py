@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -39,6 +39,9 @@ class Arm(_Keys):
         default=None, description="what differs from the arm `against`, in a few words"
     )
     against: str | None = Field(default=None, description="the arm that it is one factor away from")
+    settings: Literal["CLIP", "DiffCLIP"] | None = Field(
+        default=None, description="whose sweep decides; None: DiffCLIP's with differential attention, else CLIP's"
+    )
 
 
 class Sweep(_Keys):
