@@ -2,27 +2,42 @@
 
     python -m benchmarks.study --data ../shared/data --output part-1 [--done part-0] [--minutes 9]
 
-What earlier parts have finished is unpacked from DONE/study.tgz. One study after the other goes on, as `diffclip study`
-does it, until the minutes are over. OUTPUT/study.tgz holds everything that is finished then, in folders as they are
-committed under benchmarks/results/; it is packed every half minute, so that a part that is cut off is not lost.
-OUTPUT/study.log tells how it went.
+What earlier parts have finished is unpacked from DONE/study.tgz. Each study goes on, as `diffclip study` does it:
+first every study up to its models, then their ablations, until the minutes are over. OUTPUT/study.tgz holds everything
+that is finished then, in folders as they are committed under benchmarks/results/; it is packed every half minute, so
+that a part that is cut off is not lost. OUTPUT/study.log tells how it went.
+
+On a GPU fused attention is tried first, in a few seconds. Where it is wrong or fails, a loud line says so, and torch's
+own takes its place (`--attention` decides it instead).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import signal
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffclip.study.plan import Group
+    from diffclip.study.recipe import Study
 
 PACK, LOG = "study.tgz", "study.log"
 STUDIES = ("study_gpu", "study_scenes_gpu")
 _PACK_EVERY = 30.0  # seconds
-_WORTHWHILE = 90.0  # seconds, in which a study can begin, and end something
+_WORTHWHILE = 120.0  # seconds, in which a study can begin, and end something
+_ENDING = 15.0  # seconds to stop, save and pack in
+_TRYING = 100.0  # seconds in which fused attention is compiled and tried
+_IN_MEMORY = Path("/dev/shm")
+_ROOM = 40e9  # bytes of checkpoints
+_CACHES = 4e9  # bytes
 
 
 class Part:
@@ -35,31 +50,60 @@ class Part:
 
     @property
     def seconds_left(self) -> float:
-        return self._deadline - time.monotonic()
+        """Until everything has to stop, so that it is packed in time."""
+        return self._deadline - _ENDING - time.monotonic()
 
     def results(self, name: str) -> Path:
         """The folder of a study."""
         return self.work / "results" / name
 
     def unpack(self, done: Path | None) -> None:
-        """What earlier parts have finished."""
-        if done is not None and (done / PACK).is_file():
+        """What earlier parts have finished.
+
+        Raises:
+            InputError: there is no such pack, or it is damaged.
+        """
+        from diffclip.errors import InputError
+
+        if done is None:
+            return
+        try:
             with tarfile.open(done / PACK) as tar:
                 tar.extractall(self.work / "results", filter="data")
+        except (OSError, EOFError, tarfile.TarError) as error:
+            why = " ".join(str(error).split())
+            raise InputError(
+                f"{done / PACK} cannot be unpacked ({why}): give another --done, or none"
+            ) from None
 
     def pack(self, at_once: bool = False) -> None:
         """Everything that is finished into the output folder, whole, but not more than twice a minute."""
+        from diffclip.errors import InputError
         from diffclip.files import write_atomically
 
         if not at_once and time.monotonic() < self._packed + _PACK_EVERY:
             return
-        with (
-            write_atomically(self.output / PACK) as temporary,
-            tarfile.open(temporary, "w:gz") as tar,
-        ):
-            for folder in sorted((self.work / "results").glob("*")):
-                tar.add(folder, folder.name, filter=_whole)
+        try:
+            with (
+                write_atomically(self.output / PACK) as temporary,
+                tarfile.open(temporary, "w:gz", compresslevel=6) as tar,
+            ):
+                for file in self._finished():
+                    tar.add(file, file.relative_to(self.work / "results"))
+        except InputError as error:
+            if at_once:
+                raise
+            self.say(f"not packed, to be tried again: {error}")
         self._packed = time.monotonic()
+
+    def _finished(self) -> Iterator[Path]:
+        """The files of each study and of its finished runs; what is being written beside them comes and goes."""
+        from diffclip.study.folder import COST_FILE, STUDY_FILE
+
+        for study in sorted((self.work / "results").glob(f"*/{STUDY_FILE}")):
+            yield study
+            for cost in sorted(study.parent.glob(f"*/[!.]*/{COST_FILE}")):
+                yield from sorted(cost.parent.iterdir())
 
     def say(self, line: str) -> None:
         """A line on stdout and in the log."""
@@ -68,41 +112,102 @@ class Part:
             log.write(f"{line}\n")
 
 
-def _whole(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leaves out what is being written."""
-    return None if any(part.endswith(".tmp") for part in Path(member.name).parts) else member
-
-
 def go_on(
-    part: Part, source: str, data: Path, device: str, workers: int | None, changes: Sequence[str]
-) -> bool:
-    """Go on with a study, a file or a name; whether nothing failed."""
+    part: Part,
+    name: str,
+    study: Study,
+    until: Group | None,
+    options: argparse.Namespace,
+    attention: str | None,
+) -> int:
+    """Go on with a study; 0, or the exit code for what went wrong, or stopped it before its time."""
     from diffclip.report.save import save_run
     from diffclip.study.grid import run_study, usual_workers
     from diffclip.study.one import Place
     from diffclip.study.ready import problems_of
-    from diffclip.study.recipe import read_study
 
-    study, name = read_study(source, changes), Path(source).stem
-    number = workers or usual_workers(device)
-    place = Place(data, part.work / "runs" / name, part.results(name), device, number, save_run)
+    device, number = options.device, options.workers or usual_workers(options.device)
+    runs = part.work / "runs" / name
+    place = Place(
+        options.data, runs, part.results(name), device, number, save_run, attention_backend=attention
+    )
     problems = problems_of(study, place)
     for problem in problems:
         part.say(f"{name}: {problem}")
     if problems:
-        return False
+        return 2
     started = time.monotonic()
-    tally = run_study(study, place, part.say, seconds=part.seconds_left, finished=part.pack)
+    tally = run_study(study, place, part.say, until=until, seconds=part.seconds_left, finished=part.pack)
     part.pack(at_once=True)
     part.say(
         f"{name}: {tally.done} of {tally.total} runs done, {len(tally.failures)} failed, "
         f"{time.monotonic() - started:.0f} s with {number} at a time"
     )
-    return not tally.failures and tally.stopped in (None, "time")
+    if isinstance(tally.stopped, int):
+        return 130 if tally.stopped == signal.SIGINT else 75
+    return 1 if tally.failures else 0
 
 
-def main() -> None:
+def choose_attention(part: Part, studies: Sequence[Study], options: argparse.Namespace) -> str | None:
+    """What attention is computed by: what was asked for, or on a GPU what proves right; None: what the study says."""
+    from diffclip.study.kernels import FALLBACK, fault_of_kernels
+
+    if options.attention or options.device == "cpu":
+        return str(options.attention) if options.attention else None
     started = time.monotonic()
+    for study in studies:
+        fault = fault_of_kernels(study, options.device, _TRYING)
+        if fault is not None:
+            part.say(
+                f"!!! FUSED ATTENTION IS NOT USED, torch's own ({FALLBACK}) takes its place: {fault} !!!"
+            )
+            return FALLBACK
+    part.say(f"fused attention holds, tried in {time.monotonic() - started:.0f} s")
+    return None
+
+
+def do_part(part: Part, options: argparse.Namespace) -> int:
+    """All studies as far as the time goes; the first exit code that is not 0."""
+    from diffclip.model_source import pick_device
+    from diffclip.study.recipe import read_study
+
+    pick_device(options.device)
+    studies = {Path(source).stem: read_study(source, options.set) for source in options.studies}
+    part.unpack(options.done)
+    attention = choose_attention(part, list(studies.values()), options)
+    codes: dict[str, int] = {}
+    first_call = True
+    for until in ("models", None):
+        for name, study in studies.items():
+            if codes.get(name) or not (first_call or part.seconds_left > _WORTHWHILE):
+                continue
+            first_call = False
+            codes[name] = go_on(part, name, study, until, options, attention)
+            if codes[name] in (75, 130):
+                return codes[name]
+    part.pack(at_once=True)
+    return next((code for code in codes.values() if code), 0)
+
+
+def keep_caches(work: Path) -> None:
+    """Where the user's home cannot be written, or is nearly full, what is compiled and drawn is kept in `work`."""
+    home = Path(os.environ.get("HOME", "/nowhere"))
+    if not os.access(home, os.W_OK) or shutil.disk_usage(home).free < _CACHES:
+        for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR"):
+            os.environ.setdefault(name, str(work / "cache" / name.lower()))
+
+
+def working_folder() -> Path:
+    """In memory where there is room: a grid writes hundreds of gigabytes of checkpoints."""
+    try:
+        roomy = os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _ROOM
+    except OSError:
+        roomy = False
+    return Path(tempfile.mkdtemp(prefix="study-", dir=_IN_MEMORY if roomy else None))
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -110,28 +215,43 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--done", type=Path, help="the output of the part before")
-    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--minutes", type=float, default=9.0, help="in all, with the start and the end")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--workers", type=int, help="runs at a time")
+    parser.add_argument(
+        "--attention", choices=("auto", "sdpa", "triton", "eager"), help="default: auto, if that proves right"
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to the studies")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    from diffclip.errors import DiffCLIPError
+    options = parser.parse_args(words)
+    if not options.minutes > 0:
+        parser.error(f"--minutes {options.minutes:g} is no time")
+    if options.workers is not None and options.workers < 1:
+        parser.error(f"--workers {options.workers}: at least 1 run has to go")
+    return options
 
-    work = Path(tempfile.mkdtemp(prefix="study-"))
+
+def main() -> None:
+    started = time.monotonic()
+    options = parsed()
+    work = working_folder()
+    keep_caches(work)
+    from diffclip.errors import DiffCLIPError
+    from diffclip.files import disk_errors
+
     try:
-        part = Part(options.output, work, 60 * options.minutes - (time.monotonic() - started))
-        part.unpack(options.done)
-        well = True
-        for number, name in enumerate(options.studies):
-            if not number or part.seconds_left > _WORTHWHILE:
-                well &= go_on(part, name, options.data, options.device, options.workers, options.set)
-        part.pack(at_once=True)
+        with disk_errors(options.output):
+            options.output.mkdir(parents=True, exist_ok=True)
+        code = do_part(
+            Part(options.output, work, 60 * options.minutes - (time.monotonic() - started)), options
+        )
     except DiffCLIPError as error:
-        sys.exit(f"study: {error}")
+        print(f"study: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    sys.exit(0 if well else 1)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ def test_runs_come_seed_by_seed_and_arms_take_the_settings_of_their_kind(
 
 
 def test_an_arm_can_take_the_settings_of_the_other_sweep(study_file: Callable[..., Path]) -> None:
-    arms = {"CLIP-slow": {"change": {"model": "CLIP"}, "settings": "DiffCLIP", "factor": "lr", "against": "CLIP"}}
+    arms = {
+        "CLIP-slow": {"change": {"model": "CLIP"}, "settings": "DiffCLIP", "factor": "lr", "against": "CLIP"}
+    }
     study = read_study(study_file(ablations={"seeds": [0], "suite": "brief", "arms": arms}))
     runs = grid_runs(study, {"CLIP": Settings(0.25, 0.5), "DiffCLIP": Settings(0.125, 0.0)})
     assert (runs[-1].arm, runs[-1].change["lr"], runs[-1].change["weight_decay"]) == ("CLIP-slow", 0.125, 0.0)

@@ -543,3 +543,24 @@ def test_a_resumed_run_does_not_need_the_weights_it_started_from(
     loop.train(tuned, tmp_path / "run")
     shutil.rmtree(start)
     assert loop.train(tuned, tmp_path / "run", resume=True).progress.step == 10
+
+
+def test_checkpoints_of_quick_epochs_are_left_out_but_for_the_best_and_the_last(
+    finished: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    save = loop.save_checkpoint
+
+    def counted(
+        fabric: Any, run: Path, model: Any, optimiser: Any, progress: Any, best: bool, *more: Any
+    ) -> Path:
+        saved.append((progress.epoch, best))
+        return save(fabric, run, model, optimiser, progress, best, *more)
+
+    monkeypatch.setattr(loop, "save_checkpoint", counted)
+    loop.train(changed(recipe, validate_every=2), tmp_path / "a", spacing=1e9)
+    assert [epoch for epoch, _ in saved] == [2, 3]  # the first has no validation
+    assert saved[0][1]
+    assert without_times(tmp_path / "a" / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
+    loop.train(changed(recipe, epochs=2), tmp_path / "b", spacing=1e-9)
+    assert [epoch for epoch, _ in saved[2:]] == [1, 2]

@@ -32,7 +32,7 @@ def study(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time; default: 1 on a CPU, on a GPU up to 10 by its cores."),
+        typer.Option(min=1, help="Runs at a time; default: 1 on a CPU, on a GPU up to 14 by its cores."),
     ] = None,
     threads: Annotated[
         int | None,

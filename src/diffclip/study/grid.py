@@ -26,6 +26,8 @@ from diffclip.study.workers import Here, Processes, Workers
 from diffclip.training.pace import duration
 
 _POLL = 0.5  # seconds
+_ON_A_GPU = 14
+"""Runs at most: ten that train keep it busy, while others fit their probes on the CPU."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -52,6 +54,7 @@ def run_study(
     say: Callable[[str], None],
     *,
     groups: Collection[Group] = GROUPS,
+    until: Group | None = None,
     threads: int | None = None,
     seconds: float | None = None,
     finished: Callable[[], None] = lambda: None,
@@ -60,6 +63,8 @@ def run_study(
 
     Args:
         say: gets a line when a run starts and when it ends.
+        until: when all runs of this group have ended, and of those before it, no other is begun: until then the later
+            ones only keep busy who would be idle.
         threads: of each run; None: 1 where several run at a time, else torch's own number.
         seconds: from now on; then runs are asked to stop, and before it none is begun that would not end in time.
         finished: called after each run that has ended well.
@@ -77,19 +82,21 @@ def run_study(
         claim_study(study, place.output)
         tally = Tally(len(all_runs(study, groups)))
         cores = len(os.sched_getaffinity(0))
-        if place.draw_scenes(study, cores):
-            say(f"scenes drawn in {place.runs}")
-        draw_for_suites(study, groups, cores)
+        wanted = [planned for planned in runs_so_far(study, place.output) if planned.group in groups]
+        if not all(is_finished(study, planned, place.output) for planned in wanted):
+            if place.draw_scenes(study, cores):
+                say(f"scenes drawn in {place.runs}")
+            draw_for_suites(study, groups, cores)
         workers = _workers(study, place, threads, deadline)
         with closing(workers), _listening() as signals:
-            job = _Job(study, place, say, tally, workers, deadline, signals, finished)
+            job = _Job(study, place, say, tally, workers, deadline, signals, finished, until)
             job.do(groups)
     return tally
 
 
 def usual_workers(device: str) -> int:
     """How many runs at a time suit a device: small models leave most of a GPU idle, which shares it among them."""
-    return max(1, min(len(os.sched_getaffinity(0)) - 2, 10)) if device == "cuda" else 1
+    return max(1, min(len(os.sched_getaffinity(0)) - 2, _ON_A_GPU)) if device == "cuda" else 1
 
 
 def _workers(study: Study, place: Place, threads: int | None, deadline: float | None) -> Workers:
@@ -110,9 +117,11 @@ class _Job:
     deadline: float | None
     signals: list[int]
     finished: Callable[[], None]
+    until: Group | None = None
 
     def __post_init__(self) -> None:
         self.from_the_start: set[str] = set()  # the runs whose time tells what a run takes
+        self._later: list[Planned] = []
 
     def do(self, groups: Collection[Group]) -> None:
         """The sweep if it is wanted, then the rest: what it chooses decides that."""
@@ -142,7 +151,8 @@ class _Job:
         going: list[Planned] = []
         while True:
             self._see_whether_to_stop()
-            while self.workers.free and self.tally.stopped is None:
+            enough = self._enough([*going, *pending])
+            while self.workers.free and self.tally.stopped is None and not enough:
                 fits = next((planned for planned in pending if self._fits(planned)), None)
                 if fits is None:
                     break
@@ -157,7 +167,7 @@ class _Job:
             for ended in self.workers.wait(_POLL):
                 going.remove(ended.planned)
                 self._count(ended, [*going, *pending, *self._later])
-        if pending and self.tally.stopped is None:
+        if pending and self.tally.stopped is None and not enough:
             self.tally.stopped = "time"
 
     def _see_whether_to_stop(self) -> None:
@@ -169,6 +179,13 @@ class _Job:
             if self.tally.stopped is not None and self.workers.busy:
                 self.say("asking the runs that go to save and stop")
                 self.workers.stop()
+
+    def _enough(self, left: Sequence[Planned]) -> bool:
+        """Whether nothing of the groups that are wanted first is left."""
+        if self.until is None:
+            return False
+        first = GROUPS[: GROUPS.index(self.until) + 1]
+        return not any(planned.group in first for planned in [*left, *self._later])
 
     def _fits(self, planned: Planned) -> bool:
         """Whether the run can be expected to end in time."""

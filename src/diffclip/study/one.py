@@ -40,6 +40,8 @@ TELEMETRY_BYTES: dict[Group, int] = {"sweep": 4_000, "models": 10_000, "ablation
 SCENES, PICTURES = "scenes", "pictures"
 """The folders in RUNS of scenes that a study draws, and of decoded pictures, which all workers share."""
 _BATCH = 256
+_SPACING = 30.0
+"""Seconds between two checkpoints of a run, but for the best ones: an epoch may take two."""
 
 Condense = Callable[[Path, Path, int], None]
 """(run folder, destination, bytes of telemetry): leaves there what is worth keeping of a run."""
@@ -57,6 +59,7 @@ class Place:
         side_by_side: how many runs are trained at a time.
         condense: what makes a folder in `output` of a run.
         keep: whether checkpoints stay when their run is condensed.
+        attention_backend: what all runs compute attention by; None: what the study says.
     """
 
     data: Path
@@ -66,6 +69,7 @@ class Place:
     side_by_side: int
     condense: Condense
     keep: bool = False
+    attention_backend: str | None = None
 
     def recipe(self, study: Study, planned: Planned) -> Recipe:
         """The training recipe of a run, with its data.
@@ -74,8 +78,10 @@ class Place:
             InputError: as `Study.training`.
         """
         folder = (self.runs / SCENES if study.scenes else self.data) / study.data
-        where = {f"data.{split}": str(folder / split) for split in ("train", "val")}
-        return study.training(planned.change, where)
+        here = {f"data.{split}": str(folder / split) for split in ("train", "val")}
+        if self.attention_backend is not None:
+            here["attention_backend"] = self.attention_backend
+        return study.training(planned.change, here)
 
     def draw_scenes(self, study: Study, workers: int) -> bool:
         """Draw the scenes that the study trains on, if it does; whether there was something to draw.
@@ -114,7 +120,7 @@ class Work:
             watch_training(run, self._device, place.side_by_side, lambda: self._train(recipe, run))
             score, seconds = best_score(run), None
             if planned.suite is not None:
-                seconds = self._evaluate(run, planned.suite)
+                seconds = self._evaluate(run, planned.suite, recipe.attention_backend)
             cost = cost_of(run, recipe, self._device, planned.suite, seconds)
             target = place.output / str(planned)
             with disk_errors(target):
@@ -128,12 +134,13 @@ class Work:
         return score
 
     def _train(self, recipe: Recipe, run: Path) -> None:
-        complete_run(recipe, run, _say, self._memory, Hardware(accelerator=self._device.type))
+        complete_run(recipe, run, _say, self._memory, Hardware(accelerator=self._device.type), _SPACING)
 
-    def _evaluate(self, run: Path, name: str) -> float:
+    def _evaluate(self, run: Path, name: str, attention_backend: str) -> float:
         """The suite called `name` of a run's best checkpoint into its `results.jsonl`; the seconds that it took."""
         loaded = load_for_use(str(run))
         loaded.model.to(self._device)
+        loaded.model.set_attention_backend(attention_backend)
         ledger = Ledger(run / "results.jsonl")
         runner = Runner(self._sets, DRAWS, Store(run / "results.parts"), batch_size=_BATCH)
         seconds = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from diffclip.data.catalog import BUILT_IN, draw_built_in
+from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import DiffCLIPError, require_group
 from diffclip.evaluation.missing import missing_of
 from diffclip.evaluation.suite import Entry, suite
@@ -65,10 +66,17 @@ def _data(study: Study, place: Place, groups: Collection[Group]) -> list[str]:
 
 
 def _suites(study: Study, place: Place, groups: Collection[Group]) -> list[str]:
-    missing = missing_of(_entries(study, groups), place.data)
-    return [
+    entries = _entries(study, groups)
+    missing = missing_of(entries, place.data)
+    found = [
         f"missing in {place.data}: {one.name}, {one.size} to download: {one.command}"
         for one in missing.values()
+    ]
+    own = {entry.dataset for entry in entries} - BUILT_IN.keys() - PUBLISHED.keys()
+    return found + [
+        f"missing in {place.data}: {name}, a folder in clip_benchmark's layout; or do without: models.suite=quick"
+        for name in sorted(own)
+        if not (place.data / name).is_dir()
     ]
 
 

@@ -40,7 +40,8 @@ class Arm(_Keys):
     )
     against: str | None = Field(default=None, description="the arm that it is one factor away from")
     settings: Literal["CLIP", "DiffCLIP"] | None = Field(
-        default=None, description="whose sweep decides; None: DiffCLIP's with differential attention, else CLIP's"
+        default=None,
+        description="whose sweep decides; None: DiffCLIP's with differential attention, else CLIP's",
     )
 
 

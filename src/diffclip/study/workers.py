@@ -133,6 +133,7 @@ class Processes:
             ended.append(worker.ended())
             if worker.gone:
                 self._workers.remove(worker)
+                worker.leave()
         if self._stopping is not None and time.monotonic() > self._stopping:
             self._end_all()
         return ended
@@ -143,10 +144,10 @@ class Processes:
             worker.stop()
 
     def close(self) -> None:
-        self._end_all()
         for worker in self._workers:
-            worker.process.join()
-            worker.connection.close()
+            worker.process.kill()  # all of them before one is waited for
+        for worker in self._workers:
+            worker.leave()
         self._workers = []
 
     def _end_all(self) -> None:
@@ -178,12 +179,19 @@ class _Worker:
         self._asked = True
         self.process.terminate()
 
+    def leave(self) -> None:
+        """See the process off, which has nothing more to say; a GPU may keep it from ending by itself."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
     def ended(self) -> Ended:
         """How the run ended, to be asked when the connection has something to say."""
         assert self.planned is not None
         planned, self.planned = self.planned, None
         try:
             answer: Ended = self.connection.recv()
+            self.gone = answer.ours
             return answer
         except (EOFError, OSError):
             self.gone = True
@@ -206,7 +214,10 @@ def _serve(connection: Connection, parent: int, study: Study, place: Place, thre
     # the first process may be gone by then
     with suppress(EOFError, OSError):
         while True:
-            connection.send(attempt(work, connection.recv()))
+            ended = attempt(work, connection.recv())
+            connection.send(ended)
+            if ended.ours:  # after an error of the GPU nothing runs there in this process
+                return
 
 
 @contextmanager

@@ -19,9 +19,10 @@ def complete_run(
     say: Callable[[str], None],
     memory: PictureMemory | None = None,
     hardware: Hardware | None = None,
+    spacing: float = 0.0,
 ) -> Outcome:
-    """Train `recipe` in `run`; go on with a run that was stopped; use a finished one again. `say` tells which, and
-    `memory` holds the pictures.
+    """Train `recipe` in `run`; go on with a run that was stopped; use a finished one again. `say` tells which, `memory`
+    holds the pictures, and `spacing` is as in `train`.
 
     Raises:
         InputError: as `train`, or the folder holds a run of another recipe.
@@ -34,4 +35,4 @@ def complete_run(
             say(f"{run.name}: reusing the finished run in {run}")
             return Outcome(run, progress)
     say(f"{run.name}: {'going on with' if started else 'training in'} {run}")
-    return train(recipe, run, started, hardware, memory)
+    return train(recipe, run, started, hardware, memory, spacing)

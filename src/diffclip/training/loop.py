@@ -61,11 +61,15 @@ def train(
     resume: bool = False,
     hardware: Hardware | None = None,
     memory: PictureMemory | None = None,
+    spacing: float = 0.0,
 ) -> Outcome:
     """Train as `recipe` says and leave everything in the folder `run`; in one process unless `hardware` says more.
 
     With `memory` pictures are decoded once for all runs that are given its folder, and on a GPU they stay there. The
     run is the same then, but that a GPU rounds the crops in another way.
+
+    An epoch that ends sooner than `spacing` seconds after a checkpoint has none of its own, unless it is the best one
+    so far or the last: where an epoch takes two seconds, writing its checkpoint takes half as long again.
 
     Raises:
         InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
@@ -76,7 +80,7 @@ def train(
     hardware = (hardware or Hardware()).resolved()
     with StopRequest(run) as stop:
         try:
-            return _train(recipe, run, resume, hardware, stop, memory)
+            return _train(recipe, run, resume, hardware, stop, memory, spacing)
         except RuntimeError as error:
             if hardware.world == 1 or not exchange.is_lost(error):
                 raise
@@ -93,6 +97,7 @@ def _train(
     hardware: Hardware,
     stop: StopRequest,
     memory: PictureMemory | None,
+    spacing: float,
 ) -> Outcome:
     """`train` on resolved `hardware`."""
     fabric = distributed.make_fabric(hardware, recipe.precision)
@@ -142,7 +147,8 @@ def _train(
             due = progress.epoch % recipe.validate_every == 0 or progress.epoch == recipe.epochs
             if validation and due:
                 best = _validate(job, validation, tokenizer, telemetry)
-            job.save(telemetry, best)
+            if best or progress.epoch == recipe.epochs or job.wants_saving(spacing):
+                job.save(telemetry, best)
     return Outcome(run, progress, job.all_skipped())
 
 
@@ -166,6 +172,7 @@ class _Job:
         per_epoch = self.loader.batches_per_epoch
         self.steps, self.warmup_steps = recipe.epochs * per_epoch, round(recipe.warmup_epochs * per_epoch)
         self.criterion = make_criterion(recipe.loss, recipe.gather_with_grad, self.fabric.global_rank, world)
+        self.saved = time.monotonic()
 
     def backward(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradients of a batch: the loss [] of this process's share, and what the model returned for it."""
@@ -183,9 +190,17 @@ class _Job:
     def save(self, telemetry: Telemetry | Silent, best: bool = False) -> Path:
         """Write a checkpoint."""
         with telemetry.pause("checkpoint"):
-            return save_checkpoint(
+            kept = save_checkpoint(
                 self.fabric, self.run, self.model, self.optimiser, self.progress, best, self.recipe.keep_every
             )
+        self.saved = time.monotonic()
+        return kept
+
+    def wants_saving(self, spacing: float) -> bool:
+        """Whether the last checkpoint is so many seconds old; the first process's clock is everybody's."""
+        if not spacing:
+            return True
+        return exchange.share(self.fabric, time.monotonic() - self.saved)[0] >= spacing
 
     def all_skipped(self) -> dict[str, Fault]:
         """What any process has skipped, by name."""

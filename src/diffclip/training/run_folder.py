@@ -17,6 +17,7 @@ RECIPE_FILE, LOCK_FILE = "recipe.yaml", ".lock"
 # others; whether data that has moved is the same is seen by its order (`start.check_order`)
 _FREE_KEYS = {
     *("checkpoint_every", "keep_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
+    "attention_backend",
     *("data.train", "data.val"),
     *("data.workers", "data.cache", "data.cache_gb", "data.timeout", "data.expected_samples"),
 }
