@@ -1,4 +1,4 @@
-"""The studies for a GPU on a machine that is lent for minutes and keeps nothing: a part of them, packed to go on from.
+"""The studies for a GPU on a machine that keeps nothing: a part of them, packed to go on from.
 
     python -m benchmarks.study --data ../shared/data --output part-1 [--done part-0] [--minutes 9]
 
