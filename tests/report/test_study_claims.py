@@ -94,6 +94,17 @@ def test_costs_are_shares_of_clips(tmp_path):
     assert time.word == "does not hold"
 
 
+def test_times_of_runs_side_by_side_decide_nothing(tmp_path):
+    folder = tmp_path / "s"
+    seconds = {"CLIP": [1.0, 2.0, 1.0], "DiffCLIP": [1.2, 2.6, 1.25]}
+    make_study(folder, {"CLIP": CLIP, "DiffCLIP": CLIP}, ablations=False, seconds=seconds)
+    for file in folder.glob("models/*/cost.json"):
+        file.write_text(file.read_text().replace('"side_by_side": 1', '"side_by_side": 2'))
+    time = claim(read_study_data(folder), "DiffCLIP", "time a step")
+    assert (time.word, time.margin) == ("cannot be told", None)
+    assert time.test.difference.mean == pytest.approx((0.2 + 0.3 + 0.25) / 3)
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_fewer_than_three_seeds_tell_nothing_but_what_is_counted(tmp_path, seeds):
     levels = {"CLIP": CLIP[:seeds], "DiffCLIP": [0.5, 0.53][:seeds]}

@@ -176,7 +176,7 @@ def side_by_side_note(data: StudyData, arms: list[str]) -> str:
     beside = data.told("side_by_side", arms)
     parts = [f"Device: {enumerated(devices)}." if devices else ""]
     if any(number != "1" for number in beside):
-        parts.append(f"{' or '.join(beside)} runs went side by side, so times are rough.")
+        parts.append(f"{' or '.join(beside)} runs went side by side, so times are rough and decide nothing.")
     if len(devices) > 1:
         parts.append("Times of different devices are not comparable.")
     return " ".join(filter(None, parts))
