@@ -16,11 +16,11 @@ z
 """
 
 
-def test_coordinates_keep_two_digits_and_all_else_stays() -> None:
+def test_coordinates_keep_a_tenth_and_all_else_stays() -> None:
     assert (
         shortened(DRAWN).replace("\n", "")
-        == '<svg width="10.125pt"><!-- loss --><path d="M 1.23 2 L 1024.5 -0 z" style="stroke: #24292f"/>'
-        '<use x="3.14" y="20" transform="scale(0.015625)"/></svg>'
+        == '<svg width="10.125pt"><!-- loss --><path d="M 1.2 2 L 1024.5 -0 z" style="stroke: #24292f"/>'
+        '<use x="3.1" y="20" transform="scale(0.015625)"/></svg>'
     )
 
 

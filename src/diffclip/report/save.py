@@ -22,7 +22,7 @@ from diffclip.report.runs import METRICS, RECIPE, RESULTS, VALIDATION, Run, read
 from diffclip.training.about import without_credentials
 
 RECORDS = "records.jsonl"
-MAX_BYTES = 60_000
+MAX_BYTES = 20_000
 """Of a run's telemetry; every k-th step is kept, k as small as this allows."""
 
 # say when a run was made, not what came of it

@@ -1,4 +1,4 @@
-"""matplotlib's SVG in fewer bytes: figures are committed, and no eye sees a thousandth of a point."""
+"""matplotlib's SVG in fewer bytes: figures are committed, and no eye sees a hundredth of a point."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def shortened(svg: str) -> str:
-    """The same drawing: coordinates to a hundredth of a point, without metadata and indentation."""
+    """The same drawing: coordinates to a tenth of a point, without metadata and indentation."""
     # the prologue's DTD is an address on the web, which nothing needs
     svg = re.sub(r"<\?xml.*?(?=<svg)", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -18,4 +18,4 @@ def shortened(svg: str) -> str:
 
 
 def _rounded(text: str) -> str:
-    return _NUMBER.sub(lambda number: f"{round(float(number[0]), 2):g}", text)
+    return _NUMBER.sub(lambda number: f"{round(float(number[0]), 1):g}", text)
