@@ -17,13 +17,14 @@ import pytest
 from in_process import diffclip_command
 from tiny_study import ABLATIONS, STUDY
 
+from diffclip.files import lock_file
 from diffclip.report.runs import read_run
 from diffclip.report.save import save_run
 from diffclip.study.attempt import attempt
 from diffclip.study.choose import best_score
 from diffclip.study.folder import is_finished, read_cost
 from diffclip.study.measure import MEASURED_FILE
-from diffclip.study.one import Place, Work
+from diffclip.study.one import Place, Work, wait_for_leftovers
 from diffclip.study.plan import Planned, grid_runs
 from diffclip.study.recipe import Study, read_study
 
@@ -215,3 +216,19 @@ def test_a_grid_killed_stopped_and_interrupted_ends_as_one_that_was_not(
     for folder in sorted(path.parent for path in (tmp_path / "whole" / "out").glob("*/*/cost.json")):
         name = folder.relative_to(tmp_path / "whole" / "out")
         np.testing.assert_equal(_numbers(out / name), _numbers(folder), err_msg=str(name))
+
+
+def test_a_run_waits_for_the_worker_that_a_killed_study_left(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from diffclip.files import lock_file; "
+        "lock = lock_file(Path(sys.argv[1])); print('held', flush=True); time.sleep(1)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path / ".lock"], stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None and worker.stdout.readline() == "held\n"
+        assert isinstance(lock_file(tmp_path / ".lock"), str)
+        wait_for_leftovers(tmp_path)
+        free = lock_file(tmp_path / ".lock")
+        assert not isinstance(free, str)
+        free.close()

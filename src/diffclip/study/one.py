@@ -7,6 +7,7 @@ import gc
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from diffclip.evaluation.ledger import Ledger
 from diffclip.evaluation.runner import Runner, Sets
 from diffclip.evaluation.store import Store
 from diffclip.evaluation.suite import suite
-from diffclip.files import disk_errors, write_atomically
+from diffclip.files import disk_errors, lock_file, write_atomically
 from diffclip.model_source import load_for_use
 from diffclip.study.choose import best_score
 from diffclip.study.folder import COST_FILE
@@ -31,7 +32,7 @@ from diffclip.study.recipe import Study
 from diffclip.training.complete import complete_run
 from diffclip.training.distributed import Hardware
 from diffclip.training.recipe import Recipe
-from diffclip.training.run_folder import RECIPE_FILE
+from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE
 
 DRAWS = range(3)
 """Of the tasks that draw at random."""
@@ -40,6 +41,7 @@ TELEMETRY_BYTES: dict[Group, int] = {"sweep": 4_000, "models": 10_000, "ablation
 SCENES, PICTURES = "scenes", "pictures"
 """The folders in RUNS of scenes that a study draws, and of decoded pictures, which all workers share."""
 _BATCH = 256
+_PATIENCE = 60.0  # seconds
 _SPACING = 30.0
 """Seconds between two checkpoints of a run, but for the best ones: an epoch may take two."""
 
@@ -116,6 +118,7 @@ class Work:
         run = place.runs / str(planned)
         recipe = place.recipe(self._study, planned)
         with logging_to(run.with_name(f"{run.name}.log")):
+            wait_for_leftovers(run)
             _clear_condensed(run)
             watch_training(run, self._device, place.side_by_side, lambda: self._train(recipe, run))
             score, seconds = best_score(run), None
@@ -179,6 +182,17 @@ def logging_to(file: Path) -> Iterator[None]:
         log = file.open("a", encoding="utf-8", buffering=1)
     with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         yield
+
+
+def wait_for_leftovers(run: Path) -> None:
+    """Give a worker whose study was killed the time to save its run and leave; one that stays is told of by `train`."""
+    until = time.monotonic() + _PATIENCE
+    while (run / LOCK_FILE).is_file() and time.monotonic() < until:
+        held = lock_file(run / LOCK_FILE)
+        if not isinstance(held, str):
+            held.close()
+            return
+        time.sleep(0.2)
 
 
 def _clear_condensed(run: Path) -> None:
