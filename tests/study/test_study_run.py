@@ -226,7 +226,8 @@ def test_a_run_waits_for_the_worker_that_a_killed_study_left(tmp_path: Path) -> 
     with subprocess.Popen(
         [sys.executable, "-c", program, tmp_path / ".lock"], stdout=subprocess.PIPE, text=True
     ) as worker:
-        assert worker.stdout is not None and worker.stdout.readline() == "held\n"
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "held\n"
         assert isinstance(lock_file(tmp_path / ".lock"), str)
         wait_for_leftovers(tmp_path)
         free = lock_file(tmp_path / ".lock")
