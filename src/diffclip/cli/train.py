@@ -89,7 +89,7 @@ def train(
     try:
         train_and_report(resolved, run, resume, hardware)
     except KeyboardInterrupt:
-        if started_by_us():  # the first process tells it, which a code other than 0 would end before it can
+        if started_by_us():  # the first process tells it
             return
         kept = (run / "checkpoints" / "last").exists()
         way_on = "go on with --resume" if kept else "there is no checkpoint yet, start again"

@@ -30,7 +30,7 @@ STRATEGIES, ACCELERATORS = ("auto", "ddp", "fsdp"), ("auto", "cuda", "cpu")
 # PR_SET_PDEATHSIG of sys/prctl.h
 _SIGNAL_OF_DEAD_PARENT = 1
 # holds the process that starts the others of its node
-_STARTED_BY = "DIFFCLIP_STARTED_BY"
+STARTED_BY = "DIFFCLIP_STARTED_BY"
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def local_rank() -> int:
 
 def started_by_us() -> bool:
     """Whether another process of this program, on this machine, has started this one."""
-    return _STARTED_BY in os.environ and local_rank() > 0
+    return STARTED_BY in os.environ and local_rank() > 0
 
 
 def is_alone() -> bool:
@@ -131,6 +131,8 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
     """Fabric for resolved `hardware`, not launched yet."""
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+
+    from diffclip.training.processes import OwnProcesses
 
     for name in ("lightning.fabric", "lightning.pytorch"):  # they announce what the recipe says
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -149,20 +151,28 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
         devices=hardware.devices,
         num_nodes=hardware.nodes,
         strategy=strategy,
+        plugins=OwnProcesses() if hardware.world > 1 and started_outside() is None else None,
         precision="bf16-mixed" if precision == "bf16" else "32-true",
     )
 
 
-def launch(fabric: Fabric) -> None:
-    """Start the other processes of this node, unless something outside has, and meet them."""
-    if started_outside() is None:
-        if started_by_us() and sys.platform == "linux":
-            # the first process may end at any moment, and the exchange with it would then wait for half an hour
-            ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
-            if os.getppid() != int(os.environ[_STARTED_BY]):
-                raise DiffCLIPError("the process that started this one is gone")
-        else:
-            os.environ[_STARTED_BY] = str(os.getpid())
+def launch(fabric: Fabric, hardware: Hardware) -> None:
+    """Start the other processes of this node, unless something outside has, and meet those of all nodes.
+
+    Raises:
+        InputError: there is no command that the others could run.
+        DiffCLIPError: the process that started this one is gone.
+    """
+    from diffclip.training.processes import start_others
+
+    if started_by_us() and sys.platform == "linux":
+        # the first process may end at any moment, and the exchange with it would then wait for half an hour
+        ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
+        if os.getppid() != int(os.environ[STARTED_BY]):
+            raise DiffCLIPError("the process that started this one is gone")
+    elif started_outside() is None and not local_rank() and int(hardware.devices) > 1:
+        strategy: Any = fabric.strategy
+        start_others(strategy.cluster_environment, int(hardware.devices))
     fabric.launch()
 
 

@@ -102,7 +102,7 @@ def _train(
     """`train` on resolved `hardware`."""
     fabric = distributed.make_fabric(hardware, recipe.precision)
     if distributed.local_rank():  # the first process of a node makes the index of the shards for the others
-        distributed.launch(fabric)
+        distributed.launch(fabric, hardware)
     prepared: Prepared | DiffCLIPError
     try:
         prepared = prepare(recipe, run, resume, hardware, memory)
@@ -111,7 +111,7 @@ def _train(
             raise
         prepared = error
     if not distributed.local_rank():
-        distributed.launch(fabric)
+        distributed.launch(fabric, hardware)
     mine = prepared if isinstance(prepared, DiffCLIPError) else prepared.checkpoint
     checkpoint = exchange.share_or_raise(fabric, mine)[0]
     assert isinstance(prepared, Prepared)
