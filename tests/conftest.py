@@ -24,6 +24,14 @@ torch.set_num_threads(1)
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
 
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Indexes of shards, features and drawn sets stay out of the user's cache folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of golden values and real data beside the repository; the test skips where there is none."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from in_process import diffclip_command
+from tiny_recipe import tiny_recipe
 
 from diffclip.cli import main as cli
 from diffclip.data.scenes import write_scenes
@@ -196,17 +197,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scenes, and a recipe over them."""
     folder = tmp_path_factory.mktemp("work")
     write_scenes(folder / "scenes", size=32, train=24, val=12, test=12, seed=0)
-    recipe = {
-        "model": "DiffCLIP",
-        "architecture": {
-            "embed_dim": 16,
-            "vision": {"image_size": 32, "patch_size": 16, "width": 16, "layers": 1, "heads": 2},
-            "text": {"context_length": 16, "width": 16, "layers": 1, "heads": 2},
-        },
-        "epochs": 1,
-        "batch_size": 8,
-        "data": {"train": "scenes/captions/train", "val": "scenes/captions/val"},
-    }
+    data = {"train": "scenes/captions/train", "val": "scenes/captions/val"}
+    recipe = tiny_recipe(size=32, context=16, epochs=1, data=data)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
     return folder
 

@@ -12,23 +12,14 @@ from typing import Any
 import pytest
 import yaml
 from in_process import diffclip_command
+from tiny_recipe import tiny_recipe
 
 from diffclip import InputError
 from diffclip.cli.train_plan import dry_run
 from diffclip.training.distributed import Hardware
 from diffclip.training.recipe import read_recipe, to_yaml
 
-RECIPE: dict[str, Any] = {
-    "model": "DiffCLIP",
-    "architecture": {
-        "embed_dim": 16,
-        "vision": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "heads": 4},
-        "text": {"context_length": 24, "width": 32, "layers": 2, "heads": 4},
-    },
-    "epochs": 3,
-    "batch_size": 8,
-    "precision": "bf16",
-}
+RECIPE = tiny_recipe(size=32, width=32, layers=2, heads=4, epochs=3, precision="bf16")
 
 
 def train(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -12,14 +12,6 @@ from PIL import Image
 WriteTar = Callable[[Path, Iterable[tuple[str, bytes]]], Path]
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Indexes of shards and drawn sets stay out of the user's cache folder."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder
-
-
 @pytest.fixture
 def picture() -> Callable[..., bytes]:
     """A file of noise, another for each number."""

@@ -15,11 +15,6 @@ from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def blob(width: int, height: int) -> np.ndarray:
     x, y = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
     return (((x - 0.4) * 1.5) ** 2 + (y + 0.3) ** 2 < 0.3).astype(np.uint8) * 255

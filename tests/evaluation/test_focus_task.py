@@ -37,11 +37,6 @@ ON_OBJECT = {"auroc", "ap", "inside", "inside_over_area", "pointing"}
 MEASURES = PATCHES | ON_OBJECT
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_masked(tmp_path_factory.mktemp("sets") / "animals", animals())

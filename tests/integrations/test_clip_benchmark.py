@@ -32,9 +32,8 @@ BATCH = 64
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path_factory, tmp_path, monkeypatch) -> None:
-    """Results that name no folder, and indexes of shards, stay out of the repository and the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+def elsewhere(tmp_path, monkeypatch) -> None:
+    """Results that name no folder stay out of the repository."""
     monkeypatch.chdir(tmp_path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 from run_folders import make_run, write_lines
+from tiny_recipe import tiny_recipe
 
 from diffclip.evaluation.records import Record, write_records
 from diffclip.report.study_data import StudyData, read_study_data
@@ -16,17 +17,7 @@ from diffclip.study.folder import STUDY_FILE
 from diffclip.study.plan import Planned, grid_runs, sweep_runs
 from diffclip.study.recipe import Study, read_study, to_yaml
 
-BASE = {
-    "model": "CLIP",
-    "architecture": {
-        "embed_dim": 16,
-        "vision": {"image_size": 16, "patch_size": 8, "width": 16, "layers": 3, "heads": 2},
-        "text": {"context_length": 12, "width": 16, "layers": 2, "heads": 2},
-    },
-    "epochs": 2,
-    "batch_size": 8,
-    "data": {"train": "sets/scenes/train", "val": "sets/scenes/val"},
-}
+BASE = tiny_recipe(data={"train": "sets/scenes/train", "val": "sets/scenes/val"})
 MODELS = {
     "CLIP": {"change": {"model": "CLIP"}},
     "DiffCLIP": {"change": {"model": "DiffCLIP"}},

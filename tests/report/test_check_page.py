@@ -14,11 +14,6 @@ from diffclip.report.histogram import histogram
 pytest.importorskip("imagehash")
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def page_of(folder: Path, output: Path, context_length: int = 77) -> str:
     corpus = open_corpus(str(folder))
     result, scan = check(corpus, context_length=context_length)

@@ -12,14 +12,6 @@ from PIL import Image
 from diffclip.model_source import Loaded, load_for_use
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Indexes stay out of the user's cache folder."""
-    place = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
-    return place
-
-
 @pytest.fixture(scope="session")
 def loaded(model_folder: Path) -> Loaded:
     return load_for_use(str(model_folder))

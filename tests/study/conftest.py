@@ -13,11 +13,6 @@ from tiny_study import RECIPE, STUDY
 from diffclip.data.scenes import write_scenes
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with scenes under the names of the sets of the suite `brief`."""

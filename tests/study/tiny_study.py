@@ -5,21 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tiny_recipe import tiny_recipe
+
 from diffclip.study.plan import Planned
 from diffclip.study.recipe import Study
 from diffclip.training.recipe import to_yaml
 
-RECIPE = {
-    "model": "DiffCLIP",
-    "architecture": {
-        "embed_dim": 16,
-        "vision": {"image_size": 16, "patch_size": 8, "width": 16, "layers": 1, "heads": 2},
-        "text": {"context_length": 24, "width": 16, "layers": 1, "heads": 2},
-    },
-    "epochs": 2,
-    "batch_size": 16,
-    "data": {"train": "nowhere", "val": "nowhere"},
-}
+RECIPE = tiny_recipe(batch_size=16, data={"train": "nowhere", "val": "nowhere"})
 STUDY = {
     "title": "Tiny models on made pictures",
     "recipe": "tiny.yaml",

@@ -7,20 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_recipe import tiny_recipe
 
 from diffclip.data.scenes import write_scenes
 from diffclip.training.recipe import Recipe, parse_recipe
-
-ARCHITECTURE = {
-    "embed_dim": 16,
-    "vision": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 24, "width": 32, "layers": 2, "heads": 4},
-}
-
-
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="session")
@@ -33,15 +23,8 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def fields(scenes: Path) -> dict[str, Any]:
     """The fields of a recipe: 3 epochs of 5 steps."""
-    return {
-        "model": "DiffCLIP",
-        "architecture": ARCHITECTURE,
-        "epochs": 3,
-        "batch_size": 8,
-        "lr": 1e-3,
-        "weight_decay": 0.1,
-        "data": {"train": str(scenes / "train"), "val": str(scenes / "val")},
-    }
+    data = {"train": str(scenes / "train"), "val": str(scenes / "val")}
+    return tiny_recipe(size=32, width=32, layers=2, heads=4, epochs=3, lr=1e-3, weight_decay=0.1, data=data)
 
 
 @pytest.fixture

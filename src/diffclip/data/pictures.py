@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from PIL import Image
@@ -19,6 +19,9 @@ from diffclip.data.sources import Source
 from diffclip.data.transforms import normalise
 from diffclip.data.workers import leave_signals_to_parent, watched
 from diffclip.errors import InputError
+
+if TYPE_CHECKING:
+    from diffclip.data.kept_pictures import KeptPictures
 
 
 @dataclass
@@ -46,23 +49,11 @@ class PixelTransform(Protocol):
         ...
 
 
-class Keeper(Protocol):
-    """What keeps transformed pictures, as `KeptPictures` does."""
-
-    def find(
-        self,
-        source: Source,
-        indices: Sequence[int],
-        transform: PixelTransform,
-        read: Callable[[], Iterator[Tensor | None]],
-    ) -> Tensor | None: ...
-
-
-_keeper: ContextVar[Keeper | None] = ContextVar("keeper of transformed pictures", default=None)
+_keeper: ContextVar[KeptPictures | None] = ContextVar("keeper of transformed pictures", default=None)
 
 
 @contextmanager
-def keeping(keeper: Keeper | None) -> Iterator[None]:
+def keeping(keeper: KeptPictures | None) -> Iterator[None]:
     """Within the block `evaluation_batches` takes transformed pictures from `keeper`; None reads them each time."""
     token = _keeper.set(keeper)
     try:
