@@ -31,9 +31,9 @@ ABLATIONS = {
         "factor": "without the head norm",
         "against": "DiffCLIP",
     },
-    "CLIP-published": {
-        "change": {"model": "CLIP", "init": "published"},
-        "factor": "init published",
+    "CLIP-half-heads": {
+        "change": {"model": "CLIP", "architecture.vision.heads": 1},
+        "factor": "half as many heads",
         "against": "CLIP",
     },
 }

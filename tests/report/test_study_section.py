@@ -64,7 +64,7 @@ def test_what_is_not_run_is_said(tmp_path):
     said = progress(data)
     assert "9 of 12 runs of the group models and 2 of 9 runs of the group ablations" in said
     assert "DiffCLIP-vision (seeds 0, 1 and 2)" in said
-    assert "CLIP-published (seeds 0, 1 and 2)" in said
+    assert "CLIP-half-heads (seeds 0, 1 and 2)" in said
     assert "DiffCLIP-no-norm (seed 2)" in said
     assert "Of the suite scenes, not measured:" in said
     assert "linear-probe on scenes-shapes" in said
@@ -122,7 +122,7 @@ def test_only_models_are_series(tmp_path):
 
 def test_the_command_writes_a_section_that_is_stable(tmp_path):
     # no models, so that a single figure is drawn
-    make_study(tmp_path / "s", {"CLIP-published": [0.5], "DiffCLIP-no-norm": [0.4]}, TRIED)
+    make_study(tmp_path / "s", {"CLIP-half-heads": [0.5], "DiffCLIP-no-norm": [0.4]}, TRIED)
     file = tmp_path / "results.md"
     words = ["report", str(tmp_path / "s"), "--markdown", str(file), "--section", "study"]
     first = CliRunner().invoke(app, words)

@@ -77,6 +77,20 @@ def test_an_arm_that_cannot_be_trained_is_named(
         read_study(file, [f"models.arms.DiffCLIP.change={yaml.safe_dump(change, default_flow_style=True)}"])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"model": "CLIP", "init": "published"}, {"model": "DiffCLIP", "lr": 0.0007}, {"model": "DiffCLIP"}],
+)
+def test_two_arms_are_two_models(study_file: Callable[..., Path], change: dict[str, Any]) -> None:
+    arms = {"CLIP": {"change": {"model": "CLIP"}}, "DiffCLIP": {"change": {"model": "DiffCLIP"}}}
+    file = study_file(models={"seeds": [0], "suite": "brief", "arms": {**arms, "twin": {"change": change}}})
+    if "lr" in change:
+        assert len(read_study(file).arms) == 3
+    else:
+        with pytest.raises(InputError, match=f"arms {change['model']} and twin are one and the same"):
+            read_study(file)
+
+
 def test_what_is_no_study_and_what_is_no_recipe_say_so(study_file: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match="unknown recipe 'study_gpo': did you mean 'study_gpu'"):
         read_study("study_gpo")

@@ -19,7 +19,6 @@ from diffclip.report.study_pairs import (
     paired,
 )
 from diffclip.report.tables import Row, Table
-from diffclip.study.plan import tuned_as
 from diffclip.study.recipe import BASELINE, TREATED
 
 SCORE_MEANING = (
@@ -149,7 +148,7 @@ def _settings_note(data: StudyData, rows: Sequence[Ablated]) -> str:
     mixed = [
         row.arm
         for row in rows
-        if row.against and tuned_as(data.study, row.arm) != tuned_as(data.study, row.against)
+        if row.against and data.study.tuned_as(row.arm) != data.study.tuned_as(row.against)
     ]
     if not mixed:
         return ""
@@ -189,7 +188,7 @@ def _against(data: StudyData, arm: str) -> str | None:
     told = data.study.arms[arm].against
     if told is not None:
         return told
-    return BASELINE if arm == TREATED else tuned_as(data.study, arm)
+    return BASELINE if arm == TREATED else data.study.tuned_as(arm)
 
 
 def _factor(data: StudyData, arm: str) -> str:
@@ -213,8 +212,8 @@ def _ordered(data: StudyData) -> list[str]:
     arms = list(data.study.arms)
     chain = [BASELINE]
     for arm in chain:
-        differential = (one for one in arms if tuned_as(data.study, one) == TREATED and one != TREATED)
+        differential = (one for one in arms if data.study.tuned_as(one) == TREATED and one != TREATED)
         chain += [one for one in differential if _against(data, one) == arm and one not in chain]
     rest = [arm for arm in arms if arm not in (*chain, TREATED)]
-    rest.sort(key=lambda arm: tuned_as(data.study, arm) == BASELINE)
+    rest.sort(key=lambda arm: data.study.tuned_as(arm) == BASELINE)
     return [*chain, TREATED, *rest]

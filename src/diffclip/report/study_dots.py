@@ -12,7 +12,6 @@ from diffclip.report.compare import ENOUGH_SEEDS
 from diffclip.report.study_ablations import Ablated, ablated, seeds_text, shared_seeds
 from diffclip.report.study_data import StudyData
 from diffclip.report.style import COLOURS, INK, MUTED, LineStyle
-from diffclip.study.plan import tuned_as
 from diffclip.study.recipe import BASELINE, TREATED
 
 _WIDTH = 7.2
@@ -37,7 +36,7 @@ def ablation_chart(data: StudyData) -> Chart | None:
                     row.mean, color=COLOURS[row.arm], linestyle=_LINES[row.arm], linewidth=1.2, alpha=0.8
                 )
         for y, row in enumerate(rows):
-            _draw_row(axes, y, row, COLOURS[tuned_as(data.study, row.arm)], filled)
+            _draw_row(axes, y, row, COLOURS[data.study.tuned_as(row.arm)], filled)
         if last < len(rows) - 1:
             # what follows the chain
             axes.axhline(last + 0.5, color=MUTED, linewidth=0.8)

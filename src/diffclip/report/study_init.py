@@ -29,7 +29,7 @@ SCORE = "validation score"
 
 @dataclass(frozen=True)
 class InitRow:
-    """One measure: published − matched of one model, and the gaps of both to CLIP with the matched init."""
+    """One measure: published − matched of DiffCLIP, and the gaps of both to CLIP."""
 
     measure: str
     levels: dict[str, float]
@@ -47,12 +47,12 @@ class InitRow:
         return self.init.difference.mean / self.published_gap.difference.mean
 
 
-def init_rows(data: StudyData, model: str) -> list[InitRow]:
-    """A row a measure for an arm that was trained with both inits, none where it was not."""
+def init_rows(data: StudyData) -> list[InitRow]:
+    """A row a measure where DiffCLIP was trained with both inits, none where it was not."""
     arms = {
-        "CLIP": _with_init(data, BASELINE, "matched"),
-        "matched": _with_init(data, model, "matched"),
-        "published": _with_init(data, model, "published"),
+        "CLIP": BASELINE,
+        "matched": _with_init(data, "matched"),
+        "published": _with_init(data, "published"),
     }
     rows = []
     for measure in (SCORE, *PANELS):
@@ -61,10 +61,7 @@ def init_rows(data: StudyData, model: str) -> list[InitRow]:
         if init is None:
             continue
         levels = {name: mean for name, own in values.items() if (mean := mean_of(own)) is not None}
-        gaps = [
-            None if model == BASELINE else paired(values.get(name, {}), values.get("CLIP", {}))
-            for name in ("matched", "published")
-        ]
+        gaps = [paired(values.get(name, {}), values.get("CLIP", {})) for name in ("matched", "published")]
         rows.append(InitRow(measure, levels, gaps[0], gaps[1], init, None))
     ps = corrected([row.init for row in rows])
     return [
@@ -73,14 +70,31 @@ def init_rows(data: StudyData, model: str) -> list[InitRow]:
     ]
 
 
-def init_tables(data: StudyData) -> list[Table]:
-    """A table for DiffCLIP and one for CLIP, as far as both inits were trained."""
-    tables = []
-    for model in (TREATED, BASELINE):
-        rows = init_rows(data, model)
-        if rows:
-            tables.append(_table(model, rows))
-    return tables
+def init_table(data: StudyData) -> Table | None:
+    """All measures; None where DiffCLIP was not trained with both inits. (CLIP's own are one and the same.)"""
+    rows = init_rows(data)
+    if not rows:
+        return None
+    names = ["CLIP", "matched", "published"]
+    columns = ["measure (%)", *names, "matched − CLIP", "published − CLIP", "published − matched"]
+    columns += ["p (corrected)", "share of the gap", "seeds"]
+    made = []
+    for row in rows:
+        cells = [f"{100 * row.levels[name]:.2f}" if name in row.levels else NONE for name in names]
+        cells += [difference_text(one, 2) for one in (row.matched_gap, row.published_gap, row.init)]
+        cells += [p_cell(row.init.p, row.p), NONE if row.share is None else f"{100 * row.share:.0f} %"]
+        made.append(Row("one", [row.measure, *cells, str(row.init.difference.n)]))
+    tests = sum(row.p is not None for row in rows)
+    notes = [
+        f"Differences in points, paired by seed, from {ENOUGH_SEEDS} seeds on with their 95 % interval (Student's t).",
+        f"Corrected: Holm over the {tests} rows that are tested." if tests > 1 else "",
+        "DiffCLIP has the same settings with both inits; for CLIP they are one and the same init.",
+        "Share of the gap: published − matched as a part of published − CLIP, where the latter has p < 5 % by itself.",
+        "All of a row is over the seeds that its arms share.",
+    ]
+    return Table(
+        f"{TREATED}: published init against matched", columns, made, [note for note in notes if note]
+    )
 
 
 def init_sentence(data: StudyData, brief: bool = False) -> str:
@@ -88,7 +102,7 @@ def init_sentence(data: StudyData, brief: bool = False) -> str:
 
     `brief` leaves intervals and p to the table.
     """
-    row = next((row for row in init_rows(data, TREATED) if row.measure == SCORE), None)
+    row = next((row for row in init_rows(data) if row.measure == SCORE), None)
     if row is None:
         return ""
 
@@ -122,34 +136,6 @@ def _share_words(row: InitRow) -> str:
     return f"{100 * row.share:.0f} % of the published gap{doubt}"
 
 
-def _table(model: str, rows: list[InitRow]) -> Table:
-    gaps = model != BASELINE
-    names = ["CLIP", "matched", "published"] if gaps else ["matched", "published"]
-    columns = ["measure (%)", *names]
-    columns += ["matched − CLIP", "published − CLIP"] if gaps else []
-    columns += ["published − matched", "p (corrected)", *(["share of the gap"] if gaps else []), "seeds"]
-    made = []
-    for row in rows:
-        cells = [row.measure]
-        cells += [f"{100 * row.levels[name]:.2f}" if name in row.levels else NONE for name in names]
-        cells += [difference_text(one, 2) for one in (row.matched_gap, row.published_gap)] if gaps else []
-        cells += [difference_text(row.init, 2), p_cell(row.init.p, row.p)]
-        if gaps:
-            cells.append(NONE if row.share is None else f"{100 * row.share:.0f} %")
-        made.append(Row("one", [*cells, str(row.init.difference.n)]))
-    tests = sum(row.p is not None for row in rows)
-    notes = [
-        f"Differences in points, paired by seed, from {ENOUGH_SEEDS} seeds on with their 95 % interval (Student's t).",
-        f"Corrected: Holm over the {tests} rows that are tested." if tests > 1 else "",
-        "CLIP is that with the matched init; both models of a name have the same settings." if gaps else "",
-        "Share of the gap: published − matched as a part of published − CLIP, where the latter has p < 5 % by itself."
-        if gaps
-        else "",
-        "All of a row is over the seeds that its arms share.",
-    ]
-    return Table(f"{model}: published init against matched", columns, made, [note for note in notes if note])
-
-
 def _values(data: StudyData, measure: str, arms: Mapping[str, str | None]) -> dict[str, dict[int, float]]:
     """Of each name in `arms` its values of a measure."""
     known = {name: arm for name, arm in arms.items() if arm is not None}
@@ -171,8 +157,8 @@ def _in_shared_seeds(values: dict[str, dict[int, float]]) -> dict[str, dict[int,
     }
 
 
-def _with_init(data: StudyData, arm: str, init: str) -> str | None:
-    """The arm that is `arm` but for its init, or that itself; None where there is none."""
+def _with_init(data: StudyData, init: str) -> str | None:
+    """The arm that is DiffCLIP but for its init, or that itself; None where there is none."""
     study = data.study
-    wanted = study.training(study.arms[arm].change).model_copy(update={"init": init})
+    wanted = study.training(study.arms[TREATED].change).model_copy(update={"init": init})
     return next((name for name, one in study.arms.items() if study.training(one.change) == wanted), None)

@@ -10,7 +10,6 @@ from diffclip.report.study_ablations import Ablated, ablated, seeds_text, shared
 from diffclip.report.study_claims import more_of
 from diffclip.report.study_data import StudyData
 from diffclip.report.study_pairs import corrected, enumerated, is_real, luck_of, paired, signed
-from diffclip.study.plan import is_differential
 from diffclip.study.recipe import BASELINE, TREATED
 
 _NEXT = 2
@@ -100,7 +99,7 @@ def _differential(data: StudyData, ranked: Sequence[str], means: dict[str, float
 def _subtracts(data: StudyData, arm: str) -> bool:
     """Whether an arm has a second map to subtract, which those with λ held at 0 have not."""
     config = data.study.training(data.study.arms[arm].change).config()
-    return is_differential(data.study, arm) and config.differential.lambda_fixed != 0
+    return data.study.is_differential(arm) and config.differential.lambda_fixed != 0
 
 
 def _told_from(apart: list[str], alike: list[str]) -> str:

@@ -23,7 +23,7 @@ from diffclip.report.study_claims import (
 from diffclip.report.study_cost import cost_table
 from diffclip.report.study_data import StudyData
 from diffclip.report.study_dots import ablation_chart
-from diffclip.report.study_init import init_sentence, init_tables
+from diffclip.report.study_init import init_sentence, init_table
 from diffclip.report.study_missing import progress
 from diffclip.report.study_pairs import NONE, difference_text, enumerated, p_cell
 from diffclip.report.study_paper import printed_difference
@@ -51,12 +51,12 @@ class Part:
 def study_parts(data: StudyData) -> list[Part]:
     """The parts that there is something for; the verdict comes before them."""
     claims, ablations, cost = claims_table(data), ablation_table(data), cost_table(data)
-    said, sweep = init_sentence(data), sweep_table(data)
+    said, init, sweep = init_sentence(data), init_table(data), sweep_table(data)
     left_out = strays_sentence(data.strays, data.study.recipe)
     parts = [
         Part("The paper's claims", [], [], [claims] if claims else []),
         Part("Ablations", ranking(data), study_charts(data), [ablations] if ablations else []),
-        Part("Init", [said] if said else [], [], init_tables(data)),
+        Part("Init", [said] if said else [], [], [init] if init else []),
         Part("Learning rate and weight decay", sweep_intro(data), [], [sweep] if sweep else []),
         Part("Cost", [], [], [cost] if cost else []),
         Part("What has been run", [*([left_out] if left_out else []), progress(data)], [], []),

@@ -72,7 +72,7 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
             arm,
             f"{arm}-s{seed}",
             seed,
-            {**(chosen[tuned_as(study, arm)].change if chosen else {}), **own.change, "seed": seed},
+            {**(chosen[study.tuned_as(arm)].change if chosen else {}), **own.change, "seed": seed},
             grid.suite,
         )
         for group, grid in groups
@@ -85,14 +85,3 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
 def all_runs(study: Study, groups: Collection[Group] = GROUPS) -> list[Planned]:
     """Every run of `groups` in order; those after the sweep as yet without what it will choose."""
     return [run for run in [*sweep_runs(study), *grid_runs(study, {})] if run.group in groups]
-
-
-def tuned_as(study: Study, arm: str) -> str:
-    """Whose settings the arm takes: as it says, else DiffCLIP's where a tower has differential attention."""
-    return study.arms[arm].settings or (TREATED if is_differential(study, arm) else BASELINE)
-
-
-def is_differential(study: Study, arm: str) -> bool:
-    """Whether a tower of the arm has differential attention, of whatever kind."""
-    config = study.training(study.arms[arm].change).config()
-    return not config.vision.attention == config.text.attention == "softmax"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,6 +121,15 @@ class Study(_Keys):
         """All arms by name."""
         return {name: arm for grid in self.grids.values() for name, arm in grid.arms.items()}
 
+    def is_differential(self, arm: str) -> bool:
+        """Whether a tower of the arm has differential attention, of whatever kind."""
+        config = self.training(self.arms[arm].change).config()
+        return not config.vision.attention == config.text.attention == "softmax"
+
+    def tuned_as(self, arm: str) -> str:
+        """Whose settings the arm takes: as it says, else DiffCLIP's where a tower has differential attention."""
+        return self.arms[arm].settings or (TREATED if self.is_differential(arm) else BASELINE)
+
     def training(self, *changes: dict[str, Any]) -> Recipe:
         """The training recipe with the study's changes and then these, as yet with its own data.
 
@@ -149,11 +159,18 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
         study = Study.model_validate(fields)
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error)}") from None
+    arms = {}
     for name, arm in study.arms.items():
         try:
-            study.training(arm.change)
+            recipe = study.training(arm.change)
+            if not study.is_differential(name):  # plain attention has the same init under both names
+                recipe = recipe.model_copy(update={"init": "matched"})
+            arms[name] = recipe, study.tuned_as(name)
         except InputError as error:
             raise InputError(f"{path}: arm {name}: {error}") from None
+    twins = next((pair for pair in combinations(arms, 2) if arms[pair[0]] == arms[pair[1]]), None)
+    if twins:
+        raise InputError(f"{path}: arms {' and '.join(twins)} are one and the same: leave one out")
     return study
 
 
