@@ -26,7 +26,7 @@ test: $(READY)
 	$(RUN) pytest -m "not slow" -n 2
 
 test-slow: $(READY)
-	$(RUN) pytest -m slow -n 2
+	$(RUN) pytest -m slow -n 2 --maxschedchunk 1
 
 test-lowest: $(READY)
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LOWEST) \

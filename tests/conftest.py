@@ -24,6 +24,16 @@ torch.set_num_threads(1)
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: begun last, they would leave one of two processes with nothing to do."""
+
+    def minutes(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("slow")
+        return mark.kwargs.get("minutes", 0) if mark else 0
+
+    items.sort(key=minutes, reverse=True)
+
+
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Indexes of shards, features and drawn sets stay out of the user's cache folder."""

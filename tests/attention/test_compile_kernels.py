@@ -86,7 +86,7 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ran = subprocess.run(

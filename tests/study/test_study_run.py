@@ -164,7 +164,7 @@ def _numbers(folder: Path) -> Any:
     return steps, run.lambdas, run.validation, values, {**run.recipe, "data": None}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_a_grid_killed_stopped_and_interrupted_ends_as_one_that_was_not(
     study_file: Callable[..., Path], data: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from test_loop import changed, without_times
 
 from diffclip.training.recipe import Recipe, to_yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(minutes=2)
 
 
 def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[bytes]:
