@@ -17,7 +17,7 @@ help:
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
 	@echo "make study-cpu  does differential attention help? a grid of models and seeds on Flickr8k; hours, goes on where it was stopped"
-	@echo "make study-gpu  a larger grid on a GPU, ten minutes of it, with PYTHON=, DATA=, OUT= and DONE="
+	@echo "make study-gpu  a larger grid on a GPU, ten minutes of it, with PYTHON=, DATA=, OUT=, DONE= and SET="
 
 demo: $(READY)
 	$(VENV)/bin/diffclip demo --folder runs/demo
@@ -85,11 +85,12 @@ bench-gpu:
 	exit $$failed
 
 # In parts of ten minutes at most, each from what the one before has packed: make study-gpu PYTHON=python3 DATA=… OUT=…
-# DONE=…, then unpack OUT/study.tgz in benchmarks/results/ and make the report.
+# DONE=…, then unpack OUT/study.tgz in benchmarks/results/ and make the report. SET='study_gpu:models.suite=quick …' changes
+# the studies.
 MINUTES ?= 9
 study-gpu:
 	PYTHONUNBUFFERED=1 $(BARE) benchmarks.study --data $(DATA) --output $(OUT) --minutes $(MINUTES) --device $(DEVICE) \
-		$(if $(DONE),--done $(DONE)) $(if $(ATTENTION),--attention $(ATTENTION))
+		$(if $(DONE),--done $(DONE)) $(if $(ATTENTION),--attention $(ATTENTION)) $(if $(SET),--set $(SET))
 
 study-cpu: $(READY)
 	$(VENV)/bin/diffclip study study_cpu --data $(DATA) --runs runs/study_cpu --output benchmarks/results/study_cpu --workers 2

@@ -7,6 +7,12 @@ first every study up to its models, then their ablations, until the minutes are 
 that is finished then, in folders as they are committed under benchmarks/results/; it is packed every half minute, so
 that a part that is cut off is not lost. OUTPUT/study.log tells how it went.
 
+A change (`--set`) is `STUDY:KEY=VALUE`, or `KEY=VALUE` for every study that has such a key.
+
+It needs Python 3.11 and, installed or unpacked in a folder that PYTHONPATH names: torch, torchvision, timm,
+open_clip_torch, ftfy, regex, numpy, pillow, pydantic, pyyaml, safetensors, huggingface_hub, braceexpand, fsspec, rich,
+lightning, tensorboard, scikit-learn and threadpoolctl, with what these need themselves.
+
 On a GPU fused attention is tried first, in a few seconds. Where it is wrong or fails, a loud line says so, and torch's
 own takes its place (`--attention` decides it instead).
 """
@@ -14,16 +20,16 @@ own takes its place (`--attention` decides it instead).
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarks.study_start import changes_of, keep_caches, missing_packages, working_folder
 
 if TYPE_CHECKING:
     from diffclip.study.plan import Group
@@ -35,9 +41,6 @@ _PACK_EVERY = 30.0  # seconds
 _WORTHWHILE = 120.0  # seconds, in which a study can begin, and end something
 _ENDING = 15.0  # seconds to stop, save and pack in
 _TRYING = 100.0  # seconds in which fused attention is compiled and tried
-_IN_MEMORY = Path("/dev/shm")
-_ROOM = 40e9  # bytes of checkpoints
-_CACHES = 4e9  # bytes
 
 
 class Part:
@@ -99,9 +102,10 @@ class Part:
     def _finished(self) -> Iterator[Path]:
         """The files of each study and of its finished runs; what is being written beside them comes and goes."""
         from diffclip.study.folder import COST_FILE, STUDY_FILE
+        from diffclip.study.timing import TIMING_FILE
 
         for study in sorted((self.work / "results").glob(f"*/{STUDY_FILE}")):
-            yield study
+            yield from filter(Path.is_file, (study, study.with_name(TIMING_FILE)))
             for cost in sorted(study.parent.glob(f"*/[!.]*/{COST_FILE}")):
                 yield from sorted(cost.parent.iterdir())
 
@@ -135,6 +139,7 @@ def go_on(
     for problem in problems:
         part.say(f"{name}: {problem}")
     if problems:
+        part.say(f"{name}: a change to it alone is --set {name}:KEY=VALUE")
         return 2
     started = time.monotonic()
     tally = run_study(study, place, part.say, until=until, seconds=part.seconds_left, finished=part.pack)
@@ -172,7 +177,9 @@ def do_part(part: Part, options: argparse.Namespace) -> int:
     from diffclip.study.recipe import read_study
 
     pick_device(options.device)
-    studies = {Path(source).stem: read_study(source, options.set) for source in options.studies}
+    sources = {Path(source).stem: source for source in options.studies}
+    changes = changes_of({name: read_study(source) for name, source in sources.items()}, options.set)
+    studies = {name: read_study(source, changes[name]) for name, source in sources.items()}
     part.unpack(options.done)
     attention = choose_attention(part, list(studies.values()), options)
     codes: dict[str, int] = {}
@@ -187,23 +194,6 @@ def do_part(part: Part, options: argparse.Namespace) -> int:
                 return codes[name]
     part.pack(at_once=True)
     return next((code for code in codes.values() if code), 0)
-
-
-def keep_caches(work: Path) -> None:
-    """Where the user's home cannot be written, or is nearly full, what is compiled and drawn is kept in `work`."""
-    home = Path(os.environ.get("HOME", "/nowhere"))
-    if not os.access(home, os.W_OK) or shutil.disk_usage(home).free < _CACHES:
-        for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR"):
-            os.environ.setdefault(name, str(work / "cache" / name.lower()))
-
-
-def working_folder() -> Path:
-    """In memory where there is room: a grid writes hundreds of gigabytes of checkpoints."""
-    try:
-        roomy = os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _ROOM
-    except OSError:
-        roomy = False
-    return Path(tempfile.mkdtemp(prefix="study-", dir=_IN_MEMORY if roomy else None))
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -221,7 +211,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--attention", choices=("auto", "sdpa", "triton", "eager"), help="default: auto, if that proves right"
     )
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to the studies")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="[STUDY:]KEY=VALUE", help="changes to the studies"
+    )
     options = parser.parse_args(words)
     if not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g} is no time")
@@ -233,6 +225,14 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     started = time.monotonic()
     options = parsed()
+    missing = missing_packages()
+    if missing:
+        print(
+            f"study: {', '.join(missing)} cannot be found: install them, or unpack their wheels into a folder that "
+            "PYTHONPATH names",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     work = working_folder()
     keep_caches(work)
     from diffclip.errors import DiffCLIPError

@@ -28,6 +28,21 @@ class StoppedError(DiffCLIPError):
     exit_code = 75
 
 
+class NotFiniteError(InputError):
+    """A model that gives numbers that are not finite."""
+
+
+class DivergedError(DiffCLIPError):
+    """A training whose numbers were not finite at `step`: the same recipe would come there again."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message, step)  # all that another process makes it of again
+        self.step = step
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:
     """The error for a name that is not among `options`; it offers the nearest one, or lists them all."""
     options = sorted(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from run_folders import make_run, write_lines
@@ -16,6 +17,7 @@ from diffclip.study.choose import choose
 from diffclip.study.folder import STUDY_FILE
 from diffclip.study.plan import Planned, grid_runs, sweep_runs
 from diffclip.study.recipe import Study, read_study, to_yaml
+from diffclip.study.timing import TIMING_FILE
 
 BASE = tiny_recipe(data={"train": "sets/scenes/train", "val": "sets/scenes/val"})
 MODELS = {
@@ -38,21 +40,25 @@ ABLATIONS = {
     },
 }
 SWEEP = {"lr": [0.0005, 0.001], "weight_decay": [0.1, 0.2, 0.5], "seed": 100}
-Levels = Mapping[str, Sequence[float | None]]
-"""Of each arm the level of each seed; None for a run that is not finished."""
+DIVERGED = "diverged"
+DIVERGED_AT = 7
+Levels = Mapping[str, Sequence[float | str | None]]
+"""Of each arm the level of each seed; None for a run that is not finished, `DIVERGED` for one that is so."""
 
 
 def make_study(
     folder: Path,
     levels: Levels,
-    sweep: Mapping[str, Sequence[float | None]] | None = None,
-    ablations: bool = True,
+    sweep: Levels | None = None,
+    ablations: Mapping[str, dict[str, Any]] | None = ABLATIONS,
     parameters: Mapping[str, int] | None = None,
-    seconds: Mapping[str, Sequence[float]] | None = None,
+    ratios: Mapping[str, tuple[float, float, float]] | None = None,
+    models: Mapping[str, dict[str, Any]] = MODELS,
 ) -> StudyData:
     """A study of the arms above with as many seeds as `levels` have; a level is a run's score and all its recalls.
 
-    `sweep` holds the scores of CLIP and DiffCLIP in the order of the plan; None leaves the sweep out.
+    `sweep` holds the scores of CLIP and DiffCLIP in the order of the plan; None leaves the sweep out. `ratios` are the
+    times a step that were measured alone, each with its interval; None where they were not.
     """
     folder.mkdir(parents=True)
     base = folder.parent / f"{folder.name}_base.yaml"
@@ -63,8 +69,8 @@ def make_study(
         "recipe": str(base),
         "data": "scenes",
         "sweep": dict(SWEEP) if sweep is not None else None,
-        "models": {"arms": MODELS, "seeds": seeds, "suite": "scenes"},
-        "ablations": {"arms": ABLATIONS, "seeds": seeds, "suite": "brief"} if ablations else None,
+        "models": {"arms": dict(models), "seeds": seeds, "suite": "scenes"},
+        "ablations": {"arms": dict(ablations), "seeds": seeds, "suite": "brief"} if ablations else None,
     }
     (folder / STUDY_FILE).write_text(yaml.safe_dump(fields, sort_keys=False))
     study = read_study(folder / STUDY_FILE)
@@ -75,21 +81,29 @@ def make_study(
         score = (sweep or {}).get(planned.arm, [])[place : place + 1]
         if score and score[0] is not None:
             _make(study, planned, folder, score[0], {})
-    chosen = choose(study, folder) if sweep and all(None not in own for own in sweep.values()) else {}
+    whole = sweep and all(None not in own and set(own) != {DIVERGED} for own in sweep.values())
+    chosen = choose(study, folder) if whole else {}
     for planned in grid_runs(study, chosen):
         own = levels.get(planned.arm, ())
         level = own[planned.seed] if planned.seed < len(own) else None
         if level is not None:
-            cost = {
-                "parameters": (parameters or {}).get(planned.arm, 1000),
-                "step_seconds": (seconds or {}).get(planned.arm, [0.5] * len(seeds))[planned.seed],
-            }
-            _make(study, planned, folder, level, cost)
+            _make(study, planned, folder, level, {"parameters": (parameters or {}).get(planned.arm, 1000)})
+    if ratios is not None:
+        (folder / TIMING_FILE).write_text(json.dumps(_timing(ratios)))
     return read_study_data(folder)
 
 
-def _make(study: Study, planned: Planned, out: Path, level: float, cost: Mapping[str, float]) -> None:
+def _timing(ratios: Mapping[str, tuple[float, float, float]]) -> dict[str, Any]:
+    arms = {
+        arm: {"milliseconds": 500 * ratio, "ratio": ratio, "low": low, "high": high, "peak_memory": None}
+        for arm, (ratio, low, high) in ratios.items()
+    }
+    return {"device": "a device", "threads": 2, "torch": "2", "rounds": 9, "batch_size": 64, "arms": arms}
+
+
+def _make(study: Study, planned: Planned, out: Path, given: float | str, cost: Mapping[str, float]) -> None:
     recipe = study.training(planned.change)
+    level = 0.5 if isinstance(given, str) else given
     folder = make_run(out / str(planned), "CLIP", planned.seed, evaluated=False, level=level)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     rows = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
@@ -100,15 +114,20 @@ def _make(study: Study, planned: Planned, out: Path, level: float, cost: Mapping
         **{
             "parameters": 1000,
             "device": "a device",
-            "side_by_side": 1,
+            "side_by_side": 2,
             "threads": 1,
             "torch": "2",
             "diffclip": "0",
         },
         **{"suite": planned.suite, "suite_seconds": None},
     }
+    if given == DIVERGED:
+        # before its first whole step
+        (folder / "metrics.jsonl").write_text("")
+        (folder / "validation.jsonl").unlink()
+        told |= {"step_seconds": None, "diverged": DIVERGED_AT}
     (folder / "cost.json").write_text(json.dumps({**told, **cost}))
-    if planned.suite is not None:
+    if planned.suite is not None and given != DIVERGED:
         write_records(folder / "results.jsonl", _records(planned, level))
 
 

@@ -1,5 +1,7 @@
+import json
+
 import pytest
-from study_folders import make_study
+from study_folders import DIVERGED, make_study
 from typer.testing import CliRunner
 
 from diffclip.cli.main import app
@@ -8,8 +10,10 @@ from diffclip.report.markdown import write_section
 from diffclip.report.origin import limits
 from diffclip.report.page import page
 from diffclip.report.sources import read_sources
+from diffclip.report.study_ablations import ablation_table
 from diffclip.report.study_cost import cost_table
 from diffclip.report.study_data import read_study_data, study_among
+from diffclip.report.study_luck import luck_of
 from diffclip.report.study_missing import progress
 from diffclip.report.study_section import study_html, study_markdown
 from diffclip.report.study_sweep import at_one_rate, edge_warnings, sweep_intro, sweep_table, tuning_sentence
@@ -43,11 +47,11 @@ def test_what_a_learning_rate_of_its_own_brings_is_told(tmp_path):
     assert at_one_rate(data) == pytest.approx({0.0005: -0.2, 0.001: 0.3})
     said = tuning_sentence(data)
     assert (
-        "DiffCLIP − CLIP is −20.00 at 0.0005 and +30.00 at 0.001 (points); each at its own best +10.00."
+        "is −20.00 at 0.0005 and +30.00 at 0.001 with the same learning rate for both, and +10.00 with"
         in said
     )
+    assert said.endswith("All of this is from one seed, and how much of it is luck is not known.")
     # the recipe's is 0.0005
-    assert "instead of the recipe's 0.0005, CLIP gains 0.00 points and DiffCLIP 30.00." in said
     assert "of one seed, DiffCLIP − CLIP is −20.0 points of validation score at the recipe's" in verdict(data)
 
 
@@ -74,7 +78,7 @@ def test_what_is_not_run_is_said(tmp_path):
 
 
 def test_finished_runs_that_do_not_fit_are_told_loudly(tmp_path):
-    make_study(tmp_path / "s", LEVELS, ablations=False)
+    make_study(tmp_path / "s", LEVELS, ablations=None)
     base = tmp_path / "s_base.yaml"
     base.write_text(base.read_text().replace("epochs: 2", "epochs: 3"))
     (tmp_path / "s" / "models" / "CLIP-s0").rename(tmp_path / "s" / "models" / "CLIP-s9")
@@ -100,16 +104,68 @@ def test_a_study_without_runs_has_a_report(tmp_path):
     assert "What has been run" in page(data.collection, "A study", study=data)
 
 
-def test_the_cost_is_told_relative_to_clip(tmp_path):
+def test_what_one_seed_of_the_sweep_carries_is_told(tmp_path):
+    levels = {"CLIP": [0.60, 0.62, 0.61], "DiffCLIP": [0.50, 0.55, 0.53]}
     data = make_study(
-        tmp_path / "s",
-        LEVELS,
-        parameters={"DiffCLIP": 1100},
-        seconds={"DiffCLIP": [0.6, 0.55, 0.65]},
+        tmp_path / "s", levels, {"CLIP": [0.2] * 6, "DiffCLIP": [0.21, 0.2, 0.2, 0.6, 0.5, 0.5]}
     )
-    clip, diffclip, _ = cost_table(data).rows
-    assert clip.cells[1:5] == ["1,000", "500.0", "1,024", "60"]
-    assert diffclip.cells[1:5] == ["1,100 (+10.000 %)", "600.0 (+20.0 %)", "1,024 (0.0 %)", "60 (0.0 %)"]
+    bound = luck_of(data).bound(1, 2)
+    assert 0.01 < bound < 0.4
+    said = tuning_sentence(data)
+    assert (
+        f"luck takes none of 2 such differences between equally good models beyond {100 * bound:.1f}" in said
+    )
+    assert said.endswith("it does not explain what is seen at 0.001.")
+    assert (
+        f"of one seed, where up to {100 * luck_of(data).bound(1):.1f} points may be luck, DiffCLIP"
+        in verdict(data)
+    )
+
+
+def test_settings_that_diverged_are_never_chosen(tmp_path):
+    tried = {"CLIP": TRIED["CLIP"], "DiffCLIP": [0.1, 0.1, 0.1, *[DIVERGED] * 3]}
+    data = make_study(tmp_path / "s", LEVELS, tried)
+    assert data.chosen["DiffCLIP"].lr == 0.0005
+    assert [row.cells[-2:] for row in sweep_table(data).rows] == [["10.00", "−20.00"], ["diverged", "–"]]
+    assert list(at_one_rate(data)) == [0.0005]
+    assert "Diverged, and so finished without a score: DiffCLIP-lr0.001-wd0.1-s100 (step 7)" in progress(data)
+    # of the sweep nothing is said that these would flatter
+    assert "diverged" not in verdict(data)
+    hopeless = make_study(tmp_path / "h", LEVELS, {"CLIP": TRIED["CLIP"], "DiffCLIP": [DIVERGED] * 6})
+    assert hopeless.chosen == {}
+    assert sweep_intro(hopeless)[0].endswith("All runs of DiffCLIP diverged, so that nothing can be chosen.")
+    assert not hopeless.trained
+
+
+def test_the_cost_is_told_relative_to_clip(tmp_path):
+    ratios = {"CLIP": (1.0, 1.0, 1.0), "DiffCLIP": (1.2, 1.1, 1.3)}
+    data = make_study(tmp_path / "s", LEVELS, parameters={"DiffCLIP": 1100}, ratios=ratios)
+    table = cost_table(data)
+    clip, diffclip, published = table.rows
+    assert clip.cells[1:6] == ["1,000", "500.0", "1.00", "1,024", "60"]
+    assert diffclip.cells[1:6] == ["1,100 (+10.000 %)", "600.0", "1.20 [1.10, 1.30]", "1,024 (0.0 %)", "60"]
+    assert published.cells[2:4] == ["–", "–"]
+    assert "2 runs went side by side, so that these seconds are rough" in " ".join(table.notes)
+    assert "1.20 [1.10, 1.30]" in [row.cells[-2] for row in ablation_table(data).rows]
+
+
+def test_memory_is_that_of_the_gpu_alone_where_it_was_measured(tmp_path):
+    make_study(tmp_path / "s", LEVELS, ratios={"CLIP": (1.0, 1.0, 1.0), "DiffCLIP": (1.2, 1.1, 1.3)})
+    file = tmp_path / "s" / "timing.json"
+    told = json.loads(file.read_text())
+    for arm, mebi in (("CLIP", 100), ("DiffCLIP", 110)):
+        told["arms"][arm]["peak_memory"] = mebi * 2**20
+    file.write_text(json.dumps(told))
+    rows = cost_table(read_study_data(tmp_path / "s")).rows
+    assert [row.cells[4] for row in rows] == ["100", "110 (+10.0 %)", "–"]
+
+
+def test_times_of_runs_side_by_side_are_not_told(tmp_path):
+    data = make_study(tmp_path / "s", LEVELS)
+    for table in (cost_table(data), ablation_table(data)):
+        assert not any("time a step" in column for column in table.columns)
+        assert "Time a step has not been measured alone, so that nothing is said of it." in table.notes
+    assert cost_table(data).rows[1].cells[2:4] == ["1,024 (0.0 %)", "60"]
 
 
 def test_only_models_are_series(tmp_path):
@@ -148,7 +204,7 @@ def test_the_parts_of_a_section(tmp_path):
 
 
 def test_a_study_is_reported_by_itself_and_not_saved(tmp_path):
-    make_study(tmp_path / "s", LEVELS, ablations=False)
+    make_study(tmp_path / "s", LEVELS, ablations=None)
     with pytest.raises(InputError, match="report it by itself"):
         study_among([tmp_path / "s", tmp_path])
     refused = CliRunner().invoke(app, ["report", str(tmp_path / "s"), "--save", str(tmp_path / "saved")])

@@ -11,6 +11,9 @@ import yaml
 from tiny_study import RECIPE, STUDY
 
 from diffclip.data.scenes import write_scenes
+from diffclip.report.save import save_run
+from diffclip.study.one import Place
+from diffclip.study.recipe import Study, read_study
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +39,13 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         return file
 
     return write
+
+
+@pytest.fixture
+def study(study_file: Callable[..., Path]) -> Study:
+    return read_study(study_file(sweep=None))
+
+
+@pytest.fixture
+def place(data: Path, tmp_path: Path) -> Place:
+    return Place(data, tmp_path / "runs", tmp_path / "out", "cpu", 1, save_run)

@@ -11,7 +11,8 @@ import pytest
 from in_process import diffclip_command
 from tiny_study import STUDY, write_finished
 
-from diffclip.study.plan import sweep_runs
+from diffclip.study.choose import choose
+from diffclip.study.plan import grid_runs, sweep_runs
 from diffclip.study.recipe import read_study
 
 
@@ -44,8 +45,13 @@ def test_bad_words_are_told_in_a_line(words: list[str], told: str) -> None:
 def test_missing_data_is_named_before_anything_is_done(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    ended = diffclip_command("study", study_file(), "--data", tmp_path / "none", "--dry-run")
+    file = study_file(models={**STUDY["models"], "suite": "study"})
+    ended = diffclip_command("study", file, "--data", tmp_path / "none", "--dry-run")
     assert ended.returncode == 2
+    assert (
+        "oxford_pets3, a folder in clip_benchmark's layout; or do without it: models.suite=quick"
+        in ended.stderr
+    )
     assert "0 of 8 runs are finished" in ended.stdout
     for told in ("training data: ", "validation data: ", "missing in", "cifar10", "caltech101"):
         assert told in ended.stderr
@@ -62,10 +68,52 @@ def test_folders_that_cannot_be_used_are_told(
     assert f"cannot write {tmp_path / 'runs'}" in ended.stderr
     (tmp_path / "runs").unlink()
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "study.yaml").write_text("{title: Another}")
+    (tmp_path / "out" / "study.yaml").write_text("{title: Another, data: flickr8k}")
     ended = run_study(study_file(), "--dry-run")
     assert ended.returncode == 2
     assert 'holds a study with title="Another"' in ended.stderr
+
+
+def test_two_arms_that_are_one_are_refused_before_anything_is_done(
+    study_file: Callable[..., Path], run_study: Callable[..., Any], tmp_path: Path
+) -> None:
+    arms = {**STUDY["models"]["arms"], "twin": {"change": {"model": "CLIP", "init": "published"}}}
+    ended = run_study(study_file(models={**STUDY["models"], "arms": arms}))
+    assert ended.returncode == 2
+    assert ended.stderr == "diffclip: arms CLIP and twin are one and the same: leave one out\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_tells_arms_that_repeat_others_and_runs_that_are_trained_anew(
+    study_file: Callable[..., Path], run_study: Callable[..., Any], tmp_path: Path
+) -> None:
+    arm = {"change": {"model": "CLIP"}, "settings": "DiffCLIP", "factor": "lr", "against": "CLIP"}
+    ablations = {"seeds": [0], "suite": "brief", "arms": {"CLIP-as-DiffCLIP": arm}}
+    before = read_study(study_file(ablations=ablations))
+    for planned in sweep_runs(before):
+        write_finished(before, planned, tmp_path / "out", 0.5)
+    for planned in grid_runs(before, choose(before, tmp_path / "out")):
+        write_finished(before, planned, tmp_path / "out", 0.5)
+    # one more run of CLIP in the sweep, which wins
+    sweep = {**STUDY["sweep"], "lr": [1e-3, 2e-3, 4e-3]}
+    models = {**STUDY["models"], "seeds": [0, 1], "suite": "scenes"}
+    file = study_file(ablations=ablations, sweep=sweep, models=models)
+    study = read_study(file)
+    for planned in sweep_runs(study)[-2:]:
+        write_finished(study, planned, tmp_path / "out", 0.9 if planned.arm == "CLIP" else 0.1)
+    told = run_study(file, "--dry-run").stdout
+    for arm, why in (
+        ("CLIP", "started with lr=0.001, not 0.004"),
+        ("DiffCLIP", "put through the suite brief, not scenes"),
+    ):
+        assert f"trained anew: 2 finished runs {why} (models/{arm}-s0, models/{arm}-s1)" in told
+    assert "left out" not in told
+    write_finished(study, sweep_runs(study)[-1], tmp_path / "out", 0.95)
+    dry = json.loads(run_study(file, "--dry-run", "--json").stdout)
+    assert dry["repeats"] == {"CLIP-as-DiffCLIP": "CLIP"}
+    assert (dry["total"], dry["done"]) == (10, 6)
+    told = run_study(file, "--dry-run").stdout
+    assert "CLIP-as-DiffCLIP is left out: with these settings it is CLIP, whose runs it would repeat" in told
 
 
 def test_models_wait_for_the_sweep(study_file: Callable[..., Path], run_study: Callable[..., Any]) -> None:

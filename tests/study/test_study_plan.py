@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 from tiny_study import ABLATIONS, write_finished
 
 from diffclip.errors import InputError
-from diffclip.study.choose import choose
-from diffclip.study.folder import check_study_folder, claim_study, is_finished
+from diffclip.study.choose import choose, trials
+from diffclip.study.folder import check_study_folder, claim_study, diverged_at, is_finished, misfit
 from diffclip.study.pace import Pace
-from diffclip.study.plan import Settings, all_runs, grid_runs, sweep_runs
+from diffclip.study.plan import Settings, all_runs, grid_runs, repeats, sweep_runs
 from diffclip.study.recipe import read_study
 
 
@@ -40,6 +41,30 @@ def test_an_arm_can_take_the_settings_of_the_other_sweep(study_file: Callable[..
     assert (runs[-1].arm, runs[-1].change["lr"], runs[-1].change["weight_decay"]) == ("CLIP-slow", 0.125, 0.0)
 
 
+def test_an_arm_that_would_repeat_anothers_runs_is_left_out(study_file: Callable[..., Path]) -> None:
+    settings = {"change": {"model": "CLIP"}, "settings": "DiffCLIP", "factor": "lr", "against": "CLIP"}
+    fixed = {
+        "change": {"model": "CLIP", "init": "published", "lr": 0.5, "weight_decay": 0.5},
+        **{"factor": "lr", "against": "CLIP"},
+    }
+    ablations = {"seeds": [0], "suite": "brief", "arms": {"as-DiffCLIP": settings, "fixed": fixed}}
+    study = read_study(study_file(ablations=ablations))
+    one, other, third = Settings(0.25, 0.5), Settings(0.125, 0.5), Settings(0.5, 0.5)
+    for clip, diffclip, repeated in (
+        (one, other, {}),
+        (one, one, {"as-DiffCLIP": "CLIP"}),
+        (third, other, {"fixed": "CLIP"}),
+        (one, third, {"fixed": "as-DiffCLIP"}),
+        (third, third, {"as-DiffCLIP": "CLIP", "fixed": "CLIP"}),
+    ):
+        chosen = {"CLIP": clip, "DiffCLIP": diffclip}
+        assert repeats(study, chosen) == repeated
+        arms = {run.arm for run in grid_runs(study, chosen)}
+        assert arms == {"CLIP", "DiffCLIP", "as-DiffCLIP", "fixed"} - repeated.keys()
+    assert repeats(study, {}) == {}  # nobody knows yet
+    assert repeats(read_study(study_file(ablations=ablations, sweep=None)), {}) == {"as-DiffCLIP": "CLIP"}
+
+
 def test_the_sweep_chooses_for_each_arm_and_not_before_it_is_finished(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -53,6 +78,25 @@ def test_the_sweep_chooses_for_each_arm_and_not_before_it_is_finished(
     assert choose(study, tmp_path / "out") == {"CLIP": Settings(2e-3, 0.1), "DiffCLIP": Settings(1e-3, 0.1)}
 
 
+def test_a_run_that_diverged_is_finished_and_never_chosen(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    study = read_study(study_file())
+    runs = sweep_runs(study)
+    for run in runs:
+        write_finished(study, run, tmp_path, 0.5)
+    folder = write_finished(study, runs[0], tmp_path, 0.9, diverged=7)
+    (folder / "validation.jsonl").unlink()
+    assert is_finished(study, runs[0], tmp_path)
+    assert [diverged_at(tmp_path / str(run)) for run in runs] == [7, None, None, None]
+    assert [trial.score for trial in trials(study, tmp_path)] == [-math.inf, 0.5, 0.5, 0.5]
+    assert choose(study, tmp_path) == {"CLIP": Settings(2e-3, 0.1), "DiffCLIP": Settings(1e-3, 0.1)}
+    assert Pace.of_finished(study, runs[:1], tmp_path).seconds("sweep") is None
+    write_finished(study, runs[2], tmp_path, 0.9, diverged=1)
+    with pytest.raises(InputError, match=r"every run of CLIP in the sweep diverged: .*lower rates"):
+        choose(study, tmp_path)
+
+
 def test_a_run_of_other_settings_or_another_suite_is_not_finished(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -63,6 +107,15 @@ def test_a_run_of_other_settings_or_another_suite_is_not_finished(
     assert is_finished(study, run, tmp_path)
     other = read_study(study_file(change={"epochs": 3}))
     assert not is_finished(other, grid_runs(other, {})[0], tmp_path)
+    assert misfit(other, grid_runs(other, {})[0], tmp_path) == "started with epochs=2, not 3"
+    for costs, told in (
+        ({"data": "flickr8k", "scenes": None}, None),
+        ({"data": "flickr30k", "scenes": None}, 'trained on data "flickr30k", not "flickr8k"'),
+        ({"data": "flickr8k", "scenes": {"train": 9}}, 'trained on scenes {"train": 9}, not null'),
+    ):
+        write_finished(study, run, tmp_path, 0.5, **costs)
+        assert misfit(study, run, tmp_path) == told
+        assert is_finished(study, run, tmp_path) is (told is None)
     cost = json.loads((folder / "cost.json").read_text())
     (folder / "cost.json").write_text(json.dumps({**cost, "suite": "quick"}))
     assert not is_finished(study, run, tmp_path)
@@ -82,6 +135,15 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
     other = read_study(study_file(change={"epochs": 7}))
     with pytest.raises(InputError, match=r"holds a study with change.epochs=null, not 7: .*--output"):
         check_study_folder(other, out)
+    for changes, told in (
+        ({"title": "Other", "data": "flickr30k"}, 'data="flickr8k", not "flickr30k"'),
+        ({"scenes": {"train": 8, "val": 8, "size": 32}}, "scenes=null, not "),
+        ({"change": {"data.flip": 0.5}}, r"change.data.flip=null, not 0.5"),
+    ):
+        # removing study.yaml would not tell the runs apart
+        with pytest.raises(InputError, match=rf"{told}.*: choose another --output and other --runs") as error:
+            check_study_folder(read_study(study_file(**changes)), out)
+        assert "remove" not in str(error.value)
     (out / "study.yaml").write_text("models: [")
     with pytest.raises(InputError, match="cannot be read: remove it"):
         check_study_folder(other, out)

@@ -11,7 +11,7 @@ import yaml
 
 from diffclip.errors import InputError
 from diffclip.study.plan import all_runs
-from diffclip.study.recipe import read_study, to_yaml
+from diffclip.study.recipe import check_arms, read_study, to_yaml
 from diffclip.training.recipe import read_recipe
 
 BUILT_IN = ("study_cpu", "study_gpu", "study_scenes_gpu")
@@ -26,6 +26,7 @@ def test_the_studies_that_come_with_the_package_read_and_plan(name: str, tmp_pat
     again = tmp_path / "again.yaml"
     again.write_text(to_yaml(study))
     assert read_study(again) == study
+    check_arms(study)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -78,17 +79,28 @@ def test_an_arm_that_cannot_be_trained_is_named(
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"model": "CLIP", "init": "published"}, {"model": "DiffCLIP", "lr": 0.0007}, {"model": "DiffCLIP"}],
+    ("twin", "of"),
+    [
+        ({"change": {"model": "CLIP", "init": "published"}}, "CLIP"),
+        ({"change": {"model": "DiffCLIP"}}, "DiffCLIP"),
+        ({"change": {"model": "DiffCLIP", "lr": 0.0007}}, None),
+        (
+            {"change": {"model": "DiffCLIP", "lr": 0.0005}},
+            None,
+        ),  # the recipe's, which the sweep may not choose
+        ({"change": {"model": "CLIP"}, "settings": "DiffCLIP"}, None),
+    ],
 )
-def test_two_arms_are_two_models(study_file: Callable[..., Path], change: dict[str, Any]) -> None:
+def test_two_arms_are_two_models_whatever_the_sweep_chooses(
+    study_file: Callable[..., Path], twin: dict[str, Any], of: str | None
+) -> None:
     arms = {"CLIP": {"change": {"model": "CLIP"}}, "DiffCLIP": {"change": {"model": "DiffCLIP"}}}
-    file = study_file(models={"seeds": [0], "suite": "brief", "arms": {**arms, "twin": {"change": change}}})
-    if "lr" in change:
-        assert len(read_study(file).arms) == 3
+    study = read_study(study_file(models={"seeds": [0], "suite": "brief", "arms": {**arms, "twin": twin}}))
+    if of is None:
+        check_arms(study)
     else:
-        with pytest.raises(InputError, match=f"arms {change['model']} and twin are one and the same"):
-            read_study(file)
+        with pytest.raises(InputError, match=f"arms {of} and twin are one and the same"):
+            check_arms(study)
 
 
 def test_what_is_no_study_and_what_is_no_recipe_say_so(study_file: Callable[..., Path]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,12 @@ from diffclip.study.attempt import attempt
 from diffclip.study.choose import best_score
 from diffclip.study.folder import is_finished, read_cost
 from diffclip.study.measure import MEASURED_FILE
-from diffclip.study.one import Place, Work, wait_for_leftovers
+from diffclip.study.one import Place, Work, wait_for_leftovers, why_anew
 from diffclip.study.plan import Planned, grid_runs
 from diffclip.study.recipe import Study, read_study
 
 # what differs between two runs of the same recipe
 TIMES = ("samples_per_second", "data_wait")
-
-
-@pytest.fixture
-def study(study_file: Callable[..., Path]) -> Study:
-    return read_study(study_file(sweep=None))
-
-
-@pytest.fixture
-def place(data: Path, tmp_path: Path) -> Place:
-    return Place(data, tmp_path / "runs", tmp_path / "out", "cpu", 1, save_run)
 
 
 def test_a_run_is_trained_measured_and_condensed(study: Study, place: Place) -> None:
@@ -86,6 +77,27 @@ def test_the_memory_of_a_training_that_nobody_watched_is_not_known(study: Study,
     cost: Any = read_cost(kept.output / str(planned))
     assert cost["peak_memory"] is None
     assert cost["seconds"] > 0
+
+
+def test_a_run_of_other_settings_or_data_is_removed_and_trained_anew(
+    study_file: Callable[..., Path], place: Place, tmp_path: Path
+) -> None:
+    study, kept = read_study(study_file(sweep=None)), replace(place, keep=True)
+    planned = grid_runs(study, {})[0]
+    Work(study, kept).do(planned)
+    run, log = place.runs / str(planned), place.runs / "models" / "CLIP-s0.log"
+    assert why_anew(study, kept, planned) is None
+    slower = read_study(study_file(sweep=None, change={"lr": 1e-5}))
+    (other,) = (one for one in grid_runs(slower, {}) if str(one) == str(planned))
+    assert why_anew(slower, kept, other) == "started with lr=0.0005, not 1e-05"
+    Work(slower, kept).do(other)
+    assert is_finished(slower, other, place.output)
+    assert f"{run} was started with lr=0.0005, not 1e-05: removed, to be trained anew" in log.read_text()
+    elsewhere = read_study(study_file(sweep=None, change={"lr": 1e-5}, data="cifar10"))
+    assert f"{place.data}/flickr8k/train, not " in str(why_anew(elsewhere, kept, other))
+    moved = tmp_path / "moved"
+    moved.symlink_to(place.data)
+    assert why_anew(slower, replace(kept, data=moved), other) is None
 
 
 def test_a_run_that_fails_tells_why_in_a_line(study: Study, place: Place, tmp_path: Path) -> None:

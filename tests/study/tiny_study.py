@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tiny_recipe import tiny_recipe
 
@@ -36,13 +37,13 @@ ABLATIONS = {
 }
 
 
-def write_finished(study: Study, planned: Planned, out: Path, score: float) -> Path:
-    """The folder of a finished run whose best score is `score`."""
+def write_finished(study: Study, planned: Planned, out: Path, score: float, **costs: Any) -> Path:
+    """The folder of a finished run whose best score is `score`, with more in its cost."""
     folder = out / str(planned)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(to_yaml(study.training(planned.change)))
     rows = [{"step": 1, "score": score / 2}, {"step": 2, "score": score}, {"step": 3, "score": score / 3}]
     (folder / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cost = {"seconds": 60.0, "suite": planned.suite, "suite_seconds": 30.0 if planned.suite else None}
-    (folder / "cost.json").write_text(json.dumps(cost))
+    (folder / "cost.json").write_text(json.dumps(cost | costs))
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import diffclip
 from diffclip import InputError
 from diffclip.data.samples import Fault
 from diffclip.data.shards import Shards, expand_shards
-from diffclip.errors import DiffCLIPError
+from diffclip.errors import DiffCLIPError, DivergedError
 from diffclip.model import CLIP
 from diffclip.training import loop
 from diffclip.training.checkpoint import read_progress
@@ -217,12 +218,35 @@ def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
     with pytest.raises(DiffCLIPError, match=r"step 8: .*the last good state is .*step_0000000") as error:
         loop.train(recipe, run)
     assert not isinstance(error.value, InputError)
+    assert isinstance(error.value, DivergedError)
+    assert error.value.step == 8
     assert "\n" not in str(error.value)
+    again = pickle.loads(pickle.dumps(error.value))  # as another process gets it
+    assert (str(again), again.step) == (str(error.value), 8)
     assert read_progress(run).step == kept
     model, _, _ = diffclip.load(run / "checkpoints" / "last")
     assert all(p.isfinite().all() for p in model.parameters())
     monkeypatch.undo()
     assert loop.train(recipe, run, resume=True).progress.step == 15
+
+
+def test_a_state_that_gives_no_finite_embedding_is_not_kept(
+    recipe: Recipe, tmp_path: Path, monkeypatch
+) -> None:
+    validate, calls = loop.validate, iter(range(1, 1000))
+
+    def spoiled(fabric: Any, model: CLIP, *more: Any) -> Any:
+        if next(calls) == 2:
+            with torch.no_grad():
+                model.image_projection.fill_(math.inf)
+        return validate(fabric, model, *more)
+
+    monkeypatch.setattr(loop, "validate", spoiled)
+    run = tmp_path / "run"
+    with pytest.raises(DivergedError, match=r"step 10: embeddings .* not finite; .*step_00000005") as error:
+        loop.train(recipe, run)
+    assert error.value.step == 10
+    assert read_progress(run).step == 5
 
 
 def test_a_checkpoint_that_proves_bad_is_withdrawn(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:

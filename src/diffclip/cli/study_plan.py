@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -11,47 +11,74 @@ import typer
 from diffclip.cli.evaluate_table import PIPE_WIDTH
 from diffclip.errors import InputError
 from diffclip.study.choose import choose, runs_so_far
-from diffclip.study.folder import is_finished
-from diffclip.study.one import Place
+from diffclip.study.folder import is_finished, read_cost
+from diffclip.study.one import Place, why_anew
 from diffclip.study.pace import Pace
-from diffclip.study.plan import Group, Planned
+from diffclip.study.plan import Group, Planned, Settings, repeats, repeats_lines
 from diffclip.study.recipe import Study
 
 
 def show_plan(
     study: Study, place: Place, groups: Collection[Group], problems: Sequence[str], as_json: bool
 ) -> None:
-    """Print the runs by group and arm, how many of them are finished, and the time that the others take."""
+    """Print the runs by group and arm, how many of them are finished, which of these are trained anew and why, which
+    arms are left out, and the time that is still to come."""
     every = runs_so_far(study, place.output)
     pace = Pace.of_finished(study, every, place.output)
     wanted = [run for run in every if run.group in groups]
     # models are not finished as long as the sweep may still choose other settings for them
-    open_sweep = study.sweep is not None and not _chosen(study, place)
-    done = {
-        str(run)
-        for run in wanted
-        if not (open_sweep and run.group != "sweep") and is_finished(study, run, place.output)
+    chosen = _chosen(study, place)
+    open_sweep = study.sweep is not None and not chosen
+    decided = [run for run in wanted if run.group == "sweep" or not open_sweep]
+    done = {str(run) for run in decided if is_finished(study, run, place.output)}
+    anew = {
+        str(run): why
+        for run in decided
+        if read_cost(place.output / str(run))
+        and (why := why_anew(study, place, run))
+        and str(run) not in done
     }
     rows = _rows(wanted, done)
     left = [run.group for run in wanted if str(run) not in done]
     seconds = pace.seconds_of(left, place.side_by_side)
     if as_json:
-        plan = {"groups": rows, "total": len(wanted), "done": len(done), "workers": place.side_by_side}
-        settings = {arm: one.change for arm, one in _chosen(study, place).items()}
-        told = {"seconds_left": seconds, "chosen": settings, "problems": list(problems)}
-        print(json.dumps(plan | told, ensure_ascii=False, indent=1))
+        plan: dict[str, Any] = {
+            "groups": rows,
+            "total": len(wanted),
+            "done": len(done),
+            "workers": place.side_by_side,
+            "seconds_left": seconds,
+            "chosen": {arm: settings.change for arm, settings in chosen.items()},
+            "repeats": repeats(study, chosen),
+            "anew": anew,
+            "problems": list(problems),
+        }
+        print(json.dumps(plan, ensure_ascii=False, indent=1))
         return
     _show(rows)
-    for arm, settings in _chosen(study, place).items():
+    for arm, settings in chosen.items():
         typer.echo(f"the sweep chose for {arm}: lr {settings.lr:g}, weight decay {settings.weight_decay:g}")
+    for line in [*repeats_lines(study, chosen), *_anew_lines(anew)]:
+        typer.echo(line)
     typer.echo(f"{len(done)} of {len(wanted)} runs are finished; {_time(seconds, len(left), place)}")
 
 
-def _chosen(study: Study, place: Place) -> dict[str, Any]:
+def _chosen(study: Study, place: Place) -> dict[str, Settings]:
     try:
-        return dict(choose(study, place.output))
+        return choose(study, place.output)
     except InputError:
         return {}
+
+
+def _anew_lines(anew: Mapping[str, str]) -> list[str]:
+    """A line a reason."""
+    names: dict[str, list[str]] = {}
+    for name, why in anew.items():
+        names.setdefault(why, []).append(name)
+    return [
+        f"trained anew: {len(runs)} finished {'run' if len(runs) == 1 else 'runs'} {why} ({', '.join(runs)})"
+        for why, runs in names.items()
+    ]
 
 
 def _rows(runs: Sequence[Planned], done: Collection[str]) -> list[dict[str, Any]]:

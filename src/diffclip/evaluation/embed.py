@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, NotFiniteError
 from diffclip.model import CLIP
 
 # What is counted ("pictures", "texts"), how many more are done, and of how many (None: not known)
@@ -89,11 +89,11 @@ def checked(features: Tensor, what: str) -> Tensor:
     """The embeddings [N, D] of `what` ("pictures", "texts") as they are.
 
     Raises:
-        InputError: one is not finite.
+        NotFiniteError: one is not finite.
     """
     broken = int((~features.isfinite()).any(1).sum())
     if broken:
-        raise InputError(
+        raise NotFiniteError(
             f"the embeddings of {broken} of {len(features)} {what} are not finite numbers: the model's weights are "
             "damaged or its training diverged, use another checkpoint"
         )

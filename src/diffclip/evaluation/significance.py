@@ -191,10 +191,10 @@ def paired_by_seed(first: Mapping[int, float], second: Mapping[int, float]) -> S
     )
 
 
-def detectable_difference(sd: float, n: int) -> float:
+def detectable_difference(sd: float, n: int, alpha: float = ALPHA) -> float:
     """The smallest true mean difference that a paired t-test of `n` ≥ 2 differences with standard deviation `sd`
-    finds significant at 5 % in 80 % of all cases (noncentral t; Cohen 1988, Section 2.3)."""
-    return _detectable_shift(n) * sd / math.sqrt(n)
+    finds significant at `alpha` in 80 % of all cases (noncentral t; Cohen 1988, Section 2.3)."""
+    return _detectable_shift(n, alpha) * sd / math.sqrt(n)
 
 
 def student_p(t: float, freedom: int) -> float:
@@ -213,9 +213,9 @@ def student_p(t: float, freedom: int) -> float:
 
 
 @cache
-def student_quantile(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t: 4.303 for 2 degrees of freedom."""
-    return _bisect(lambda t: ALPHA - student_p(t, freedom))
+def student_quantile(freedom: int, alpha: float = ALPHA) -> float:
+    """The two-sided quantile of Student's t, by default that of 95 %: 4.303 for 2 degrees of freedom."""
+    return _bisect(lambda t: alpha - student_p(t, freedom))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -257,9 +257,9 @@ def _fisher(right: int, count: int, other_right: int, other_count: int) -> float
 
 # a report asks for it with every comparison, and it takes a second
 @cache
-def _detectable_shift(n: int) -> float:
+def _detectable_shift(n: int, alpha: float) -> float:
     """The smallest shift of the noncentral t of n − 1 degrees of freedom with enough power."""
-    quantile = student_quantile(n - 1)
+    quantile = student_quantile(n - 1, alpha)
     return _bisect(lambda shift: _t_power(shift, quantile, n - 1) - POWER)
 
 

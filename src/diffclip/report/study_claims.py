@@ -3,7 +3,8 @@
 A claim that one model is better holds where the difference, paired by seed, has p < 5 % after Holm's correction for all
 these tests together, and does not hold where that is so in the other direction. A claim that one is at least about as
 good as another, or costs hardly more, holds where the whole 95 % interval is on the good side of a margin, and does not
-hold where it is on the other.
+hold where it is on the other. Where the other model is at chance, a claim to be as good says nothing, and one to be
+better needs a model that is not at chance itself.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from diffclip.data.shifts import base_of
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS
-from diffclip.evaluation.significance import SeedTest
+from diffclip.evaluation.significance import SeedSummary, SeedTest
 from diffclip.report.compare import ENOUGH_SEEDS, Measure
 from diffclip.report.focus_metrics import FOCUS
-from diffclip.report.metrics import dataset_name, measure_name, metric_name
-from diffclip.report.sets import set_name, sets_of
-from diffclip.report.study_data import StudyData, mean_of
+from diffclip.report.study_chance import Level, level_of
+from diffclip.report.study_data import StudyData
+from diffclip.report.study_expense import more_of
 from diffclip.report.study_pairs import corrected, is_real, paired, values_of
 from diffclip.report.study_paper import FOCUSED, PAIRS, PARAMETERS, TIME
 from diffclip.study.recipe import BASELINE, TREATED
 
 DYNAMIC, VISION = "DiffCLIP-dynamic", "DiffCLIP-vision"
 CLOSE = 0.05
-"""A score is about as good as another where it is lower by no more than this share of that."""
+"""A score is about as good as another where it is lower by no more than this share of what that is above chance."""
 FEW_PARAMETERS, LITTLE_TIME = 0.001, 0.05
 """The shares of parameters and of time a step that are hardly more."""
 
@@ -62,19 +62,34 @@ class Claim:
 class Judged:
     """A claim with what was measured: `treated` − `baseline`, of costs as a share of the baseline's.
 
-    `p` is corrected; None where nothing was tested. `margin` is that of a claim that is no test.
+    `measure` and the levels of both are of scores alone. `p` is corrected; None where nothing was tested. `margin` is
+    that of a claim that is no test.
     """
 
     claim: Claim
-    measure: str
     test: SeedTest
-    p: float | None
-    margin: float | None
-    word: Word
+    margin: float | None = None
+    measure: Measure | None = None
+    own: Level | None = None
+    other: Level | None = None
+    p: float | None = None
+    word: Word = OPEN
 
     @property
     def seeds(self) -> int:
-        return self.test.difference.n
+        """How many training seeds it is over; none for a time, which is over rounds."""
+        return 0 if self.claim.kind == "time" else self.test.difference.n
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the score that is compared with cannot be told from chance."""
+        return self.other is not None and self.other.is_chance
+
+    @property
+    def decidable(self) -> bool:
+        """Whether it may be judged: where the other is at chance, only to be better, by one that is not."""
+        better = self.claim.kind == "better" and self.own is not None and not self.own.is_chance
+        return better or not self.at_chance
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -106,12 +121,8 @@ def judged_claims(data: StudyData) -> list[Judged]:
     found = [one for claim in CLAIMS if (one := _measured(data, claim)) is not None]
     tested = [one for one in found if one.claim.kind == "better"]
     ps = dict(zip([one.claim for one in tested], corrected([one.test for one in tested]), strict=True))
-    return [
-        replace(
-            one, p=ps.get(one.claim), word=judge_of(one.claim.kind, one.test, ps.get(one.claim), one.margin)
-        )
-        for one in found
-    ]
+    found = [replace(one, p=ps.get(one.claim)) for one in found]
+    return [replace(one, word=judge_of(one) if one.decidable else OPEN) for one in found]
 
 
 def not_measured(data: StudyData) -> list[Claim]:
@@ -120,11 +131,12 @@ def not_measured(data: StudyData) -> list[Claim]:
     return [claim for claim in CLAIMS if claim not in known]
 
 
-def judge_of(kind: Kind, test: SeedTest, p: float | None, margin: float | None) -> Word:
-    """What may be said of a claim: `p` is the corrected one, `margin` that of a claim that is no test."""
-    mean, low, high = test.difference.mean, test.difference.low, test.difference.high
+def judge_of(one: Judged) -> Word:
+    """What its test, corrected p and margin say of a claim about scores above chance, or about a cost."""
+    mean, low, high = one.test.difference.mean, one.test.difference.low, one.test.difference.high
+    kind, margin = one.claim.kind, one.margin
     if kind == "better":
-        return OPEN if not is_real(p) else HOLDS if mean > 0 else FAILS
+        return OPEN if not is_real(one.p) else HOLDS if mean > 0 else FAILS
     if margin is None:
         return OPEN
     if kind == "parameters":
@@ -137,58 +149,33 @@ def judge_of(kind: Kind, test: SeedTest, p: float | None, margin: float | None) 
     return HOLDS if low > -margin else FAILS if high < -margin else OPEN
 
 
-def measure_text(measure: Measure) -> str:
-    """What a task was measured by and on: "text→image R@5 on Flickr8k (val)"."""
-    if measure.task != SIX_TASKS:
-        return f"{measure_name(measure)} on {dataset_name(measure.dataset)}"
-    sets = sets_of(measure)
-    bases = {base_of(dataset) for dataset, _ in sets}
-    base = bases.pop() if len(bases) == 1 else None
-    named = [set_name(name) if base else dataset_name(name) for name, _ in sets]
-    head = measure.protocol.partition(";")[0]
-    metrics = [
-        metric_name(part.partition(" on ")[0]) for part in head.removeprefix("mean of ").split(", and of ")
-    ]
-    over = f"{set_name(base)} {', '.join(named)}" if base else ", ".join(named)
-    split = f" ({sets[0][1]})" if len(sets) == 1 else ""
-    return f"{' and '.join(metrics)} on {over}{split}"
+def enough(judged: list[Judged]) -> bool:
+    """Whether any claim was measured with as many seeds as it takes to tell anything."""
+    return any(one.seeds >= ENOUGH_SEEDS for one in judged)
 
 
 def _measured(data: StudyData, claim: Claim) -> Judged | None:
-    if claim.kind in ("parameters", "time"):
-        return _cost(data, claim)
+    if claim.kind == "time":
+        return _time(data, claim)
+    if claim.kind == "parameters":
+        test = more_of(data, "parameters", claim.treated, claim.baseline)
+        return None if test is None else Judged(claim, test, FEW_PARAMETERS)
     found = values_of(data, is_of(claim.task), [claim.treated, claim.baseline])
     if found is None or not {claim.treated, claim.baseline} <= found[1].keys():
         return None
     measure, values = found
     test = paired(values[claim.treated], values[claim.baseline])
-    level = mean_of(values[claim.baseline])
-    if test is None or level is None:
-        return None
-    margin = CLOSE * level if claim.kind == "as good" else None
-    return Judged(claim, measure_text(measure), test, None, margin, OPEN)
-
-
-def _cost(data: StudyData, claim: Claim) -> Judged | None:
-    key, margin = {"parameters": ("parameters", FEW_PARAMETERS), "time": ("step_seconds", LITTLE_TIME)}[
-        claim.kind
-    ]
-    test = more_of(data, key, claim.treated, claim.baseline)
     if test is None:
         return None
-    words = {"parameters": "parameters", "time": "median seconds a training step"}[claim.kind]
-    if claim.kind == "time" and data.told("side_by_side", [claim.treated, claim.baseline]) != ["1"]:
-        return Judged(claim, words, test, None, None, OPEN)  # what runs beside a run takes of its time
-    return Judged(claim, words, test, None, margin, OPEN)
+    own, other = (level_of(data, arm, measure, values[arm]) for arm in (claim.treated, claim.baseline))
+    margin = CLOSE * other.over_chance if claim.kind == "as good" and other.over_chance > 0 else None
+    return Judged(claim, test, margin, measure, own, other)
 
 
-def more_of(data: StudyData, key: str, treated: str, baseline: str) -> SeedTest | None:
-    """How much more of a cost an arm has, as a share of the baseline's, seed by seed."""
-    own, other = data.costs(treated, key), data.costs(baseline, key)
-    shares = {seed: own[seed] / other[seed] - 1 for seed in own.keys() & other.keys() if other[seed] > 0}
-    return paired(shares, dict.fromkeys(shares, 0.0))
-
-
-def enough(judged: list[Judged]) -> bool:
-    """Whether any claim was measured with as many seeds as it takes to tell anything."""
-    return any(one.seeds >= ENOUGH_SEEDS for one in judged)
+def _time(data: StudyData, claim: Claim) -> Judged | None:
+    """From the times that were measured alone; the interval is over rounds."""
+    own = data.timing.arms.get(claim.treated) if data.timing else None
+    if own is None or data.timing is None:
+        return None
+    more = SeedSummary(data.timing.rounds, own.ratio - 1, None, own.low - 1, own.high - 1)
+    return Judged(claim, SeedTest(more, None, None), LITTLE_TIME)

@@ -17,10 +17,11 @@ from diffclip.evaluation.outcomes import outcomes_file, read_outcomes
 from diffclip.report.runs import RESULTS, Run, read_run
 from diffclip.report.series import Collection, collect
 from diffclip.report.study_strays import Stray, strays_in
-from diffclip.study.choose import Trial, choose, trials
-from diffclip.study.folder import STUDY_FILE, is_finished, read_cost
-from diffclip.study.plan import Planned, Settings, grid_runs, sweep_runs
+from diffclip.study.choose import DIVERGED, Trial, choose, trials
+from diffclip.study.folder import STUDY_FILE, diverged_at, is_finished, read_cost
+from diffclip.study.plan import Planned, Settings, grid_runs, repeats, sweep_runs
 from diffclip.study.recipe import Study, read_study
+from diffclip.study.timing import Timing, read_timing
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,20 @@ class Trained:
         return float(kept.mean()) if len(kept) else None
 
 
+@dataclass(frozen=True)
+class Diverged:
+    """A run that is finished because its loss or gradient was not finite in `step`: it has no score."""
+
+    planned: Planned
+    step: int
+
+
 @dataclass(frozen=True, eq=False)
 class StudyData:
-    """A study, its sweep, its finished runs, those that are missing, and finished ones that do not fit it.
+    """A study, its sweep, its finished runs, those that are missing or diverged, and finished ones that do not fit it.
 
-    `collection` holds the runs of the group models alone: of the sweep and the ablations no series is made.
+    `repeats` are the arms that are others under another name, `timing` the times a step, measured alone. `collection`
+    holds the runs of the group models alone: of the sweep and the ablations no series is made.
     """
 
     study: Study
@@ -60,8 +70,16 @@ class StudyData:
     planned: list[Planned]
     trained: list[Trained]
     missing: list[Planned]
+    diverged: list[Diverged]
     strays: list[Stray]
+    repeats: dict[str, str]
+    timing: Timing | None
     collection: Collection = field(repr=False)
+
+    @property
+    def hopeless(self) -> list[str]:
+        """The models of which every run of the sweep diverged, so that nothing can be chosen."""
+        return _hopeless(self.trials)
 
     @cached_property
     def arms(self) -> dict[str, dict[int, Trained]]:
@@ -110,18 +128,25 @@ def read_study_data(folder: str | Path) -> StudyData:
     folder = Path(folder)
     study = read_study(folder / STUDY_FILE)
     tried = trials(study, folder)
-    decided = all(trial.score is not None for trial in tried)
+    decided = all(trial.score is not None for trial in tried) and not _hopeless(tried)
     chosen = choose(study, folder) if decided else {}
     swept, planned = sweep_runs(study), grid_runs(study, chosen)
     trained = []
+    diverged = [
+        Diverged(one, step)
+        for one, trial in zip(swept, tried, strict=True)
+        if trial.score is not None and (step := diverged_at(folder / str(one))) is not None
+    ]
     missing = [one for one, trial in zip(swept, tried, strict=True) if trial.score is None]
     for one in planned:
         # before the sweep has decided, nobody knows what the runs of the grids are
-        if decided and is_finished(study, one, folder):
-            run = folder / str(one)
-            trained.append(Trained(one, read_run(run), read_cost(run) or {}))
-        else:
+        run = folder / str(one)
+        if not decided or not is_finished(study, one, folder):
             missing.append(one)
+        elif (step := diverged_at(run)) is not None:
+            diverged.append(Diverged(one, step))
+        else:
+            trained.append(Trained(one, read_run(run), read_cost(run) or {}))
     everything = [*swept, *planned]
     counted = {str(one) for one in everything} - {str(one) for one in missing}
     strays = strays_in(study, folder, everything, counted, decided)
@@ -132,7 +157,20 @@ def read_study_data(folder: str | Path) -> StudyData:
         for key, own in read_outcomes(outcomes_file(one.run.folder / RESULTS)).items()
     }
     collection = collect([one.run for one in models], [], outcomes)
-    return StudyData(study, folder, tried, chosen, everything, trained, missing, strays, collection)
+    return StudyData(
+        study=study,
+        folder=folder,
+        trials=tried,
+        chosen=chosen,
+        planned=everything,
+        trained=trained,
+        missing=missing,
+        diverged=diverged,
+        strays=strays,
+        repeats=repeats(study, chosen) if decided else {},
+        timing=read_timing(folder),
+        collection=collection,
+    )
 
 
 def study_among(paths: Sequence[str | Path]) -> StudyData | None:
@@ -147,6 +185,13 @@ def study_among(paths: Sequence[str | Path]) -> StudyData | None:
     if len(paths) > 1:
         raise InputError(f"{found[0]} is the folder of a study: report it by itself")
     return read_study_data(found[0])
+
+
+def _hopeless(tried: Sequence[Trial]) -> list[str]:
+    scores: dict[str, list[float | None]] = {}
+    for trial in tried:
+        scores.setdefault(trial.arm, []).append(trial.score)
+    return [arm for arm, own in scores.items() if all(score == DIVERGED for score in own)]
 
 
 def mean_of(values: dict[int, float]) -> float | None:

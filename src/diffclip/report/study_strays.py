@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffclip.errors import InputError
-from diffclip.study.folder import COST_FILE, read_cost
+from diffclip.study.folder import COST_FILE, misfit
 from diffclip.study.plan import GROUPS, Planned
 from diffclip.study.recipe import Study
-from diffclip.training.run_folder import check_resumable
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def strays_in(
             elif group != "sweep" and not decided:
                 reason = "its settings wait for the sweep"
             else:
-                reason = _difference(study, known[name], cost.parent)
+                reason = misfit(study, known[name], folder) or f"its {COST_FILE} cannot be read"
             found.append(Stray(name, reason))
     return found
 
@@ -61,13 +59,3 @@ def strays_sentence(strays: Sequence[Stray], recipe: str) -> str:
         f"Left out: {len(strays)} finished {are} not as the study is planned now ({told}). Where a training recipe "
         f"was edited ({recipe}), undo that, or run the study anew."
     )
-
-
-def _difference(study: Study, planned: Planned, run: Path) -> str:
-    try:
-        check_resumable(study.training(planned.change), run)
-    except InputError as error:
-        # without the name of the run, and the advice for resuming
-        return str(error).removeprefix(f"{run} was ").rpartition(": resume")[0] or str(error)
-    suite = (read_cost(run) or {}).get("suite")
-    return f"put through the suite {suite}, not {planned.suite}"

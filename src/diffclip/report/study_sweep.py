@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from diffclip.report.study_ablations import SCORE_MEANING
 from diffclip.report.study_data import StudyData
-from diffclip.report.study_pairs import NONE, enumerated, luck_of, signed
+from diffclip.report.study_luck import luck_of
+from diffclip.report.study_pairs import NONE, enumerated, signed
 from diffclip.report.tables import Row, Table
+from diffclip.study.choose import DIVERGED
 from diffclip.study.plan import Settings
 from diffclip.study.recipe import BASELINE, TREATED
 
@@ -49,27 +51,37 @@ def at_one_rate(data: StudyData) -> dict[float, float]:
 
 
 def tuning_sentence(data: StudyData) -> str:
-    """How the models differ at the same learning rate and with settings of their own; empty before the sweep ends."""
+    """How the models differ at the same learning rate and with settings of their own, as far as one seed carries; empty
+    before the sweep has chosen.
+    """
     if not data.chosen:
         return ""
-    same = at_one_rate(data)
-    best = {arm: _best_by_rate(data, arm) for arm in (BASELINE, TREATED)}
-    own = max(best[TREATED].values()) - max(best[BASELINE].values())
+    same, own = at_one_rate(data), _at_their_own(data)
     told = enumerated([f"{signed(difference, 2)} at {lr:g}" for lr, difference in same.items()])
-    rate = data.study.training(data.study.arms[BASELINE].change).lr
     text = (
-        f"At one and the same learning rate, DiffCLIP − CLIP is {told} (points); each at its own best "
-        f"{signed(own, 2)}."
+        f"{TREATED} − {BASELINE}, in points, is {told} with the same learning rate for both" if told else ""
     )
-    if rate in same:
-        gains = {arm: max(best[arm].values()) - best[arm][rate] for arm in best}
-        text += (
-            f" With a learning rate of its own instead of the recipe's {rate:g}, CLIP gains "
-            f"{100 * gains[BASELINE]:.2f} points and DiffCLIP {100 * gains[TREATED]:.2f}."
+    text = f"{text}, and " if text else f"{TREATED} − {BASELINE}, in points, is "
+    text += f"{signed(own, 2)} with each model's best."
+    luck = luck_of(data)
+    if luck is None:
+        return f"{text} All of this is from one seed, and how much of it is luck is not known."
+    bound = luck.bound(1, len(same) or 1)
+    beyond = [f"{lr:g}" for lr, difference in same.items() if abs(difference) > bound]
+    many = (
+        f"none of {len(same)} such differences between equally good models"
+        if len(same) > 1
+        else "no difference"
+    )
+    return (
+        f"{text} All of this is from one seed, where, going by the later runs, luck takes {many} beyond "
+        f"{100 * bound:.1f} points (19 of 20 times): "
+        + (
+            f"it does not explain what is seen at {enumerated(beyond)}."
+            if beyond
+            else "it may explain all of these."
         )
-    luck = luck_of(data, 1)
-    bound = "a few tenths" if luck is None else f"up to {100 * luck:.1f} points, going by the later runs,"
-    return f"{text} All of this is from one seed, where {bound} may be luck."
+    )
 
 
 def tuning_verdict(data: StudyData) -> str:
@@ -84,16 +96,18 @@ def tuning_verdict(data: StudyData) -> str:
         else f"at a learning rate of {max(same):g}"
     )
     both = same[rate] if rate in same else same[max(same)]
-    own = max(_best_by_rate(data, TREATED).values()) - max(_best_by_rate(data, BASELINE).values())
     rates = {arm: f"{data.chosen[arm].lr:g}" for arm in (BASELINE, TREATED)}
     chosen = (
         f"CLIP {rates[BASELINE]}, DiffCLIP {rates[TREATED]}"
         if len(set(rates.values())) > 1
         else f"both {rates[BASELINE]}"
     )
+    luck = luck_of(data)
+    carried = f", where up to {100 * luck.bound(1):.1f} points may be luck," if luck else ""
     return (
-        f"Learning rates were chosen for each ({chosen}): in that sweep, of one seed, DiffCLIP − CLIP is "
-        f"{signed(both)} points of validation score {named} for both, and {signed(own)} with each model's own. "
+        f"Learning rates were chosen for each ({chosen}): in that sweep, of one seed{carried or ','} DiffCLIP − CLIP "
+        f"is {signed(both)} points of validation score {named} for both, and {signed(_at_their_own(data))} with each "
+        "model's own. "
     )
 
 
@@ -127,24 +141,36 @@ def sweep_intro(data: StudyData) -> list[str]:
             "No sweep: all models were trained with the settings of the recipe, which may suit one better."
         ]
     text = (
-        f"{SCORE_MEANING}. One seed each ({sweep.seed}), which no other run has, so that what is reported was not "
-        "chosen by its own numbers; one seed cannot tell close settings apart. "
+        f"{SCORE_MEANING}. One seed each ({sweep.seed}), which no other run has; the pictures are the same, and each "
+        "run's checkpoint is its best on them. One seed cannot tell close settings apart. "
     )
+    if data.hopeless:
+        return [f"{text}All runs of {enumerated(data.hopeless)} diverged, so that nothing can be chosen."]
     if not data.chosen:
         return [f"{text}The sweep is not finished: nothing is chosen yet."]
     chosen = " and ".join(
         f"{arm} learning rate {one.lr:g} with weight decay {one.weight_decay:g}"
         for arm, one in data.chosen.items()
     )
+    told = [f"{arm} takes {one.settings}'s" for arm, one in data.study.arms.items() if one.settings]
     return [
         tuning_sentence(data),
         f"{text}Chosen (of equal scores the first): {chosen}. Arms with plain attention take CLIP's, all "
-        "others DiffCLIP's, those with λ held at 0 among them; they were not swept themselves.",
+        f"others DiffCLIP's, those with λ held at 0 among them{f', but {enumerated(told)}' if told else ''}; they were "
+        "not swept themselves.",
     ]
 
 
+def _at_their_own(data: StudyData) -> float:
+    """DiffCLIP − CLIP, each with the settings that were chosen for it."""
+    best = {arm: max(_best_by_rate(data, arm).values()) for arm in (BASELINE, TREATED)}
+    return best[TREATED] - best[BASELINE]
+
+
 def _best_by_rate(data: StudyData, arm: str) -> dict[float, float]:
-    """The best score of an arm at each learning rate that is finished there, over its weight decays."""
+    """The best score of an arm at each learning rate that is finished there, over its weight decays; without the rates
+    where every run diverged.
+    """
     found: dict[float, list[float | None]] = {}
     for trial in data.trials:
         if trial.arm == arm:
@@ -152,7 +178,8 @@ def _best_by_rate(data: StudyData, arm: str) -> dict[float, float]:
     whole = {
         lr: [one for one in scores if one is not None] for lr, scores in found.items() if None not in scores
     }
-    return {lr: max(scores) for lr, scores in whole.items()}
+    best = {lr: max(scores) for lr, scores in whole.items()}
+    return {lr: score for lr, score in best.items() if score != DIVERGED}
 
 
 def _cell(data: StudyData, arm: str, settings: Settings) -> str:
@@ -160,5 +187,7 @@ def _cell(data: StudyData, arm: str, settings: Settings) -> str:
     score = next(fitting, None)
     if score is None:
         return NONE
+    if score == DIVERGED:
+        return "diverged"
     text = f"{100 * score:.2f}"
     return f"**{text}**" if data.chosen.get(arm) == settings else text

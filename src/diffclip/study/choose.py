@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from diffclip.errors import InputError
-from diffclip.study.folder import is_finished
+from diffclip.study.folder import diverged_at, is_finished
 from diffclip.study.plan import Planned, Settings, grid_runs, sweep_runs
 from diffclip.study.recipe import Study
 from diffclip.training.telemetry import VALIDATION_FILE
 
+DIVERGED = -math.inf
+"""The score of a run that diverged: it is never chosen."""
+
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the sweep: `score` is its best one on the validation split, None for a run not finished."""
+    """One run of the sweep: `score` is its best one on the validation split, −inf for a run that diverged, None for one
+    that is not finished."""
 
     arm: str
     settings: Settings
@@ -27,7 +32,7 @@ def trials(study: Study, folder: Path) -> list[Trial]:
     found = []
     for planned in sweep_runs(study):
         settings = Settings(planned.change["lr"], planned.change["weight_decay"])
-        score = best_score(folder / str(planned)) if is_finished(study, planned, folder) else None
+        score = score_of(folder / str(planned)) if is_finished(study, planned, folder) else None
         found.append(Trial(planned.arm, settings, score))
     return found
 
@@ -36,7 +41,7 @@ def choose(study: Study, folder: Path) -> dict[str, Settings]:
     """The settings of the best run of each arm that is swept; of equal scores the first. Empty without a sweep.
 
     Raises:
-        InputError: a run of the sweep is not finished.
+        InputError: a run of the sweep is not finished, or all of an arm diverged.
     """
     best: dict[str, Trial] = {}
     for trial in trials(study, folder):
@@ -47,6 +52,9 @@ def choose(study: Study, folder: Path) -> dict[str, Settings]:
         known = best.get(trial.arm)
         if known is None or known.score is None or trial.score > known.score:
             best[trial.arm] = trial
+    for arm, trial in best.items():
+        if trial.score == DIVERGED:
+            raise InputError(f"{folder}: every run of {arm} in the sweep diverged: give sweep.lr lower rates")
     return {arm: trial.settings for arm, trial in best.items()}
 
 
@@ -57,6 +65,15 @@ def runs_so_far(study: Study, folder: Path) -> list[Planned]:
     except InputError:
         chosen = {}
     return [*sweep_runs(study), *grid_runs(study, chosen)]
+
+
+def score_of(run: Path) -> float:
+    """The best score of a condensed run, −inf if it diverged.
+
+    Raises:
+        InputError: as `best_score`.
+    """
+    return best_score(run) if diverged_at(run) is None else DIVERGED
 
 
 def best_score(run: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -12,22 +13,27 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import torch
+
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, lock_file
 from diffclip.study.attempt import Ended
 from diffclip.study.choose import choose, runs_so_far
-from diffclip.study.folder import claim_study, is_finished
-from diffclip.study.one import Place, remove_checkpoints
+from diffclip.study.folder import claim_study, diverged_at, is_finished
+from diffclip.study.one import Place, remove_checkpoints, why_anew
 from diffclip.study.pace import Pace
-from diffclip.study.plan import GROUPS, Group, Planned, all_runs, grid_runs, sweep_runs
+from diffclip.study.plan import GROUPS, Group, Planned, grid_runs, repeats_lines, sweep_runs
 from diffclip.study.ready import draw_for_suites
 from diffclip.study.recipe import Study
+from diffclip.study.timing import read_timing, time_arms
 from diffclip.study.workers import Here, Processes, Workers
 from diffclip.training.pace import duration
 
 _POLL = 0.5  # seconds
 _ON_A_GPU = 14
 """Runs at most: ten that train keep it busy, while others fit their probes on the CPU."""
+_TIMING = {"cpu": 400.0, "cuda": 60.0}
+"""Seconds for timing a step of all arms, which needs the machine for itself."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -59,7 +65,8 @@ def run_study(
     seconds: float | None = None,
     finished: Callable[[], None] = lambda: None,
 ) -> Tally:
-    """Do the runs of `groups` that are not finished, `place.side_by_side` at a time.
+    """Do the runs of `groups` that are not finished, `place.side_by_side` at a time; when all of the study are, time a
+    step of every arm.
 
     Args:
         say: gets a line when a run starts and when it ends.
@@ -80,9 +87,9 @@ def run_study(
         raise InputError(f"{lock} does a study in {place.runs}: wait for it, or choose other --runs")
     with lock:
         claim_study(study, place.output)
-        tally = Tally(len(all_runs(study, groups)))
         cores = len(os.sched_getaffinity(0))
         wanted = [planned for planned in runs_so_far(study, place.output) if planned.group in groups]
+        tally = Tally(len(wanted))
         if not all(is_finished(study, planned, place.output) for planned in wanted):
             if place.draw_scenes(study, cores):
                 say(f"scenes drawn in {place.runs}")
@@ -91,7 +98,24 @@ def run_study(
         with closing(workers), _listening() as signals:
             job = _Job(study, place, say, tally, workers, deadline, signals, finished, until)
             job.do(groups)
+        # the other processes have gone, and signals end it at once: it leaves nothing half done
+        if tally.stopped is None and not tally.failures and _wants_timing(study, place):
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            if left < _TIMING[place.device]:
+                say("the steps of all arms are timed by the next call, for which this one has no time")
+            else:
+                say("timing a training step of every arm, in turns")
+                alone = torch.get_num_threads() if place.side_by_side == 1 else 1
+                time_arms(study, place, threads or alone, _TIMING[place.device])
     return tally
+
+
+def _wants_timing(study: Study, place: Place) -> bool:
+    """Whether all runs are finished, and their arms not timed yet."""
+    timing = read_timing(place.output)
+    if timing is not None and timing.arms.keys() == study.arms.keys():
+        return False
+    return all(is_finished(study, planned, place.output) for planned in runs_so_far(study, place.output))
 
 
 def usual_workers(device: str) -> int:
@@ -136,8 +160,13 @@ class _Job:
                 return
         rest = [group for group in groups if group != "sweep"]
         if rest and self.tally.stopped is None:
-            runs = grid_runs(self.study, choose(self.study, self.place.output))
-            self._all([planned for planned in runs if planned.group in rest])
+            chosen = choose(self.study, self.place.output)
+            for line in repeats_lines(self.study, chosen):
+                self.say(line)
+            planned = [run for run in grid_runs(self.study, chosen) if run.group in rest]
+            swept = len(sweep_runs(self.study)) if "sweep" in groups else 0
+            self.tally.total = swept + len(planned)
+            self._all(planned)
 
     def _all(self, runs: Sequence[Planned]) -> None:
         pending = []
@@ -158,9 +187,11 @@ class _Job:
                     break
                 pending.remove(fits)
                 going.append(fits)
-                if not (self.place.runs / str(fits) / "checkpoints").exists():
+                why = why_anew(self.study, self.place, fits)
+                if why or not (self.place.runs / str(fits) / "checkpoints").exists():
                     self.from_the_start.add(str(fits))
-                self.say(f"{fits}: started ({self.tally.done} of {self.tally.total} runs done)")
+                anew = f" anew, the one before was {why}" if why else ""
+                self.say(f"{fits}: started{anew} ({self.tally.done} of {self.tally.total} runs done)")
                 self.workers.start(fits)
             if not self.workers.busy:
                 break
@@ -202,8 +233,10 @@ class _Job:
                 self.pace.add(planned)
             seconds = self.pace.seconds_of((run.group for run in left), self.place.side_by_side)
             until = f", about {duration(seconds)} left" if left and seconds is not None else ""
+            step = diverged_at(self.place.output / str(planned))
+            how = f"score {ended.score:.1%}" if step is None else f"DIVERGED in step {step}, not tried again,"
             self.say(
-                f"{planned}: score {ended.score:.1%} after {duration(ended.seconds)} "
+                f"{planned}: {how} after {duration(ended.seconds)} "
                 f"({tally.done} of {tally.total} runs done{until})"
             )
             self.finished()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,22 +22,26 @@ from diffclip.training.telemetry import METRICS_FILE
 MEASURED_FILE = "measured.json"
 """In the folder of a run that a study has trained: the part of its cost that its telemetry does not tell."""
 
+Outcome = TypeVar("Outcome")
+
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): sets the peak resident size to the size now
 
 
-def watch_training(run: Path, device: torch.device, side_by_side: int, train: Callable[[], None]) -> None:
-    """Call `train`, which ends with `run` trained, and note in the folder how much memory it took, and what else the
-    telemetry does not tell. Of a run that was trained before, nobody knows its memory.
+def watch_training(
+    run: Path, device: torch.device, side_by_side: int, train: Callable[[], Outcome]
+) -> Outcome:
+    """Return what `train` does, which ends with `run` trained, and note in the folder how much memory it took, and what
+    else the telemetry does not tell. Of a run that was trained before, nobody knows its memory.
 
     Raises:
         InputError: the folder cannot be written.
     """
     starts = len(read_starts(run))
     watched = _reset_peak(device)
-    train()
+    outcome = train()
     if (run / MEASURED_FILE).is_file():
-        return
+        return outcome
     here = len(read_starts(run)) > starts
     facts = {
         "peak_memory": _peak(device) if here and watched else None,
@@ -46,6 +50,7 @@ def watch_training(run: Path, device: torch.device, side_by_side: int, train: Ca
         "threads": torch.get_num_threads(),
     }
     write_text(run / MEASURED_FILE, json.dumps(facts) + "\n")
+    return outcome
 
 
 def cost_of(
@@ -55,7 +60,7 @@ def cost_of(
 
     `seconds` are those of training on the wall, validations included, from the start to the last step, over all starts;
     steps that a kill lost and that were made again count once. `step_seconds` is the median step, waiting for data
-    included.
+    included; None for a run that diverged in its first step.
     """
     rows = [json.loads(line) for line in (run / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
     starts = read_starts(run)
@@ -63,9 +68,10 @@ def cost_of(
     with torch.device("meta"):
         parameters = sum(weights.numel() for weights in CLIP(recipe.config(), seed=0).parameters())
     samples = np.diff([0, *(row["samples"] for row in rows)])
+    rates = [row["samples_per_second"] for row in rows]
     return {
         "seconds": round(_seconds([row["time"] for row in rows], [start["time"] for start in starts]), 2),
-        "step_seconds": float(np.median(samples / [row["samples_per_second"] for row in rows])),
+        "step_seconds": float(np.median(samples / rates)) if rows else None,
         "peak_memory": measured["peak_memory"],
         "memory_of": measured["memory_of"],
         "parameters": parameters,

@@ -10,37 +10,32 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from diffclip.data.picture_memory import PictureMemory
-from diffclip.data.pictures import keeping
 from diffclip.data.scenes import write_scenes
-from diffclip.errors import DiffCLIPError, InputError
-from diffclip.evaluation.ledger import Ledger
-from diffclip.evaluation.runner import Runner, Sets
-from diffclip.evaluation.store import Store
-from diffclip.evaluation.suite import suite
+from diffclip.errors import DivergedError
+from diffclip.evaluation.runner import Sets
 from diffclip.files import disk_errors, lock_file, write_atomically
-from diffclip.model_source import load_for_use
-from diffclip.study.choose import best_score
-from diffclip.study.folder import COST_FILE
+from diffclip.study.choose import DIVERGED, best_score
+from diffclip.study.evaluate import evaluate_run
+from diffclip.study.folder import COST_FILE, data_of, misfit, other_recipe
 from diffclip.study.measure import MEASURED_FILE, cost_of, watch_training
 from diffclip.study.plan import Group, Planned
 from diffclip.study.recipe import Study
 from diffclip.training.complete import complete_run
 from diffclip.training.distributed import Hardware
-from diffclip.training.recipe import Recipe
-from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE
+from diffclip.training.recipe import Recipe, read_recipe, to_yaml
+from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, lock_folder
 
-DRAWS = range(3)
-"""Of the tasks that draw at random."""
 TELEMETRY_BYTES: dict[Group, int] = {"sweep": 4_000, "models": 10_000, "ablations": 4_000}
 """Of each run's telemetry in the study's folder: a grid has a hundred runs."""
 SCENES, PICTURES = "scenes", "pictures"
 """The folders in RUNS of scenes that a study draws, and of decoded pictures, which all workers share."""
-_BATCH = 256
 _PATIENCE = 60.0  # seconds
 _SPACING = 30.0
 """Seconds between two checkpoints of a run, but for the best ones: an epoch may take two."""
@@ -107,7 +102,8 @@ class Work:
         self._memory = PictureMemory(place.runs / PICTURES)
 
     def do(self, planned: Planned) -> float:
-        """Bring a run to its end, from wherever it is, and condense it; returns its best score on the validation split.
+        """Bring a run to its end, from wherever it is, and condense it; returns its best score on the validation split,
+        −inf for a run that diverged. One of other settings or data is removed first.
 
         What training and evaluation tell stands in `RUNS/GROUP/NAME.log`.
 
@@ -119,45 +115,47 @@ class Work:
         recipe = place.recipe(self._study, planned)
         with logging_to(run.with_name(f"{run.name}.log")):
             wait_for_leftovers(run)
-            _clear_condensed(run)
-            watch_training(run, self._device, place.side_by_side, lambda: self._train(recipe, run))
-            score, seconds = best_score(run), None
-            if planned.suite is not None:
-                seconds = self._evaluate(run, planned.suite, recipe.attention_backend)
-            cost = cost_of(run, recipe, self._device, planned.suite, seconds)
-            target = place.output / str(planned)
-            with disk_errors(target):
-                shutil.rmtree(target, ignore_errors=True)  # of other settings
-            with write_atomically(target) as temporary:
-                place.condense(run, temporary, TELEMETRY_BYTES[planned.group])
-                (temporary / COST_FILE).write_text(json.dumps(cost, indent=1) + "\n", encoding="utf-8")
+            _clear_unusable(recipe, run)
+            train = partial(self._train, recipe, run)
+            diverged = watch_training(run, self._device, place.side_by_side, train)
+            score, seconds = DIVERGED, None
+            if diverged is None:
+                score = best_score(run)
+                if planned.suite is not None:
+                    seconds = self._evaluate(run, planned.suite, recipe.attention_backend)
+            cost = cost_of(run, recipe, self._device, planned.suite, seconds) | data_of(self._study)
+            self._condense(planned, cost if diverged is None else cost | {"diverged": diverged})
         if not place.keep:
             remove_checkpoints(run)
         self._tidy()
         return score
 
-    def _train(self, recipe: Recipe, run: Path) -> None:
-        complete_run(recipe, run, _say, self._memory, Hardware(accelerator=self._device.type), _SPACING)
+    def _train(self, recipe: Recipe, run: Path) -> int | None:
+        """The step where the run diverged; None where it ended well."""
+        hardware = Hardware(accelerator=self._device.type)
+        try:
+            complete_run(recipe, run, _say, self._memory, hardware, _SPACING)
+        except DivergedError as error:
+            _say(str(error))
+            return error.step
+        return None
 
     def _evaluate(self, run: Path, name: str, attention_backend: str) -> float:
-        """The suite called `name` of a run's best checkpoint into its `results.jsonl`; the seconds that it took."""
-        loaded = load_for_use(str(run))
-        loaded.model.to(self._device)
-        loaded.model.set_attention_backend(attention_backend)
-        ledger = Ledger(run / "results.jsonl")
-        runner = Runner(self._sets, DRAWS, Store(run / "results.parts"), batch_size=_BATCH)
-        seconds = 0.0
-        with keeping(self._memory.for_evaluation):
-            for measured in runner.run(loaded, suite(name)):
-                if measured.result is None:
-                    kind = DiffCLIPError if measured.ours else InputError
-                    raise kind(f"{measured.entry} failed: {measured.failure}")
-                ledger.add(measured.result, loaded.label, loaded.weights, loaded.seed)
-                seconds += measured.seconds
-                score = measured.result.scores[0]
-                _say(f"{measured.entry}: {score.metric} {score.value:.1%}, {measured.seconds:.1f} s")
-        ledger.write()
-        return seconds
+        return evaluate_run(run, name, self._sets, self._device, _say, self._memory, attention_backend)
+
+    def _condense(self, planned: Planned, cost: dict[str, Any]) -> None:
+        """Put what is worth keeping of a run into the study's folder, in the place of one of other settings."""
+        run, target = self._place.runs / str(planned), self._place.output / str(planned)
+        with disk_errors(target):
+            shutil.rmtree(target, ignore_errors=True)
+        with write_atomically(target) as temporary:
+            if cost["step_seconds"] is None:  # it has not made a step
+                recipe = to_yaml(self._study.training(planned.change))
+                temporary.mkdir()
+                (temporary / RECIPE_FILE).write_text(recipe, encoding="utf-8")
+            else:
+                self._place.condense(run, temporary, TELEMETRY_BYTES[planned.group])
+            (temporary / COST_FILE).write_text(json.dumps(cost, indent=1) + "\n", encoding="utf-8")
 
     def _tidy(self) -> None:
         gc.collect()
@@ -195,12 +193,42 @@ def wait_for_leftovers(run: Path) -> None:
         time.sleep(0.2)
 
 
-def _clear_condensed(run: Path) -> None:
-    """Remove what is left of a run that was condensed, and that is wanted anew: it cannot be gone on with."""
-    gone = not any((run / "checkpoints").glob("*"))
-    if gone and (run / RECIPE_FILE).is_file() and (run / MEASURED_FILE).is_file():
-        with disk_errors(run):
-            shutil.rmtree(run)
+def why_anew(study: Study, place: Place, planned: Planned) -> str | None:
+    """Why a run is trained anew although there is one of its name, in words as `misfit`'s; None where there is none, or
+    where that one is gone on with."""
+    run = place.runs / str(planned)
+    if (run / RECIPE_FILE).is_file() and _has_checkpoints(run):
+        return _other_run(place.recipe(study, planned), run)
+    return misfit(study, planned, place.output)
+
+
+def _clear_unusable(recipe: Recipe, run: Path) -> None:
+    """Remove a run that cannot be gone on with: one of other settings or data, and what is left of one that was
+    condensed and is wanted anew."""
+    if not (run / RECIPE_FILE).is_file():
+        return
+    other = _other_run(recipe, run)
+    if other is not None:
+        _say(f"{run} was {other}: removed, to be trained anew")
+    elif _has_checkpoints(run) or not (run / MEASURED_FILE).is_file():
+        return
+    with lock_folder(run), disk_errors(run):
+        shutil.rmtree(run)
+
+
+def _has_checkpoints(run: Path) -> bool:
+    return any((run / "checkpoints").glob("*"))
+
+
+def _other_run(recipe: Recipe, run: Path) -> str | None:
+    """How the run differs from one of `recipe`, in a few words; data that has moved is the same data."""
+    other = other_recipe(recipe, run)
+    if other is not None:
+        return other
+    before, now = read_recipe(run / RECIPE_FILE).data.train, recipe.data.train
+    if Path(str(before)).parts[-2:] == Path(str(now)).parts[-2:]:
+        return None
+    return f"trained on {before}, not {now}"
 
 
 def _say(line: str) -> None:

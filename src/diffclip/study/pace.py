@@ -31,9 +31,9 @@ class Pace:
         return pace
 
     def add(self, planned: Planned) -> None:
-        """Count a run that is finished."""
+        """Count a run that is finished, unless it diverged, perhaps early."""
         cost = read_cost(self._folder / str(planned))
-        if cost is not None:
+        if cost is not None and "diverged" not in cost:
             self._costs[planned.group].append(cost["seconds"] + (cost["suite_seconds"] or 0.0))
 
     def seconds(self, group: Group) -> float | None:

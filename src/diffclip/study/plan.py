@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from diffclip.study.recipe import BASELINE, TREATED, Grid, Study
+from diffclip.training.recipe import Recipe
 
 Group = Literal["sweep", "models", "ablations"]
 GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
@@ -59,12 +60,38 @@ def sweep_runs(study: Study) -> list[Planned]:
     ]
 
 
+def repeats(study: Study, chosen: Mapping[str, Settings]) -> dict[str, str]:
+    """Arms that would repeat an earlier arm's runs, and which; CLIP and DiffCLIP are the earliest. None as long as the
+    sweep has not chosen."""
+    if study.sweep is not None and not chosen:
+        return {}
+    kept: list[tuple[str, Recipe]] = []
+    found = {}
+    for arm in sorted(study.arms, key=lambda name: name not in (BASELINE, TREATED)):
+        model = study.model_of(arm, _settings_of(study, arm, chosen))
+        earlier = next((name for name, known in kept if known == model), None)
+        if earlier is None:
+            kept.append((arm, model))
+        else:
+            found[arm] = earlier
+    return found
+
+
+def repeats_lines(study: Study, chosen: Mapping[str, Settings]) -> list[str]:
+    """What `repeats` says, in lines for people."""
+    return [
+        f"{arm} is left out: with these settings it is {earlier}, whose runs it would repeat"
+        for arm, earlier in repeats(study, chosen).items()
+    ]
+
+
 def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
-    """The runs of the grids, seed by seed, so that a grid cut short has whole seeds.
+    """The runs of the grids, seed by seed, so that a grid cut short has whole seeds; without those that `repeats`.
 
     Args:
         chosen: what the sweep chose for CLIP and DiffCLIP; empty keeps the recipe's settings.
     """
+    left_out = repeats(study, chosen)
     groups: tuple[tuple[Group, Grid | None], ...] = (("models", study.models), ("ablations", study.ablations))
     return [
         Planned(
@@ -72,14 +99,19 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
             arm,
             f"{arm}-s{seed}",
             seed,
-            {**(chosen[study.tuned_as(arm)].change if chosen else {}), **own.change, "seed": seed},
+            {**_settings_of(study, arm, chosen), **own.change, "seed": seed},
             grid.suite,
         )
         for group, grid in groups
         if grid is not None
         for seed in grid.seeds
         for arm, own in grid.arms.items()
+        if arm not in left_out
     ]
+
+
+def _settings_of(study: Study, arm: str, chosen: Mapping[str, Settings]) -> dict[str, Any]:
+    return chosen[study.tuned_as(arm)].change if chosen else {}
 
 
 def all_runs(study: Study, groups: Collection[Group] = GROUPS) -> list[Planned]:

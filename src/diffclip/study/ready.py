@@ -13,14 +13,14 @@ from diffclip.files import check_writable
 from diffclip.study.folder import STUDY_FILE, check_study_folder
 from diffclip.study.one import Place
 from diffclip.study.plan import GROUPS, Group, all_runs
-from diffclip.study.recipe import Study
+from diffclip.study.recipe import Study, check_arms
 from diffclip.training.data import open_training_data, open_validation_data
 
 
 def problems_of(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> list[str]:
     """What keeps the runs of `groups` from being done, in lines for people; nothing is written or drawn."""
     problems = []
-    for check in (_tools, _folders, _data, _suites):
+    for check in (_tools, _arms, _folders, _data, _suites):
         try:
             problems += check(study, place, groups)
         except DiffCLIPError as error:
@@ -40,6 +40,11 @@ def draw_for_suites(study: Study, groups: Collection[Group], workers: int) -> No
 
 def _tools(study: Study, place: Place, groups: Collection[Group]) -> list[str]:
     require_group("train", "lightning", "tensorboard")
+    return []
+
+
+def _arms(study: Study, place: Place, groups: Collection[Group]) -> list[str]:
+    check_arms(study)
     return []
 
 
@@ -74,9 +79,19 @@ def _suites(study: Study, place: Place, groups: Collection[Group]) -> list[str]:
     ]
     own = {entry.dataset for entry in entries} - BUILT_IN.keys() - PUBLISHED.keys()
     return found + [
-        f"missing in {place.data}: {name}, a folder in clip_benchmark's layout; or do without: models.suite=quick"
+        f"missing in {place.data}: {name}, a folder in clip_benchmark's layout; or do without it: "
+        + " ".join(f"{group}.suite=quick" for group in _groups_with(study, groups, name))
         for name in sorted(own)
         if not (place.data / name).is_dir()
+    ]
+
+
+def _groups_with(study: Study, groups: Collection[Group], dataset: str) -> list[str]:
+    """Those of `groups` whose suite has the set."""
+    return [
+        group
+        for group, grid in study.grids.items()
+        if group in groups and any(entry.dataset == dataset for entry in suite(grid.suite))
     ]
 
 

@@ -24,6 +24,8 @@ from diffclip.training.recipe import Recipe, find_recipe, read_recipe, recipe_fi
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 """The arms that every study has: what differences are to, and what they are of."""
 
+_SWEPT = frozenset({"lr", "weight_decay"})
+
 
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -105,8 +107,11 @@ class Study(_Keys):
                     f"{', '.join(sorted(twice))} is an arm of models and of ablations: leave one out"
                 )
             for name, arm in self.ablations.arms.items():
-                if arm.factor is None or arm.against not in self.arms:
+                if arm.factor is None or arm.against is None:
                     raise ValueError(f"ablations.arms.{name} needs a factor, and an arm that it is against")
+        for name, arm in self.arms.items():
+            if arm.against is not None and arm.against not in self.arms:
+                raise ValueError(f"arm {name} is against {arm.against!r}, which is no arm")
         if self.sweep and self.sweep.seed in {seed for grid in self.grids.values() for seed in grid.seeds}:
             raise ValueError(f"sweep.seed {self.sweep.seed} is a reported seed too: choose another")
         return self
@@ -129,6 +134,14 @@ class Study(_Keys):
     def tuned_as(self, arm: str) -> str:
         """Whose settings the arm takes: as it says, else DiffCLIP's where a tower has differential attention."""
         return self.arms[arm].settings or (TREATED if self.is_differential(arm) else BASELINE)
+
+    def model_of(self, arm: str, *changes: dict[str, Any]) -> Recipe:
+        """What the arm trains with `changes` below its own; two arms of which this is the same are one and the same."""
+        recipe = self.training(*changes, self.arms[arm].change)
+        if self.is_differential(arm):
+            return recipe
+        # plain attention has the same init under both names
+        return recipe.model_copy(update={"init": "matched"})
 
     def training(self, *changes: dict[str, Any]) -> Recipe:
         """The training recipe with the study's changes and then these, as yet with its own data.
@@ -159,19 +172,27 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
         study = Study.model_validate(fields)
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error)}") from None
-    arms = {}
     for name, arm in study.arms.items():
         try:
-            recipe = study.training(arm.change)
-            if not study.is_differential(name):  # plain attention has the same init under both names
-                recipe = recipe.model_copy(update={"init": "matched"})
-            arms[name] = recipe, study.tuned_as(name)
+            study.training(arm.change)
         except InputError as error:
             raise InputError(f"{path}: arm {name}: {error}") from None
-    twins = next((pair for pair in combinations(arms, 2) if arms[pair[0]] == arms[pair[1]]), None)
-    if twins:
-        raise InputError(f"{path}: arms {' and '.join(twins)} are one and the same: leave one out")
     return study
+
+
+def check_arms(study: Study) -> None:
+    """See that no two arms are one and the same whatever a sweep chooses.
+
+    Raises:
+        InputError: two are.
+    """
+    kinds = []
+    for name, arm in study.arms.items():
+        chosen = _SWEPT - arm.change.keys()
+        kinds.append((name, (study.model_of(name), chosen, study.tuned_as(name) if chosen else None)))
+    for (one, kind), (other, same) in combinations(kinds, 2):
+        if kind == same:
+            raise InputError(f"arms {one} and {other} are one and the same: leave one out")
 
 
 def to_yaml(study: Study) -> str:

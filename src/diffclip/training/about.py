@@ -214,14 +214,14 @@ def _machine() -> dict[str, Any]:
     return {
         "name": platform.node(),
         "system": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": usable,
         "threads": torch.get_num_threads(),
         "memory": _memory(),
     }
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")

@@ -24,7 +24,14 @@ from diffclip.data.pictures import keeping
 from diffclip.data.resident import ResidentLoader
 from diffclip.data.samples import Fault
 from diffclip.data.transforms import normalise
-from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
+from diffclip.errors import (
+    DiffCLIPError,
+    DivergedError,
+    InputError,
+    NotFiniteError,
+    StoppedError,
+    require_group,
+)
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training import distributed, exchange
@@ -74,7 +81,8 @@ def train(
     Raises:
         InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
         StoppedError: a signal asked the run to stop; its state is saved.
-        DiffCLIPError: a loss or gradient was not finite (the last good state is kept), or data stopped coming.
+        DivergedError: a loss, a gradient or an embedding was not finite; the last good state is kept.
+        DiffCLIPError: data stopped coming.
     """
     require_group("train", "lightning", "tensorboard")
     hardware = (hardware or Hardware()).resolved()
@@ -303,6 +311,8 @@ def _validate(job: _Job, data: EvaluationSet, tokenizer: Tokenizer, telemetry: T
 
     try:
         found = exchange.all_do(job.fabric, measure)
+    except NotFiniteError:
+        _withdraw(job, progress.step, "embeddings of the validation split are not finite")
     except DiffCLIPError:
         job.save(telemetry)
         raise
@@ -330,16 +340,23 @@ def _stop(job: _Job, telemetry: Telemetry | Silent, loss: float, norm: float) ->
     it stays. A gradient that is not finite leaves a state whose loss was still finite: that one is kept.
     """
     progress = job.progress
-    what = f"step {progress.step + 1}: the loss is {loss}, the gradient's norm {norm}"
-    if math.isfinite(loss) and progress.step:
-        progress.batch -= 1  # the failing batch is not done
-        kept: Path | None = job.save(telemetry)
-    else:
-        withdraw = partial(withdraw_checkpoint, job.run, progress.step)
-        kept = exchange.first_does(job.fabric, withdraw)
+    step, what = progress.step + 1, f"the loss is {loss}, the gradient's norm {norm}"
+    if not (math.isfinite(loss) and progress.step):
+        _withdraw(job, step, what)
+    progress.batch -= 1  # the failing batch is not done
+    _give_up(step, what, job.save(telemetry))
+
+
+def _withdraw(job: _Job, step: int, what: str) -> NoReturn:
+    """Give up in `step`, without the state now, which proved bad."""
+    withdraw = partial(withdraw_checkpoint, job.run, job.progress.step)
+    _give_up(step, what, exchange.first_does(job.fabric, withdraw))
+
+
+def _give_up(step: int, what: str, kept: Path | None) -> NoReturn:
     state = f"the last good state is {kept}" if kept else "there is no earlier checkpoint"
     way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
-    raise exchange.everybodys(DiffCLIPError(f"{what}; {state}: {way_out}"))
+    raise exchange.everybodys(DivergedError(f"step {step}: {what}; {state}: {way_out}", step))
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[float, Any]]:
