@@ -100,7 +100,7 @@ def time_arms(study: Study, place: Place, threads: int, seconds: float) -> Timin
 
     Args:
         threads: that torch computes on meanwhile, on a CPU.
-        seconds: from the call on; once three rounds are done, none is begun that would not end in time; fifteen are enough.
+        seconds: from the call on; after three rounds none is begun that would not end in time; fifteen are enough.
 
     Raises:
         InputError: a recipe or `place` cannot be used.
