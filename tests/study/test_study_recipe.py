@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_study import ABLATIONS
 
 from diffclip.errors import InputError
 from diffclip.study.plan import all_runs
@@ -46,11 +47,21 @@ def test_a_gpus_study_has_the_arms_of_the_cpus() -> None:
     assert len(gpu.models.seeds) == 5
 
 
+def test_without_ablations_no_model_is_against_one() -> None:
+    assert read_study("study_gpu").arms["DiffCLIP"].against == "DiffCLIP-no-factor"
+    without = read_study("study_gpu", ["ablations=null"]).arms["DiffCLIP"]
+    assert (without.factor, without.against) == (None, None)
+
+
+AGAINST_NONE = {"change": {"model": "DiffCLIP-bare"}, "factor": "x", "against": "CLUP"}
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"modles": 1}, "did you mean 'models'"),
         ({"recipe": "flickr8k_cpo"}, "did you mean 'flickr8k_cpu'"),
+        ({"ablations": {**ABLATIONS, "arms": {"bare": AGAINST_NONE}}}, "arm bare is against 'CLUP'"),
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),
         ({"sweep": {"lr": [1e-3], "weight_decay": [0.1], "seed": 1}}, "sweep.seed 1 is a reported seed too"),
     ],

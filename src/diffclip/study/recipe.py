@@ -109,6 +109,10 @@ class Study(_Keys):
             for name, arm in self.ablations.arms.items():
                 if arm.factor is None or arm.against is None:
                     raise ValueError(f"ablations.arms.{name} needs a factor, and an arm that it is against")
+        else:  # a model may be against an ablation, and `ablations=null` leaves them all out
+            for arm in self.models.arms.values():
+                if arm.against not in self.models.arms:
+                    arm.factor = arm.against = None
         for name, arm in self.arms.items():
             if arm.against is not None and arm.against not in self.arms:
                 raise ValueError(f"arm {name} is against {arm.against!r}, which is no arm")
