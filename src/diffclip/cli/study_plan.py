@@ -17,6 +17,9 @@ from diffclip.study.pace import Pace
 from diffclip.study.plan import Group, Planned, Settings, repeats, repeats_lines
 from diffclip.study.recipe import Study
 
+_NAMED = 3
+"""Runs that a line names at most."""
+
 
 def show_plan(
     study: Study, place: Place, groups: Collection[Group], problems: Sequence[str], as_json: bool
@@ -76,7 +79,8 @@ def _anew_lines(anew: Mapping[str, str]) -> list[str]:
     for name, why in anew.items():
         names.setdefault(why, []).append(name)
     return [
-        f"trained anew: {len(runs)} finished {'run' if len(runs) == 1 else 'runs'} {why} ({', '.join(runs)})"
+        f"trained anew: {len(runs)} finished {'run' if len(runs) == 1 else 'runs'} {why} "
+        f"({', '.join(runs[:_NAMED])}{', …' if len(runs) > _NAMED else ''})"
         for why, runs in names.items()
     ]
 
