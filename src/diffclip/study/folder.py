@@ -68,9 +68,8 @@ def check_study_folder(study: Study, folder: Path) -> None:
         way_out = (
             f"choose another --output, or remove {file} to go on there, where runs that fit stay finished"
         )
-        if _OF_DATA.match(
-            key
-        ):  # neither recipe nor checkpoint of a run tells what set lies where its data is
+        # neither recipe nor checkpoint of a run tells what set lies where its data is
+        if _OF_DATA.match(key):
             way_out = "choose another --output and other --runs, as its runs were trained on other data"
         raise InputError(f"{folder} holds a study with {key}={_told(old)}, not {_told(new)}: {way_out}")
 

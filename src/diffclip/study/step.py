@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from diffclip.data.transforms import normalise
-from diffclip.training.accumulate import backward_in_parts, backward_whole
-from diffclip.training.distributed import Hardware, blocks_of, clip_gradients, make_fabric
+from diffclip.training.accumulate import backward_of_batch
+from diffclip.training.distributed import Hardware, clip_gradients, compile_blocks, make_fabric
 from diffclip.training.losses import make_criterion
 from diffclip.training.optimiser import MAX_LOGIT_SCALE, make_optimiser
 from diffclip.training.recipe import Recipe
@@ -32,8 +32,7 @@ class Step:
         self._backward = fabric.backward
         self.model = build_model(recipe).train()
         if recipe.compile:
-            for block in blocks_of(self.model):
-                block.compile()
+            compile_blocks(self.model)
         self._wrapped = fabric.setup_module(self.model)
         self._optimiser = make_optimiser(self.model, recipe.model_copy(update={"lr": _LR}))
         self._wrapped_optimiser = fabric.setup_optimizers(self._optimiser)
@@ -58,11 +57,8 @@ class Step:
         return took, torch.cuda.max_memory_allocated(self._device) - before + self._resident()
 
     def __call__(self) -> None:
-        size, step = self._recipe.micro_batch, (self._forward, self._criterion, *self._batch, self._backward)
-        if size is None or size >= self._recipe.batch_size:
-            loss, _ = backward_whole(*step)
-        else:
-            loss, _ = backward_in_parts(*step, size, nullcontext)
+        step = self._forward, self._criterion, *self._batch, self._backward
+        loss, _ = backward_of_batch(*step, self._recipe.micro_batch, nullcontext)
         norm = clip_gradients(self.model, self._recipe.clip_grad_norm)
         torch.stack((loss, norm)).tolist()  # training waits for them: it takes no step that is not finite
         self._wrapped_optimiser.step()

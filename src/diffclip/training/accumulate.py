@@ -20,6 +20,21 @@ Output = dict[str, Tensor]
 FEATURES = ("image_features", "text_features")
 
 
+def backward_of_batch(
+    forward: Callable[[Tensor, Tensor], Output],
+    criterion: Criterion,
+    images: Tensor,
+    tokens: Tensor,
+    backward: Callable[[Tensor], None],
+    size: int | None,
+    without_sync: Callable[[], AbstractContextManager[object]],
+) -> tuple[Tensor, Output]:
+    """`backward_in_parts` where the batch is larger than `size`, a recipe's `micro_batch`, else `backward_whole`."""
+    if size is None or size >= len(images):
+        return backward_whole(forward, criterion, images, tokens, backward)
+    return backward_in_parts(forward, criterion, images, tokens, backward, size, without_sync)
+
+
 def backward_whole(
     forward: Callable[[Tensor, Tensor], Output],
     criterion: Criterion,

@@ -181,6 +181,12 @@ def blocks_of(model: CLIP) -> list[nn.Module]:
     return [*model.visual.blocks, *model.transformer.resblocks]
 
 
+def compile_blocks(model: CLIP) -> None:
+    """Have each block compiled when it first runs."""
+    for block in blocks_of(model):
+        block.compile()
+
+
 def shard(model: CLIP, mesh: Any) -> CLIP:
     """Share the parameters of `model` out over the processes of `mesh`, block by block (FSDP2), but for the small ones:
     those stay whole in each process."""

@@ -35,7 +35,7 @@ from diffclip.errors import (
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training import distributed, exchange
-from diffclip.training.accumulate import backward_in_parts, backward_whole
+from diffclip.training.accumulate import backward_of_batch
 from diffclip.training.checkpoint import (
     Progress,
     restore_checkpoint,
@@ -130,8 +130,7 @@ def _train(
         exchange.all_do(fabric, partial(take_weights, model, recipe.weights))
     torch.manual_seed(recipe.seed + fabric.global_rank)
     if recipe.compile:
-        for block in distributed.blocks_of(model):
-            block.compile()
+        distributed.compile_blocks(model)
     wrapped = fabric.setup_module(model)
     optimiser = make_optimiser(model, recipe)
     wrapped_optimiser = fabric.setup_optimizers(optimiser)
@@ -185,10 +184,8 @@ class _Job:
     def backward(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradients of a batch: the loss [] of this process's share, and what the model returned for it."""
         size, backward = self.recipe.micro_batch, self.fabric.backward
-        if size is None or size >= len(images):
-            return backward_whole(self.forward, self.criterion, images, tokens, backward)
         without_sync = partial(self.fabric.no_backward_sync, self.wrapped)
-        return backward_in_parts(self.forward, self.criterion, images, tokens, backward, size, without_sync)
+        return backward_of_batch(self.forward, self.criterion, images, tokens, backward, size, without_sync)
 
     def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         """What the model makes of uint8 pictures and tokens."""
