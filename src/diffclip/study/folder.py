@@ -24,7 +24,7 @@ from diffclip.files import disk_errors, write_text
 from diffclip.study.plan import GROUPS, Planned
 from diffclip.study.recipe import Study, to_yaml
 from diffclip.training.recipe import Recipe
-from diffclip.training.run_folder import check_resumable
+from diffclip.training.run_folder import recipe_change
 
 STUDY_FILE, COST_FILE = "study.yaml", "cost.json"
 
@@ -137,9 +137,7 @@ def misfit(study: Study, planned: Planned, folder: Path) -> str | None:
 def other_recipe(recipe: Recipe, run: Path) -> str | None:
     """How the recipe in the folder `run` differs from `recipe`, in a few words; None where they are one."""
     try:
-        check_resumable(recipe, run)
+        change = recipe_change(recipe, run)
     except InputError as error:
-        # without the name of the run, and the advice for resuming
-        different = str(error).removeprefix(f"{run} was ").rpartition(": resume")[0]
-        return different or f"of a recipe that cannot be compared ({error})"
-    return None
+        return f"of a recipe that cannot be compared ({error})"
+    return None if change is None else f"started with {change}"

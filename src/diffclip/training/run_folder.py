@@ -69,21 +69,38 @@ def check_resumable(recipe: Recipe, run: Path) -> None:
     Raises:
         InputError: it holds no run, or one of another recipe.
     """
-    if not (run / RECIPE_FILE).is_file():
-        raise InputError(f"{run} holds no run to resume: start it without --resume")
-    before, now = (_flat(r.model_dump()) for r in (read_recipe(run / RECIPE_FILE), recipe))
-    check_unchanged(
-        run, *({key: own for key, own in r.items() if key not in _FREE_KEYS} for r in (before, now))
-    )
+    _refuse(run, recipe_change(recipe, run))
 
 
 def check_unchanged(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise `InputError` for the first key of a recipe that is not as it was when the run started."""
-    for key, value in now.items():
-        if before[key] != value:
-            raise InputError(
-                f"{run} was started with {key}={before[key]}, not {value}: resume with the same recipe"
-            )
+    _refuse(run, _first_change(before, now))
+
+
+def recipe_change(recipe: Recipe, run: Path) -> str | None:
+    """The first key that a run's numbers depend on and that is not as it was when the run started, "lr=0.001, not
+    0.002"; None where all are.
+
+    Raises:
+        InputError: the folder holds no run, or its recipe cannot be read.
+    """
+    if not (run / RECIPE_FILE).is_file():
+        raise InputError(f"{run} holds no run to resume: start it without --resume")
+    before, now = (_flat(r.model_dump()) for r in (read_recipe(run / RECIPE_FILE), recipe))
+    return _first_change(
+        *({key: own for key, own in r.items() if key not in _FREE_KEYS} for r in (before, now))
+    )
+
+
+def _first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    return next(
+        (f"{key}={before[key]}, not {value}" for key, value in now.items() if before[key] != value), None
+    )
+
+
+def _refuse(run: Path, change: str | None) -> None:
+    if change is not None:
+        raise InputError(f"{run} was started with {change}: resume with the same recipe")
 
 
 def lock_folder(run: Path) -> IO[str]:
