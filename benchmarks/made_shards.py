@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from diffclip.data.scenes.scene import draw_scene
+from diffclip.scenes.scene import draw_scene
 
 EDGE, LONG_EDGE, QUALITY = 256, 341, 90
 

@@ -9,11 +9,11 @@ import io
 from pathlib import Path
 
 from diffclip.data.catalog import open_set
-from diffclip.data.scenes import contact_sheet, draw_scene
 from diffclip.files import write_atomically
 from diffclip.loading import load
 from diffclip.report.examples import attention_examples
 from diffclip.report.style import with_palette
+from diffclip.scenes import contact_sheet, draw_scene
 
 FOLDER, DEMO = Path("docs/images"), Path("runs/demo")
 

@@ -31,9 +31,9 @@ from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.picture_memory import PictureMemory
 from diffclip.data.pictures import evaluation_batches, keeping
 from diffclip.data.resident import ResidentLoader
-from diffclip.data.scenes import write_scenes
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.data.transforms import eval_transform, train_transform
+from diffclip.scenes import write_scenes
 from diffclip.tokenizer import Tokenizer
 
 SHARDS, ONE_BY_ONE, AT_ONCE = "from shards", "in memory, one by one", "in memory, at once"

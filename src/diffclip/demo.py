@@ -12,7 +12,6 @@ import torch
 
 from diffclip.config import name_of
 from diffclip.data.catalog import open_set
-from diffclip.data.scenes import write_scenes
 from diffclip.evaluation.ledger import Ledger
 from diffclip.evaluation.metrics import chance_at, chance_of_image_to_text
 from diffclip.evaluation.records import Record, read_records
@@ -22,6 +21,7 @@ from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.report.runs import read_run
 from diffclip.report.sources import read_outcomes_of
+from diffclip.scenes import write_scenes
 from diffclip.training.checkpoint import STATE_FILE
 from diffclip.training.complete import complete_run
 from diffclip.training.recipe import read_recipe

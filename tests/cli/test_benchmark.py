@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from diffclip.cli.benchmark import SETTINGS, benchmark
-from diffclip.data.scenes import write_scenes
 from diffclip.errors import InputError
+from diffclip.scenes import write_scenes
 
 pytest.importorskip("clip_benchmark")
 

@@ -8,8 +8,8 @@ from class_sets import write_class_set
 from typer.testing import CliRunner
 
 from diffclip.cli.evaluate import evaluate
-from diffclip.data.scenes import write_scenes
 from diffclip.errors import InputError
+from diffclip.scenes import write_scenes
 
 app = typer.Typer()
 app.command()(evaluate)

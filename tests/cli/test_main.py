@@ -14,8 +14,8 @@ from in_process import diffclip_command
 from tiny_recipe import tiny_recipe
 
 from diffclip.cli import main as cli
-from diffclip.data.scenes import write_scenes
 from diffclip.errors import DiffCLIPError
+from diffclip.scenes import write_scenes
 
 COMMANDS = [
     "demo",
@@ -289,7 +289,7 @@ def test_a_folder_with_only_a_published_file_classifies(trained: Path, workplace
     pictures.mkdir()
     from PIL import Image
 
-    from diffclip.data.scenes import draw_scene
+    from diffclip.scenes import draw_scene
 
     Image.fromarray(draw_scene(0).image).save(pictures / "a.png")
     result = diffclip_command(

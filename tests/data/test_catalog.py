@@ -303,7 +303,7 @@ def test_real_sets(shared: Path, name: str, split: str, kind: str, count: int, c
 def test_built_in_sets_are_drawn_once_into_the_cache(
     cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from diffclip.data import scenes
+    from diffclip import scenes
 
     # The same pictures, only fewer.
     draw = scenes.write_scenes

@@ -6,8 +6,8 @@ from torch import Tensor
 from diffclip.config import PreprocessConfig
 from diffclip.data.crops import resized_crops
 from diffclip.data.draws import draw_crops
-from diffclip.data.scenes.scene import draw_scene
 from diffclip.data.transforms import Crop, train_transform
+from diffclip.scenes.scene import draw_scene
 
 COUNT = 40
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -10,9 +10,9 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.catalog import open_masks
 from diffclip.data.masked_set import Thing, says_left_out
 from diffclip.data.masks import coverage, crop_box, read_mask, upright
-from diffclip.data.scenes import write_scenes
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
+from diffclip.scenes import write_scenes
 
 
 def blob(width: int, height: int) -> np.ndarray:

@@ -7,7 +7,6 @@ import torch
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.scenes import draw_scene
 from diffclip.data.transforms import eval_transform, normalise
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import (
@@ -18,6 +17,7 @@ from diffclip.evaluation.corruptions import (
     describe,
     parameter,
 )
+from diffclip.scenes import draw_scene
 
 SEVERITIES = range(1, 6)
 

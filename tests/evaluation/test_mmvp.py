@@ -9,11 +9,11 @@ from PIL import Image
 from torch import nn
 
 from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
-from diffclip.data.scenes import PATTERNS, minimal_pair
-from diffclip.data.scenes.export import write_pairs
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.mmvp import CHANCE, COLUMNS, mmvp, open_pairs, statement_hits
+from diffclip.scenes import PATTERNS, minimal_pair
+from diffclip.scenes.export import write_pairs
 from diffclip.tokenizer import Tokenizer
 
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 import diffclip
 from diffclip.config import name_of
 from diffclip.data.catalog import open_set
-from diffclip.data.scenes import write_scenes
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.tasks import Setting, run_task
+from diffclip.scenes import write_scenes
 from diffclip.tokenizer import Tokenizer
 
 pytest.importorskip("clip_benchmark")

@@ -24,10 +24,10 @@ from PIL import Image
 
 import diffclip
 from diffclip.config import MODEL_NAMES
-from diffclip.data.scenes import write_scenes
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip import register, run_command
 from diffclip.published import to_published
+from diffclip.scenes import write_scenes
 
 TEXTS = ["a red circle", "two blue squares", "nothing at all"]
 

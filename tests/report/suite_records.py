@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from diffclip.data.scenes.pairs import PATTERNS
+from diffclip.data.mmvp import PATTERNS
 from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.linear_probe import tuned_per_class
 from diffclip.evaluation.protocol import drawn, with_particulars

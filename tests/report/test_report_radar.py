@@ -2,7 +2,7 @@ import pytest
 from suite_records import suite_records
 from test_report_six_tasks import overlapping
 
-from diffclip.data.scenes.pairs import PATTERNS
+from diffclip.data.mmvp import PATTERNS
 from diffclip.report.radar import count_of, count_text, pair_measures, radar_chart
 from diffclip.report.series import collect
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tiny_study import RECIPE, STUDY
 
-from diffclip.data.scenes import write_scenes
 from diffclip.report.save import save_run
+from diffclip.scenes import write_scenes
 from diffclip.study.one import Place
 from diffclip.study.recipe import Study, read_study
 

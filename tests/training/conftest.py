@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tiny_recipe import tiny_recipe
 
-from diffclip.data.scenes import write_scenes
+from diffclip.scenes import write_scenes
 from diffclip.training.recipe import Recipe, parse_recipe
 
 

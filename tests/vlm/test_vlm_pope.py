@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 import diffclip
 from diffclip.cli.vlm_evaluate import evaluate
-from diffclip.data.scenes.export import write_questions
 from diffclip.errors import InputError
 from diffclip.evaluation.intervals import mean_interval
 from diffclip.evaluation.outcomes import key_of, outcomes_file, read_outcomes
 from diffclip.evaluation.pope_names import METRICS, SPLITS, is_blind
 from diffclip.evaluation.records import read_records
+from diffclip.scenes.export import write_questions
 from diffclip.vlm.answers import holding
 from diffclip.vlm.pope import Question, QuestionFile, QuestionSet, is_unclear, open_questions, read_answer
 from diffclip.vlm.pope_scores import results, split_scores

@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from diffclip.data.scenes import COLOURS, colour_questions, questions
-from diffclip.data.scenes.layout import Dice, Spec, lay_out, stream
-from diffclip.data.scenes.questions import NEGATIVES, question_indices, question_scene
 from diffclip.errors import InputError
+from diffclip.scenes import COLOURS, colour_questions, questions
+from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.scenes.questions import NEGATIVES, question_indices, question_scene
 from diffclip.vlm.chat import encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn, read_conversations
 from diffclip.vlm.folders import load_language_model

@@ -23,7 +23,7 @@ def make_scenes(
     Example: diffclip data make-scenes data/scenes --train 20000 --seed 1
     """
     from diffclip.cli.progress import showing_progress
-    from diffclip.data.scenes import write_scenes
+    from diffclip.scenes import write_scenes
 
     workers = workers or os.cpu_count() or 1
     with showing_progress("Drawing scenes", {}) as advance:

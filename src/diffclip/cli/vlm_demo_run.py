@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from diffclip.cli.vlm_evaluate_run import Request, carry_out
-from diffclip.data.scenes.export import QUESTION_IMAGES
 from diffclip.evaluation.records import read_records
 from diffclip.report.page import write_report
 from diffclip.report.sources import read_outcomes_of
+from diffclip.scenes.export import QUESTION_IMAGES
 from diffclip.vlm.demo import QUESTIONS, Size, train_models
 from diffclip.vlm.scenes import COLOURS, KINDS
 

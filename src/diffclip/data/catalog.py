@@ -7,6 +7,7 @@ with `SPLIT/nshards.txt`, `classnames.txt`, `zeroshot_classification_templates.t
 from __future__ import annotations
 
 import os
+import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -251,8 +252,8 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
 def draw_built_in(workers: int = 1) -> Path:
     """The folder of the built-in pictures, drawn on first use by so many processes, anew for each version of the
     package."""
-    from diffclip.data.scenes import write_scenes
-
+    # the scenes are a package above this one, which is therefore named, not imported
+    write_scenes = pkgutil.resolve_name("diffclip.scenes:write_scenes")
     folder = cache_folder() / f"scenes-{diffclip.__version__}"
     write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
     return folder

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.masks import Box, coverage, crop_box, geometry, read_mask, upright, upright_size
 from diffclip.data.samples import PICTURE, Fault, captions_of, label_of, sample_fault
-from diffclip.data.scenes.phrases import with_article
 from diffclip.data.shards import Shards
 from diffclip.errors import InputError
 
@@ -128,8 +127,9 @@ def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], t
     if told:
         numbers: dict[str, list[int]] = {}
         for number, one in enumerate(told, 1):
-            numbers.setdefault(f"{one['colour']} {one['shape']}", []).append(number)
-        return [Thing(phrase, with_article(phrase), tuple(own)) for phrase, own in numbers.items()]
+            article = "an" if one["colour"][0] in "aeiou" else "a"
+            numbers.setdefault(f"{article} {one['colour']} {one['shape']}", []).append(number)
+        return [Thing(text.partition(" ")[2], text, tuple(own)) for text, own in numbers.items()]
     if "txt" in sample:
         text = captions_of({"txt": sample["txt"]}, name)[0]
         return [Thing(text, text)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from diffclip.data.scenes.write import SHIFTS
+from typing import Literal, get_args
+
+Shift = Literal["sketch", "recoloured", "noisy"]
+SHIFTS: tuple[Shift, ...] = get_args(Shift)
+"""The styles that the built-in scenes are drawn in beside the plain one."""
 
 _BASES = {
     "imagenetv2": ("imagenet1k", "V2"),

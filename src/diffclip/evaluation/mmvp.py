@@ -29,8 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.data.images import read_image
-from diffclip.data.scenes.export import PAIR_IMAGES
-from diffclip.data.scenes.pairs import PATTERNS
+from diffclip.data.mmvp import PAIR_IMAGES, PATTERNS
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.embed import (
     Encoder,

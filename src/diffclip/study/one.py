@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from diffclip.data.picture_memory import PictureMemory
-from diffclip.data.scenes import write_scenes
 from diffclip.errors import DivergedError
 from diffclip.evaluation.runner import Sets
 from diffclip.files import disk_errors, lock_file, write_atomically
+from diffclip.scenes import write_scenes
 from diffclip.study.choose import DIVERGED, best_score
 from diffclip.study.evaluate import evaluate_run
 from diffclip.study.folder import COST_FILE, data_of, misfit, other_recipe

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffclip.data.scenes import write_scenes
+from diffclip.scenes import write_scenes
 from diffclip.training.complete import complete_run
 from diffclip.training.recipe import read_recipe
 from diffclip.vlm.language_model import Schooling, make_language_model

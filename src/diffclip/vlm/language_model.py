@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from diffclip.data.scenes.captions import write_captions
-from diffclip.data.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.files import write_atomically
+from diffclip.scenes.captions import write_captions
+from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.folders import quiet

@@ -20,10 +20,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from diffclip.config import explain
-from diffclip.data.scenes.export import QUESTION_IMAGES
 from diffclip.errors import InputError
 from diffclip.evaluation.pope_names import SPLITS
 from diffclip.files import printable
+from diffclip.scenes.export import QUESTION_IMAGES
 from diffclip.vlm.answers import AnswerFile
 
 Answer = Literal["yes", "no"]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar, get_args
 
-from diffclip.data.scenes.layout import Dice, Spec
-from diffclip.data.scenes.phrases import NUMBERS, join, noun_phrase, with_article
-from diffclip.data.scenes.questions import (
+from diffclip.scenes.layout import Dice, Spec
+from diffclip.scenes.phrases import NUMBERS, join, noun_phrase, with_article
+from diffclip.scenes.questions import (
     EACH,
     NEGATIVES,
     Kind,
@@ -26,7 +26,7 @@ from diffclip.data.scenes.questions import (
     kinds_in,
     most_frequent,
 )
-from diffclip.data.scenes.vocabulary import COLOURS, SHAPES
+from diffclip.scenes.vocabulary import COLOURS, SHAPES
 from diffclip.vlm.conversations import Turn
 
 Sort = Literal["colours", "kinds"]

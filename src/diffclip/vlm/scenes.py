@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from diffclip.data.scenes import colour_questions, draw_scene
-from diffclip.data.scenes.export import QUESTION_IMAGES, jpeg, write_questions
-from diffclip.data.scenes.layout import Dice, lay_out, stream
-from diffclip.data.scenes.questions import NEGATIVES, image_name
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
+from diffclip.scenes import colour_questions, draw_scene
+from diffclip.scenes.export import QUESTION_IMAGES, jpeg, write_questions
+from diffclip.scenes.layout import Dice, lay_out, stream
+from diffclip.scenes.questions import NEGATIVES, image_name
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.scene_talk import SORTS, Frequencies, colours_of, told, yes_no
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from diffclip.data.scenes import COLOURS, SHAPES, draw_scene
-from diffclip.data.scenes.phrases import with_article
+from diffclip.scenes import COLOURS, SHAPES, draw_scene
+from diffclip.scenes.phrases import with_article
 
 _INDICES = (22, 4, 17, 30, 43, 47, 25, 6)
 """Of the test split, which no recipe trains on: two objects or more on eight different grounds."""

@@ -6,21 +6,22 @@ import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from diffclip.data.scenes.backgrounds import ground
-from diffclip.data.scenes.captions import write_captions
-from diffclip.data.scenes.layout import SMALLEST_PICTURE, Dice, Spec, lay_out, stream
-from diffclip.data.scenes.paint import Array, Mask, paint, sketch
-from diffclip.data.scenes.vocabulary import SHAPES
+from diffclip.data.shifts import SHIFTS, Shift
 from diffclip.errors import InputError, unknown
+from diffclip.scenes.backgrounds import ground
+from diffclip.scenes.captions import write_captions
+from diffclip.scenes.layout import SMALLEST_PICTURE, Dice, Spec, lay_out, stream
+from diffclip.scenes.paint import Array, Mask, paint, sketch
+from diffclip.scenes.vocabulary import SHAPES
 
-Style = Literal["plain", "sketch", "recoloured", "noisy"]
-STYLES: tuple[Style, ...] = get_args(Style)
+Style = Literal["plain"] | Shift
+STYLES: tuple[Style, ...] = ("plain", *SHIFTS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from diffclip.data.scenes.layout import Spec
-from diffclip.data.scenes.shapes import sample
-from diffclip.data.scenes.vocabulary import COLOURS
+from diffclip.scenes.layout import Spec
+from diffclip.scenes.shapes import sample
+from diffclip.scenes.vocabulary import COLOURS
 
 Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]

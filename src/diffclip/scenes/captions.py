@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffclip.data.scenes.layout import Dice, Spec
-from diffclip.data.scenes.phrases import (
+from diffclip.scenes.layout import Dice, Spec
+from diffclip.scenes.phrases import (
     NUMBERS,
     join,
     lacking,
@@ -19,7 +19,7 @@ from diffclip.data.scenes.phrases import (
     relation,
     shared,
 )
-from diffclip.data.scenes.vocabulary import BACKGROUNDS, COMMON_DETAILS
+from diffclip.scenes.vocabulary import BACKGROUNDS, COMMON_DETAILS
 
 CAPTIONS = 5
 """Captions a picture, as in Flickr8k and COCO."""

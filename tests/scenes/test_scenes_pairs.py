@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from diffclip.data.scenes import COLOURS, PATTERNS, SHAPES, draw_scene, minimal_pair
-from diffclip.data.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
 from diffclip.errors import InputError
+from diffclip.scenes import COLOURS, PATTERNS, SHAPES, draw_scene, minimal_pair
+from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
 
 OPPOSITES = {
     "Quantity and Count": [{"one", "two"}, {"two", "three"}, {"three", "four"}],

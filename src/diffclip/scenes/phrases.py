@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffclip.data.scenes.layout import Spec
-from diffclip.data.scenes.vocabulary import DETAILS
+from diffclip.scenes.layout import Spec
+from diffclip.scenes.vocabulary import DETAILS
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 _PLURALS = {"cross": "crosses"}

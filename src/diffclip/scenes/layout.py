@@ -9,8 +9,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from diffclip.data.scenes.shapes import FORMS, TURN, extent
-from diffclip.data.scenes.vocabulary import (
+from diffclip.errors import InputError, unknown
+from diffclip.scenes.shapes import FORMS, TURN, extent
+from diffclip.scenes.vocabulary import (
     BACKGROUNDS,
     COLOURS,
     COMMON_DETAILS,
@@ -21,7 +22,6 @@ from diffclip.data.scenes.vocabulary import (
     TEXTURES,
     may_have,
 )
-from diffclip.errors import InputError, unknown
 
 STREAMS = {"scene": 0, "pairs": 1, "ground": 2, "questions": 3}
 SPLITS = {"train": 0, "val": 1, "test": 2}

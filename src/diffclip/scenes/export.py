@@ -14,16 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.scenes.pairs import PATTERNS, minimal_pair
-from diffclip.data.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
-from diffclip.data.scenes.scene import Scene, Style, draw_scene
-from diffclip.data.scenes.vocabulary import COLOURS, SHAPES
+from diffclip.data.mmvp import PAIR_IMAGES, PATTERNS
 from diffclip.files import write_atomically
+from diffclip.scenes.pairs import minimal_pair
+from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
+from diffclip.scenes.scene import Scene, Style, draw_scene
+from diffclip.scenes.vocabulary import COLOURS, SHAPES
 
 Kind = Literal["captions", "shapes", "colours"]
 
-PAIR_IMAGES = "MLLM_VLM Images"
-"""Where the published MMVP script looks for its pictures."""
 QUESTION_IMAGES = "images"
 
 

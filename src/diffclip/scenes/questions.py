@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar, get_args
 
-from diffclip.data.scenes.layout import Dice, Spec, lay_out, stream
-from diffclip.data.scenes.phrases import with_article
-from diffclip.data.scenes.scene import Scene, draw_scene
-from diffclip.data.scenes.vocabulary import COLOURS, SHAPES
 from diffclip.errors import InputError, unknown
+from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.scenes.phrases import with_article
+from diffclip.scenes.scene import Scene, draw_scene
+from diffclip.scenes.vocabulary import COLOURS, SHAPES
 
 Negatives = Literal["random", "popular", "adversarial"]
 NEGATIVES: tuple[Negatives, ...] = get_args(Negatives)

@@ -5,12 +5,13 @@ No downloads and no licence questions; each picture is determined by (seed, spli
 
 from __future__ import annotations
 
-from diffclip.data.scenes.pairs import PATTERNS, MinimalPair, minimal_pair
-from diffclip.data.scenes.questions import Question, colour_questions, question_scene, questions
-from diffclip.data.scenes.scene import STYLES, Scene, SceneObject, draw_scene
-from diffclip.data.scenes.sheet import contact_sheet
-from diffclip.data.scenes.vocabulary import BACKGROUNDS, COLOURS, SHAPES, SIZES, TEMPLATES, TEXTURES
-from diffclip.data.scenes.write import write_scenes
+from diffclip.data.mmvp import PATTERNS
+from diffclip.scenes.pairs import MinimalPair, minimal_pair
+from diffclip.scenes.questions import Question, colour_questions, question_scene, questions
+from diffclip.scenes.scene import STYLES, Scene, SceneObject, draw_scene
+from diffclip.scenes.sheet import contact_sheet
+from diffclip.scenes.vocabulary import BACKGROUNDS, COLOURS, SHAPES, SIZES, TEMPLATES, TEXTURES
+from diffclip.scenes.write import write_scenes
 
 __all__ = [
     "BACKGROUNDS",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.scenes.layout import Dice
+from diffclip.scenes.layout import Dice
 
 Array = NDArray[np.floating[Any]]
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from diffclip.data.scenes.layout import Dice, Spec, at_distance, choose_kind, place, stream
-from diffclip.data.scenes.phrases import NUMBERS, lacking, noun_phrase, place_of, plural
-from diffclip.data.scenes.scene import check_size, compose
-from diffclip.data.scenes.vocabulary import (
+from diffclip.data.mmvp import PATTERNS
+from diffclip.errors import InputError, unknown
+from diffclip.scenes.layout import Dice, Spec, at_distance, choose_kind, place, stream
+from diffclip.scenes.phrases import NUMBERS, lacking, noun_phrase, place_of, plural
+from diffclip.scenes.scene import check_size, compose
+from diffclip.scenes.vocabulary import (
     BACKGROUNDS,
     COLOURS,
     DETAILS,
@@ -32,7 +34,6 @@ from diffclip.data.scenes.vocabulary import (
     Detail,
     may_have,
 )
-from diffclip.errors import InputError, unknown
 
 COLOUR = frozenset({"colour"})
 
@@ -218,9 +219,6 @@ _PLANS: dict[str, Callable[[Dice, str], _Plan]] = {
     "Texts": _text,
     "Viewpoint and Perspective": _viewpoint,
 }
-
-PATTERNS = tuple(_PLANS)
-"""The patterns by their published names, in the published order."""
 
 
 def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> MinimalPair:

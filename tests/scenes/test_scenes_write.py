@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffclip.data.scenes import COLOURS, PATTERNS, SHAPES, TEMPLATES, draw_scene, minimal_pair, write_scenes
-from diffclip.data.scenes import write as module
 from diffclip.errors import InputError
+from diffclip.scenes import COLOURS, PATTERNS, SHAPES, TEMPLATES, draw_scene, minimal_pair, write_scenes
+from diffclip.scenes import write as module
 
 SETTINGS = {"size": 24, "train": 30, "val": 5, "test": 13, "seed": 7}
 
@@ -151,7 +151,7 @@ def test_processes_and_kills_change_no_byte(folder, tmp_path):
 def test_a_real_kill_leaves_a_folder_that_the_next_call_completes(folder, tmp_path):
     target = tmp_path / "set"
     settings = SETTINGS | {"train": 3000}
-    code = f"from diffclip.data.scenes import write_scenes; write_scenes({str(target)!r}, **{settings!r})"
+    code = f"from diffclip.scenes import write_scenes; write_scenes({str(target)!r}, **{settings!r})"
     process = subprocess.Popen([sys.executable, "-c", code])
     while not (target / "captions" / "train" / "0.tar").exists():
         assert process.poll() is None

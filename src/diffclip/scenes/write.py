@@ -10,12 +10,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from diffclip.data.scenes.export import write_pairs, write_questions, write_shard
-from diffclip.data.scenes.layout import LARGEST_SEED
-from diffclip.data.scenes.scene import Style, check_size
-from diffclip.data.scenes.vocabulary import COLOUR_TEMPLATES, COLOURS, SHAPES, TEMPLATES
+from diffclip.data.shifts import SHIFTS
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, write_text
+from diffclip.scenes.export import write_pairs, write_questions, write_shard
+from diffclip.scenes.layout import LARGEST_SEED
+from diffclip.scenes.scene import Style, check_size
+from diffclip.scenes.vocabulary import COLOUR_TEMPLATES, COLOURS, SHAPES, TEMPLATES
 
 SHARD = 1000
 """Pictures a tar."""
@@ -28,7 +29,6 @@ FORMAT = 2
 
 MANIFEST = "scenes.json"
 MARKER = "scenes.unfinished.json"
-SHIFTS: tuple[Style, ...] = ("sketch", "recoloured", "noisy")
 FOLDERS = ("captions", "shapes", "colours", *(f"shapes-{style}" for style in SHIFTS), "mmvp", "questions")
 
 Progress = Callable[[int, int], None]

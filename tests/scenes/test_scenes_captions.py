@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from diffclip.data.scenes import BACKGROUNDS, COLOURS, SHAPES, draw_scene
+from diffclip.scenes import BACKGROUNDS, COLOURS, SHAPES, draw_scene
 
 COUNTS = {"a": 1, "an": 1, "one": 1, "a single": 1, "just one": 1, "two": 2, "three": 3, "four": 4}
 PLURALS = {("crosses" if shape == "cross" else shape + "s"): shape for shape in SHAPES}

@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from diffclip.data.scenes import (
+from diffclip.errors import InputError
+from diffclip.scenes import (
     BACKGROUNDS,
     COLOURS,
     SHAPES,
@@ -15,7 +16,6 @@ from diffclip.data.scenes import (
     contact_sheet,
     draw_scene,
 )
-from diffclip.errors import InputError
 
 
 def digest(indices: range) -> str:
@@ -25,7 +25,7 @@ def digest(indices: range) -> str:
 
 def test_depends_on_seed_split_and_index_alone():
     code = (
-        "import hashlib\nfrom diffclip.data.scenes import draw_scene\n"
+        "import hashlib\nfrom diffclip.scenes import draw_scene\n"
         "scenes = [draw_scene(i, seed=5) for i in reversed(range(8))][::-1]\n"
         "data = b''.join(s.image.tobytes() + str(s.captions).encode() for s in scenes)\n"
         "print(hashlib.sha256(data).hexdigest())"
