@@ -20,6 +20,7 @@ _PUBLIC = {
     "load_weights": "diffclip.weights",
     "save_weights": "diffclip.weights",
     "load": "diffclip.loading",
+    "load_records": "diffclip.evaluation.records",
     "differential_attention": "diffclip.attention",
     "InputError": "diffclip.errors",
 }
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from diffclip.config import TextConfig as TextConfig
     from diffclip.config import VisionConfig as VisionConfig
     from diffclip.errors import InputError as InputError
+    from diffclip.evaluation.records import load_records as load_records
     from diffclip.loading import load as load
     from diffclip.model import CLIP as CLIP
     from diffclip.model import create_model as create_model

@@ -1,27 +1,54 @@
-"""Results as flat records, one JSON object a number, one a line."""
+"""Typed result records: one flat JSON object a number, one a line, and the pandas table of them.
+
+`protocol` is text for people. Programs read the other fields.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from diffclip.config import explain
-from diffclip.errors import InputError
+from diffclip.errors import InputError, require_group
 from diffclip.files import write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESULTS_FILE = "results.jsonl"
 
 
 class Record(BaseModel):
-    """One number. `value`, `low` and `high` (95 % interval) are fractions in [0, 1] for accuracies and
-    recalls.
+    """One number with every fact about it.
 
-    `weights` says where the model's values came from, `count` over how many items the metric averages, `seed`
-    with which seed the model was trained (None: unknown), `protocol` how the number was measured.
+    Attributes:
+        model: the arm of a study or the run's name without its seed, else the architecture's name.
+        weights: where the weights came from.
+        value: the number; a fraction in [0, 1] if the metric is a share. None if it could not be computed.
+        count: the number of items that the metric averages.
+        low: lower end of the 95 % interval over items; None without one.
+        high: upper end of the 95 % interval over items.
+        seed: the training seed; None if unknown.
+        protocol: how the number was measured, for people.
+        chance: the value of a random order or, in `focus`, of a uniform map.
+        draw: the seed of what the task draws (episodes, held-out images, noise).
+        classes: the number of classes to choose from.
+        of: the sets that an average is over.
+        corruption: the corruption of the images, with `severity` 1 to 5.
+        layer: the attention layer from 1 on, with `head` from 1 on.
+        map: the map that `focus` measured, or the tower ("vision", "text") of a `training` record.
+        init: the init of the model ("matched" or "published").
+        data: the training set.
+        steps: the number of training steps.
+        seconds: the time that the measurement took, or of a `cost` record the training.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     weights: str
@@ -35,13 +62,46 @@ class Record(BaseModel):
     high: FiniteFloat | None
     seed: int | None
     protocol: str
+    chance: FiniteFloat | None = None
+    draw: int | None = None
+    classes: int | None = None
+    of: tuple[str, ...] | None = None
+    corruption: str | None = None
+    severity: int | None = None
+    layer: int | None = None
+    head: int | None = None
+    map: str | None = None
+    init: str | None = None
+    data: str | None = None
+    steps: int | None = None
+    seconds: FiniteFloat | None = None
+
+
+MEASURE = (
+    "task",
+    "dataset",
+    "split",
+    "metric",
+    "classes",
+    "of",
+    "corruption",
+    "severity",
+    "layer",
+    "head",
+    "map",
+)
+"""The fields that name a measure: numbers that agree in all of them are comparable between models."""
 
 
 def to_lines(records: Iterable[Record]) -> str:
-    """JSON lines, the fields in the order of `Record`."""
-    return "".join(
-        json.dumps(record.model_dump(), ensure_ascii=False, allow_nan=False) + "\n" for record in records
-    )
+    """JSON lines in the order of the fields; optional fields without a value are left out, but for `chance`."""
+    optional = {name for name, field in Record.model_fields.items() if not field.is_required()} - {"chance"}
+    lines = []
+    for record in records:
+        fields = record.model_dump()
+        kept = {name: fields[name] for name in fields if fields[name] is not None or name not in optional}
+        lines.append(json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
+    return "".join(lines)
 
 
 def write_records(path: str | Path, records: Iterable[Record]) -> None:
@@ -54,10 +114,11 @@ def write_records(path: str | Path, records: Iterable[Record]) -> None:
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """The records of a JSON-lines file; empty lines are skipped.
+    """Read the records of a JSON-lines file; empty lines are skipped.
 
     Raises:
-        InputError: the file cannot be read, or a line is not a record (names file, line and field).
+        InputError: the file cannot be read, a line is not a record (with file, line and field), or the file was
+            written by version 0.1, whose facts were in `protocol`.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -69,7 +130,47 @@ def read_records(path: str | Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            records.append(Record.model_validate_json(line))
+            record = Record.model_validate_json(line)
         except ValidationError as error:
             raise InputError(f"{path}, line {number} is not a record: {explain(error)}") from error
+        records.append(record)
     return records
+
+
+def record_files(paths: Iterable[str | PathLike[str]]) -> list[Path]:
+    """List the record files: each path that is a file, and every `results.jsonl` in or below one that is a folder.
+
+    Raises:
+        InputError: a path does not exist, or a folder holds no results.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        found = sorted(path.rglob(RESULTS_FILE)) if path.is_dir() else [path]
+        if not found:
+            raise InputError(
+                f"{path} holds no {RESULTS_FILE}: evaluate a model first, see `diffclip evaluate`"
+            )
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> pd.DataFrame:
+    """Load result records as a table, a row a record and a column a field.
+
+    Args:
+        paths: record files (JSON lines) or folders; of a folder every `results.jsonl` in it and below it.
+
+    Raises:
+        InputError: as `read_records` and `record_files`; pandas is not installed.
+    """
+    require_group("eval", "pandas")
+    import pandas as pd
+
+    sources = [paths] if isinstance(paths, (str, PathLike)) else paths
+    records = [record.model_dump() for path in record_files(sources) for record in read_records(path)]
+    frame = pd.DataFrame(records, columns=list(Record.model_fields))
+    whole = {
+        name: "Int64" for name in ("count", "seed", "draw", "classes", "severity", "layer", "head", "steps")
+    }
+    real = {name: "float64" for name in ("value", "low", "high", "chance", "seconds")}
+    return frame.astype(whole | real)

@@ -1,0 +1,380 @@
+"""Intervals and tests: over items (one trained model), and over training seeds (a method).
+
+An interval or test over items is about the trained weights at hand and other test items. Only a comparison over
+seeds (`compare_arms`) is about two methods. Values are fractions; tests are two-sided unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diffclip.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALPHA = 0.05
+POWER = 0.8
+MARGIN = 0.01
+"""Differences within one point count as equivalent."""
+SHARE = (0.0, 1.0)
+
+Interval = tuple[float, float]
+Bounds = tuple[float, float] | None
+Contrast = tuple[str, str]
+"""(model, baseline)."""
+
+_RESAMPLES = 1000
+_PERMUTATIONS = 9999
+_WEIGHTS_AT_ONCE = 1 << 22  # 32 MiB
+
+
+# Over items
+
+
+def wilson(successes: float, trials: float) -> Interval:
+    """Return the 95 % Wilson interval of a proportion; `trials` may be an effective number."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high = proportion_confint(successes, trials, alpha=ALPHA, method="wilson")
+    return float(low), float(high)
+
+
+def mean_interval(
+    values: ArrayLike, clusters: ArrayLike | None = None, bounds: Bounds = SHARE, seed: int = 0
+) -> Interval:
+    """Return the 95 % bootstrap interval of a mean over items (percentiles; Efron & Tibshirani 1993, chapter 13).
+
+    Args:
+        values: [n] outcomes of items.
+        clusters: [n]; items of one cluster (the captions of an image) are resampled together.
+        bounds: limits of the metric. If every cluster has the same outcome, the bootstrap collapses to a point, and
+            the Wilson interval with the clusters as trials is used instead; without bounds there is none.
+        seed: seed of the resampling.
+    """
+    low, high = mean_intervals(np.asarray(values, dtype=np.float64)[:, None], clusters, [bounds], seed)[0]
+    return float(low), float(high)
+
+
+def mean_intervals(
+    values: NDArray[np.float64], clusters: ArrayLike | None, bounds: Sequence[Bounds], seed: int = 0
+) -> NDArray[np.float64]:
+    """Return `mean_interval` of each column of `values` [n, m], as [m, 2]; all columns share the resamples."""
+    sums, sizes = by_cluster(values, clusters)
+    means = np.concatenate([(draws @ sums) / (draws @ sizes)[:, None] for draws in _draws(len(sizes), seed)])
+    intervals: NDArray[np.float64] = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2], axis=0).T
+    constant = np.ptp(sums / sizes[:, None], axis=0) == 0
+    for column in np.flatnonzero(constant):
+        value, limits = float(values[0, column]), bounds[column]
+        if limits is not None:
+            margin = wilson(0, len(sizes))[1]
+            intervals[column] = max(limits[0], value - margin), min(limits[1], value + margin)
+    return intervals
+
+
+def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64], seed: int = 0) -> Interval:
+    """Return the 95 % bootstrap interval of the mean over classes of each class's accuracy.
+
+    A class that a resample misses is left out of its mean. If all hits are equal, Wilson with K² / Σ 1/n_c trials.
+    """
+    from scipy.sparse import csr_matrix
+
+    classes, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if np.all(hits == hits[0]):
+        trials = len(classes) ** 2 / float((1 / counts).sum())
+        return wilson(hits[0] * trials, trials)
+    rows = np.arange(len(hits))
+    member = csr_matrix((np.ones(len(hits)), (rows, index)))
+    right = csr_matrix((hits, (rows, index)), shape=member.shape)
+    means = []
+    for draws in _draws(len(hits), seed):
+        drawn = draws @ member
+        means.append(((draws @ right) / np.maximum(drawn, 1)).sum(1) / (drawn > 0).sum(1))
+    low, high = np.quantile(np.concatenate(means), [ALPHA / 2, 1 - ALPHA / 2])
+    return float(low), float(high)
+
+
+class ItemTest(NamedTuple):
+    """Mean outcome of one model minus that of another on the same items, with interval and p."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def compare_two_trained_weights(
+    hits: NDArray[np.float64],
+    other: NDArray[np.float64],
+    clusters: NDArray[np.int64] | None = None,
+    bounds: Bounds = (-1.0, 1.0),
+) -> ItemTest:
+    """Compare two sets of trained weights item by item; the result says nothing about another training run.
+
+    Outcomes of 0 and 1 without clusters: the exact McNemar test. Otherwise: sign flips of the clusters' sums of
+    differences.
+
+    Raises:
+        InputError: different numbers of items.
+    """
+    from scipy.stats import binomtest, permutation_test
+
+    if hits.shape != other.shape:
+        raise InputError(f"outcomes of {hits.size} and {other.size} items cannot be paired: use the same set")
+    differences = hits - other
+    low, high = mean_interval(differences, clusters, bounds)
+    sums = np.round(by_cluster(differences[:, None], clusters)[0][:, 0], 12)
+    sums = sums[sums != 0]
+    if not len(sums):
+        p = 1.0
+    elif clusters is None and np.isin(hits, (0, 1)).all() and np.isin(other, (0, 1)).all():
+        p = binomtest(int((sums > 0).sum()), len(sums)).pvalue
+    else:
+        flips = permutation_test(
+            (sums,),
+            lambda x, axis: x.sum(axis),
+            permutation_type="samples",
+            vectorized=True,
+            n_resamples=_PERMUTATIONS,
+            batch=max(1, _WEIGHTS_AT_ONCE // len(sums)),
+            rng=np.random.default_rng(0),
+        )
+        p = flips.pvalue
+    return ItemTest(float(differences.mean()), low, high, float(p))
+
+
+def by_cluster(
+    values: NDArray[np.float64], clusters: ArrayLike | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the sums [k, m] of `values` [n, m] over each cluster, and the cluster sizes [k]."""
+    if clusters is None:
+        return values, np.ones(len(values))
+    _, index, sizes = np.unique(np.asarray(clusters), return_inverse=True, return_counts=True)
+    sums = np.zeros((len(sizes), values.shape[1]))
+    np.add.at(sums, index, values)
+    return sums, sizes.astype(np.float64)
+
+
+def _draws(items: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    """Yield how often each of `items` is in each resample, [r, items], `_RESAMPLES` rows in all."""
+    generator = np.random.default_rng(seed)
+    step = max(1, _WEIGHTS_AT_ONCE // items)
+    for start in range(0, _RESAMPLES, step):
+        rows = min(step, _RESAMPLES - start)
+        drawn = generator.integers(items, size=(rows, items)) + np.arange(rows)[:, None] * items
+        yield np.bincount(drawn.ravel(), minlength=rows * items).reshape(rows, items).astype(np.float64)
+
+
+# Over training seeds
+
+
+def compare_arms(
+    values: pd.DataFrame,
+    contrasts: Sequence[Contrast],
+    primary: Contrast | None = None,
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+) -> pd.DataFrame:
+    """Compare models over training seeds by a linear model with pooled residual, `value ~ model + seed`.
+
+    Args:
+        values: columns `model`, `seed`, `value`; several values of a model and seed (draws) are averaged.
+        contrasts: pairs (model, against).
+        primary: the pre-declared contrast, tested at `alpha`; all others are corrected (Holm).
+        margin: differences inside ±margin count as equivalent.
+        alpha: level of the tests; intervals have 1 − alpha.
+
+    Returns:
+        A row a contrast: model, against, seeds (that both have), difference, low, high, p (t test on the pooled
+        residual), p_holm, p_paired (paired t test of the two models), p_max_t (max-T permutation within seeds over
+        all contrasts), p_equivalent (two one-sided tests), detectable (difference found with 80 % power), primary,
+        verdict. Without two seeds in common the tests are NaN and the verdict is "one run".
+    """
+    import pandas as pd
+    from scipy import stats
+
+    table = _by_seed(values)
+    fit = _fit(table)
+    max_t = _max_t(table, contrasts)
+    rows = []
+    for model, against in contrasts:
+        pair = table.reindex([model, against]).dropna(axis=1)
+        seeds = pair.shape[1]
+        row: dict[str, Any] = {"model": model, "against": against, "seeds": seeds}
+        row["difference"] = float((pair.loc[model] - pair.loc[against]).mean()) if seeds else math.nan
+        nothing = dict.fromkeys(
+            ("low", "high", "p", "p_paired", "p_max_t", "p_equivalent", "detectable"), math.nan
+        )
+        row |= nothing
+        if seeds > 1 and fit is not None:
+            test = fit.t_test(_contrast(fit, model, against))
+            difference, error, df = test.effect.item(), test.sd.item(), float(fit.df_resid)
+            half = stats.t.ppf(1 - alpha / 2, df) * error
+            row |= {"difference": difference, "low": difference - half, "high": difference + half}
+            if error > 1e-12:
+                row["p"] = float(test.pvalue)
+                row["p_paired"] = float(stats.ttest_rel(pair.loc[model], pair.loc[against]).pvalue)
+                row["p_max_t"] = max_t.get((model, against), math.nan)
+                row["p_equivalent"] = float(stats.t.sf((margin - abs(difference)) / error, df))
+                row["detectable"] = detectable_difference(error, df, alpha)
+        rows.append(row)
+    found = pd.DataFrame(rows)
+    found["primary"] = [(row["model"], row["against"]) == primary for row in rows]
+    return with_verdicts(found, alpha)
+
+
+def with_verdicts(comparisons: pd.DataFrame, alpha: float = ALPHA) -> pd.DataFrame:
+    """Correct the p of all rows but the primary ones together (Holm), and set `verdict`.
+
+    "better" or "worse": p (of a secondary row `p_holm`) below `alpha`; "equivalent": `p_equivalent` below `alpha`;
+    "one run": fewer than two seeds; else "undecided". Call it again on rows of several measures put together.
+    """
+    found = comparisons.copy()
+    found["p_holm"] = found["p"].where(found["primary"], math.nan)
+    secondary = ~found["primary"] & found["p"].notna()
+    found.loc[secondary, "p_holm"] = holm(found.loc[secondary, "p"].to_numpy())
+    found["verdict"] = [
+        "one run"
+        if row.seeds < 2
+        else ("better" if row.difference > 0 else "worse")
+        if row.p_holm < alpha
+        else "equivalent"
+        if row.p_equivalent < alpha
+        else "undecided"
+        for row in found.itertuples()
+    ]
+    return found
+
+
+def holm(ps: ArrayLike) -> NDArray[np.float64]:
+    """Correct the p of several tests so that the chance of any false one stays at the level (Holm 1979)."""
+    from statsmodels.stats.multitest import multipletests
+
+    array = np.asarray(ps, dtype=np.float64)
+    corrected = multipletests(array, method="holm")[1] if len(array) else array
+    return np.asarray(corrected, dtype=np.float64)
+
+
+def residual_sd(values: pd.DataFrame) -> tuple[float, float]:
+    """Return the pooled residual standard deviation of `value ~ model + seed` and its degrees of freedom.
+
+    NaN and 0 where no model has two seeds.
+    """
+    fit = _fit(_by_seed(values))
+    return (math.nan, 0.0) if fit is None else (math.sqrt(float(fit.scale)), float(fit.df_resid))
+
+
+def detectable_difference(error: float, df: float, alpha: float = ALPHA) -> float:
+    """Return the true difference that a t test finds in 80 % of all cases.
+
+    Args:
+        error: standard error of the difference; sd·√(2/n) for n seeds of two arms with residual `sd`.
+        df: degrees of freedom of the residual.
+    """
+    from scipy.optimize import brentq
+
+    return float(brentq(lambda x: power(x, error, df, alpha) - POWER, 1e-9 * error, 1e3 * error))
+
+
+def power(difference: float, error: float, df: float, alpha: float = ALPHA) -> float:
+    """Return the chance that a t test finds a true `difference` with standard error `error` (noncentral t)."""
+    from scipy import stats
+
+    limit = stats.t.ppf(1 - alpha / 2, df)
+    shift = difference / error
+    return float(stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift))
+
+
+def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLike) -> float:
+    """Return the one-sided p of "the mean over seeds is not above chance".
+
+    The variance is that over seeds plus that over items, which all seeds share.
+
+    Args:
+        values: [n] a value a seed.
+        low: [n] lower ends of the 95 % intervals over items.
+        high: [n] upper ends of them.
+    """
+    from scipy import stats
+
+    numbers = np.asarray(values, dtype=np.float64)
+    n = len(numbers)
+    items = np.mean(((np.asarray(high) - np.asarray(low)) / (2 * stats.norm.ppf(0.975))) ** 2)
+    seeds = numbers.var(ddof=1) / n if n > 1 else 0.0
+    error = math.sqrt(items + seeds)
+    if error == 0:
+        return float(numbers.mean() <= chance)
+    # Welch-Satterthwaite: the items' share of the variance has as good as unlimited degrees of freedom
+    df = (n - 1) * (error**2 / seeds) ** 2 if seeds > 0 else math.inf
+    return float(stats.t.sf((numbers.mean() - chance) / error, df))
+
+
+def compare_counts(right: int, count: int, other_right: int, other_count: int) -> ItemTest:
+    """Compare two published accuracies by counts: Fisher's exact test and Newcombe's interval (1998, method 10)."""
+    from scipy.stats import fisher_exact
+    from statsmodels.stats.proportion import confint_proportions_2indep
+
+    table = [[right, count - right], [other_right, other_count - other_right]]
+    low, high = confint_proportions_2indep(right, count, other_right, other_count, method="newcomb")
+    difference = right / count - other_right / other_count
+    return ItemTest(difference, float(low), float(high), float(fisher_exact(table).pvalue))
+
+
+def _by_seed(values: pd.DataFrame) -> pd.DataFrame:
+    """Return models by seeds, several draws averaged; values without a seed are dropped."""
+    known = values.dropna(subset=["seed", "value"])
+    return known.pivot_table(index="model", columns="seed", values="value", aggfunc="mean")
+
+
+def _fit(table: pd.DataFrame) -> Any:
+    """Fit `value ~ model + seed`; None without residual degrees of freedom."""
+    from statsmodels.formula.api import ols
+
+    long = table.stack().rename("value").reset_index()
+    if table.shape[0] < 2 or len(long) <= table.shape[0] + table.shape[1] - 1:
+        return None
+    return ols("value ~ C(model) + C(seed)", long).fit()
+
+
+def _contrast(fit: Any, model: str, against: str) -> NDArray[np.float64]:
+    names = list(fit.params.index)
+    signs = np.zeros(len(names))
+    for name, sign in ((model, 1.0), (against, -1.0)):
+        if (term := f"C(model)[T.{name}]") in names:  # the first model is the reference
+            signs[names.index(term)] = sign
+    return signs
+
+
+def _max_t(table: pd.DataFrame, contrasts: Sequence[Contrast]) -> dict[Contrast, float]:
+    """Return p of each contrast by Westfall & Young's max-T: models permuted within seeds, over all contrasts.
+
+    Over the seeds that all models of the contrasts have; empty where these are fewer than two.
+    """
+    models = sorted({name for contrast in contrasts for name in contrast} & set(table.index))
+    block = table.loc[models].dropna(axis=1).to_numpy(np.float64)
+    arms, seeds = block.shape
+    places = {name: place for place, name in enumerate(models)}
+    known = [contrast for contrast in contrasts if places.keys() >= set(contrast)]
+    if seeds < 2 or arms < 2 or not known:
+        return {}
+    first, second = (np.array([places[contrast[side]] for contrast in known]) for side in (0, 1))
+    centered = block - block.mean(axis=0)
+
+    def statistics(data: NDArray[np.float64]) -> NDArray[np.float64]:
+        means = data.mean(axis=-1)
+        residual = (data**2).sum(axis=(-2, -1)) - seeds * (means**2).sum(axis=-1)
+        error = np.sqrt(np.maximum(residual, 1e-30) / ((arms - 1) * (seeds - 1)) * 2 / seeds)
+        found: NDArray[np.float64] = np.abs(means[..., first] - means[..., second]) / error[..., None]
+        return found
+
+    observed = statistics(centered)
+    generator = np.random.default_rng(0)
+    shuffled = generator.permuted(np.broadcast_to(centered, (_PERMUTATIONS, arms, seeds)), axis=1)
+    largest = statistics(shuffled).max(axis=1)
+    reached = (largest[:, None] >= observed - 1e-12).sum(axis=0)
+    return dict(zip(known, ((reached + 1) / (_PERMUTATIONS + 1)).tolist(), strict=True))
