@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PositiveInt,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -97,12 +98,15 @@ class TextConfig(_TowerConfig):
 
 
 class PreprocessConfig(_Config):
-    """How a picture becomes the model's input: shorter edge to `resize` (None: image size), centre crop, statistics."""
+    """How an image becomes the model's input: shorter edge to `resize` (None: image size), center crop, statistics.
+
+    With `resize` "squash" both edges become the image size, whatever the shape was, and nothing is cropped.
+    """
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    resize: int | None = Field(default=None, gt=0)
+    resize: PositiveInt | Literal["squash"] | None = None
 
 
 class Differential(_Config):

@@ -112,7 +112,7 @@ class CLIP(nn.Module):
             raise InputError(f"image_size {image_size} is not a multiple of patch_size {patch}")
         self.visual.set_input_size(img_size=(image_size, image_size))
         preprocess = self.config.preprocess
-        if preprocess.resize is not None:  # the margin around the crop keeps its share
+        if isinstance(preprocess.resize, int):  # the margin around the crop keeps its share
             preprocess.resize = round(preprocess.resize * image_size / self.config.vision.image_size)
         self.config.vision.image_size = image_size
 

@@ -117,6 +117,15 @@ def test_other_transformers_models_are_refused_by_what_they_have() -> None:
         from_transformers(torch.nn.Linear(2, 2))
 
 
+def test_texts_that_do_not_end_with_the_largest_id_are_refused() -> None:
+    with pytest.raises(InputError, match="reads texts at the id 5, which is not the largest of 50"):
+        from_transformers(transformers_model(text={"eos_token_id": 5}), "their model")
+    old = from_transformers(transformers_model(text={"eos_token_id": 2}))  # means the largest
+    model = transformers_model()
+    with torch.no_grad():
+        torch.testing.assert_close(old.encode_text(TOKENS), model.get_text_features(TOKENS).pooler_output)
+
+
 def test_a_part_that_nobody_looked_for_is_found_by_its_effect() -> None:
     model = open_clip_model()
     model.visual.ln_post.register_forward_hook(lambda module, args, out: 2 * out)

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from in_process import diffclip_command
-from test_conversions import IMAGES, open_clip_model, transformers_model
+from PIL import Image
+from test_conversions import IMAGES, TEXT, VISION, open_clip_model, transformers_model
 
 import diffclip
 from diffclip import InputError
 from diffclip.convert.sources import read_foreign
+from diffclip.data.transforms import eval_transform
 
 
 def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -53,31 +55,70 @@ def test_a_folder_of_transformers_becomes_a_differential_model(tmp_path: Path) -
     assert "no published layout" in refused.stderr
 
 
-def test_weights_of_open_clip_by_architecture_and_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights of an architecture "tiny" with GELU; its tag "squashed" says that they were trained otherwise."""
     import open_clip
+    from open_clip import factory, pretrained
 
-    (tmp_path / "tiny.json").write_text(
-        json.dumps(
-            {
-                "embed_dim": 16,
-                "vision_cfg": {"layers": 2, "width": 32, "head_width": 8, "patch_size": 8, "image_size": 32},
-                "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 24, "heads": 3, "layers": 2},
-            }
-        )
-    )
+    (tmp_path / "tiny.json").write_text(json.dumps({"embed_dim": 16, "vision_cfg": VISION, "text_cfg": TEXT}))
     open_clip.add_model_config(tmp_path / "tiny.json")
-    model = open_clip_model()
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    ours = read_foreign(f"open_clip:tiny:{tmp_path / 'weights.pt'}")
+    torch.save(open_clip_model().state_dict(), tmp_path / "weights.pt")
+    tag = {"quick_gelu": True, "resize_mode": "squash", "interpolation": "bilinear", "mean": (0.1, 0.2, 0.3)}
+    monkeypatch.setitem(pretrained._PRETRAINED, "tiny", {"squashed": tag})
+    monkeypatch.setattr(factory, "download_pretrained", lambda *_, **__: str(tmp_path / "weights.pt"))
+    return tmp_path / "weights.pt"
+
+
+def test_weights_of_open_clip_by_architecture_and_file(tiny: Path) -> None:
+    ours, model = read_foreign(f"open_clip:tiny:{tiny}"), open_clip_model()
     with torch.no_grad():
         torch.testing.assert_close(
             ours.encode_image(IMAGES), model.encode_image(IMAGES), rtol=1e-5, atol=1e-5
         )
-    (tmp_path / "half.pt").write_bytes((tmp_path / "weights.pt").read_bytes()[:5000])
+    assert (ours.config.preprocess.resize, ours.config.preprocess.interpolation) == (None, "bicubic")
+    half = tiny.with_name("half.pt")
+    half.write_bytes(tiny.read_bytes()[:5000])
     with pytest.raises(InputError, match=r"half\.pt cannot be read"):
-        read_foreign(f"open_clip:tiny:{tmp_path / 'half.pt'}")
+        read_foreign(f"open_clip:tiny:{half}")
+
+
+def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import open_clip
+
+    ours, model = read_foreign("open_clip:tiny:squashed"), open_clip_model(quick_gelu=True)
+    assert "squashed was trained with QuickGELU, which is taken in place of tiny's" in capsys.readouterr().err
+    assert ours.config.vision.activation == ours.config.text.activation == "quick_gelu"
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.encode_image(IMAGES), model.encode_image(IMAGES), rtol=1e-5, atol=1e-5
+        )
+    _, _, theirs = open_clip.create_model_and_transforms("tiny", "squashed", quick_gelu=True)
+    image = Image.effect_noise((70, 50), 80).convert("RGB")
+    prepared = eval_transform(32, ours.config.preprocess)
+    torch.testing.assert_close(prepared(image), theirs(image))
+    assert prepared.preprocess.mean == (0.1, 0.2, 0.3)
+
+
+def test_every_tag_of_open_clip_gets_the_activation_that_it_was_trained_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the architecture says; nothing is built here."""
+    import open_clip
+
+    asked: dict[str, bool] = {}
+
+    def create_model(architecture: str, *, pretrained: str, quick_gelu: bool, **_: object) -> None:
+        asked[pretrained] = quick_gelu
+
+    monkeypatch.setattr(open_clip, "create_model", create_model)
+    monkeypatch.setattr("diffclip.convert.sources.from_open_clip", lambda *_: None)
+    for architecture, tag in open_clip.list_pretrained():
+        read_foreign(f"open_clip:{architecture}:{tag}")
+        assert asked[tag] == open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu", False), tag
+    assert len(asked) > 50
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
+from PIL import Image, ImageOps
 
 import diffclip
 from diffclip import CLIP, CLIPConfig, InputError, TextConfig, VisionConfig
-from diffclip.convert.onnx import OPSET, TOLERANCE, Exported, export_onnx, measure
+from diffclip.convert.onnx import OPSET, TOLERANCE, Exported, described, export_onnx, measure
 from diffclip.convert.onnx_runtime import open_session, run, worst_error
+from diffclip.data.transforms import eval_transform
 from diffclip.errors import DiffCLIPError
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
 IMAGES = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(7))
 TOKENS = torch.tensor([[1, 5, 6, 49, 0, 0, 0, 0], [1, 49, 0, 0, 0, 0, 0, 0], [1, 8, 9, 10, 11, 12, 13, 49]])
 
@@ -104,6 +109,21 @@ def test_the_configuration_beside_them(exported: list[Exported]) -> None:
     assert (told["logit_bias"] is None) == (not model.config.logit_bias)
     assert told["image"]["resize"] == told["image"]["size"] == 16
     assert told["text"]["tokenizer"] is None  # 50 ids are not the tokenizer's
+
+
+@pytest.mark.parametrize("resize", [None, 20, "squash"])
+def test_the_document_prepares_images_as_the_model_does(resize: Any) -> None:
+    model = make({}, {}, preprocess={"resize": resize, "interpolation": "bicubic"})
+    block = re.search(r"^def to_rgb.*?(?=^def encode_texts)", DOCUMENT.read_text(), re.S | re.M)
+    assert block
+    names: dict[str, Any] = {"np": np, "Image": Image, "ImageOps": ImageOps}
+    names["config"] = described(model, with_tokenizer=False)
+    exec(block.group(), names)
+    ours = eval_transform(16, model.config.preprocess)
+    noise = np.random.default_rng(0).integers(0, 256, (30, 41, 4), np.uint8)
+    gray = noise[..., 0].astype(np.uint16) * 250
+    for image in (Image.fromarray(noise[..., :3]), Image.fromarray(noise), Image.fromarray(gray)):
+        assert np.array_equal(names["prepare"](image), ours(image).numpy()), image.mode
 
 
 def test_time_beside_torch(exported: list[Exported]) -> None:

@@ -73,6 +73,7 @@ def test_coverage_by_hand():
     mask[0, 3] = True
     # the crop is the middle 4×4, whose upper right patch has that pixel on its left
     np.testing.assert_allclose(coverage(mask, crop_box((6, 4), 4, 4), 2), [[0, 0.25], [0, 0]])
+    assert crop_box((6, 4), 4, "squash") == (0, 0, 1, 1)
     # two pixels fall on a patch and a half
     mask[:] = False
     mask[:, 1:3] = True

@@ -131,6 +131,17 @@ def test_weights_and_transforms_of_a_saved_folder(folder, pictures) -> None:
     assert model.config.preprocess.mean == (0.1, 0.2, 0.3)
 
 
+def test_images_are_squashed_where_the_weights_were_trained_so(folder, tmp_path) -> None:
+    model = diffclip.load(folder)[0]
+    model.config.preprocess.resize = "squash"
+    diffclip.save_weights(model, tmp_path)
+    _, _, evaluation = open_clip.create_model_and_transforms("ViT-tiny", str(tmp_path))
+    image = Image.effect_noise((70, 50), 80).convert("RGB")
+    torch.testing.assert_close(evaluation(image), diffclip.load(tmp_path)[1](image))
+    with pytest.raises(InputError, match="resize_mode longest cannot be given"):
+        open_clip.create_model("ViT-tiny", str(tmp_path), force_preprocess_cfg={"resize_mode": "longest"})
+
+
 def test_run_folders_and_published_files(tmp_path, pictures) -> None:
     core = diffclip.CLIP(FIXED, seed=2).eval()
     diffclip.save_weights(core, tmp_path / "run" / "checkpoints" / "last")

@@ -89,13 +89,15 @@ def test_a_saved_folder_gives_the_core_s_numbers(dynamic, pictures) -> None:
     assert "state_dict" not in embeddings.pretrained_cfg
 
 
+@pytest.mark.parametrize("resize", [None, 40, "squash"])
 @torch.no_grad()
-def test_pictures_are_prepared_as_the_core_does(dynamic) -> None:
-    _, folder = dynamic
-    tower = from_file(folder)
+def test_images_are_prepared_as_the_core_does(tmp_path, resize) -> None:
+    preprocess = {"mean": (0.4, 0.5, 0.6), "interpolation": "bicubic", "resize": resize}
+    diffclip.save_weights(tiny_clip(preprocess=preprocess), tmp_path)
+    tower = from_file(tmp_path)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(tower))
-    picture = Image.effect_noise((70, 50), 80).convert("RGB")
-    torch.testing.assert_close(transform(picture), diffclip.load(folder)[1](picture))
+    image = Image.effect_noise((70, 50), 80).convert("RGB")
+    torch.testing.assert_close(transform(image), diffclip.load(tmp_path)[1](image))
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from diffclip.integrations.transformers import (
     preprocess_of,
     processor_of,
     save_transformers,
+    to_diffclip,
     tokenizer_of,
 )
 from diffclip.tokenizer import Tokenizer
@@ -103,14 +104,31 @@ def test_decoding_gives_the_words_back() -> None:
     assert tokenizer.pad_token_id == 0
 
 
+def test_texts_are_read_at_their_end_whatever_tokens_are_added(model: CLIP) -> None:
+    theirs, tokenizer, ours = from_diffclip(model), tokenizer_of(model.config), Tokenizer(model.config.text)
+    tokenizer.add_tokens(["<new>"])
+    theirs.resize_token_embeddings(len(tokenizer))
+    ids = tokenizer(["a <new> cat", "a cat"], padding="max_length", return_tensors="pt").input_ids
+    assert int(ids[0].max()) == 49408
+    out = theirs.text_model(ids)
+    end = int((ids[0] == 49407).nonzero())
+    assert torch.equal(out.pooler_output[0], out.last_hidden_state[0, end])
+    near(theirs.get_text_features(ids[1:]).pooler_output, model.encode_text(ours(["a cat"])))
+    back = to_diffclip(theirs)  # whose tokenizer never gives the new id
+    near(back.encode_text(ours(["a cat"])), model.encode_text(ours(["a cat"])))
+    theirs.config.text_config.eos_token_id = 320
+    with pytest.raises(InputError, match="reads texts at the id 320"):
+        to_diffclip(theirs)
+
+
 def test_a_vocabulary_too_small_is_refused() -> None:
     with pytest.raises(InputError, match="vocabulary of 60 is smaller than the tokenizer's 49408"):
         tokenizer_of(core().config)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("resize", [None, 40])
-def test_pixels_are_ours(interpolation: Any, resize: int | None) -> None:
+@pytest.mark.parametrize("resize", [None, 40, "squash"])
+def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
     config = core().config
     config.vision.image_size = 32
     config.preprocess = PreprocessConfig(interpolation=interpolation, resize=resize)
@@ -118,7 +136,13 @@ def test_pixels_are_ours(interpolation: Any, resize: int | None) -> None:
     for size in ((50, 70), (32, 32), (90, 42), (21, 30)):
         picture = photo(*size)
         near(theirs(picture, return_tensors="pt").pixel_values[0], ours(picture))
+    clear = photo(50, 70)
+    clear.putalpha(Image.linear_gradient("L").resize(clear.size))
+    near(theirs(clear, return_tensors="pt").pixel_values[0], ours(clear))
     assert preprocess_of(theirs, 32, "theirs") == config.preprocess
+    theirs.do_normalize = False
+    with pytest.raises(InputError, match="no counterpart here"):
+        preprocess_of(theirs, 32, "theirs")
 
 
 def test_the_loaded_processor_is_ours_with_pillow_and_near_without(folder: Path, model: CLIP) -> None:

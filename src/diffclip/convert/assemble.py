@@ -17,6 +17,8 @@ Encode = Callable[[Tensor], Tensor]
 
 # of the largest feature; float32 sums in another order differ by about 1e-6
 _TOLERANCE = 1e-4
+END_OF_TEXT = 49407
+"""The largest id that the core's tokenizer gives."""
 
 
 def assemble(fields: dict[str, Any], state: Mapping[str, Tensor], source: str) -> CLIP:
@@ -32,15 +34,18 @@ def assemble(fields: dict[str, Any], state: Mapping[str, Tensor], source: str) -
 
 
 @torch.no_grad()
-def check_outputs(model: CLIP, image: Encode, text: Encode, source: str) -> None:
-    """See that `model` computes what the original's encoders do, on random pictures and texts.
+def check_outputs(model: CLIP, image: Encode, text: Encode, source: str, end: int | None = None) -> None:
+    """See that `model` computes what the original's encoders do, on random images and texts.
+
+    Texts end with the id `end`, by default the last of the vocabulary.
 
     Raises:
         InputError: it does not: the original has a part that was not looked for.
     """
     generator = torch.Generator().manual_seed(0)
     config = model.config
-    size, length, end = config.vision.image_size, config.text.context_length, config.text.vocab_size - 1
+    size, length = config.vision.image_size, config.text.context_length
+    end = config.text.vocab_size - 1 if end is None else end
     images = torch.randn(2, 3, size, size, generator=generator)
     tokens = torch.randint(1, end, (2, length), generator=generator)
     tokens[0, -1], tokens[1, length // 2] = end, end
@@ -55,6 +60,21 @@ def check_outputs(model: CLIP, image: Encode, text: Encode, source: str) -> None
                 f"{source} computes other {what} features than its parts say (by {gap:.2g}): it has a part that "
                 "cannot be converted"
             )
+
+
+def check_end_of_text(end: int | None, vocabulary: int, source: str) -> None:
+    """Refuse a text tower that is not read at its largest id, as ours is.
+
+    The id `end` is the last of a vocabulary, or the tokenizer's, which gives no larger one.
+
+    Raises:
+        InputError: `end` is another id.
+    """
+    if not (end in (None, vocabulary - 1) or END_OF_TEXT == end < vocabulary):
+        raise InputError(
+            f"{source} reads texts at the id {end}, which is not the largest of {vocabulary}: a model of ours reads "
+            f"at the largest, give one whose end of text is {vocabulary - 1} or the tokenizer's {END_OF_TEXT}"
+        )
 
 
 def refuse(source: str, part: str) -> InputError:

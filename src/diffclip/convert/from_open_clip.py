@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from diffclip.config import STATISTICS
 from diffclip.convert.assemble import activation_of, assemble, check_outputs, refuse
+from diffclip.errors import InputError
 from diffclip.model import CLIP
 from diffclip.towers.text import TEXT_NORM_EPS
 
@@ -44,13 +44,10 @@ def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
         state |= _block(f"visual.blocks.{i}", block, ("norm1", "norm2", "mlp.fc1", "mlp.fc2"))
     for i, block in enumerate(text_blocks):
         state |= _block(f"transformer.resblocks.{i}", block, ("ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj"))
-    mean, std = (getattr(visual, f"image_{name}", None) for name in ("mean", "std"))
-    if not (mean and std):
-        mean, std = STATISTICS["openai"]
     fields: dict[str, Any] = {
         "embed_dim": visual.proj.shape[1],
         "logit_bias": "logit_bias" in state,
-        "preprocess": {"mean": mean, "std": std, "interpolation": "bicubic"},
+        "preprocess": _preprocess(model, source),
         "vision": _sizes(vision_blocks, source)
         | {
             "image_size": visual.image_size[0],
@@ -75,6 +72,26 @@ def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
     finally:
         model.train(was_training)
     return converted
+
+
+def _preprocess(model: nn.Module, source: str) -> dict[str, Any]:
+    """Fields of our `PreprocessConfig` from what open_clip keeps with the model, else from its defaults."""
+    from open_clip import get_model_preprocess_cfg
+    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+
+    prepared = merge_preprocess_dict(PreprocessCfg(), get_model_preprocess_cfg(model))
+    if prepared["resize_mode"] == "longest":
+        raise InputError(
+            f"{source} takes images with borders (resize_mode longest), which cannot be converted: "
+            "choose weights with resize_mode shortest or squash"
+        )
+    return {
+        "mean": prepared["mean"],
+        "std": prepared["std"],
+        # "random" is of its training alone: its evaluation then scales bicubically
+        "interpolation": "bilinear" if prepared["interpolation"] == "bilinear" else "bicubic",
+        "resize": "squash" if prepared["resize_mode"] == "squash" else None,
+    }
 
 
 def _visual(model: nn.Module, source: str) -> Any:

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.config import STATISTICS
-from diffclip.convert.assemble import activation_of, assemble, check_outputs, refuse
+from diffclip.convert.assemble import activation_of, assemble, check_end_of_text, check_outputs, refuse
 from diffclip.model import CLIP
 from diffclip.towers.text import TEXT_NORM_EPS
+
+# configurations from before transformers 4.31 have it whatever the tokenizer says; the largest id is then read
+_OLD_END = 2
 
 
 def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
@@ -27,6 +30,8 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
     vision, text = config.vision_config, config.text_config
     if text.layer_norm_eps != TEXT_NORM_EPS:
         raise refuse(source, f"a text tower whose norms have the epsilon {text.layer_norm_eps}")
+    if text.eos_token_id != _OLD_END:
+        check_end_of_text(text.eos_token_id, text.vocab_size, source)
     theirs = {name: value for name, value in model.state_dict().items() if not name.endswith("position_ids")}
     fields: dict[str, Any] = {
         "embed_dim": config.projection_dim,
@@ -44,14 +49,12 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
         | {"context_length": text.max_position_embeddings, "vocab_size": text.vocab_size},
     }
     converted = assemble(fields, _renamed(theirs, vision.num_hidden_layers, text.num_hidden_layers), source)
-    # the tokenizer's end of text, which is its last id; without one in a text transformers reads its first token
-    was_training, end = model.training, text.vocab_size - 1
+    was_training = model.training
     model.eval()
 
     def encode_text(tokens: Tensor) -> Tensor:
-        hidden: Tensor = _call(model, "text_model", input_ids=tokens).last_hidden_state
-        ends = (tokens == end).int().argmax(-1)
-        projected: Tensor = hidden[torch.arange(len(tokens)), ends] @ theirs["text_projection.weight"].T
+        pooled: Tensor = _call(model, "text_model", input_ids=tokens).pooler_output
+        projected: Tensor = pooled @ theirs["text_projection.weight"].T
         return projected
 
     def encode_image(images: Tensor) -> Tensor:
@@ -60,7 +63,8 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
         return projected
 
     try:
-        check_outputs(converted, encode_image, encode_text, source)
+        end = text.eos_token_id
+        check_outputs(converted, encode_image, encode_text, source, None if end == _OLD_END else end)
     finally:
         model.train(was_training)
     return converted

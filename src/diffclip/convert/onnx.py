@@ -138,8 +138,8 @@ def export_onnx(
             tell()
         if tokenizer is not None:
             _write_tokenizer(tokenizer, model.config.text.context_length, temporary / TOKENIZER_FILE)
-        described = json.dumps(_described(model, tokenizer is not None), indent=2)
-        write_text(temporary / CONFIG_FILE, described + "\n")
+        told = json.dumps(described(model, tokenizer is not None), indent=2)
+        write_text(temporary / CONFIG_FILE, told + "\n")
     return exported
 
 
@@ -252,7 +252,7 @@ def _write_tokenizer(tokenizer: Any, context_length: int, file: Path) -> None:
     made.save(str(file))
 
 
-def _described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
+def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
     """What a program needs beside the two files."""
     config = model.config
     preprocess, size = config.preprocess, config.vision.image_size
@@ -273,7 +273,7 @@ def _described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
         "logit_scale": model.logit_scale.exp().item(),
         "logit_bias": model.logit_bias.item() if config.logit_bias else None,
         "image": image
-        | {"size": size, "resize": preprocess.resize or size}
+        | {"size": size, "resize": preprocess.resize or size}  # "squash": both edges to the size
         | preprocess.model_dump(include={"interpolation", "mean", "std"}),
         "text": text
         | {"context_length": config.text.context_length, "vocab_size": config.text.vocab_size}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,9 +69,31 @@ def _from_open_clip(source: str) -> CLIP:
     if not weights or (weights not in tags and not Path(weights).is_file()):
         which = f"{weights} is neither a file nor" if weights else "it says no weights:"
         raise InputError(f"{source}: {which} one of {architecture}'s {', '.join(tags) or '(none)'}")
+    quick = _is_quick_gelu(architecture, weights)
     with reading(source):
-        model = open_clip.create_model(architecture, pretrained=weights, weights_only=True)
+        # an override of its configuration; nothing is said of what is as the weights were trained
+        model = open_clip.create_model(architecture, pretrained=weights, weights_only=True, quick_gelu=quick)
     return from_open_clip(model, source)
+
+
+def _is_quick_gelu(architecture: str, weights: str) -> bool:
+    """The activation that `weights` were trained with: the tag's own, for a file the architecture's.
+
+    OpenAI's weights and many others are offered under architectures with GELU and with QuickGELU, and open_clip
+    follows the architecture. Where the tag differs a line on stderr says so.
+    """
+    import open_clip
+
+    of_architecture = bool(open_clip.get_model_config(architecture).get("quick_gelu", False))
+    tag = open_clip.get_pretrained_cfg(architecture, weights)
+    quick = bool(tag.get("quick_gelu", False)) if tag else of_architecture
+    if quick != of_architecture:
+        taken, not_taken = ("QuickGELU", "GELU") if quick else ("GELU", "QuickGELU")
+        print(
+            f"diffclip: {weights} was trained with {taken}, which is taken in place of {architecture}'s {not_taken}",
+            file=sys.stderr,
+        )
+    return quick
 
 
 def _from_transformers(source: str) -> CLIP:
@@ -121,6 +145,8 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(before)

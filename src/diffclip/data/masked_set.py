@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class MaskedSet(EvaluationSet):
     things: list[list[Thing]] = field(default_factory=list)
 
     def coverages(
-        self, position: int, image_size: int, edge: int, grid: int
+        self, position: int, image_size: int, edge: int | Literal["squash"], grid: int
     ) -> tuple[list[Thing], NDArray[np.float64]]:
         """The things of a sample that a crop shows, and how much of each patch each covers, [things, grid, grid].
 

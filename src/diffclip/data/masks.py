@@ -6,7 +6,7 @@ import io
 import struct
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,13 +100,15 @@ def upright_size(stored: tuple[int, int], orientation: int) -> tuple[int, int]:
     return stored if orientation < 5 else stored[::-1]
 
 
-def crop_box(size: tuple[int, int], image_size: int, edge: int) -> Box:
+def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash"]) -> Box:
     """What `EvalTransform` keeps of an upright picture of `size` (width, height).
 
     Args:
         image_size: of the crop.
-        edge: what the shorter edge is scaled to first.
+        edge: what the shorter edge is scaled to first, or "squash": nothing is cropped.
     """
+    if edge == "squash":
+        return 0, 0, 1, 1
     # a very long picture loses its far ends before it is scaled
     kept = [min(length, _LONGEST_RATIO * min(size)) for length in size]
     ends = []

@@ -74,7 +74,8 @@ class EvalTransform:
     def __init__(self, image_size: int, preprocess: PreprocessConfig) -> None:
         self.image_size = image_size
         self.preprocess = preprocess
-        self.edge = preprocess.resize or image_size
+        self.squash = preprocess.resize == "squash"
+        self.edge = preprocess.resize if isinstance(preprocess.resize, int) else image_size
         self._interpolation = InterpolationMode(preprocess.interpolation)
         if self.edge < image_size:
             raise InputError(
@@ -87,15 +88,25 @@ class EvalTransform:
 
     def pixels(self, picture: Image.Image) -> Tensor:
         """The crop before it is normalised, uint8 [3, S, S]."""
-        picture = _shorten(to_rgb(picture))
-        picture = F.resize(picture, [self.edge], interpolation=self._interpolation, antialias=True)
+        picture = to_rgb(picture) if self.squash else _shorten(to_rgb(picture))
+        size = [self.image_size, self.image_size] if self.squash else [self.edge]
+        picture = F.resize(picture, size, interpolation=self._interpolation, antialias=True)
         image: Tensor = F.pil_to_tensor(F.center_crop(picture, [self.image_size, self.image_size]))
         return image
 
     @property
     def identity(self) -> list[object]:
         """What `pixels` depends on beside the picture; JSON can hold it."""
-        return [self.image_size, self.edge, self.preprocess.interpolation]
+        return [self.image_size, "squash" if self.squash else self.edge, self.preprocess.interpolation]
+
+    def visible_box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Part of an image of `size` (width, height) that the model sees: left, top, right, bottom in its pixels."""
+        width, height = size
+        if self.squash:
+            return 0, 0, width, height
+        side = min(size) * self.image_size / self.edge
+        left, top = (width - side) / 2, (height - side) / 2
+        return left, top, left + side, top + side
 
 
 def train_transform(
@@ -119,7 +130,7 @@ def train_transform(
 
 
 def eval_transform(image_size: int, preprocess: PreprocessConfig) -> EvalTransform:
-    """Shorter edge to `preprocess.resize` (or S = `image_size`), crop the centre S×S, normalise.
+    """Shorter edge to `preprocess.resize` (or S = `image_size`), crop the center S×S, normalize; or squash to S×S.
 
     Returns:
         A callable, PIL RGB picture → float32 [3, S, S].

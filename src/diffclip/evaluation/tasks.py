@@ -304,7 +304,10 @@ def describe_pictures(config: CLIPConfig) -> str:
     """How pictures are prepared for the model, in a few words for a record's protocol."""
     size, preprocess = config.vision.image_size, config.preprocess
     names = [name for name, pair in STATISTICS.items() if pair == (preprocess.mean, preprocess.std)]
-    return (
-        f"shorter edge {preprocess.resize or size} px {preprocess.interpolation}, centre crop {size} px, "
-        f"{names[0] if names else 'own'} statistics"
-    )
+    if preprocess.resize == "squash":
+        cut = f"squashed to {size} px {preprocess.interpolation}, "
+    else:
+        cut = (
+            f"shorter edge {preprocess.resize or size} px {preprocess.interpolation}, centre crop {size} px, "
+        )
+    return f"{cut}{names[0] if names else 'own'} statistics"

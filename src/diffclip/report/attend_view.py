@@ -34,9 +34,7 @@ _POSITIVE, _SIGNED = colormaps["YlOrRd"], colormaps["RdBu_r"]
 
 def as_seen(picture: Image.Image, preprocess: EvalTransform, side: int) -> Picture:
     """The square of an RGB picture that `preprocess` keeps, at its own sharpness, [side, side, 3]."""
-    square = min(picture.size) * preprocess.image_size / preprocess.edge
-    left, top = ((length - square) / 2 for length in picture.size)
-    box = (left, top, left + square, top + square)
+    box = preprocess.visible_box(picture.size)
     return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC, box=box))
 
 

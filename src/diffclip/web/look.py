@@ -135,10 +135,7 @@ def visible_part(
     filter_: Image.Resampling = Image.Resampling.LANCZOS,
 ) -> Image.Image:
     """The square of a picture that the model sees, scaled to `edge` pixels."""
-    width, height = picture.size
-    side = min(width, height) * preprocess.image_size / preprocess.edge
-    left, top = (width - side) / 2, (height - side) / 2
-    return picture.resize((edge, edge), filter_, box=(left, top, left + side, top + side))
+    return picture.resize((edge, edge), filter_, box=preprocess.visible_box(picture.size))
 
 
 def _map(values: Tensor, covered: Tensor | None, own: dict[str, float] | None = None) -> Map:

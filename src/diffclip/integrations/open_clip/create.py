@@ -138,14 +138,20 @@ def _set_preprocess(
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
     ours, size = model.config.preprocess, model.visual.image_size
-    if ours.resize not in (None, size[0]):
+    squash = ours.resize == "squash"
+    if not squash and ours.resize not in (None, size[0]):
         logging.warning(
             f"Model '{name}' is for pictures resized to {ours.resize}: open_clip resizes to {size[0]}."
         )
-    fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation))
+    mode = "squash" if squash else "shortest"
+    fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation, mode))
     fields = merge_preprocess_dict(merge_preprocess_dict(fields, of_folder), forced)
     whole = model.config.model_dump()
     whole["preprocess"] |= {"mean": fields["mean"], "std": fields["std"]}
+    if fields["resize_mode"] != mode:
+        raise InputError(
+            f"resize_mode {fields['resize_mode']} cannot be given for {name}, whose weights have {mode}: leave it out"
+        )
     if fields["interpolation"] != "random":
         whole["preprocess"]["interpolation"] = fields["interpolation"]
     model.config = parse_config(whole, f"what is forced on the pictures of {name}")

@@ -62,7 +62,7 @@ def at_size(config: CLIPConfig, size: int) -> CLIPConfig:
     """
     fields = config.model_dump()
     before, fields["vision"]["image_size"] = config.vision.image_size, size
-    if config.preprocess.resize is not None:
+    if isinstance(config.preprocess.resize, int):
         fields["preprocess"]["resize"] = round(config.preprocess.resize * size / before)
     return parse_config(fields, f"pictures of {size}")
 

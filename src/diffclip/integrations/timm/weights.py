@@ -114,7 +114,8 @@ def read_for_timm(
         side = config.vision.image_size
         given = config.preprocess
         overlay |= {"mean": given.mean, "std": given.std, "interpolation": given.interpolation}
-        overlay["crop_pct"] = side / (given.resize or side)
+        overlay["crop_pct"] = side / given.resize if isinstance(given.resize, int) else 1.0
+        overlay["crop_mode"] = "squash" if given.resize == "squash" else "center"
         told = _arguments(config, source, asked, names)
     elif weights.published:
         told["norm_eps"] = published_norm_eps(VisionConfig(attention=asked.get("attention", "differential")))

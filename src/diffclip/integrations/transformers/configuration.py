@@ -130,7 +130,7 @@ class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
 
 
 class DiffCLIPTextConfig(_TowerConfig):  # type: ignore[no-untyped-call]
-    """A text tower, read at its largest id, which is the tokenizer's end of text."""
+    """A text tower, read at the first `eos_token_id`, the tokenizer's end of text; if None, at the largest id."""
 
     model_type = "diffclip_text_model"
     base_config_key = "text_config"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.config import PreprocessConfig
+from diffclip.convert.assemble import check_end_of_text
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
 from diffclip.integrations.transformers.model import DiffCLIPModel
 from diffclip.integrations.transformers.vision import DiffCLIPVisionModel
@@ -32,8 +33,12 @@ def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None
     Args:
         model: made by `from_diffclip`, trained, or loaded.
         preprocess: how pictures are prepared, which a model of transformers leaves to its processor.
+
+    Raises:
+        InputError: it reads texts at another id than the core would.
     """
-    config = model.config.core()
+    config, text = model.config.core(), model.config.text_config
+    check_end_of_text(text.eos_token_id, text.vocab_size, "the model")
     if preprocess is not None:
         config.preprocess = preprocess
     with torch.device("meta"):

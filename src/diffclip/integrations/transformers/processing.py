@@ -24,9 +24,12 @@ def image_processor_of(config: CLIPConfig) -> CLIPImageProcessorPil:
     It scales with Pillow, as ours does; its crop lies one pixel beside ours where a side is 4k + 3 pixels too long.
     """
     preprocess, size = config.preprocess, config.vision.image_size
+    square = {"height": size, "width": size}
+    squash = preprocess.resize == "squash"
     return CLIPImageProcessorPil(
-        size={"shortest_edge": preprocess.resize or size},
-        crop_size={"height": size, "width": size},
+        size=square if squash else {"shortest_edge": preprocess.resize or size},
+        crop_size=square,
+        do_center_crop=not squash,
         resample=Resampling[preprocess.interpolation.upper()],
         image_mean=list(preprocess.mean),
         image_std=list(preprocess.std),
@@ -39,19 +42,24 @@ def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessCon
     Raises:
         InputError: it prepares pictures in another way than a model of ours can.
     """
-    size, crop = dict(processor.size), dict(processor.crop_size)
-    edge = size.get("shortest_edge")
-    fits = edge and edge >= image_size and set(crop.values()) == {image_size}
-    if not fits or processor.resample not in _INTERPOLATIONS:
+    size, square = dict(processor.size), {"height": image_size, "width": image_size}
+    crop = dict(processor.crop_size) if processor.do_center_crop else None
+    edge = size.get("shortest_edge", 0)
+    squash = size == square and crop in (None, square)
+    steps = processor.do_resize and processor.do_rescale and processor.do_normalize
+    usual = steps and abs(processor.rescale_factor * 255 - 1) < 1e-6
+    fits = squash or (size.keys() == {"shortest_edge"} and edge >= image_size and crop == square)
+    if not (fits and usual and processor.resample in _INTERPOLATIONS):
         raise InputError(
             f"{source}: its image processor (size {size}, crop {crop}, resample {processor.resample}) has no "
-            "counterpart here: give one that scales the shorter edge and crops the centre"
+            "counterpart here: give one that scales the shorter edge and crops the center, or scales to a square, "
+            "and then rescales and normalizes"
         )
     return PreprocessConfig(
         mean=tuple(processor.image_mean),
         std=tuple(processor.image_std),
         interpolation=_INTERPOLATIONS[processor.resample],
-        resize=None if edge == image_size else edge,
+        resize="squash" if squash else None if edge == image_size else edge,
     )
 
 

@@ -72,7 +72,9 @@ class DiffCLIPTextModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-cal
                 f"input_ids are {list(input_ids.shape)}: this model takes [B, L] with L up to {longest}, "
                 "call the tokenizer with truncation=True"
             )
-        ends = input_ids.argmax(dim=-1)
+        end = self.config.eos_token_id
+        # ids of someone's own, which have no end of text, are read at the largest, as the core does
+        ends = input_ids.argmax(dim=-1) if end is None else (input_ids == end).int().argmax(dim=-1)
         if attention_mask is not None and not torch.compiler.is_compiling():
             _check_mask(attention_mask, ends)
         places = slice(input_ids.shape[1]) if position_ids is None else position_ids
