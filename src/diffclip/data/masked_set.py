@@ -76,7 +76,7 @@ class MaskedSet(EvaluationSet):
             covered.append(found)
         return things, np.stack(covered) if covered else np.empty((0, grid, grid))
 
-    def _mask(self, i: int, image_size: int, edge: int) -> tuple[NDArray[Any], Box]:
+    def _mask(self, i: int, image_size: int, edge: int | Literal["squash"]) -> tuple[NDArray[Any], Box]:
         shards = self.source
         if not isinstance(shards, Shards):
             raise TypeError("masks lie in shards")

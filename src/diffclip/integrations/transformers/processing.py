@@ -25,11 +25,10 @@ def image_processor_of(config: CLIPConfig) -> CLIPImageProcessorPil:
     """
     preprocess, size = config.preprocess, config.vision.image_size
     square = {"height": size, "width": size}
-    squash = preprocess.resize == "squash"
     return CLIPImageProcessorPil(
-        size=square if squash else {"shortest_edge": preprocess.resize or size},
+        size=square if preprocess.resize == "squash" else {"shortest_edge": preprocess.resize or size},
         crop_size=square,
-        do_center_crop=not squash,
+        do_center_crop=preprocess.resize != "squash",
         resample=Resampling[preprocess.interpolation.upper()],
         image_mean=list(preprocess.mean),
         image_std=list(preprocess.std),
