@@ -3,6 +3,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
+import diffclip
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_records
 
@@ -28,7 +29,7 @@ def test_round_trip_and_order(tmp_path):
     write_records(path, records)
     assert read_records(path) == records
     first = path.read_text(encoding="utf-8").split("\n")[0]
-    assert list(json.loads(first)) == list(FIELDS)
+    assert list(json.loads(first)) == [*FIELDS, "chance"]
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,19 @@ def test_a_missing_or_binary_file(tmp_path):
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="not text"):
         read_records(tmp_path / "binary.jsonl")
+
+
+def test_a_table_has_a_column_a_field_and_a_row_a_record(tmp_path):
+    averaged = Record(**FIELDS, of=("cifar10", "dtd"), draw=2, chance=0.1)
+    write_records(tmp_path / "a" / "results.jsonl", [Record(**FIELDS), averaged])
+    write_records(tmp_path / "b.jsonl", [Record(**FIELDS | {"seed": 3})])
+    table = diffclip.load_records([tmp_path / "a", tmp_path / "b.jsonl"])
+    assert list(table.columns) == list(Record.model_fields)
+    assert table.of[1] == ("cifar10", "dtd")
+    assert table.seed.dropna().tolist() == [3]
+    assert table.chance.mean() == pytest.approx(0.1)
+
+
+def test_a_folder_without_results_is_told(tmp_path):
+    with pytest.raises(InputError, match=r"holds no results\.jsonl"):
+        diffclip.load_records(tmp_path)

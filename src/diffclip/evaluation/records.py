@@ -38,6 +38,7 @@ class Record(BaseModel):
         chance: the value of a random order or, in `focus`, of a uniform map.
         draw: the seed of what the task draws (episodes, held-out images, noise).
         classes: the number of classes to choose from.
+        templates: the number of prompt templates of a zero-shot classifier.
         of: the sets that an average is over.
         corruption: the corruption of the images, with `severity` 1 to 5.
         layer: the attention layer from 1 on, with `head` from 1 on.
@@ -65,6 +66,7 @@ class Record(BaseModel):
     chance: FiniteFloat | None = None
     draw: int | None = None
     classes: int | None = None
+    templates: int | None = None
     of: tuple[str, ...] | None = None
     corruption: str | None = None
     severity: int | None = None
@@ -83,6 +85,7 @@ MEASURE = (
     "split",
     "metric",
     "classes",
+    "templates",
     "of",
     "corruption",
     "severity",
@@ -169,8 +172,7 @@ def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
     sources = [paths] if isinstance(paths, (str, PathLike)) else paths
     records = [record.model_dump() for path in record_files(sources) for record in read_records(path)]
     frame = pd.DataFrame(records, columns=list(Record.model_fields))
-    whole = {
-        name: "Int64" for name in ("count", "seed", "draw", "classes", "severity", "layer", "head", "steps")
-    }
-    real = {name: "float64" for name in ("value", "low", "high", "chance", "seconds")}
+    integers = ("count", "seed", "draw", "classes", "templates", "severity", "layer", "head", "steps")
+    whole = dict.fromkeys(integers, "Int64")
+    real = dict.fromkeys(("value", "low", "high", "chance", "seconds"), "float64")
     return frame.astype(whole | real)

@@ -287,7 +287,8 @@ def power(difference: float, error: float, df: float, alpha: float = ALPHA) -> f
 
     limit = stats.t.ppf(1 - alpha / 2, df)
     shift = difference / error
-    return float(stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift))
+    found = float(stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift))
+    return 1.0 if math.isnan(found) else found  # SciPy gives NaN for shifts far beyond the limit
 
 
 def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLike) -> float:
@@ -327,7 +328,7 @@ def compare_counts(right: int, count: int, other_right: int, other_count: int) -
 
 def _by_seed(values: pd.DataFrame) -> pd.DataFrame:
     """Return models by seeds, several draws averaged; values without a seed are dropped."""
-    known = values.dropna(subset=["seed", "value"])
+    known = values.dropna(subset=["seed", "value"]).astype({"seed": "int64", "value": "float64"})
     return known.pivot_table(index="model", columns="seed", values="value", aggfunc="mean")
 
 

@@ -1,0 +1,147 @@
+"""Averages over sets as the paper's Figures 1, 3 and 5 show them: six tasks, and the shifts of a set.
+
+An average is a record like any other, with the sets it is over in `of`. Sets of different images are independent
+samples, so the halves of their 95 % intervals are combined as standard errors are. Sets of the same images (corrupted
+copies, the scenes by shape and by color) have theirs added, which is the widest that their sum can be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from diffclip.data.shifts import base_of, pictures_of
+from diffclip.evaluation.linear_probe import headline_metric
+from diffclip.evaluation.records import Record
+
+SIX_TASKS, OUT_OF_DOMAIN = DERIVED = "six-tasks", "out-of-domain"
+PANELS = ("linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain")
+"""The panels of the paper's Figure 1, in its order."""
+AVERAGE, MEAN_OF_SHIFTS, MEAN_OF_ALL, DROP = "average", "mean_of_shifts", "mean_of_all", "drop"
+
+_IMAGENET = "imagenet1k"
+
+
+def with_averages(records: Iterable[Record]) -> list[Record]:
+    """Return the records with the averages that follow from them, in place of any that were there."""
+    measured = [record for record in records if record.task not in DERIVED]
+    models: dict[tuple[str, str, int | None], list[Record]] = {}
+    for record in measured:
+        if record.value is not None:
+            models.setdefault((record.model, record.weights, record.seed), []).append(record)
+    return measured + [average for own in models.values() for average in _averages(own)]
+
+
+def _averages(records: Sequence[Record]) -> list[Record]:
+    """Return the averages of one trained model; of tasks that draw, one a draw that all their sets share."""
+    plain = [one for one in records if not _is_shift(one)]
+    zero_shot = [one for one in plain if one.task == "zero-shot" and one.metric == "acc1"]
+    panels = {
+        "linear probing": [one for one in plain if one.task == "linear-probe" and _is_headline(one)],
+        "few-shot": [one for one in plain if one.task == "few-shot"],
+        "image retrieval": [one for one in plain if one.metric == "image_retrieval_recall@5"],
+        "text retrieval": [one for one in plain if one.metric == "text_retrieval_recall@5"],
+        "zero-shot": [one for one in zero_shot if one.dataset == _IMAGENET] or zero_shot,
+    }
+    found = [
+        _mean(parts, SIX_TASKS, panel, AVERAGE, draw)
+        for panel, own in panels.items()
+        for draw, parts in _by_draw(own).items()
+    ]
+    for number, (base, shifts) in enumerate(_shifts(records)):
+        if number == 0:  # the paper's panel is about one base
+            found.append(_mean(shifts, SIX_TASKS, "out of domain", AVERAGE))
+        mean = _mean(shifts, OUT_OF_DOMAIN, base.dataset, MEAN_OF_SHIFTS)
+        found += [
+            mean,
+            _mean([base, *shifts], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL),
+            _drop(base, shifts, mean),
+        ]
+    return found
+
+
+def _is_shift(record: Record) -> bool:
+    return record.corruption is not None or base_of(record.dataset) is not None
+
+
+def _is_headline(record: Record) -> bool:
+    return record.metric == headline_metric(record.dataset)
+
+
+def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
+    """Group by draw; only draws that every set has, and a set in which nothing is drawn belongs to each."""
+    sets: dict[tuple[str, str], dict[int | None, Record]] = {}
+    for one in records:
+        sets.setdefault((one.dataset, one.split), {})[one.draw] = one
+    draws = {draw for own in sets.values() for draw in own if draw is not None}
+    if not draws:
+        return {None: list(records)} if records else {}
+    shared = [draw for draw in sorted(draws) if all(draw in own or None in own for own in sets.values())]
+    return {draw: [own[draw] if draw in own else own[None] for own in sets.values()] for draw in shared}
+
+
+def _shifts(records: Sequence[Record]) -> list[tuple[Record, list[Record]]]:
+    """Return each base set with its shifts: first those with shifted sets, then those with corruptions."""
+    accuracies = [one for one in records if one.task == "zero-shot" and one.metric == "acc1"]
+    bases = [one for one in accuracies if not _is_shift(one)]
+    of_sets = [(base, [one for one in accuracies if base_of(one.dataset) == base.dataset]) for base in bases]
+    corrupted = [
+        (base, [one for one in accuracies if one.corruption and one.dataset == base.dataset])
+        for base in bases
+    ]
+    return [(base, own) for base, own in of_sets + corrupted if own]
+
+
+def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: int | None = None) -> Record:
+    chances = [one.chance for one in parts if one.chance is not None]
+    low, high = _half(parts, upper=False), _half(parts, upper=True)
+    value = sum(_value(one) for one in parts) / len(parts)
+    names = [one.dataset if one.corruption is None else f"{one.dataset}, {one.corruption}" for one in parts]
+    return parts[0].model_copy(
+        update={
+            "task": task,
+            "dataset": dataset,
+            "split": "test",
+            "metric": metric,
+            "value": value,
+            "count": sum(one.count for one in parts),
+            "low": None if low is None else value - low / len(parts),
+            "high": None if high is None else value + high / len(parts),
+            "chance": sum(chances) / len(parts) if len(chances) == len(parts) else None,
+            "draw": draw,
+            "of": tuple(names),
+            "protocol": f"mean over {', '.join(names)}; intervals of the sets combined",
+            **dict.fromkeys(("classes", "corruption", "severity", "templates", "seconds")),
+        }
+    )
+
+
+def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:
+    value = _value(base) - _value(mean)
+    same = all(pictures_of(one.dataset) == pictures_of(base.dataset) for one in shifts)
+    low = high = None
+    if None not in (base.low, base.high, mean.low, mean.high):
+        join = sum if same else lambda halves: math.hypot(*halves)
+        low = value - join([_value(base) - (base.low or 0.0), (mean.high or 0.0) - _value(mean)])
+        high = value + join([(base.high or 0.0) - _value(base), _value(mean) - (mean.low or 0.0)])
+    update = {"metric": DROP, "value": value, "low": low, "high": high, "chance": None}
+    return mean.model_copy(
+        update=update
+        | {"count": base.count + mean.count, "protocol": f"{base.dataset} minus the {mean.protocol}"}
+    )
+
+
+def _value(record: Record) -> float:
+    return record.value or 0.0  # records without a value are left out before
+
+
+def _half(parts: Sequence[Record], upper: bool) -> float | None:
+    """Return one half of the interval of the sum; None if a part has no interval."""
+    added: dict[tuple[str, str], float] = {}
+    for one in parts:
+        if one.low is None or one.high is None:
+            return None
+        images = pictures_of(one.dataset), one.split
+        half = one.high - _value(one) if upper else _value(one) - one.low
+        added[images] = added.get(images, 0.0) + half
+    return math.hypot(*added.values())
