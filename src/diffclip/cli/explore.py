@@ -35,7 +35,7 @@ def explore(
     sources = _sources(model or [])
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder} is no folder: give --folder one with pictures")
-    require_group("web", "gradio", "faiss", "matplotlib")
+    require_group("web", "gradio", "matplotlib")
     from diffclip.web.server import bind, is_local, local_names, serve
 
     bound = bind(host, port)

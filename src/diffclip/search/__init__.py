@@ -1,6 +1,5 @@
-"""A folder of pictures made searchable by text and by picture. Needs FAISS, the group `search`."""
+"""Search a folder of images by text or by image."""
 
-from diffclip.search.index import Hit, PictureIndex, Update
-from diffclip.search.lock import BusyError
+from diffclip.search.index import Hit, ImageIndex, Update
 
-__all__ = ["BusyError", "Hit", "PictureIndex", "Update"]
+__all__ = ["Hit", "ImageIndex", "Update"]

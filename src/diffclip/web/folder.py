@@ -15,7 +15,7 @@ from PIL import Image
 from diffclip.data.images import SUFFIXES, read_image
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.model_source import Loaded
-from diffclip.search import PictureIndex
+from diffclip.search import ImageIndex
 from diffclip.web.overlay import photo_uri, thumbnail
 from diffclip.web.uploads import lies_within
 
@@ -48,8 +48,10 @@ class SearchedFolder:
                 f"no picture in folder {folder}: give --folder one with .jpg, .png, .webp and the like"
             )
         # what looks at a picture later takes a hand in the layers of its model, so the copies are made before
-        self._own = {name: replace(loaded, model=copy.deepcopy(loaded.model)) for name, loaded in models}
-        self._indexes = {name: PictureIndex.open(self.folder, loaded) for name, loaded in models}
+        self._indexes = {
+            name: ImageIndex(self.folder, replace(loaded, model=copy.deepcopy(loaded.model)))
+            for name, loaded in models
+        }
         self._states = {name: _State() for name in self._indexes}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._update, name="index", daemon=True)
@@ -59,12 +61,10 @@ class SearchedFolder:
         self._thread.start()
 
     def close(self) -> None:
-        """End the update where it is and let go of the indexes."""
+        """End the update where it is."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=10)
-        for index in self._indexes.values():
-            index.close()
 
     @property
     def updating(self) -> bool:
@@ -102,8 +102,7 @@ class SearchedFolder:
     def _update(self) -> None:
         for name, state in self._states.items():
             try:
-                with PictureIndex.open(self.folder, self._own.pop(name)) as index:
-                    self._update_one(index, state)
+                self._update_one(self._indexes[name], state)
             except _StopError:
                 return
             except DiffCLIPError as error:
@@ -112,14 +111,14 @@ class SearchedFolder:
                 state.line = f"not updated: {type(error).__name__}: {error}"
             state.over = True
 
-    def _update_one(self, index: PictureIndex, state: _State) -> None:
+    def _update_one(self, index: ImageIndex, state: _State) -> None:
         done = 0
 
         def progress(what: str, more: int, total: int | None) -> None:
             nonlocal done
             if self._stop.is_set():
                 raise _StopError
-            if what == "pictures":
+            if what == "images":
                 done += more
                 state.line = (
                     f"indexing, {done:,} of {total:,} pictures" if total else f"indexing, {done:,} pictures"
