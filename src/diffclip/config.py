@@ -195,6 +195,8 @@ _SIZES = {
     "ViT-H-14": (14, (1280, 32, 16), (1024, 24, 16), 1024),
 }
 
+HUB_PREFIX = "hf-hub:"
+"""Before the name of a model on the Hugging Face hub: `hf-hub:OWNER/NAME`."""
 MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIANTS)
 
 

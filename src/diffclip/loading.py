@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diffclip.config import HUB_PREFIX as HUB_PREFIX
 from diffclip.config import CLIPConfig, name_of, named_config
 from diffclip.data.transforms import EvalTransform, eval_transform
 from diffclip.errors import InputError
@@ -11,8 +12,6 @@ from diffclip.model import CLIP
 from diffclip.published import infer_config
 from diffclip.tokenizer import Tokenizer
 from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, Weights, put_weights, read_weights
-
-HUB_PREFIX = "hf-hub:"
 
 
 def load(

@@ -70,8 +70,7 @@ def find_model(source: str) -> str | None:
     Raises:
         InputError: nothing has that name.
     """
-    from diffclip.config import MODEL_NAMES
-    from diffclip.loading import HUB_PREFIX
+    from diffclip.config import HUB_PREFIX, MODEL_NAMES
 
     if source in MODEL_NAMES and not os.path.exists(source):
         return None

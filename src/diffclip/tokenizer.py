@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -39,10 +44,7 @@ class Tokenizer:
 
     def _encoder(self) -> Any:
         if self._bpe is None:
-            # open_clip takes seconds to import, and a model that reads no text does not need it
-            from open_clip.tokenizer import SimpleTokenizer
-
-            bpe = SimpleTokenizer(context_length=self.context_length)
+            bpe = _open_clip_tokenizer().SimpleTokenizer(context_length=self.context_length)
             if bpe.vocab_size > self.vocab_size:
                 raise InputError(
                     f"the model's vocabulary of {self.vocab_size} is smaller than the tokenizer's "
@@ -50,3 +52,18 @@ class Tokenizer:
                 )
             self._bpe = bpe
         return self._bpe
+
+
+@cache
+def _open_clip_tokenizer() -> Any:
+    """Load OpenCLIP's tokenizer from its file alone: `import open_clip` takes seconds, for transformers above all."""
+    if "open_clip" in sys.modules:
+        return importlib.import_module("open_clip.tokenizer")
+    package = importlib.util.find_spec("open_clip")
+    assert package is not None and package.submodule_search_locations
+    file = Path(package.submodule_search_locations[0]) / "tokenizer.py"
+    spec = importlib.util.spec_from_file_location("open_clip_tokenizer", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
