@@ -59,11 +59,9 @@ def _open_clip_tokenizer() -> Any:
     """Load OpenCLIP's tokenizer from its file alone: `import open_clip` takes seconds, for transformers above all."""
     if "open_clip" in sys.modules:
         return importlib.import_module("open_clip.tokenizer")
-    package = importlib.util.find_spec("open_clip")
-    assert package is not None and package.submodule_search_locations
+    package: Any = importlib.util.find_spec("open_clip")
     file = Path(package.submodule_search_locations[0]) / "tokenizer.py"
-    spec = importlib.util.spec_from_file_location("open_clip_tokenizer", file)
-    assert spec is not None and spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location("open_clip_tokenizer", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
