@@ -132,6 +132,10 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
         raise InputError(f"the configuration in {file} is not JSON ({error}): save the model again") from None
     if not isinstance(fields, dict):
         raise InputError(f"{file} is not a model's configuration: save the model again")
+    if "model_type" in fields:
+        raise InputError(
+            f"{file.parent} was saved by transformers: run diffclip convert transformers:{file.parent} FOLDER"
+        )
     return parse_config(fields, str(file))
 
 

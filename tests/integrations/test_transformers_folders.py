@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_transformers_models import IDS, PIXELS, VARIANTS, core, near
 from transformers import AutoConfig, AutoModel, AutoModelForZeroShotImageClassification, AutoTokenizer
 
+import diffclip
 from diffclip import InputError
 from diffclip.integrations.transformers import (
     DiffCLIPConfig,
@@ -60,6 +61,14 @@ def test_what_is_saved_comes_back(tmp_path: Path, variant: str) -> None:
     back = load_transformers(tmp_path / "model", "the model")
     assert back.config == model.config
     assert torch.equal(back.encode_text(IDS), model.encode_text(IDS))
+
+
+def test_a_folder_without_a_processor_keeps_how_images_are_prepared(tmp_path: Path) -> None:
+    model = core(preprocess={"mean": (0.1, 0.2, 0.3), "interpolation": "bicubic", "resize": "squash"})
+    from_diffclip(model).save_pretrained(tmp_path)  # as the Trainer does
+    assert load_transformers(tmp_path, "the model").config == model.config
+    with pytest.raises(InputError, match=r"was saved by transformers: run diffclip convert transformers:"):
+        diffclip.load(tmp_path)
 
 
 def test_each_model_has_its_auto_class(folder: Path, tmp_path: Path) -> None:

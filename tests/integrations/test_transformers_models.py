@@ -222,8 +222,9 @@ def test_gradients_reach_everything_and_are_the_same_with_checkpointing(variant:
         if again:
             with warnings.catch_warnings():  # of its new name
                 warnings.simplefilter("ignore", FutureWarning)
-                theirs.gradient_checkpointing_enable()
-            assert theirs.vision_model.gradient_checkpointing
+                theirs.gradient_checkpointing_enable(every_n_layers=2)
+            layers = [*theirs.vision_model.visual.blocks, *theirs.text_model.transformer.resblocks]
+            assert [layer.gradient_checkpointing for layer in layers] == [True, False, True, False]
         theirs(IDS, PIXELS, return_loss=True).loss.backward()
         gradients.append({name: parameter.grad for name, parameter in theirs.named_parameters()})
     assert all(gradient is not None for gradient in gradients[0].values())
@@ -315,7 +316,7 @@ def test_what_does_not_fit_is_one_line(inputs: dict[str, Any], said: str) -> Non
     ("changes", "said"),
     [
         ({"vision_config": {"hidden_size": 30, "num_attention_heads": 4}}, "not a multiple of heads"),
-        ({"vision_config": {"num_channels": 4}}, "pictures have 3"),
+        ({"vision_config": {"num_channels": 4}}, "images have 3"),
         ({"vision_config": {"hidden_act": "relu"}}, "activation"),
         (
             {
@@ -329,6 +330,17 @@ def test_what_does_not_fit_is_one_line(inputs: dict[str, Any], said: str) -> Non
 def test_configurations_that_do_not_fit_are_one_line(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said), torch.device("meta"):
         DiffCLIPModel(DiffCLIPConfig(**changes))
+
+
+def test_the_configuration_knows_clips_names() -> None:
+    tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    config = DiffCLIPConfig(
+        vision_config=tower, text_config=tower | {"vocab_size": 99}, logit_scale_init_value=1.5
+    )
+    assert config.core().vision.mlp_ratio == config.core().text.mlp_ratio == 1.5
+    made = DiffCLIPModel(config)
+    assert made.vision_model.visual.blocks[0].mlp.fc1.out_features == 48
+    assert made.logit_scale.item() == 1.5
 
 
 def test_default_sizes_are_vit_b_16() -> None:

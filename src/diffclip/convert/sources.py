@@ -100,27 +100,18 @@ def _from_transformers(source: str) -> CLIP:
     kind = transformers_kind(source)
     if kind != "clip":
         raise InputError(f"{source} is a {kind!r}, not a 'clip': give a CLIP with two ViT towers")
-    from transformers import CLIPImageProcessor, CLIPModel
-    from transformers.utils.logging import disable_progress_bar
+    from transformers import CLIPModel
 
-    from diffclip.integrations.transformers import preprocess_of
+    from diffclip.integrations.transformers.conversion import no_progress_bar, read_preprocess
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     place = source.removeprefix(TRANSFORMERS)
-    with reading(source):
+    with reading(source), no_progress_bar():
         model: Any = CLIPModel.from_pretrained(place, use_safetensors=True)
-        processor: Any = CLIPImageProcessor.from_pretrained(place) if _has_processor(place) else None
+        preprocess = read_preprocess(place, model.config.vision_config.image_size, source)
     converted = from_transformers(model, source)
-    if processor is not None:
-        size = converted.config.vision.image_size
-        converted.config.preprocess = preprocess_of(processor, size, source)
+    if preprocess is not None:
+        converted.config.preprocess = preprocess
     return converted
-
-
-def _has_processor(place: str) -> bool:
-    """A folder may be saved without; on the hub each model has one."""
-    files = ("preprocessor_config.json", "processor_config.json")
-    return not Path(place).is_dir() or any((Path(place) / file).is_file() for file in files)
 
 
 @contextmanager

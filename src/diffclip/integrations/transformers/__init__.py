@@ -20,10 +20,17 @@ from diffclip.integrations.transformers.configuration import (
     DiffCLIPTextConfig,
     DiffCLIPVisionConfig,
 )
-from diffclip.integrations.transformers.conversion import from_diffclip, to_diffclip, vision_from_diffclip
-from diffclip.integrations.transformers.folders import load_transformers, save_transformers
+from diffclip.integrations.transformers.conversion import (
+    from_diffclip,
+    image_processor_of,
+    load_transformers,
+    preprocess_of,
+    processor_of,
+    save_transformers,
+    to_diffclip,
+    vision_from_diffclip,
+)
 from diffclip.integrations.transformers.model import DiffCLIPModel
-from diffclip.integrations.transformers.processing import image_processor_of, preprocess_of, processor_of
 from diffclip.integrations.transformers.text import DiffCLIPTextModel, DiffCLIPTextModelWithProjection
 from diffclip.integrations.transformers.tokens import tokenizer_of
 from diffclip.integrations.transformers.vision import DiffCLIPVisionModel, DiffCLIPVisionModelWithProjection
@@ -48,26 +55,19 @@ __all__ = [
     "vision_from_diffclip",
 ]
 
+_KINDS: dict[Any, Any] = {
+    DiffCLIPConfig: DiffCLIPModel,
+    DiffCLIPVisionConfig: DiffCLIPVisionModel,
+    DiffCLIPTextConfig: DiffCLIPTextModel,
+}
+_PROCESSORS: dict[str, type] = {"pil": CLIPImageProcessorPil, "torchvision": CLIPImageProcessor}
 
-def _register() -> None:
-    models: dict[Any, Any] = {
-        DiffCLIPConfig: DiffCLIPModel,
-        DiffCLIPVisionConfig: DiffCLIPVisionModel,
-        DiffCLIPTextConfig: DiffCLIPTextModel,
-    }
-    for config, model in models.items():
-        AutoConfig.register(config.model_type, config, exist_ok=True)
-        AutoModel.register(config, model, exist_ok=True)
-    AutoModelForZeroShotImageClassification.register(DiffCLIPConfig, DiffCLIPModel, exist_ok=True)
-    AutoProcessor.register(DiffCLIPConfig, CLIPProcessor, exist_ok=True)  # type: ignore[no-untyped-call]
-    for config in (DiffCLIPConfig, DiffCLIPVisionConfig):
-        AutoImageProcessor.register(
-            config,
-            image_processor_classes={"pil": CLIPImageProcessorPil, "torchvision": CLIPImageProcessor},
-            exist_ok=True,
-        )
-    for config in (DiffCLIPConfig, DiffCLIPTextConfig):
-        AutoTokenizer.register(config, PreTrainedTokenizerFast, exist_ok=True)  # type: ignore[no-untyped-call]
-
-
-_register()
+for _config, _model in _KINDS.items():
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoModel.register(_config, _model, exist_ok=True)
+    if _config is not DiffCLIPTextConfig:
+        AutoImageProcessor.register(_config, image_processor_classes=_PROCESSORS, exist_ok=True)
+    if _config is not DiffCLIPVisionConfig:
+        AutoTokenizer.register(_config, PreTrainedTokenizerFast, exist_ok=True)  # type: ignore[no-untyped-call]
+AutoModelForZeroShotImageClassification.register(DiffCLIPConfig, DiffCLIPModel, exist_ok=True)
+AutoProcessor.register(DiffCLIPConfig, CLIPProcessor, exist_ok=True)  # type: ignore[no-untyped-call]

@@ -1,29 +1,61 @@
-"""What the models share: starting values, blocks one after another with what they leave behind, types that stay."""
+"""What the models share: starting values, blocks one after another with their states and maps, types that stay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import generic
 
-from diffclip.attention import DifferentialAttention, SelfAttention
+from diffclip.attention import DifferentialAttention
 from diffclip.config import CLIPConfig, lambda_init_of_layer
 from diffclip.initialisation import initialise
+from diffclip.towers.text import ResidualAttentionBlock
 
-# whether to return hidden states, or which of them, as the newer releases' LLaVA asks for
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+# True, or which of them, as newer releases' LLaVA asks for
 HiddenStates = bool | int | Sequence[int] | None
 
+# the core's name of a projection, whose weight is transposed, for transformers'
+PROJECTIONS = {
+    "visual_projection.weight": "image_projection",
+    "text_projection.weight": "text_projection",
+}
 
-class Passed(NamedTuple):
-    """What went through the blocks: the last output, and the states and maps that were asked for."""
 
-    last: Tensor
-    hidden_states: Any  # a tuple of tensors, None where one was not asked for
-    attentions: tuple[Tensor, ...] | None
+def core_name(name: str) -> str:
+    """The core's name of a parameter of a model here, whole or one tower."""
+    name = name.removeprefix("vision_model.").removeprefix("text_model.")
+    return PROJECTIONS.get(name, name)
+
+
+def tuple_on_request(method: Method) -> Method:
+    """Let `method`, which returns an output with names, return a tuple where `return_dict=False` asks for it."""
+    typed: Method = generic.can_return_tuple(method)  # type: ignore[no-untyped-call]
+    return typed
+
+
+class VisionBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc, no-untyped-call]  # no types in timm
+    """timm's block, which transformers can checkpoint."""
+
+
+class TextBlock(GradientCheckpointingLayer, ResidualAttentionBlock):  # type: ignore[no-untyped-call]
+    """The core's block, which transformers can checkpoint."""
+
+
+def adopt_blocks(blocks: Iterable[nn.Module], kind: type[nn.Module], config: CLIPConfig) -> None:
+    """Make each of `blocks` a `kind`, and give its differential layer its λ_init, as the core's model does."""
+    for index, block in enumerate(blocks):
+        block.__class__ = kind
+        if isinstance(block.attn, DifferentialAttention):
+            block.attn.lambda_init = lambda_init_of_layer(config.lambda_init, index)
 
 
 class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -42,13 +74,6 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     _no_split_modules = ["DiffCLIPVisionModel", "DiffCLIPTextModel"]  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]  # noqa: RUF012
 
-    def core_parameters(self) -> dict[str, Tensor]:
-        """Our names for the parameters of this model, a view of each where the layout differs.
-
-        Parts that are models themselves are left out: they know their own.
-        """
-        raise NotImplementedError
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         # transformers comes by for each module; what was loaded, or has no values yet, is not drawn
@@ -57,33 +82,33 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             for parameter in module.parameters(recurse=False)
             if not getattr(parameter, "_is_hf_initialized", False) and not parameter.is_meta
         }
-        if not wanted:
+        missing = {
+            core_name(name): parameter.T if name in PROJECTIONS else parameter
+            for name, parameter in self.named_parameters()
+            if id(parameter) in wanted
+        }
+        if not missing:
             return
-        named = self.core_parameters()
-        missing = {name: view for name, view in named.items() if id(_owner(view)) in wanted}
         seed = int(torch.randint(2**62, (), device="cpu").item())
-        config: CLIPConfig = self.config.core()
-        initialise(_Named(missing), config, "matched", seed)
+        initialise(_Named(missing), self.config.core(), "matched", seed)
+        start = getattr(self.config, "logit_scale_init_value", None)
+        if start is not None and "logit_scale" in missing:
+            missing["logit_scale"].fill_(start)
 
-    def wants_dict(self, return_dict: bool | None) -> bool:
-        """Whether to return an output with names, which the configuration decides where the call does not."""
-        return bool(self.config.return_dict if return_dict is None else return_dict)
-
-    def _pass_through(
+    def pass_through(
         self,
         x: Tensor,
         blocks: Iterable[nn.Module],
         output_hidden_states: HiddenStates,
         output_attentions: bool | None,
-    ) -> Passed:
-        """x [B, N, width] through `blocks`, whose `attn` is one of our layers."""
+    ) -> dict[str, Any]:
+        """x [B, N, width] through `blocks`: the `last_hidden_state`, and the states and maps that are asked for."""
         blocks = list(blocks)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         kept = _kept(output_hidden_states, len(blocks) + 1)
-        again = self.gradient_checkpointing and self.training and not output_attentions
         backend = "eager" if self.config._attn_implementation == "eager" else "auto"
         states: list[Tensor | None] = [x if 0 in kept else None]
         attentions: list[Tensor] = []
@@ -92,20 +117,17 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             if layer.backend != backend:
                 layer.backend = backend
             if output_attentions:
-                with _maps_of(layer) as maps:
+                with _maps_of(block) as maps:
                     x = block(x)
                 attentions += maps
             else:
-                x = self._gradient_checkpointing_func(block.__call__, x) if again else block(x)
+                x = block(x)
             states.append(x if number in kept else None)
-        return Passed(x, tuple(states) if kept else None, tuple(attentions) if output_attentions else None)
-
-
-def set_lambda_inits(blocks: Iterable[nn.Module], config: CLIPConfig) -> None:
-    """Give the differential layer of each block its λ_init, as the core's model does."""
-    for index, block in enumerate(blocks):
-        if isinstance(block.attn, DifferentialAttention):
-            block.attn.lambda_init = lambda_init_of_layer(config.lambda_init, index)
+        return {
+            "last_hidden_state": x,
+            "hidden_states": tuple(states) if kept else None,
+            "attentions": tuple(attentions) if output_attentions else None,
+        }
 
 
 class _Named(nn.Module):
@@ -119,10 +141,6 @@ class _Named(nn.Module):
         yield from self._named.items()
 
 
-def _owner(view: Tensor) -> Tensor:
-    return view if view._base is None else view._base
-
-
 def _kept(wanted: HiddenStates, states: int) -> set[int]:
     """The numbers of the hidden states to keep out of `states`."""
     if wanted is None or isinstance(wanted, bool):
@@ -131,17 +149,22 @@ def _kept(wanted: HiddenStates, states: int) -> set[int]:
 
 
 @contextmanager
-def _maps_of(layer: SelfAttention) -> Iterator[list[Tensor]]:
-    """While it lasts, `layer` attends through its maps and keeps what multiplies the values, in their type."""
+def _maps_of(block: Any) -> Iterator[list[Tensor]]:
+    """While it lasts, the layer of `block` attends through its maps and keeps those that multiply the values.
+
+    The block is not checkpointed meanwhile: it would be computed again after the layer is itself again.
+    """
     kept: list[Tensor] = []
+    layer, checkpointed = block.attn, block.gradient_checkpointing
 
     def attend(x: Tensor, causal: bool) -> Tensor:
         out, maps = layer.attend_through_maps(x, causal)
         kept.append(maps.combined.to(out.dtype))
-        return out
+        return out  # type: ignore[no-any-return]
 
-    layer._attend = attend  # type: ignore[method-assign]
+    layer._attend, block.gradient_checkpointing = attend, False
     try:
         yield kept
     finally:
         del layer._attend
+        block.gradient_checkpointing = checkpointed

@@ -1,30 +1,58 @@
-"""Models between the core and transformers: the same numbers, without loss."""
+"""Between the core and transformers: models, their image processors, and folders that the Auto classes load."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from PIL.Image import Resampling
+from torch import Tensor
+from transformers import AutoImageProcessor, CLIPProcessor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.utils import logging
 
-from diffclip.config import PreprocessConfig
+from diffclip.config import CLIPConfig, PreprocessConfig
 from diffclip.convert.assemble import check_end_of_text
+from diffclip.errors import InputError
+from diffclip.files import write_atomically
+from diffclip.integrations.transformers.base import PROJECTIONS, DiffCLIPPreTrainedModel, core_name
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
 from diffclip.integrations.transformers.model import DiffCLIPModel
+from diffclip.integrations.transformers.tokens import VOCABULARY, tokenizer_of
 from diffclip.integrations.transformers.vision import DiffCLIPVisionModel
 from diffclip.model import CLIP
 
-Model = TypeVar("Model", bound=nn.Module)
+Made = TypeVar("Made", bound=DiffCLIPPreTrainedModel)
 
-_TRANSPOSED = ("image_projection", "text_projection")
+_INTERPOLATIONS: dict[int, Literal["bilinear", "bicubic"]] = {
+    Resampling.BILINEAR: "bilinear",
+    Resampling.BICUBIC: "bicubic",
+}
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 def from_diffclip(model: CLIP) -> DiffCLIPModel:
     """A copy of `model` for transformers, on its device, of its type and in its mode."""
+    return _filled(DiffCLIPModel, DiffCLIPConfig.of(model.config), model)
+
+
+def vision_from_diffclip(model: CLIP) -> DiffCLIPVisionModel:
+    """A copy of the vision tower of `model`, on its device, of its type and in its mode."""
+    return _filled(DiffCLIPVisionModel, DiffCLIPVisionConfig.of(model.config), model)
+
+
+def _filled(kind: type[Made], config: Any, model: CLIP) -> Made:
     with torch.device("meta"):  # nothing is drawn that is replaced at once
-        made = DiffCLIPModel(DiffCLIPConfig.of(model.config))
-    state = {_theirs(name): _turned(name, value) for name, value in model.state_dict().items()}
-    return _filled(made, state, model.training)
+        made = kind(config)
+    ours = model.state_dict()
+    made.load_state_dict(
+        {name: _copied(name, ours[core_name(name)]) for name in made.state_dict()}, assign=True
+    )
+    made.train(model.training)
+    return made
 
 
 def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None) -> CLIP:
@@ -32,7 +60,7 @@ def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None
 
     Args:
         model: made by `from_diffclip`, trained, or loaded.
-        preprocess: how pictures are prepared, which a model of transformers leaves to its processor.
+        preprocess: how images are prepared, where the model's processor differs from its configuration.
 
     Raises:
         InputError: it reads texts at another id than the core would.
@@ -43,34 +71,128 @@ def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None
         config.preprocess = preprocess
     with torch.device("meta"):
         made = CLIP(config, seed=0)
-    theirs = model.state_dict()
-    state = {name: _turned(name, theirs[_theirs(name)]) for name in made.state_dict()}
-    return _filled(made, state, model.training)
-
-
-def vision_from_diffclip(model: CLIP) -> DiffCLIPVisionModel:
-    """A copy of the vision tower of `model`, on its device, of its type and in its mode."""
-    with torch.device("meta"):
-        made = DiffCLIPVisionModel(DiffCLIPVisionConfig.of(model.config))
-    state = {f"visual.{name}": value.clone() for name, value in model.visual.state_dict().items()}
-    return _filled(made, state, model.training)
-
-
-def _theirs(name: str) -> str:
-    """The name in `DiffCLIPModel` of the core's parameter `name`."""
-    if name in _TRANSPOSED:
-        return name.replace("image", "visual") + ".weight"
-    if name in ("logit_scale", "logit_bias"):
-        return name
-    return f"vision_model.{name}" if name.startswith("visual.") else f"text_model.{name}"
-
-
-def _turned(name: str, value: Tensor) -> Tensor:
-    """A copy of `value` in the other's layout."""
-    return (value.T if name in _TRANSPOSED else value).clone(memory_format=torch.contiguous_format)
-
-
-def _filled(made: Model, state: dict[str, Tensor], training: bool) -> Model:
+    state = {core_name(name): _copied(name, value) for name, value in model.state_dict().items()}
     made.load_state_dict(state, assign=True)
-    made.train(training)
-    return made
+    return made.train(model.training)
+
+
+def _copied(name: str, value: Tensor) -> Tensor:
+    """A copy of the parameter that transformers calls `name`, in the other's layout."""
+    return (value.T if name in PROJECTIONS else value).clone(memory_format=torch.contiguous_format)
+
+
+def image_processor_of(config: CLIPConfig) -> CLIPImageProcessorPil:
+    """transformers' CLIP image processor that prepares images as `preprocess` of this model does.
+
+    It scales with Pillow, as ours does; its crop lies one pixel beside ours where a side is 4k + 3 pixels too long.
+    """
+    preprocess, size = config.preprocess, config.vision.image_size
+    square = {"height": size, "width": size}
+    return CLIPImageProcessorPil(
+        size=square if preprocess.resize == "squash" else {"shortest_edge": preprocess.resize or size},
+        crop_size=square,
+        do_center_crop=preprocess.resize != "squash",
+        resample=Resampling[preprocess.interpolation.upper()],
+        image_mean=list(preprocess.mean),
+        image_std=list(preprocess.std),
+    )
+
+
+def processor_of(config: CLIPConfig) -> CLIPProcessor:
+    """transformers' processor of images and texts for this model.
+
+    Raises:
+        InputError: as `tokenizer_of`.
+    """
+    return CLIPProcessor(image_processor_of(config), tokenizer_of(config))  # type: ignore[no-untyped-call]
+
+
+def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessConfig:
+    """What `image_processor_of` made `processor` from; `source` names where it comes from.
+
+    Raises:
+        InputError: it prepares images in another way than a model of ours can.
+    """
+    size, square = dict(processor.size), {"height": image_size, "width": image_size}
+    crop = dict(processor.crop_size) if processor.do_center_crop else None
+    edge = size.get("shortest_edge", 0)
+    squash = size == square and crop in (None, square)
+    steps = processor.do_resize and processor.do_rescale and processor.do_normalize
+    usual = steps and abs(processor.rescale_factor * 255 - 1) < 1e-6
+    fits = squash or (size.keys() == {"shortest_edge"} and edge >= image_size and crop == square)
+    if not (fits and usual and processor.resample in _INTERPOLATIONS):
+        raise InputError(
+            f"{source}: its image processor (size {size}, crop {crop}, resample {processor.resample}) has no "
+            "counterpart here: give one that scales the shorter edge and crops the center, or scales to a square, "
+            "and then rescales and normalizes"
+        )
+    return PreprocessConfig(
+        mean=tuple(processor.image_mean),
+        std=tuple(processor.image_std),
+        interpolation=_INTERPOLATIONS[processor.resample],
+        resize="squash" if squash else None if edge == image_size else edge,
+    )
+
+
+def read_preprocess(place: str | Path, image_size: int, source: str) -> PreprocessConfig | None:
+    """How images are prepared by the image processor at `place`, a folder or a name on the hub; None without one.
+
+    Raises:
+        InputError: as `preprocess_of`.
+    """
+    if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
+        return None
+    try:
+        processor: Any = AutoImageProcessor.from_pretrained(place)  # type: ignore[no-untyped-call]
+    except OSError:  # on the hub, and without one
+        return None
+    return preprocess_of(processor, image_size, source)
+
+
+def save_transformers(model: CLIP, folder: str | Path) -> None:
+    """Write what the Auto classes load to the new folder `folder`, whole or not at all.
+
+    A model whose vocabulary is smaller than the tokenizer's goes without a tokenizer.
+
+    Raises:
+        InputError: the folder is there already, or cannot be written.
+    """
+    config = model.config
+    whole = config.text.vocab_size >= VOCABULARY
+    with write_atomically(folder) as temporary, no_progress_bar():
+        from_diffclip(model).save_pretrained(temporary)
+        (processor_of(config) if whole else image_processor_of(config)).save_pretrained(temporary)
+
+
+def load_transformers(place: str | Path, source: str) -> CLIP:
+    """The model that transformers saved as a `DiffCLIPModel` to the folder, or under the name on the hub, `place`.
+
+    Raises:
+        InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be;
+            `source` names where they come from.
+    """
+    with no_progress_bar():
+        read: Any = DiffCLIPModel.from_pretrained(place, use_safetensors=True, output_loading_info=True)
+    loaded, faults = read
+    listed = [
+        f"{kind.replace('_', ' ')} {', '.join(sorted(map(str, names))[:4])}"
+        for kind, names in faults.items()
+        if names
+    ]
+    if listed:
+        raise InputError(
+            f"{source} does not hold the model that its config.json describes: {'; '.join(listed)}"
+        )
+    return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Keep transformers' bars away: loading takes a second, and the command line has a bar of its own."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

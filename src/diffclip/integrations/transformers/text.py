@@ -10,7 +10,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
 from diffclip.errors import InputError
-from diffclip.integrations.transformers.base import DiffCLIPPreTrainedModel, HiddenStates, set_lambda_inits
+from diffclip.integrations.transformers.base import (
+    DiffCLIPPreTrainedModel,
+    HiddenStates,
+    TextBlock,
+    adopt_blocks,
+    tuple_on_request,
+)
 from diffclip.integrations.transformers.configuration import DiffCLIPTextConfig
 from diffclip.towers.text import TEXT_NORM_EPS, TextTransformer
 
@@ -32,13 +38,9 @@ class DiffCLIPTextModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-cal
         self.token_embedding: nn.Module = nn.Embedding(core.text.vocab_size, core.text.width)
         self.positional_embedding = nn.Parameter(torch.empty(core.text.context_length, core.text.width))
         self.transformer = TextTransformer(core.text)
-        set_lambda_inits(self.transformer.resblocks, core)
+        adopt_blocks(self.transformer.resblocks, TextBlock, core)
         self.ln_final = nn.LayerNorm(core.text.width, eps=TEXT_NORM_EPS)
-        self.gradient_checkpointing = False
         self.post_init()  # type: ignore[no-untyped-call]
-
-    def core_parameters(self) -> dict[str, Tensor]:
-        return dict(self.named_parameters())
 
     def get_input_embeddings(self) -> nn.Module:
         return self.token_embedding
@@ -46,19 +48,19 @@ class DiffCLIPTextModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-cal
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.token_embedding = value
 
+    @tuple_on_request
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-        position_ids: Tensor | None = None,
         **others: Any,
-    ) -> BaseModelOutputWithPooling | tuple[Any, ...]:
-        """Ids [B, L] to the normed output and, as `pooler_output`, its end of text, the largest id of a row.
+    ) -> BaseModelOutputWithPooling:
+        """Token ids [B, L] to the last block's normed output and, as `pooler_output`, that at the end of text.
 
-        The tower is causal, so that padding after the end of text changes nothing, and a mask of it has no effect.
+        The tower is causal, so what follows the end has no effect: nor has a mask that hides nothing else.
         `position_ids` [B, L] or [1, L] are 0, 1, 2… where they are left out. `others` have no effect.
 
         Raises:
@@ -79,15 +81,10 @@ class DiffCLIPTextModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-cal
             _check_mask(attention_mask, ends)
         places = slice(input_ids.shape[1]) if position_ids is None else position_ids
         x = self.token_embedding(input_ids) + self.positional_embedding[places]
-        passed = self._pass_through(x, self.transformer.resblocks, output_hidden_states, output_attentions)
-        last = self.ln_final(passed.last)
-        out = BaseModelOutputWithPooling(
-            last_hidden_state=last,
-            pooler_output=last[torch.arange(last.shape[0], device=last.device), ends],
-            hidden_states=passed.hidden_states,
-            attentions=passed.attentions,
-        )
-        return out if self.wants_dict(return_dict) else out.to_tuple()
+        passed = self.pass_through(x, self.transformer.resblocks, output_hidden_states, output_attentions)
+        passed["last_hidden_state"] = last = self.ln_final(passed["last_hidden_state"])
+        pooled = last[torch.arange(last.shape[0], device=last.device), ends]
+        return BaseModelOutputWithPooling(pooler_output=pooled, **passed)
 
 
 class DiffCLIPTextModelWithProjection(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
@@ -105,41 +102,20 @@ class DiffCLIPTextModelWithProjection(DiffCLIPPreTrainedModel):  # type: ignore[
         self.text_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
         self.post_init()  # type: ignore[no-untyped-call]
 
-    def core_parameters(self) -> dict[str, Tensor]:
-        return {"text_projection": self.text_projection.weight.T}
-
     def get_input_embeddings(self) -> nn.Module:
         return self.text_model.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.text_model.set_input_embeddings(value)
 
+    @tuple_on_request
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: HiddenStates = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-        position_ids: Tensor | None = None,
-        **others: Any,
-    ) -> CLIPTextModelOutput | tuple[Any, ...]:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **options: Any
+    ) -> CLIPTextModelOutput:
         """As `DiffCLIPTextModel`; `text_embeds` [B, projection_dim] are not of unit length."""
-        passed: Any = self.text_model(
-            input_ids,
-            attention_mask,
-            output_hidden_states,
-            output_attentions,
-            return_dict=True,
-            position_ids=position_ids,
-        )
-        out = CLIPTextModelOutput(
-            text_embeds=self.text_projection(passed.pooler_output),
-            last_hidden_state=passed.last_hidden_state,
-            hidden_states=passed.hidden_states,
-            attentions=passed.attentions,
-        )
-        return out if self.wants_dict(return_dict) else out.to_tuple()
+        passed = dict(self.text_model(input_ids, attention_mask, return_dict=True, **options))
+        embeds = self.text_projection(passed.pop("pooler_output"))
+        return CLIPTextModelOutput(text_embeds=embeds, **passed)
 
 
 def _check_mask(mask: Tensor, ends: Tensor) -> None:

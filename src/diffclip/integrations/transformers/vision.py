@@ -11,7 +11,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPVisionModelOutput
 
 from diffclip.errors import InputError
-from diffclip.integrations.transformers.base import DiffCLIPPreTrainedModel, HiddenStates, set_lambda_inits
+from diffclip.integrations.transformers.base import (
+    DiffCLIPPreTrainedModel,
+    HiddenStates,
+    VisionBlock,
+    adopt_blocks,
+    tuple_on_request,
+)
 from diffclip.integrations.transformers.configuration import DiffCLIPVisionConfig
 from diffclip.towers.vision import build_vision
 
@@ -31,51 +37,40 @@ class DiffCLIPVisionModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-c
         super().__init__(config)
         core = config.core()
         self.visual = build_vision(core.vision)
-        set_lambda_inits(self.visual.blocks, core)
-        self.gradient_checkpointing = False
+        adopt_blocks(self.visual.blocks, VisionBlock, core)
         self.post_init()  # type: ignore[no-untyped-call]
-
-    def core_parameters(self) -> dict[str, Tensor]:
-        return {f"visual.{name}": parameter for name, parameter in self.visual.named_parameters()}
 
     def get_input_embeddings(self) -> nn.Module:
         patches: nn.Module = self.visual.patch_embed.proj
         return patches
 
+    @tuple_on_request
     def forward(
         self,
         pixel_values: Tensor | None = None,
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         interpolate_pos_encoding: bool = False,
         **others: Any,
-    ) -> BaseModelOutputWithPooling | tuple[Any, ...]:
-        """Normalised pictures [B, 3, S, S] to the last block's output and, as `pooler_output`, its normed class token.
+    ) -> BaseModelOutputWithPooling:
+        """Normalized images [B, 3, S, S] to the last block's output and, as `pooler_output`, its normed class token.
 
         `output_hidden_states` may be numbers of states: the others are then None. Attentions are what multiplies the
         values, A or A1 − λ·A2, [B, heads, N, N]; layers are patched while they are made, so not in several threads.
-        `interpolate_pos_encoding` takes pictures [B, 3, H, W] of whole patches and resamples the position embeddings.
+        `interpolate_pos_encoding` takes images [B, 3, H, W] of whole patches and resamples the position embeddings.
         `others` have no effect: transformers' Llava passes on here what its language model is asked.
 
         Raises:
-            InputError: no pictures, or pictures of another size.
+            InputError: no images, or images of another size.
         """
         if pixel_values is None:
-            raise InputError("pixel_values are missing: this model takes pictures")
+            raise InputError("pixel_values are missing: this model takes images")
         tower = self.visual
-        x = self._embedded(pixel_values, interpolate_pos_encoding)
-        x = tower.norm_pre(tower.patch_drop(x))
-        passed = self._pass_through(x, tower.blocks, output_hidden_states, output_attentions)
+        x = tower.norm_pre(tower.patch_drop(self._embedded(pixel_values, interpolate_pos_encoding)))
+        passed = self.pass_through(x, tower.blocks, output_hidden_states, output_attentions)
         # the norm is each token's own
-        pooled = tower.forward_head(tower.norm(passed.last[:, :1]))
-        out = BaseModelOutputWithPooling(
-            last_hidden_state=passed.last,
-            pooler_output=pooled,
-            hidden_states=passed.hidden_states,
-            attentions=passed.attentions,
-        )
-        return out if self.wants_dict(return_dict) else out.to_tuple()
+        pooled = tower.forward_head(tower.norm(passed["last_hidden_state"][:, :1]))
+        return BaseModelOutputWithPooling(pooler_output=pooled, **passed)
 
     def _embedded(self, pixel_values: Tensor, interpolate: bool) -> Tensor:
         """[B, 3, H, W] to class token and patches with their positions [B, N, width]."""
@@ -115,33 +110,12 @@ class DiffCLIPVisionModelWithProjection(DiffCLIPPreTrainedModel):  # type: ignor
         self.visual_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
         self.post_init()  # type: ignore[no-untyped-call]
 
-    def core_parameters(self) -> dict[str, Tensor]:
-        return {"image_projection": self.visual_projection.weight.T}
-
     def get_input_embeddings(self) -> nn.Module:
         return self.vision_model.get_input_embeddings()
 
-    def forward(
-        self,
-        pixel_values: Tensor | None = None,
-        output_hidden_states: HiddenStates = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-        interpolate_pos_encoding: bool = False,
-        **others: Any,
-    ) -> CLIPVisionModelOutput | tuple[Any, ...]:
+    @tuple_on_request
+    def forward(self, pixel_values: Tensor | None = None, **options: Any) -> CLIPVisionModelOutput:
         """As `DiffCLIPVisionModel`; `image_embeds` [B, projection_dim] are not of unit length."""
-        passed: Any = self.vision_model(
-            pixel_values,
-            output_hidden_states,
-            output_attentions,
-            return_dict=True,
-            interpolate_pos_encoding=interpolate_pos_encoding,
-        )
-        out = CLIPVisionModelOutput(
-            image_embeds=self.visual_projection(passed.pooler_output),
-            last_hidden_state=passed.last_hidden_state,
-            hidden_states=passed.hidden_states,
-            attentions=passed.attentions,
-        )
-        return out if self.wants_dict(return_dict) else out.to_tuple()
+        passed = dict(self.vision_model(pixel_values, return_dict=True, **options))
+        embeds = self.visual_projection(passed.pop("pooler_output"))
+        return CLIPVisionModelOutput(image_embeds=embeds, **passed)
