@@ -5,6 +5,7 @@ Tests must not change what they are given (`copy.deepcopy` first).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,14 @@ import pytest
 from tiny_vlm import make_clip, make_language_model, make_tokenizer, make_vision, write_conversations
 
 import diffclip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Indexes of conversations that fixtures make stay out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +69,7 @@ def tiny_vlm(
     tiny_vision: Any, tiny_language_model: Any, tiny_tokenizer: Any, tiny_image_processor: Any
 ) -> tuple[Any, Any]:
     """(model, processor): the tower and the language model behind a linear connector."""
-    from diffclip.vlm.model import connect
+    from diffclip.vlm.llava import connect
 
     return connect(tiny_vision, tiny_language_model, tiny_tokenizer, tiny_image_processor, "linear")
 

@@ -1,8 +1,6 @@
-"""What is written for the language model, and what it learns of it, token by token."""
+"""Conversations as tokens and labels."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -12,7 +10,7 @@ from diffclip.errors import InputError
 from diffclip.vlm.chat import IGNORED, chat_template, encode, image_tokens, prompt
 from diffclip.vlm.conversations import Conversation, Turn
 
-PICTURE = Path("some.png")
+IMAGE_FILE = "some.png"
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 # what other language models bring: a beginning of text, no ChatML
 OTHER_TEMPLATE = (
@@ -31,17 +29,17 @@ def processor(tokenizer):
     return make_processor(tokenizer)
 
 
-def conversation(*turns: tuple[str, str], picture: Path | None = PICTURE) -> Conversation:
-    return Conversation("x7", picture, tuple(Turn(*turn) for turn in turns), 4, "mix.json")
+def conversation(*turns: tuple[str, str], image: str | None = IMAGE_FILE) -> Conversation:
+    return Conversation("x7", image, tuple(Turn(*turn) for turn in turns), 4, "mix.json")
 
 
 def pieces(tokenizer, *parts: tuple[str, bool]) -> tuple[list[int], list[int]]:
-    """Ids and labels of texts cut at special tokens, and whether each is learnt."""
+    """Ids and labels of texts cut at special tokens, and whether each is learned."""
     ids, labels = [], []
-    for text, learnt in parts:
+    for text, learned in parts:
         some = tokenizer(text, add_special_tokens=False).input_ids
         ids += some
-        labels += some if learnt else [IGNORED] * len(some)
+        labels += some if learned else [IGNORED] * len(some)
     return ids, labels
 
 
@@ -69,7 +67,6 @@ def test_one_turn_token_by_token(tokenizer, processor):
     assert tokens[start : start + 3] == ["<|im_end|>", "Ċ", "<|im_start|>"]
     assert tokens[-4:] == ["Yes", ".", "<|im_end|>", "Ċ"]
     assert found.labels == [IGNORED] * (len(tokens) - 4) + found.input_ids[-4:-1] + [IGNORED]
-    assert found.picture == PICTURE
 
 
 def test_several_turns_token_by_token(tokenizer, processor):
@@ -88,21 +85,20 @@ def test_several_turns_token_by_token(tokenizer, processor):
     assert (found.input_ids, found.labels) == pieces(tokenizer, *parts)
 
 
-def test_without_a_picture(tokenizer, processor):
-    found = encode(conversation(("Is it red?", "No."), picture=None), processor, "chat", 2048)
+def test_without_an_image(tokenizer, processor):
+    found = encode(conversation(("Is it red?", "No."), image=None), processor, "chat", 2048)
     parts = [(f"{SYSTEM}<|im_start|>user\nIs it red?<|im_end|>\n<|im_start|>assistant\n", False)]
     parts += [("No.<|im_end|>", True), ("\n", False)]
     assert (found.input_ids, found.labels) == pieces(tokenizer, *parts)
-    assert found.picture is None
 
 
 @pytest.mark.parametrize("answer", ["a red circle", "A red circle.", "Is it “blue”?\n\nNo!"])
 def test_plain_learns_the_answer_and_its_line_break(tokenizer, processor, answer):
     found = encode(conversation(("Describe.", answer)), processor, "plain", 2048)
     image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    learnt = tokenizer(answer + "\n").input_ids
-    assert found.input_ids == [image] * 4 + learnt
-    assert found.labels == [IGNORED] * 4 + learnt
+    learned = tokenizer(answer + "\n").input_ids
+    assert found.input_ids == [image] * 4 + learned
+    assert found.labels == [IGNORED] * 4 + learned
 
 
 @pytest.mark.parametrize(
@@ -116,26 +112,26 @@ def test_plain_learns_the_answer_and_its_line_break(tokenizer, processor, answer
         ("1234567 ...", "'s 42"),
     ],
 )
-@pytest.mark.parametrize("has_picture", [True, False])
-def test_asking_reads_the_tokens_that_training_read(tokenizer, processor, question, answer, has_picture):
+@pytest.mark.parametrize("has_image", [True, False])
+def test_asking_reads_the_tokens_that_training_read(tokenizer, processor, question, answer, has_image):
     trained = encode(
-        conversation((question.strip(), answer.strip()), picture=PICTURE if has_picture else None),
+        conversation((question.strip(), answer.strip()), image=IMAGE_FILE if has_image else None),
         processor,
         "chat",
         2048,
     )
-    asked = prompt(processor, question, has_picture)
-    pictures = [Image.new("RGB", (20, 16))] if has_picture else None
-    given = processor(text=[asked], images=pictures, add_special_tokens=False)["input_ids"][0]
+    asked = prompt(processor, question, has_image)
+    images = [Image.new("RGB", (20, 16))] if has_image else None
+    given = processor(text=[asked], images=images, add_special_tokens=False)["input_ids"][0]
     start = next(place for place, label in enumerate(trained.labels) if label != IGNORED)
     assert trained.input_ids[:start] == list(given)
-    # what is generated comes token after token, so the rest is what is learnt: the answer, its end, and no more
-    learnt = trained.labels[start:-1]
-    assert learnt == trained.input_ids[start:-1]
-    assert learnt[-1] == tokenizer.convert_tokens_to_ids("<|im_end|>")
-    said = tokenizer.decode(learnt[:-1])
-    assert not set(learnt[:-1]) & set(tokenizer.all_special_ids)
-    assert tokenizer(said, split_special_tokens=True).input_ids == learnt[:-1]
+    # what is generated comes token after token, so the rest is what is learned: the answer, its end, and no more
+    learned = trained.labels[start:-1]
+    assert learned == trained.input_ids[start:-1]
+    assert learned[-1] == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    said = tokenizer.decode(learned[:-1])
+    assert not set(learned[:-1]) & set(tokenizer.all_special_ids)
+    assert tokenizer(said, split_special_tokens=True).input_ids == learned[:-1]
 
 
 def test_text_makes_no_special_tokens(tokenizer, processor):
@@ -187,10 +183,10 @@ def test_cut_after_max_length(processor):
 
 @pytest.mark.parametrize(
     "sample",
-    [conversation(("", "No"), picture=None), conversation(("", "No"), ("", "Yes"))],
-    ids=["no picture", "two answers"],
+    [conversation(("", "No"), image=None), conversation(("", "No"), ("", "Yes"))],
+    ids=["no image", "two answers"],
 )
-def test_plain_takes_one_answer_about_a_picture(processor, sample):
+def test_plain_takes_one_answer_about_an_image(processor, sample):
     with pytest.raises(InputError, match=r"sample \[4\] \(id x7\): the template 'plain' takes one answer"):
         encode(sample, processor, "plain", 2048)
 
@@ -269,7 +265,7 @@ def test_a_tokenizer_that_begins_texts_begins_plain_ones():
     assert found.labels == [IGNORED] * 5 + found.input_ids[5:]
 
 
-def test_a_picture_takes_as_many_tokens_as_the_processor_makes(tokenizer):
+def test_an_image_takes_as_many_tokens_as_the_processor_makes(tokenizer):
     processor = make_processor(tokenizer)
     for crop in (True, False):
         images = processor.image_processor

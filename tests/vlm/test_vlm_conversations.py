@@ -1,23 +1,37 @@
-"""LLaVA's JSON: what is read, and what is refused in one line that names the sample."""
+"""LLaVA's JSON: reading and checking it, its index on disk, batches of it, and their order."""
 
 from __future__ import annotations
 
-import gc
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from qwen_like import make_processor, make_tokenizer
+from torch.utils.data import DataLoader
+from typer.testing import CliRunner
 
+from diffclip.cli.main import app
 from diffclip.errors import InputError
-from diffclip.vlm.conversations import Conversation, Turn, missing_pictures, read_conversations
+from diffclip.vlm import conversations
+from diffclip.vlm.chat import IGNORED, encode
+from diffclip.vlm.conversations import Conversation, Turn
+from diffclip.vlm.dataset import Collator, ConversationSet, GroupedOrder, open_conversations
 
 
-def human(text: object) -> dict:
+def human(text: object) -> dict[str, Any]:
     return {"from": "human", "value": text}
 
 
-def gpt(text: object) -> dict:
+def gpt(text: object) -> dict[str, Any]:
     return {"from": "gpt", "value": text}
+
+
+ASK = human("<image>\nWhat?")
 
 
 def write(folder: Path, *samples: object) -> Path:
@@ -27,77 +41,98 @@ def write(folder: Path, *samples: object) -> Path:
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    folder = tmp_path / "pictures"
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
     for name in ("coco/train2017/1.jpg", "coco/train2017/2.jpg", "top.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     return folder
 
 
-def test_reads_pictures_turns_and_text(tmp_path, pictures):
-    file = write(
-        tmp_path,
-        {
-            "id": "000000033471",
-            "image": "coco/train2017/1.jpg",
-            "conversations": [
-                human("<image>\nWhat is it? "),
-                gpt(" A bus.\n"),
-                human("Red?"),
-                gpt("Yes é 🙂"),
-            ],
-        },
-        {"id": "000000033471", "image": "top.png", "conversations": [human("What?\n<image>"), gpt("A")]},
-        {"id": 12, "model": "", "conversations": [human("Who?"), gpt("I")]},
-        {"image": "./coco/train2017/2.jpg", "conversations": [human("<image>"), gpt("A caption")]},
-    )
+SAMPLES = [
+    {
+        "id": "000000033471",
+        "image": "coco/train2017/1.jpg",
+        "conversations": [human("<image>\nWhat is it? "), gpt(" A bus.\n"), human("Red?"), gpt("Yes é 🙂")],
+    },
+    {"id": "000000033471", "image": "top.png", "conversations": [human("What?\n<image>"), gpt("A")]},
+    {"id": 12, "model": "", "conversations": [human("Who?"), gpt("I")]},
+    {"image": "./coco/train2017/2.jpg", "conversations": [human("<image>"), gpt("A caption")]},
+]
+
+
+@pytest.mark.parametrize("kind", ["list", "indented", "lines", "small chunks"])
+def test_samples_are_read_one_by_one(
+    tmp_path: Path, images: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, *SAMPLES)
+    if kind == "small chunks":
+        monkeypatch.setattr(conversations, "_CHUNK", 7)
+    elif kind == "indented":
+        file.write_text(json.dumps(SAMPLES, indent=2, ensure_ascii=False), encoding="utf-8-sig")
+    elif kind == "lines":
+        file.write_text("".join(json.dumps(sample) + "\n" for sample in SAMPLES))
+    found = open_conversations(file, images)
     name = str(file)
-    was_enabled = gc.isenabled()
-    found = read_conversations(file, pictures)
-    assert gc.isenabled() == was_enabled
-    assert found == [
+    assert list(found) == [
         Conversation(
             "000000033471",
-            pictures / "coco/train2017/1.jpg",
+            "coco/train2017/1.jpg",
             (Turn("What is it?", "A bus."), Turn("Red?", "Yes é 🙂")),
             0,
             name,
         ),
-        Conversation("000000033471", pictures / "top.png", (Turn("What?", "A"),), 1, name),
+        Conversation("000000033471", "top.png", (Turn("What?", "A"),), 1, name),
         Conversation("12", None, (Turn("Who?", "I"),), 2, name),
-        Conversation("", pictures / "coco/train2017/2.jpg", (Turn("", "A caption"),), 3, name),
+        Conversation("", "./coco/train2017/2.jpg", (Turn("", "A caption"),), 3, name),
     ]
     assert [one.name for one in found][2:] == [f"{name}, sample [2] (id 12)", f"{name}, sample [3]"]
+    # 4 letters a token, the image, and what the template adds
+    assert found.token_counts("chat", 9, 2048)[1] == 9 + 20 + 10 + 6 / 4
+    assert found.token_counts("plain", 9, 2048)[3] == 9 + 1 + 9 / 4
+    assert found.token_counts("chat", 9, 10).max() == 10
+
+
+def test_the_index_is_made_once(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, *SAMPLES)
+    first = list(open_conversations(file, images))
+
+    def refuse(file: Path) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr("diffclip.vlm.dataset.read_samples", refuse)
+    second = open_conversations(file, images)
+    assert list(second) == first
+    assert list(pickle.loads(pickle.dumps(second))) == first
+    write(tmp_path, *SAMPLES, *SAMPLES)  # another file of the same name
+    with pytest.raises(AssertionError, match="read again"):
+        open_conversations(file, images)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is not JSON"),
-        (b'{"id": 1}\n{"id": 2}', "is not JSON"),
+        (b"", "is empty"),
+        (b"[]", "is empty"),
+        (b"no JSON", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b'[{"id": "\xff"}]', "is not UTF-8"),
-        (b'{"id": 1}', "is not a list but an object"),
-        (b"null", "is not a list but null"),
-        (b"[]", "is an empty list"),
+        (
+            b'[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}',
+            "is cut off",
+        ),
+        (b'[{"conversations": [{"from": "human", "value": "a"', "is not JSON"),
+        (
+            b'[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}] x',
+            "is not JSON",
+        ),
     ],
 )
-def test_what_is_no_list_of_samples(tmp_path, content, reason):
+def test_files_that_are_not_a_list(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "mix.json"
     file.write_bytes(content)
-    with pytest.raises(InputError, match=f"mix.json {reason}.*give a list of conversations"):
-        read_conversations(file, tmp_path)
-
-
-def test_no_file(tmp_path):
-    with pytest.raises(InputError, match=r"none.json does not exist"):
-        read_conversations(tmp_path / "none.json", tmp_path)
-    with pytest.raises(InputError, match=r"cannot read .*: Is a directory"):
-        read_conversations(tmp_path, tmp_path)
-
-
-ASK = human("<image>\nWhat?")
+    with pytest.raises(InputError, match=f"mix.json {reason}"):
+        open_conversations(file, None)
 
 
 @pytest.mark.parametrize(
@@ -105,88 +140,175 @@ ASK = human("<image>\nWhat?")
     [
         ("text", "it is a text, write an object"),
         ({"image": "top.png"}, "it has no answer"),
-        ({"conversations": []}, "it has no answer"),
-        ({"conversations": [human("What?")]}, "no answer to its last human turn"),
         ({"conversations": [human("a"), gpt("b"), human("c")]}, "no answer to its last human turn"),
         ({"conversations": [human("a"), gpt(" \n")]}, "the answer in turn 2 is empty"),
         ({"conversations": [human("a"), gpt(None)]}, "the value of turn 2 is null"),
-        ({"conversations": [human("a"), {"from": "gpt"}]}, "the value of turn 2 is null"),
         ({"conversations": [human("a"), gpt("half \ud83d")]}, "turn 2 has half a character"),
         ({"conversations": [human("a"), {"from": "system", "value": "b"}]}, "turn 2 is from 'system'"),
-        ({"conversations": [human("a"), "b"]}, "turn 2 is from 'None'"),
-        ({"conversations": [gpt("a"), human("b")]}, "turn 1 is from 'gpt' first"),
-        ({"conversations": [human("a"), human("b")]}, "turn 2 is from 'human' after another human turn"),
-        ({"conversations": [ASK, gpt("b")]}, "turn 1 has <image> but there is no picture"),
-        ({"conversations": [human("a"), gpt("<image>")]}, "turn 2 has <image> but there is no picture"),
-        ({"image": "top.png", "conversations": [human("a"), gpt("b")]}, "it has a picture but no <image>"),
-        (
-            {"image": "top.png", "conversations": [human("a"), gpt("b"), ASK, gpt("b")]},
-            "it has a picture but no <image>, write that into its first human turn",
-        ),
-        (
-            {"image": "top.png", "conversations": [human("<image>a<image>"), gpt("b")]},
-            "it has <image> 2 times",
-        ),
-        (
-            {"image": "top.png", "conversations": [human("is <image> red?"), gpt("b")]},
-            "<image> stands inside its first human turn",
-        ),
+        ({"conversations": [gpt("a"), human("b")]}, "turn 1 is from 'gpt'"),
+        ({"conversations": [ASK, gpt("b")]}, "turn 1 has <image> but there is no image"),
+        ({"image": "top.png", "conversations": [human("a"), gpt("b")]}, "an image and <image> 0 times"),
+        ({"image": "top.png", "conversations": [human("<image>a<image>"), gpt("b")]}, "<image> 2 times"),
+        ({"image": "top.png", "conversations": [human("is <image> red?"), gpt("b")]}, "<image> is inside"),
         ({"image": "top.png", "conversations": [ASK, gpt("<image>")]}, "turn 2 has an <image> too many"),
-        (
-            {"image": "top.png", "conversations": [ASK, gpt("b"), ASK, gpt("c")]},
-            "turn 3 has an <image> too many",
-        ),
-        ({"image": ["a", "b"], "conversations": [ASK, gpt("b")]}, "'image' is no path (a list)"),
-        ({"image": "", "conversations": [ASK, gpt("b")]}, "'image' is no path (an empty text)"),
-        ({"image": "a\0b", "conversations": [ASK, gpt("b")]}, "'image' is no path (a text)"),
-        ({"image": "../top.png", "conversations": [ASK, gpt("b")]}, "the picture ../top.png leaves"),
-        ({"image": "coco/../../x", "conversations": [ASK, gpt("b")]}, "the picture coco/../../x leaves"),
-        ({"image": "/etc/passwd", "conversations": [ASK, gpt("b")]}, "the picture /etc/passwd leaves"),
+        ({"image": ["a", "b"], "conversations": [ASK, gpt("b")]}, "'image' is not a path (a list)"),
+        ({"image": "a\0b", "conversations": [ASK, gpt("b")]}, "'image' is not a path (a text)"),
+        ({"image": "coco/../../x", "conversations": [ASK, gpt("b")]}, "the image coco/../../x is outside"),
+        ({"image": "/etc/passwd\n", "conversations": [ASK, gpt("b")]}, "the image /etc/passwd\\n is outside"),
     ],
 )
-def test_what_no_model_can_be_trained_on(tmp_path, pictures, sample, reason):
-    good = {"id": "same", "conversations": [human("a"), gpt("b")]}
-    named = "" if isinstance(sample, str) else r" \(id same\)"
+def test_samples_that_cannot_be_trained_on(tmp_path: Path, images: Path, sample: Any, reason: str) -> None:
+    good = {"conversations": [human("a"), gpt("b")]}
+    named = "" if isinstance(sample, str) else " (id same)"
     sample = {"id": "same", **sample} if isinstance(sample, dict) else sample
     with pytest.raises(InputError) as raised:
-        read_conversations(write(tmp_path, good, sample, good), pictures)
+        open_conversations(write(tmp_path, good, sample, good), images)
     (line,) = str(raised.value).splitlines()
-    assert f"mix.json, sample [1]{named.replace(chr(92), '')}: " in line
+    assert f"mix.json, sample [1]{named}: " in line
     assert reason in line
     assert line.endswith(", or leave the sample out")
 
 
-def test_names_in_errors_stay_on_their_line(tmp_path, pictures):
-    sample = {"id": "a\nb" * 100, "image": "..\n/..", "conversations": [ASK, gpt("b")]}
-    with pytest.raises(InputError) as raised:
-        read_conversations(write(tmp_path, sample), pictures)
-    assert "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 400
-
-
-def test_missing_pictures(tmp_path, pictures):
-    asked = [ASK, gpt("b")]
-    names = [
-        "coco/train2017/1.jpg",
-        "coco/train2017/9.jpg",
-        "gone/1.jpg",
-        "top.png",
-        "top.png/x",
-        "gone/1.jpg",
-    ]
-    file = write(tmp_path, *({"image": name, "conversations": asked} for name in names))
-    with pytest.raises(InputError) as raised:
-        read_conversations(file, pictures)
-    said = (
-        "3 of the 5 pictures of .*mix.json are not in .*: coco/train2017/9.jpg, gone/1.jpg, top.png/x: give"
-    )
-    assert raised.match(said.replace(".*:", ".*, such as"))
-    assert len(read_conversations(file, pictures, check_pictures=False)) == 6
+def test_missing_images(tmp_path: Path, images: Path) -> None:
+    names = ["coco/train2017/1.jpg", "coco/train2017/9.jpg", "gone/1.jpg", "top.png", "top.png/x"]
+    file = write(tmp_path, *({"image": name, "conversations": [ASK, gpt("b")]} for name in names))
+    with pytest.raises(
+        InputError, match=r"3 of the 5 images .* coco/train2017/9.jpg, gone/1.jpg, top.png/x: "
+    ):
+        open_conversations(file, images)
+    assert len(open_conversations(file, None)) == 5
     with pytest.raises(InputError, match="nowhere is not a folder"):
-        read_conversations(file, tmp_path / "nowhere")
-    assert missing_pictures(pictures, names) == {names[1], names[2], names[4]}
+        open_conversations(file, tmp_path / "nowhere")
+    text_only = write(tmp_path, {"conversations": [human("a"), gpt("b")]})
+    assert open_conversations(text_only, tmp_path / "nowhere")[0].image is None
 
 
-def test_text_alone_needs_no_folder(tmp_path):
-    file = write(tmp_path, {"conversations": [human("a"), gpt("b")]})
-    assert read_conversations(file, tmp_path / "nowhere")[0].picture is None
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    return make_processor(make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Conversation], Path]:
+    """A red image, text alone, a white image, and a file that is not an image; and their folder."""
+    folder = tmp_path_factory.mktemp("images")
+    Image.new("RGB", (24, 20), (255, 0, 0)).save(folder / "red.png")
+    Image.new("L", (16, 30), 255).save(folder / "white.png")
+    (folder / "broken.png").write_bytes(b"not an image")
+    turns = (Turn("Is it red?", "Yes"),)
+    return [
+        Conversation("0", "red.png", turns),
+        Conversation("1", None, (Turn("Is it?", "No"),), 1),
+        Conversation("2", "white.png", (*turns, Turn("And two?", "No, there are two.")), 2),
+        Conversation("3", "broken.png", turns, 3),
+    ], folder
+
+
+def test_a_batch_is_padded_on_the_right(processor: Any, shown: tuple[list[Conversation], Path]) -> None:
+    items = ConversationSet(*shown, processor, "chat", 2048)
+    rows = [items[index] for index in (1, 2, 0)]
+    expected = encode(shown[0][0], processor, "chat", 2048)
+    assert (rows[2]["input_ids"], rows[2]["labels"]) == tuple(expected)
+    batch = Collator(processor)(rows)
+    longest = max(len(row["input_ids"]) for row in rows)
+    assert batch["pixel_values"].shape == (2, 3, 16, 16)
+    for row, item in enumerate(rows):
+        length = len(item["input_ids"])
+        rest = longest - length
+        padding = [processor.tokenizer.pad_token_id] * rest
+        assert batch["input_ids"][row].tolist() == item["input_ids"] + padding
+        assert batch["labels"][row].tolist() == item["labels"] + [IGNORED] * rest
+        assert batch["attention_mask"][row].tolist() == [1] * length + [0] * rest
+    # in the samples' order: white, then red
+    assert [float(image.min()) > 0 for image in batch["pixel_values"]] == [True, False]
+    assert "pixel_values" not in Collator(processor)([items[1]])
+
+
+def test_workers_give_the_same_and_their_errors_stay_one_line(
+    processor: Any, shown: tuple[list[Conversation], Path]
+) -> None:
+    items = ConversationSet(*shown, processor, "plain", 2048)
+    loader = DataLoader(
+        items, batch_sampler=[[0], [0, 3], [1]], collate_fn=Collator(processor), num_workers=1
+    )
+    batches = iter(loader)
+    alone = Collator(processor)([items[0]])
+    assert all(torch.equal(value, alone[name]) for name, value in next(batches).items())
+    with pytest.raises(InputError) as raised:
+        next(batches)
+    assert str(raised.value).startswith(f"{shown[0][3].name}: {shown[1] / 'broken.png'}")
+    assert "\n" not in str(raised.value)
+    with pytest.raises(InputError, match=r"^, sample \[1\] \(id 1\): the template 'plain' takes one answer"):
+        next(batches)
+
+
+def test_batches_are_random_and_sorted_by_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, 1000).astype(np.float64)
+    order = GroupedOrder(lengths, 64, seed=3)
+    first = list(order)
+    assert sorted(first) == list(range(1000))
+    assert first == list(GroupedOrder(lengths, 64, seed=3))
+    order.set_epoch(1)
+    assert first != list(order)
+    batches = [lengths[first[start : start + 64]] for start in range(0, 1000, 64)]
+    assert all((np.diff(batch) <= 0).all() for batch in batches)
+    assert all(abs(batch.mean() - lengths.mean()) < 200 for batch in batches[:-1])
+    # passes of 8 neighbors pad far less than passes in random order
+    padded = sum(8 * lengths[first[start : start + 8]].max() for start in range(0, 960, 8)) / 960
+    assert padded < 1.15 * lengths.mean()
+
+
+MIX = [
+    {
+        "id": "same",
+        "image": "coco/train2017/1.jpg",
+        "conversations": [ASK, gpt("A bus, “é”.")],
+        "more": [1, None],
+    },
+    {"id": "same", "image": "gqa/images/1.jpg", "conversations": [ASK, gpt("A")]},
+    {"id": "same", "conversations": [human("Who?"), gpt("A")]},
+    {"id": "same", "image": "coco/train2017/3.jpg", "conversations": [ASK, gpt(" ")]},
+    {"id": "same", "image": "top.png", "conversations": [ASK, gpt("A")]},
+    {"id": "same", "image": "coco/train2017/2.jpg", "conversations": [ASK, gpt("A")]},
+    {"id": "same", "image": "coco/train2017/4.jpg", "conversations": [ASK, gpt("A")]},
+    "not an object",
+]
+
+
+def filtered(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["vlm", "data", *map(str, arguments)])
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+def test_filtering_keeps_samples_as_they_are(tmp_path: Path, images: Path) -> None:
+    source, target = write(tmp_path, *MIX), tmp_path / "new" / "coco.json"
+    printed = filtered(source, target)
+    assert json.loads(target.read_text(encoding="utf-8")) == [MIX[0], MIX[5], MIX[6]]
+    assert len(target.read_text(encoding="utf-8").splitlines()) == 5
+    assert len(open_conversations(target, None)) == 3
+    assert printed.splitlines()[0] == f"{target}: kept 3 of 8 samples of {source}"
+    assert "sample [3] (id same): the answer in turn 2 is empty" in printed
+    found = json.loads(filtered(source, target, "--folder", images, "--json"))
+    counts = ("kept", "other_images", "text_only", "missing", "unusable")
+    assert [found[name] for name in counts] == [2, 2, 1, 1, 2]
+    assert sum(found[name] for name in counts) == found["samples"] == 8
+    assert found["folders"] == {"coco/": 4, "gqa/": 1, "(no folder)": 1}
+    assert len(open_conversations(target, images)) == 2
+
+
+def test_filtering_that_leaves_nothing(tmp_path: Path, images: Path) -> None:
+    source, target = write(tmp_path, *MIX), tmp_path / "out.json"
+    with pytest.raises(InputError, match=r"nothing usable is left .*sample \[3\] \(id same\)"):
+        filtered(source, target, "--images", "coco/train2017/3")
+    with pytest.raises(InputError, match=r"starts with 'vg/': choose --images from coco/ \(4\), gqa/ \(1\)"):
+        filtered(source, target, "--images", "vg/")
+    with pytest.raises(InputError, match=r"none of the 1 images of .* under 'gqa/' is in .*images: give"):
+        filtered(source, target, "--images", "gqa/", "--folder", images)
+    write(tmp_path, MIX[2])
+    with pytest.raises(InputError, match="has no sample with an image"):
+        filtered(source, target)
+    with pytest.raises(InputError, match="is the source itself"):
+        filtered(source, tmp_path / "." / "mix.json")
+    assert not target.exists()

@@ -27,6 +27,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 @pytest.mark.usefixtures("own_cache")
 def test_everything_is_made_asked_and_used_again(tmp_path: Path) -> None:
     from diffclip.cli.vlm_demo_run import run_vlm_demo
+
     from diffclip.vlm.demo import Size
     from diffclip.vlm.language_model import Schooling
     from diffclip.vlm.scenes import Talks

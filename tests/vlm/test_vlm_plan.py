@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from diffclip.vlm.lengths import count_lengths
+from diffclip.vlm.sizes import LANGUAGE_MODELS, language_config, vision_config
 from tiny_vlm import PATCHES
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -16,10 +18,8 @@ from typer.testing import CliRunner
 from diffclip.cli.main import app
 from diffclip.errors import InputError
 from diffclip.vlm.conversations import read_conversations
-from diffclip.vlm.lengths import count_lengths
 from diffclip.vlm.plan import plan_stage
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe
-from diffclip.vlm.sizes import LANGUAGE_MODELS, language_config, vision_config
 
 # their model cards at huggingface.co
 PUBLISHED = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "3B": 3_085_938_688, "7B": 7_615_616_512}

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from diffclip.vlm.folders import load_language_model
+from diffclip.vlm.scene_talk import SORTS, Frequencies, colours_of, describe, told, yes_no
 from PIL import Image
 
 from diffclip.errors import InputError
@@ -20,10 +22,8 @@ from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import NEGATIVES, question_indices, question_scene
 from diffclip.vlm.chat import encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn, read_conversations
-from diffclip.vlm.folders import load_language_model
 from diffclip.vlm.language_model import Schooling, chat, make_language_model, make_tokenizer
 from diffclip.vlm.pope import open_questions
-from diffclip.vlm.scene_talk import SORTS, Frequencies, colours_of, describe, told, yes_no
 from diffclip.vlm.scenes import COLOURS as COLOUR_FOLDER
 from diffclip.vlm.scenes import KINDS, Talks, write_conversations, write_question_files
 

@@ -1,4 +1,4 @@
-"""Training: what learns in each stage, how batches are made, and that a stopped run ends as if it had not been."""
+"""Training: trained parts, batches, and that a stopped run ends as one that was not stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
-from diffclip.vlm.folders import load_vlm, save_vlm
+from diffclip.vlm.files import load_vlm, save_vlm
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe
 from diffclip.vlm.run import last_checkpoint
 from diffclip.vlm.train import train_stage
@@ -105,7 +105,7 @@ def test_stage_1_trains_the_connector_alone(first: Path, start: Path) -> None:
     assert changed(load_file(start / "model.safetensors"), weights(first)) == {"multi_modal_projector"}
 
 
-def test_a_run_tells_what_it_does(first: Path) -> None:
+def test_a_run_writes_its_metrics(first: Path) -> None:
     records = metrics(first)
     assert [record["step"] for record in records] == list(range(1, 13))
     assert records[-1]["samples"] == 4 * 10
@@ -122,8 +122,7 @@ def test_a_run_tells_what_it_does(first: Path) -> None:
 
 
 def test_stage_2_goes_on_with_connector_and_language_model(first: Path, read: Read, tmp_path: Path) -> None:
-    outcome = train_stage(read(f"stage2.start={first}"), 2, tmp_path / "second")
-    assert outcome.steps == 3
+    assert train_stage(read(f"stage2.start={first}"), 2, tmp_path / "second") == 3
     assert changed(weights(first), weights(tmp_path / "second")) == {
         "multi_modal_projector",
         "language_model",
@@ -194,7 +193,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(
     for name in ("checkpoint-98", "checkpoint-99"):
         (stopped / name).mkdir()
     (stopped / "checkpoint-98" / "trainer_state.json").write_text("")
-    assert train_stage(recipe, 1, stopped, resume=True).steps == 24
+    assert train_stage(recipe, 1, stopped, resume=True) == 24
     assert not list(stopped.glob("checkpoint-9*"))
     assert [record["step"] for record in metrics(stopped)] == list(range(1, 25))
     before, after = weights(whole), weights(stopped)
@@ -205,7 +204,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(
 def test_a_finished_run_says_so(first: Path, read: Read) -> None:
     said: list[str] = []
     recipe = read("stage1.epochs=4")
-    assert train_stage(recipe, 1, first, resume=True, say=said.append).steps == 0
+    assert train_stage(recipe, 1, first, resume=True, say=said.append) == 0
     assert said == [f"{first} is finished: its model is {first / 'model'}"]
     command = ["vlm", "train", "--stage", "1", str(first / "recipe.yaml"), "--run", str(first), "--resume"]
     assert CliRunner().invoke(app, command).stdout == said[0] + "\n"
@@ -220,7 +219,7 @@ def test_a_finished_run_says_so(first: Path, read: Read) -> None:
 def test_a_run_that_was_ended_before_its_model_was_saved(first: Path, read: Read, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(first, run, ignore=shutil.ignore_patterns("model"))
-    assert train_stage(read("stage1.epochs=4"), 1, run, resume=True).steps == 12
+    assert train_stage(read("stage1.epochs=4"), 1, run, resume=True) == 12
     before, after = weights(first), weights(run)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert len(metrics(run)) == 12
@@ -251,7 +250,7 @@ def test_a_start_that_does_not_fit(read: Read, first: Path, start: Path, tmp_pat
     assert "was trained with vision=" in said("vision=elsewhere", f"stage2.start={first}")
     assert "was trained with language_model=" in said("language_model=a/b", f"stage2.start={first}")
     assert "stage2.start is missing" in said("stage2.start=null")
-    assert "nowhere is no folder" in said("stage2.start=nowhere")
+    assert "nowhere is not a folder" in said("stage2.start=nowhere")
 
 
 def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
@@ -264,7 +263,7 @@ def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
     assert "batch_size 5 does not divide by per_device_batch_size 2 × 1 process" in said(
         "stage1.batch_size=5"
     )
-    assert "nowhere.json does not exist" in said("stage1.json=nowhere.json")
+    assert "cannot read nowhere.json" in said("stage1.json=nowhere.json")
     assert "deepspeed" in said("deepspeed=nowhere.json")
     shutil.copytree(file.parent / "pictures", tmp_path / "pictures")
     (tmp_path / "pictures" / "3.png").write_bytes(b"no picture")
@@ -273,7 +272,7 @@ def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
     # a run that ended before its first checkpoint is started again
     (tmp_path / "pictures" / "3.png").write_bytes((file.parent / "pictures" / "3.png").read_bytes())
     changes = [f"stage1.images={tmp_path / 'pictures'}"]
-    assert train_stage(read(*changes), 1, tmp_path / "broken").steps == 3
+    assert train_stage(read(*changes), 1, tmp_path / "broken") == 3
 
 
 def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
@@ -289,7 +288,7 @@ def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert last_checkpoint(tmp_path / "run") is None
-    assert train_stage(read(), 1, tmp_path / "run", resume=True).steps == 3
+    assert train_stage(read(), 1, tmp_path / "run", resume=True) == 3
 
 
 @pytest.mark.slow

@@ -1,18 +1,201 @@
-"""`diffclip vlm`: a language model that sees through DiffCLIP."""
+"""`diffclip vlm`: a language model that answers questions about images through CLIP or DiffCLIP."""
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from diffclip.cli.vlm_ask import ask
-from diffclip.cli.vlm_data import vlm_data
-from diffclip.cli.vlm_demo import demo
+from diffclip.cli.train import InterruptedRun
 from diffclip.cli.vlm_evaluate import evaluate
-from diffclip.cli.vlm_train import train
 
 vlm = typer.Typer(help="A language model that sees through DiffCLIP: train it, ask it.", no_args_is_help=True)
-vlm.command("train")(train)
-vlm.command("ask")(ask)
 vlm.command("evaluate")(evaluate)
-vlm.command("data")(vlm_data)
-vlm.command("demo")(demo)
+_FOLDERS = 12
+
+
+@vlm.command("train")
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's YAML file, or the name of a built-in recipe.")],
+    stage: Annotated[int, typer.Option(help="1 trains the connector, 2 connector and language model.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="Changes to the recipe.", metavar="[KEY=VALUE]...")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-stageN-sSEED.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run's last whole checkpoint.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan of the run only; needs no data and no weights.")
+    ] = False,
+    gpu: Annotated[str | None, typer.Option(help="With --dry-run: the GPU; default: a100-80gb.")] = None,
+    devices: Annotated[int | None, typer.Option(help="With --dry-run: number of GPUs; default: 1.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print the plan as JSON.")] = False,
+) -> None:
+    """Train a language model to see through a frozen vision tower; each of the two stages is a run.
+
+    Example: diffclip vlm train --stage 1 vlm_qwen05b_stage1 --run runs/vlm-stage1
+
+    On several GPUs: torchrun --nproc-per-node 4 -m diffclip.cli -- vlm train --stage 1 RECIPE … (or accelerate launch)
+
+    SIGTERM and SIGUSR1 save the state and end with exit code 75; --resume goes on from there.
+    """
+    from diffclip.errors import DiffCLIPError, InputError, require_group
+
+    require_group("vlm", "transformers", "accelerate")
+    given = {"--gpu": gpu, "--devices": devices, "--json": as_json or None}
+    alone = [name for name, value in given.items() if value is not None]
+    if alone and not dry_run:
+        raise InputError(f"{', '.join(alone)} belong to --dry-run: add it, or leave them out")
+    from diffclip.vlm.recipe import read_vlm_recipe
+
+    resolved = read_vlm_recipe(recipe, changes or [])
+    resolved.stage(stage)
+    if dry_run:
+        from diffclip.cli.vlm_plan import show_plan
+        from diffclip.vlm.plan import advise, plan_stage
+
+        plan = plan_stage(resolved, stage, 1 if devices is None else devices, gpu or "a100-80gb")
+        if as_json:
+            print(json.dumps(plan.to_json(), indent=1))
+        else:
+            show_plan(plan, resolved)
+        if not plan.fits:
+            raise InputError(advise(plan, resolved))
+        return
+    from diffclip.vlm.train import train_stage
+
+    run = run or Path("runs") / f"{Path(recipe).stem}-stage{stage}-s{resolved.seed}"
+    is_first = os.environ.get("RANK", "0") == "0"
+    try:
+        steps = train_stage(resolved, stage, run, resume)
+    except KeyboardInterrupt:
+        if not is_first:
+            raise typer.Exit(InterruptedRun.exit_code) from None
+        from diffclip.vlm.run import last_checkpoint
+
+        way_on = "go on with --resume" if last_checkpoint(run) else "there is no checkpoint yet, start again"
+        raise InterruptedRun(f"interrupted: {way_on}") from None
+    except DiffCLIPError as error:
+        if error.shared and not is_first:
+            raise typer.Exit(error.exit_code) from None
+        raise
+    if is_first and steps:
+        print(f"{run}: {steps} steps; the model is {run / 'model'}")
+
+
+@vlm.command("ask")
+def ask(
+    image: Annotated[Path, typer.Argument(help="An image file.")],
+    questions: Annotated[
+        list[str],
+        typer.Argument(help="Questions about it; each is asked on its own.", metavar="QUESTION..."),
+    ],
+    model: Annotated[Path, typer.Option(help="A run of `diffclip vlm train`, or a model that it saved.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Cut answers off after this many tokens.")] = 128,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each answer.")] = False,
+) -> None:
+    """Ask a trained model about an image; it answers greedily.
+
+    Example: diffclip vlm ask kitchen.jpg "Is there a cat in the image?" --model runs/vlm-stage2
+    """
+    from diffclip.data.images import read_image
+    from diffclip.errors import InputError, require_group
+    from diffclip.model_source import pick_device
+
+    require_group("vlm", "transformers")
+    if not all(question.strip() for question in questions):
+        raise InputError("a question is empty: write a question")
+    opened = read_image(image)
+    where = pick_device(device)
+    from diffclip.vlm.chat import answer
+    from diffclip.vlm.files import load_vlm
+
+    network, processor = load_vlm(model)
+    answers = answer(network.to(where), processor, [opened] * len(questions), questions, max_new_tokens)
+    for question, text in zip(questions, answers, strict=True):
+        if as_json:
+            print(json.dumps({"image": str(image), "question": question, "answer": text}, ensure_ascii=False))
+        else:
+            print(text)
+
+
+@vlm.command("data")
+def vlm_data(
+    source: Annotated[
+        Path, typer.Argument(help="LLaVA's JSON, such as llava_v1_5_mix665k.json.", metavar="SOURCE.json")
+    ],
+    target: Annotated[
+        Path, typer.Argument(help="File for the kept samples, one a line.", metavar="TARGET.json")
+    ],
+    images: Annotated[
+        str, typer.Option(help="Keep samples whose image's path starts with this.", metavar="PREFIX")
+    ] = "coco/",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder", help="Also leave out samples whose image is not in this folder.", metavar="FOLDER"
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as a JSON object.")] = False,
+) -> None:
+    """Keep the conversations about one set of images, and count the others.
+
+    Example: diffclip vlm data llava_v1_5_mix665k.json coco.json --images coco/ --folder data/llava
+
+    Samples without an image are left out, and so are samples that training would refuse; the first of these are named.
+    """
+    from diffclip.errors import require_group
+    from diffclip.files import printable
+
+    require_group("vlm", "transformers")
+    from diffclip.vlm.conversations import filter_conversations
+
+    found = filter_conversations(source, target, images, folder)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+        return
+    print(f"{found.target}: kept {found.kept:,} of {found.samples:,} samples of {found.source}")
+    left_out = {
+        "other images": found.other_images,
+        "text only": found.text_only,
+        "image missing": found.missing,
+        "unusable": found.unusable,
+    }
+    for reason, number in left_out.items():
+        if number:
+            print(f"  left out: {number:>9,} {reason}")
+    print("Samples by the first folder of their image:")
+    for name, number in list(found.folders.items())[:_FOLDERS]:
+        print(f"  {number:>9,} {printable(name)}")
+    if len(found.folders) > _FOLDERS:
+        print(f"  and {len(found.folders) - _FOLDERS:,} folders more")
+    for fault in found.faults:
+        print(f"unusable: {fault}")
+
+
+@vlm.command("demo")
+def demo(
+    folder: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/vlm_scenes"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of models of each kind, with seeds from 0.")] = 1,
+) -> None:
+    """Train CLIP and DiffCLIP on drawn scenes, a language model through each, and ask both about new scenes.
+
+    Example: diffclip vlm demo --folder runs/vlm_scenes
+
+    About 22 minutes on 2 CPU cores, and about 16 for each further seed. A call on the same folder goes on from the last
+    checkpoint of what was stopped, and uses finished parts again.
+    """
+    from diffclip.errors import require_group
+
+    require_group("train", "lightning", "tensorboard", "matplotlib")
+    require_group("vlm", "transformers", "accelerate")
+    from diffclip.cli.vlm_demo import run_vlm_demo
+
+    run_vlm_demo(folder, range(seeds), say=print)

@@ -1,30 +1,58 @@
-"""`diffclip vlm demo`: from nothing to a language model that sees scenes, CLIP's against DiffCLIP's."""
+"""The work of `diffclip vlm demo`: train, ask, and write a page."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import torch
+
+from diffclip.cli.vlm_evaluate_run import Request, carry_out
+from diffclip.evaluation.records import read_records
+from diffclip.report.page import write_report
+from diffclip.report.sources import read_outcomes_of
+from diffclip.scenes.export import QUESTION_IMAGES
+from diffclip.vlm.demo import DemoSettings, train_models
+from diffclip.vlm.scenes import TOPICS
+
+RECORDS, PAGE = "pope.jsonl", "report.html"
+_BATCH = 100
 
 
-def demo(
-    folder: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/vlm_scenes"),
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Towers and language models of each kind, with the seeds from 0 on.")
-    ] = 1,
-) -> None:
-    """Train CLIP and DiffCLIP on drawn scenes, teach a language model to see through each, and ask both what is there.
+def run_vlm_demo(
+    folder: Path, seeds: Sequence[int], say: Callable[[str], None], settings: DemoSettings | None = None
+) -> Path:
+    """Train and evaluate everything in `folder`; return its page, `report.html`.
 
-    Example: diffclip vlm demo --folder runs/vlm_scenes
-
-    What is there is used again, and what was stopped goes on. About 20 minutes on 2 CPU cores, for each seed more about
-    16 minutes.
+    Raises:
+        InputError: the folder has other files, or the disk is full.
+        StoppedError: a signal asked to stop; the next call goes on.
     """
-    from diffclip.errors import require_group
-
-    require_group("train", "lightning", "tensorboard", "matplotlib")
-    require_group("vlm", "transformers", "accelerate")
-    from diffclip.cli.vlm_demo_run import run_vlm_demo
-
-    run_vlm_demo(folder, range(seeds), say=print)
+    runs = train_models(folder, seeds, say, settings)
+    records = folder / RECORDS
+    images = folder / "questions" / "kinds" / QUESTION_IMAGES
+    for blind, name in product((True, False), TOPICS):
+        carry_out(
+            Request(
+                models=[str(run) for run in runs],
+                data=folder / "questions" / name,
+                output=records,
+                images=None if blind else images,
+                blind=blind,
+                limit=None,
+                name=f"scenes-{name}",
+                batch_size=_BATCH,
+                device=torch.device("cpu"),
+            )
+        )
+    page = write_report(
+        folder / PAGE,
+        [],
+        read_records(records),
+        title="Language models that see scenes through CLIP and DiffCLIP",
+        command=f"diffclip vlm demo --folder {folder}" + (f" --seeds {len(seeds)}" if len(seeds) > 1 else ""),
+        outcomes=read_outcomes_of([records]),
+    )
+    say(f"the page: {page}")
+    return page

@@ -22,11 +22,10 @@ from diffclip.evaluation.protocol import particulars_of
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.scores import Result
 from diffclip.vlm.answers import AnswerFile, holding
-from diffclip.vlm.ask import answer
-from diffclip.vlm.folders import load_vlm
+from diffclip.vlm.chat import answer
+from diffclip.vlm.files import Subject, identify, label_of, load_vlm
 from diffclip.vlm.pope import MAX_NEW_TOKENS, QuestionFile, QuestionSet, ask_all, open_questions
 from diffclip.vlm.pope_scores import results
-from diffclip.vlm.subject import Subject, label_of, subject_of
 
 ANSWERS = "answers"
 """The folder beside the records: a folder a model, in it a file a split."""
@@ -55,7 +54,7 @@ def carry_out(request: Request) -> None:
     """
     questions = open_questions(request.data, request.images, request.name, request.limit, request.blind)
     _say_counts(questions)
-    subjects = {source: subject_of(source) for source in request.models}
+    subjects = {source: identify(source) for source in request.models}
     output, found = request.output, []
     # who read the records before another wrote some would write them without
     with holding(output, output.parent / ANSWERS / f".{output.name}.lock"):

@@ -1,7 +1,7 @@
-"""A language model that sees through DiffCLIP: transformers' Llava classes around our vision model.
+"""Language models that see through DiffCLIP: transformers' Llava classes around our vision model.
 
-Importing this registers the classes with transformers, so that `AutoModelForImageTextToText.from_pretrained` loads
-what `diffclip.vlm.folders.save_vlm` saved.
+Importing this package registers the classes with transformers, so that `AutoModelForImageTextToText.from_pretrained`
+loads what `diffclip.vlm.files.save_vlm` saved.
 """
 
 from __future__ import annotations

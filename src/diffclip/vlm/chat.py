@@ -1,25 +1,32 @@
-"""What a language model reads of a conversation, and which of its tokens it learns: answers, and nothing else."""
+"""Conversations as tokens: the chat template, labels on the answers alone, prompts, and generated answers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
+from PIL import Image
+
+from diffclip.data.images import read_image
 from diffclip.errors import InputError, unknown
 from diffclip.vlm.conversations import IMAGE, Conversation
+from diffclip.vlm.quiet import quiet
 
 Template = Literal["plain", "chat"]
 TEMPLATES: tuple[Template, ...] = ("plain", "chat")
-# What the loss passes over, as everywhere in torch and transformers.
 IGNORED = -100
+"""The label that the loss leaves out, as everywhere in torch and transformers."""
+MAX_NEW_TOKENS = 128
 
 _START, _END = "<|im_start|>", "<|im_end|>"
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-# Qwen2-Instruct's template (ChatML; its system line "You are a helpful assistant." where the messages have none), with
-# marks around what the assistant writes, up to and with the token that ends it. A content may be a text or a list of
-# parts, as transformers' pipelines write them; `<image>` stands for the tokenizer's own image token.
+# Qwen2-Instruct's template (ChatML; the system line "You are a helpful assistant." where the messages have none), with
+# marks around each answer and the token that ends it. A content is a text, or a list of parts as transformers'
+# pipelines write them; `<image>` stands for the tokenizer's own image token.
 CHAT_TEMPLATE = (
     "{% macro written(content) %}"
     "{% if content is string %}{{ content }}{% else %}{% for part in content %}"
@@ -43,22 +50,21 @@ CHAT_TEMPLATE = (
 
 
 class Encoded(NamedTuple):
-    """Token ids of one sample and, for each, the id that is learnt there or `IGNORED`."""
+    """Token ids of one sample; `labels` has the id at each learned token, and `IGNORED` elsewhere."""
 
     input_ids: list[int]
     labels: list[int]
-    picture: Path | None
 
 
 def chat_template(processor: Any) -> str:
-    """The template of `processor`'s language model: its own where it marks answers by `{% generation %}`, else
-    `CHAT_TEMPLATE` where the tokenizer has ChatML's tokens.
+    """Return the template of `processor`'s language model: its own if that marks answers by `{% generation %}`, else
+    `CHAT_TEMPLATE` if the tokenizer has ChatML's tokens.
 
-    `CHAT_TEMPLATE` begins with Qwen2's system line, "You are a helpful assistant." Qwen2.5's own template, which has no
-    marks and so gives way, names its maker there; LLaVA and TinyLLaVA write Vicuna's line.
+    `CHAT_TEMPLATE` begins with Qwen2's system line. Qwen2.5's own template has no marks, so it is not used; its system
+    line names its maker. LLaVA and TinyLLaVA write Vicuna's line.
 
     Raises:
-        InputError: neither can be, or the tokenizer is a slow one, whose tokens cannot be traced to the text.
+        InputError: neither template fits, or the tokenizer is a slow one, whose tokens cannot be traced to the text.
     """
     tokenizer = processor.tokenizer
     if not tokenizer.is_fast:
@@ -67,11 +73,11 @@ def chat_template(processor: Any) -> str:
             "which text its tokens come from: save it as tokenizer.json, or choose another language model"
         )
     for own in (tokenizer.chat_template, processor.chat_template):
-        if isinstance(own, dict):  # several under names
+        if isinstance(own, dict):  # several named templates
             own = own.get("default")
         if own and _MARK.search(own):
             return str(own)
-    # among the added ones: elsewhere in the vocabulary no text would come to them
+    # added tokens alone: no text is cut into other tokens of the vocabulary with these names
     if {_START, _END} <= tokenizer.added_tokens_encoder.keys():
         return CHAT_TEMPLATE.replace(IMAGE, processor.image_token)
     raise InputError(
@@ -82,7 +88,7 @@ def chat_template(processor: Any) -> str:
 
 
 def image_tokens(processor: Any) -> int:
-    """How many tokens a picture takes: its patches, without the class token."""
+    """Count the tokens of an image: its patches, without the class token."""
     images = processor.image_processor
     size = images.crop_size if getattr(images, "do_center_crop", False) else images.size
     patches = (size["height"] // processor.patch_size) * (size["width"] // processor.patch_size)
@@ -90,15 +96,15 @@ def image_tokens(processor: Any) -> int:
     return int(patches + processor.num_additional_image_tokens - dropped)
 
 
-def prompt(processor: Any, question: str, picture: bool) -> str:
-    """What stands before the answer to `question`, word for word as `encode` writes it with the template "chat".
+def prompt(processor: Any, question: str, has_image: bool) -> str:
+    """Write the text before the answer to `question`, word for word as `encode` does with the template "chat".
 
-    It holds one image token for the picture, which the processor multiplies: call it with `add_special_tokens=False`.
+    It has one image token for the image. The processor multiplies it: call that with `add_special_tokens=False`.
     """
     template = chat_template(processor)
-    question = _harmless(question.strip(), _special(processor, template))
+    question = _escape(question.strip(), _special_tokens(processor, template))
     text: str = processor.tokenizer.apply_chat_template(
-        [{"role": "user", "content": _shown(question, processor.image_token if picture else "")}],
+        [{"role": "user", "content": _with_image(question, processor.image_token if has_image else "")}],
         chat_template=template,
         add_generation_prompt=True,
         tokenize=False,
@@ -106,18 +112,72 @@ def prompt(processor: Any, question: str, picture: bool) -> str:
     return text
 
 
-def encode(conversation: Conversation, processor: Any, template: Template, max_length: int) -> Encoded:
-    """The tokens of `conversation`, cut after `max_length`, and as labels its answers with what ends each of them.
+def answer(
+    model: Any,
+    processor: Any,
+    images: Sequence[Path | Image.Image | None],
+    questions: Sequence[str],
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> list[str]:
+    """Answer each question about the image beside it, greedily and in one batch.
 
-    "chat" is `chat_template`, the picture before the first question and a line break between them, as in LLaVA. "plain"
-    is LLaVA's first stage: the picture, the answer and a line break; the question is dropped.
+    Args:
+        model: as `connect` or `load_vlm` return it; it answers on its device and in its dtype.
+        processor: the model's.
+        images: one for each question; None asks without an image.
+        max_new_tokens: the length at which an answer is cut off.
 
-    Text of people never makes special tokens: where it spells one, as "<|im_end|>", a space goes after the first
-    letter ("< |im_end|>").
+    Returns:
+        Answers without special tokens and surrounding spaces. Up to rounding an answer does not depend on the other
+        questions of the batch (shorter prompts are padded on the left).
 
     Raises:
-        InputError: naming the sample, where no answer is left after `max_length`, where the labels would not be the
-            answers, or where "plain" meets anything but one answer about a picture; unknown template.
+        InputError: an empty question, an image that cannot be read, or not as many images as questions.
+    """
+    if len(images) != len(questions):
+        raise InputError(
+            f"{len(images)} images and {len(questions)} questions: give one image (or None) for each question"
+        )
+    for number, question in enumerate(questions, 1):
+        if not question.strip():
+            raise InputError(f"question {number} is empty: write a question")
+    if not questions:
+        return []
+    prompts = [
+        prompt(processor, question, image is not None)
+        for question, image in zip(questions, images, strict=True)
+    ]
+    shown = [
+        image.convert("RGB") if isinstance(image, Image.Image) else read_image(image)
+        for image in images
+        if image is not None
+    ]
+    with torch.inference_mode(), quiet():
+        inputs = processor(
+            images=shown or None,
+            text=prompts,
+            padding=True,
+            padding_side="left",
+            add_special_tokens=False,
+            return_tensors="pt",
+        ).to(model.device, dtype=model.dtype)
+        tokens = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+    new = tokens[:, inputs["input_ids"].shape[1] :]
+    return [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]
+
+
+def encode(conversation: Conversation, processor: Any, template: Template, max_length: int) -> Encoded:
+    """Tokenize `conversation`, cut after `max_length` tokens; the labels are its answers and the token that ends each.
+
+    "chat" is `chat_template`: the image comes before the first question, with a line break between them, as in LLaVA.
+    "plain" is LLaVA's first stage: the image, the answer and a line break; the question is dropped.
+
+    Text from people never becomes special tokens: a text such as "<|im_end|>" gets a space after its first letter
+    ("< |im_end|>").
+
+    Raises:
+        InputError: names the sample: no answer begins within `max_length`, the labels would not be the answers, or
+            "plain" meets anything but one answer about an image; or an unknown template.
     """
     if template == "plain":
         ids, labels = _plain(conversation, processor)
@@ -125,7 +185,7 @@ def encode(conversation: Conversation, processor: Any, template: Template, max_l
         ids, labels = _chat(conversation, processor)
     else:
         raise unknown("template", template, TEMPLATES)
-    expected = image_tokens(processor) if conversation.picture is not None else 0
+    expected = image_tokens(processor) if conversation.image is not None else 0
     if ids.count(processor.image_token_id) != expected:
         raise _unmasked(conversation, f"{ids.count(processor.image_token_id)} image tokens, not {expected}")
     if all(label == IGNORED for label in labels[:max_length]):
@@ -133,21 +193,21 @@ def encode(conversation: Conversation, processor: Any, template: Template, max_l
             f"{conversation.name}: its first answer begins after max_length {max_length} of {len(ids)} tokens: raise "
             "max_length, or leave the sample out"
         )
-    return Encoded(ids[:max_length], labels[:max_length], conversation.picture)
+    return Encoded(ids[:max_length], labels[:max_length])
 
 
 def _plain(conversation: Conversation, processor: Any) -> tuple[list[int], list[int]]:
-    if conversation.picture is None or len(conversation.turns) != 1:
+    if conversation.image is None or len(conversation.turns) != 1:
         raise InputError(
-            f"{conversation.name}: the template 'plain' takes one answer about a picture: leave the sample out, or use "
+            f"{conversation.name}: the template 'plain' takes one answer about an image: leave the sample out, or use "
             "the template 'chat'"
         )
     tokenizer = processor.tokenizer
     before = [processor.image_token_id] * image_tokens(processor)
-    # what the tokenizer of Llama, say, begins every text with
+    # tokenizers such as Llama's begin every text with this token
     if tokenizer.bos_token_id is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]:
         before.insert(0, tokenizer.bos_token_id)
-    text = _harmless(conversation.turns[0].answer, _special(processor, CHAT_TEMPLATE))
+    text = _escape(conversation.turns[0].answer, _special_tokens(processor, CHAT_TEMPLATE))
     answer = _ids(tokenizer, text + "\n")
     _check_answer(conversation, tokenizer, answer, text)
     return before + answer, [IGNORED] * len(before) + answer
@@ -155,13 +215,13 @@ def _plain(conversation: Conversation, processor: Any) -> tuple[list[int], list[
 
 def _chat(conversation: Conversation, processor: Any) -> tuple[list[int], list[int]]:
     tokenizer, template = processor.tokenizer, chat_template(processor)
-    special = _special(processor, template)
-    picture = "" if conversation.picture is None else processor.image_token * image_tokens(processor)
+    special = _special_tokens(processor, template)
+    image = "" if conversation.image is None else processor.image_token * image_tokens(processor)
     messages: list[dict[str, str]] = []
     answers: list[str] = []
     for question, answer in conversation.turns:
-        answers.append(_harmless(answer, special))
-        asked = _shown(_harmless(question, special), "" if messages else picture)
+        answers.append(_escape(answer, special))
+        asked = _with_image(_escape(question, special), "" if messages else image)
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answers[-1]}]
     try:
         written = tokenizer.apply_chat_template(
@@ -170,14 +230,14 @@ def _chat(conversation: Conversation, processor: Any) -> tuple[list[int], list[i
             tokenize=True,
             return_dict=True,
             return_assistant_tokens_mask=True,
-            tokenizer_kwargs={"verbose": False},  # what is too long for the model is cut by us
+            tokenizer_kwargs={"verbose": False},  # `encode` cuts long samples itself
         )
-    # A template is a program of somebody's: it may refuse messages, or put marks around nothing.
+    # a template is a program, which may refuse messages or put marks around nothing
     except Exception as error:
         raise _unmasked(conversation, " ".join(str(error).split()) or type(error).__name__) from error
     ids: list[int] = written["input_ids"]
     labels = [
-        token if learnt else IGNORED for token, learnt in zip(ids, written["assistant_masks"], strict=True)
+        token if learned else IGNORED for token, learned in zip(ids, written["assistant_masks"], strict=True)
     ]
     runs = _runs(labels)
     if len(runs) != len(answers):
@@ -187,12 +247,12 @@ def _chat(conversation: Conversation, processor: Any) -> tuple[list[int], list[i
     return ids, labels
 
 
-def _shown(question: str, picture: str) -> str:
-    return f"{picture}\n{question}".rstrip() if picture else question
+def _with_image(question: str, image: str) -> str:
+    return f"{image}\n{question}".rstrip() if image else question
 
 
-def _special(processor: Any, template: str) -> re.Pattern[str]:
-    """What a tokenizer, or `template`, takes for more than text."""
+def _special_tokens(processor: Any, template: str) -> re.Pattern[str]:
+    """Match the strings that the tokenizer or `template` does not read as text."""
     added = processor.tokenizer.added_tokens_decoder.values()
     tokens = {token.content for token in added if token.special or token.content in template}
     tokens.add(processor.image_token)
@@ -200,7 +260,7 @@ def _special(processor: Any, template: str) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)))
 
 
-def _harmless(text: str, special: re.Pattern[str]) -> str:
+def _escape(text: str, special: re.Pattern[str]) -> str:
     while special.search(text):  # again, as tokens may overlap
         text = special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
     return text
@@ -223,11 +283,11 @@ def _runs(labels: list[int]) -> list[list[int]]:
     return runs
 
 
-def _check_answer(conversation: Conversation, tokenizer: Any, learnt: list[int], answer: str) -> None:
-    """Compare by text: beside other text a tokenizer may cut an answer otherwise than alone."""
+def _check_answer(conversation: Conversation, tokenizer: Any, learned: list[int], answer: str) -> None:
+    """Compare labels and answer as text: a tokenizer may cut an answer in a different way beside other text."""
     found, wanted = (
         tokenizer.decode(ids, clean_up_tokenization_spaces=False).strip()
-        for ids in (learnt, _ids(tokenizer, answer))
+        for ids in (learned, _ids(tokenizer, answer))
     )
     if not wanted or not found.startswith(wanted):
         raise _unmasked(conversation, f"labels say {found[:40]!r} where the answer is {answer[:40]!r}")
@@ -235,6 +295,6 @@ def _check_answer(conversation: Conversation, tokenizer: Any, learnt: list[int],
 
 def _unmasked(conversation: Conversation, reason: str) -> InputError:
     return InputError(
-        f"{conversation.name}: its answers cannot be told from the rest ({reason}): leave the sample out, or correct "
-        "the tokenizer's chat template"
+        f"{conversation.name}: its answers cannot be separated from the rest ({reason}): leave the sample out, or "
+        "correct the tokenizer's chat template"
     )

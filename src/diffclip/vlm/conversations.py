@@ -1,23 +1,26 @@
-"""Conversations about pictures in LLaVA's JSON, read whole and checked before anything is trained on them."""
+"""Conversations about images in LLaVA's JSON: read one by one, checked, and filtered by folder of images."""
 
 from __future__ import annotations
 
-import gc
+import dataclasses
 import json
 import os
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffclip.errors import InputError
-from diffclip.files import printable
+from diffclip.files import check_writable, printable, write_atomically
 
-# Where the picture stands in a question, whatever the tokenizer of the language model calls it.
 IMAGE = "<image>"
-
-_NAMED = 3
+"""The mark of the image's place in a question, whatever the tokenizer of the language model calls it."""
+_WANTED = "give a list of conversations in LLaVA's JSON, or one conversation a line"
+_SHOWN, _SHOWN_FOLDERS = 3, 10
+_CHUNK, _LARGEST_SAMPLE = 1 << 22, 1 << 26  # letters
+_BETWEEN = re.compile(r"[\s,]*")
 
 
 class Turn(NamedTuple):
@@ -28,112 +31,97 @@ class Turn(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """One sample: the picture comes before the first question, or there is none."""
+    """One sample. The image comes before the first question; `image` is its path in the folder of images, or None."""
 
     id: str
-    picture: Path | None
+    image: str | None
     turns: tuple[Turn, ...]
-    position: int = 0  # in the list, from 0: ids need not be unique, LLaVA's own are not
+    position: int = 0  # in the file, from 0: LLaVA's ids are not unique
     file: str = ""
 
     @property
     def name(self) -> str:
-        """How errors call it."""
+        """The sample's name in errors."""
         return _name(self.file, self.position, self.id)
 
 
-def read_conversations(
-    json_file: str | Path, pictures: str | Path, check_pictures: bool = True
-) -> list[Conversation]:
-    """Read a list of `{id, image?, conversations: [{from: human|gpt, value}, …]}`, as LLaVA publishes it.
-
-    Human and gpt take turns, beginning with human and ending with gpt. A sample with `image` has `<image>` once, at the
-    start or the end of its first human turn; no other text has it. Ids may repeat or be left out.
-
-    Args:
-        json_file: the list.
-        pictures: folder that the paths under `image` start from.
-        check_pictures: look for every picture by its name (a listing of each folder, nothing is opened).
+def read_samples(json_file: str | Path) -> Iterator[Any]:
+    """Yield the entries of a JSON list, or of JSON lines, without holding the file in memory.
 
     Raises:
-        InputError: the file is not such a list, the first sample that is not as above, or pictures that are not there.
+        InputError: the file is missing, cannot be read, is not JSON, or is empty or cut off.
     """
-    folder, file = Path(pictures), str(json_file)
-    with _many_objects():
-        samples = read_samples(json_file)
-        conversations, names = [], set()
-        for index, sample in enumerate(samples):
-            conversation = parse_sample(sample, index, file, folder)
-            conversations.append(conversation)
-            if conversation.picture is not None:
-                names.add(sample["image"])
-            samples[index] = None  # twice the text of a large set need not fit into memory
-    if check_pictures and names:
-        missing = missing_pictures(folder, names)
-        if missing:
-            shown = ", ".join(printable(name) for name in sorted(missing)[:_NAMED])
-            raise InputError(
-                f"{len(missing):,} of the {len(names):,} pictures of {file} are not in {folder}, such as {shown}: give "
-                "the folder that these paths start from, or keep what is there by 'diffclip vlm data --pictures'"
-            )
-    return conversations
-
-
-def read_samples(json_file: str | Path) -> list[Any]:
-    """The entries of a list in JSON as they stand there.
-
-    Raises:
-        InputError: missing or unreadable, not JSON, not a list, or an empty one.
-    """
-    wanted = "give a list of conversations in LLaVA's JSON"
+    decode = json.JSONDecoder().raw_decode
     try:
-        content = Path(json_file).read_bytes().decode("utf-8-sig")
+        with open(json_file, encoding="utf-8-sig") as handle:
+            text = handle.read(_CHUNK).lstrip()
+            is_list, is_closed, is_empty = text.startswith("["), False, True
+            at = int(is_list)
+            while True:
+                at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+                if at < len(text) and is_list and text[at] == "]":
+                    is_closed = True
+                    break
+                try:
+                    sample, at = decode(text, at)
+                except RecursionError as error:
+                    raise InputError(f"{json_file} is not JSON (too deeply nested): {_WANTED}") from error
+                except ValueError as error:  # cut off at the end of a chunk, or not JSON
+                    more = handle.read(_CHUNK)
+                    text, at = text[at:] + more, 0
+                    if not more and not text:
+                        break
+                    if not more or len(text) > _LARGEST_SAMPLE:
+                        raise InputError(f"{json_file} is not JSON ({error}): {_WANTED}") from error
+                    continue
+                is_empty = False
+                yield sample
+            if is_closed and (text[at + 1 :] + handle.read(_CHUNK)).strip():
+                raise InputError(f"{json_file} is not JSON (text after its list): {_WANTED}")
     except UnicodeDecodeError as error:
-        raise InputError(f"{json_file} is not UTF-8 ({error.reason}): {wanted}") from error
+        raise InputError(f"{json_file} is not UTF-8 ({error.reason}): {_WANTED}") from error
     except FileNotFoundError:
         raise InputError(f"{json_file} does not exist: check the path of the conversations") from None
     except OSError as error:
         raise InputError(f"cannot read {json_file}: {error.strerror or error}") from error
-    try:
-        with _many_objects():
-            samples = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{json_file} is not JSON ({error}): {wanted}") from error
-    if not isinstance(samples, list):
-        raise InputError(f"{json_file} is not a list but {_kind(samples)}: {wanted}")
-    if not samples:
-        raise InputError(f"{json_file} is an empty list: {wanted}")
-    return samples
+    if is_list and not is_closed:
+        raise InputError(f"{json_file} is cut off, its list does not end: fetch it again")
+    if is_empty:
+        raise InputError(f"{json_file} is empty: {_WANTED}")
 
 
-def parse_sample(sample: Any, index: int, file: str, pictures: Path) -> Conversation:
-    """Check one entry of the list and take it apart; nothing is looked for on the disk.
+def parse_sample(sample: Any, index: int, file: str) -> Conversation:
+    """Check one entry and take it apart; no file is looked for.
+
+    An entry is `{id, image?, conversations: [{from: human|gpt, value}, …]}`, as LLaVA publishes it. Human and gpt take
+    turns, human first and gpt last. A sample with `image` has `<image>` once, at the start or the end of its first
+    human turn; no other text has it. Ids may repeat or be left out.
 
     Raises:
-        InputError: names file, index and id, and what is wrong.
+        InputError: names file, index and id, and the fault.
     """
     own_id = sample.get("id", "") if isinstance(sample, dict) else ""
     try:
         if not isinstance(sample, dict):
             raise _FaultError(f"it is {_kind(sample)}, write an object with id, image and conversations")
         image = sample.get("image")
-        picture = None if image is None else pictures / _relative(image)
-        turns = _turns(sample.get("conversations"), has_picture=picture is not None)
+        image = None if image is None else _relative(image)
+        turns = _turns(sample.get("conversations"), has_image=image is not None)
     except _FaultError as fault:
         raise InputError(f"{_name(file, index, own_id)}: {fault}, or leave the sample out") from None
-    return Conversation(str(own_id), picture, turns, index, file)
+    return Conversation(str(own_id), image, turns, index, file)
 
 
-def missing_pictures(folder: Path, names: Iterable[str]) -> set[str]:
-    """Which of `names`, paths relative to `folder`, are not there.
+def missing_images(folder: Path, names: Iterable[str]) -> set[str]:
+    """Return those of `names`, paths relative to `folder`, that do not exist.
 
-    Folders are listed once each: on network disks that is far faster than asking for half a million files.
+    Each folder is listed once: on network disks that is far faster than half a million single look-ups.
 
     Raises:
-        InputError: `folder` is none, or one in it cannot be listed.
+        InputError: `folder` is not a folder, or one in it cannot be listed.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: give the one that the pictures' paths start from")
+        raise InputError(f"{folder} is not a folder: give the one that the images' paths start from")
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         groups[os.path.dirname(name)].append(name)
@@ -149,8 +137,103 @@ def missing_pictures(folder: Path, names: Iterable[str]) -> set[str]:
     return missing
 
 
+@dataclass
+class Filtered:
+    """Count the samples of `filter_conversations`: `kept` to `unusable` sum to `samples`."""
+
+    source: str
+    target: str
+    images: str
+    samples: int = 0
+    kept: int = 0
+    other_images: int = 0  # in another folder
+    text_only: int = 0
+    missing: int = 0  # the image is not in the folder
+    unusable: int = 0  # training would refuse the sample
+    faults: list[str] = field(default_factory=list)  # of the first unusable samples
+    folders: dict[str, int] = field(default_factory=dict)  # samples by the first folder of their image
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def filter_conversations(
+    source: str | Path, target: str | Path, images: str, folder: str | Path | None = None
+) -> Filtered:
+    """Write to `target` the samples of `source` whose image's path starts with `images`, unchanged and in order.
+
+    Samples without an image are left out, and so are samples that training would refuse.
+
+    Args:
+        source: LLaVA's JSON.
+        target: JSON of the same form, one sample a line.
+        images: start of the path, such as "coco/".
+        folder: also leave out samples whose image is not in this folder.
+
+    Raises:
+        InputError: `source` cannot be read, is `target`, or no sample is left.
+    """
+    source, target = Path(source), Path(target)
+    if target.exists() and source.exists() and target.samefile(source):
+        raise InputError(f"{target} is the source itself: give the result another name")
+    check_writable(target)
+    found = Filtered(str(source), str(target), images)
+    folders: Counter[str] = Counter()
+    kept: list[dict[str, Any]] = []
+    for index, sample in enumerate(read_samples(source)):
+        found.samples += 1
+        image = sample.get("image") if isinstance(sample, dict) else None
+        if isinstance(sample, dict) and image is None:
+            found.text_only += 1
+            continue
+        if isinstance(image, str):
+            first, slash, _ = image.partition("/")
+            folders[first + slash if slash else "(no folder)"] += 1
+            if not image.startswith(images):
+                found.other_images += 1
+                continue
+        try:
+            parse_sample(sample, index, str(source))
+        except InputError as error:
+            found.unusable += 1
+            found.faults += [str(error)] if found.unusable <= _SHOWN else []
+            continue
+        kept.append(sample)
+    found.folders = dict(folders.most_common())
+    if folder is not None and kept:
+        lacking = missing_images(Path(folder), {sample["image"] for sample in kept})
+        found.missing = sum(sample["image"] in lacking for sample in kept)
+        kept = [sample for sample in kept if sample["image"] not in lacking]
+    found.kept = len(kept)
+    if not kept:
+        raise InputError(_nothing_left(found, folder))
+    with write_atomically(target) as temporary, temporary.open("w", encoding="utf-8") as handle:
+        for number, sample in enumerate(kept):
+            handle.write(("[\n" if number == 0 else ",\n") + json.dumps(sample))
+        handle.write("\n]\n")
+    return found
+
+
+def _nothing_left(found: Filtered, folder: str | Path | None) -> str:
+    if found.missing:
+        return (
+            f"none of the {found.missing:,} images of {found.source} under {found.images!r} is in {folder}: give "
+            f"the folder that holds {found.images!r}"
+        )
+    if not found.folders and not found.faults:
+        return f"{found.source} has no sample with an image: give conversations about images"
+    if not found.folders or found.other_images < sum(found.folders.values()):
+        return f"nothing usable is left of {found.source}: {found.faults[0]}"
+    shown = [f"{printable(name)} ({number:,})" for name, number in found.folders.items()]
+    more = f" and {len(shown) - _SHOWN_FOLDERS:,} more" if len(shown) > _SHOWN_FOLDERS else ""
+    return (
+        f"no image of {found.source} has a path that starts with {found.images!r}: choose --images from "
+        f"{', '.join(shown[:_SHOWN_FOLDERS])}{more}"
+    )
+
+
 class _FaultError(Exception):
-    """What is wrong with a sample, and how to mend it."""
+    """A fault of a sample, and how to correct it."""
 
 
 def _name(file: str, index: int, own_id: object) -> str:
@@ -167,28 +250,28 @@ def _kind(value: object) -> str:
 
 def _relative(image: object) -> str:
     if not isinstance(image, str) or not image or "\0" in image:
-        raise _FaultError(f"'image' is no path ({_kind(image)}), write that of one picture there")
+        raise _FaultError(f"'image' is not a path ({_kind(image)}), write the path of one image")
     if os.path.isabs(image) or (".." in image and ".." in image.split("/")):
         raise _FaultError(
-            f"the picture {printable(image)} leaves the pictures' folder, write a path that starts from it"
+            f"the image {printable(image)} is outside the folder of images, write a path that starts from it"
         )
     return image
 
 
-def _turns(values: object, has_picture: bool) -> tuple[Turn, ...]:
+def _turns(values: object, has_image: bool) -> tuple[Turn, ...]:
     if not isinstance(values, list) or not values:
         raise _FaultError("it has no answer ('conversations' is empty), add turns of human and gpt")
     texts = [_text(value, number) for number, value in enumerate(values)]
     if len(texts) % 2:
         raise _FaultError("it has no answer to its last human turn, add a gpt turn")
-    if has_picture:
-        texts[0] = _without_image(texts[0])
+    if has_image:
+        texts[0] = _without_mark(texts[0])
     for number, text in enumerate(texts):
         if IMAGE in text:
             raise _FaultError(
-                f"turn {number + 1} has an {IMAGE} too many, it belongs into the first human turn, once"
-                if has_picture
-                else f"turn {number + 1} has {IMAGE} but there is no picture, add 'image' or take it out"
+                f"turn {number + 1} has an {IMAGE} too many, write it once, in the first human turn"
+                if has_image
+                else f"turn {number + 1} has {IMAGE} but there is no image, add 'image' or take it out"
             )
         if number % 2 and not text:
             raise _FaultError(f"the answer in turn {number + 1} is empty, write one")
@@ -196,49 +279,27 @@ def _turns(values: object, has_picture: bool) -> tuple[Turn, ...]:
 
 
 def _text(value: object, number: int) -> str:
-    """The text of the turn `number`, from 0, whose even ones are human."""
+    """Return the text of turn `number` (from 0; human turns are even)."""
     speaker, text = (value.get("from"), value.get("value")) if isinstance(value, dict) else (None, None)
-    if speaker not in ("human", "gpt"):
-        raise _FaultError(
-            f"turn {number + 1} is from {printable(str(speaker))[:80]!r}, write 'human' or 'gpt'"
-        )
     if speaker != ("gpt" if number % 2 else "human"):
-        after = f"after another {speaker} turn" if number else "first"
         raise _FaultError(
-            f"turn {number + 1} is from {speaker!r} {after}, let human and gpt take turns, human first"
+            f"turn {number + 1} is from {printable(str(speaker))[:80]!r}, let human and gpt take turns, human first"
         )
     if not isinstance(text, str):
         raise _FaultError(f"the value of turn {number + 1} is {_kind(text)}, write a text")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _FaultError(
-                f"turn {number + 1} has half a character (a lone surrogate), take it out"
-            ) from None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _FaultError(f"turn {number + 1} has half a character (a lone surrogate), take it out") from None
     return text.strip()
 
 
-def _without_image(text: str) -> str:
+def _without_mark(text: str) -> str:
     count = text.count(IMAGE)
-    if count == 0:
-        raise _FaultError(f"it has a picture but no {IMAGE}, write that into its first human turn")
-    if count > 1:
-        raise _FaultError(f"it has {IMAGE} {count} times, write it once")
+    if count != 1:
+        raise _FaultError(f"it has an image and {IMAGE} {count} times in its first human turn, write it once")
     if text.startswith(IMAGE):
         return text.removeprefix(IMAGE).lstrip()
     if text.endswith(IMAGE):
         return text.removesuffix(IMAGE).rstrip()
-    raise _FaultError(f"{IMAGE} stands inside its first human turn, write it at the start or the end")
-
-
-@contextmanager
-def _many_objects() -> Iterator[None]:
-    """Without the search for cycles, which otherwise goes over the millions of new objects again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    raise _FaultError(f"{IMAGE} is inside its first human turn, write it at the start or the end")

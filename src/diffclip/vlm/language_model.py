@@ -1,13 +1,14 @@
-"""A small language model of Qwen2's architecture that has only read about scenes, made and trained in minutes.
+"""A small language model of Qwen2's architecture that has read about scenes alone, trained in minutes.
 
-It learns in text what it is to do with pictures: a description of a scene stands where the patches will stand, and
-questions follow. Which words a question shares with what stands before it is learnt with far fewer steps in text than
-with pictures, and once for all vision towers.
+It learns in text the task that it will have with images: a description of a scene takes the place of the patches, and
+questions follow. To find the words that a question shares with the text before it takes far fewer steps in text than
+with images, and is learned once for all vision towers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,34 +16,37 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn import functional as F
+from torch.utils.data import Dataset, SequentialSampler
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from diffclip.files import write_atomically
 from diffclip.scenes.captions import write_captions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.training.interrupt import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED
 from diffclip.vlm.conversations import IMAGE, Turn
-from diffclip.vlm.folders import quiet
-from diffclip.vlm.scene_talk import SORTS, Frequencies, colours_of, describe, told, yes_no
+from diffclip.vlm.dataset import pad
+from diffclip.vlm.quiet import quiet
+from diffclip.vlm.run import Reporter, Stopping, last_checkpoint, remove_torn_checkpoints
+from diffclip.vlm.scenes import TOPICS, Frequencies, color_turn, describe, open_turn, yes_no_turns
+from diffclip.vlm.train import StageTrainer, trainer_arguments
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# words and pieces of the byte-level vocabulary; all the words of the scenes are in it whole
+# words and pieces; all words about scenes are single tokens
 _VOCABULARY = 1000
-_READ_FOR_WORDS = 1000
-_COUNTED = 1000
-# the text of scenes that no picture is drawn of, so that what is learnt about a picture is not known from its text
-_FIRST_TEXT = 10_000_000
-_PLAIN_SHARE = 0.15
-_WARM_UP = 50
+_TOKENIZER_SCENES = _COUNTED_SCENES = 1000
+# texts of scenes that are never drawn, so that a model cannot know an image from its text
+_FIRST_SCENE = 10_000_000
+_CAPTION_SHARE = 0.15
+_WARMUP_STEPS = 50
 
 
 @dataclass(frozen=True)
-class Schooling:
-    """The model's size, and how long it learns: `first_steps` of colours alone, `steps` in all.
+class LanguageSettings:
+    """Size of the model and length of its training: `first_steps` about colors alone, `steps` in all.
 
-    Yes/no questions give little to learn from; with shapes and numbers beside them from the first step on, they stay at
-    chance many times as long.
+    Yes/no questions give little to learn from. With shapes and numbers beside them from the first step on, answers stay
+    at chance many times as long.
     """
 
     width: int = 128
@@ -52,37 +56,60 @@ class Schooling:
     steps: int = 1600
     batch_size: int = 16
     lr: float = 1e-3
+    seed: int = 0
 
 
-def make_language_model(
-    folder: str | Path,
-    seed: int = 0,
-    schooling: Schooling | None = None,
-    say: Callable[[str], None] = print,
-) -> None:
-    """Train a language model and its tokenizer on the text of scenes, and save both to a new `folder`.
+def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
+    """Train a language model and its tokenizer on texts about scenes, and save both to a new `folder` of transformers.
 
-    The folder is one of transformers, whole or not at all. The tokenizer has ChatML's tokens and `<image>`.
-
-    Args:
-        seed: of the scenes, the starting values and the order.
-        schooling: None: the sizes of the demonstration, about three minutes on 2 CPU cores.
-        say: told the loss ten times.
+    The default settings take about three minutes on 2 CPU cores. Checkpoints are in FOLDER.training, from where a
+    stopped training goes on.
 
     Raises:
         InputError: the folder cannot be written.
+        StoppedError: a signal asked to stop; the state is saved.
     """
-    schooling = schooling or Schooling()
-    tokenizer = make_tokenizer(seed)
-    model = _untrained(tokenizer, schooling, seed)
-    _train(model, tokenizer, schooling, seed, say)
-    with write_atomically(folder) as temporary, quiet():
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+    folder = Path(folder)
+    run = folder.with_name(f"{folder.name}.training")
+    run.mkdir(parents=True, exist_ok=True)
+    remove_torn_checkpoints(run)
+    tokenizer = make_tokenizer(settings.seed)
+    lessons = _Lessons(tokenizer, settings)
+    reporter = Reporter(run, settings.batch_size, len(lessons))
+    with quiet(), StopRequest(run) as stop:
+        trainer = StageTrainer(
+            model=_untrained(tokenizer, settings),
+            args=trainer_arguments(
+                run,
+                per_device_train_batch_size=settings.batch_size,
+                max_steps=settings.steps,
+                learning_rate=settings.lr,
+                lr_scheduler_type="warmup_stable_decay",
+                lr_scheduler_kwargs={"num_decay_steps": settings.steps // 5, "decay_type": "linear"},
+                warmup_steps=min(_WARMUP_STEPS, settings.steps // 5),
+                weight_decay=0.01,
+                adam_beta2=0.98,
+                bf16=True,
+                seed=settings.seed,
+                save_steps=max(1, settings.steps // 8),
+            ),
+            train_dataset=lessons,
+            data_collator=lambda rows: pad(rows, tokenizer.pad_token_id),
+            callbacks=[reporter, Stopping(stop)],
+            order=SequentialSampler(lessons),
+        )
+        try:
+            trainer.fit(run, resume=last_checkpoint(run) is not None)
+        finally:
+            reporter.close()
+        with write_atomically(folder) as temporary:
+            trainer.model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+    shutil.rmtree(run)
 
 
 def make_tokenizer(seed: int = 0) -> Any:
-    """A byte-level BPE of the words that scenes are talked about in."""
+    """Train a byte-level BPE on texts about scenes, with ChatML's tokens and `<image>`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -92,130 +119,18 @@ def make_tokenizer(seed: int = 0) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_words(seed), trainer)
+    tokenizer.train_from_iterator(_texts(seed), trainer)
     kind: Any = PreTrainedTokenizerFast
     fast = kind(tokenizer_object=tokenizer, eos_token=END, pad_token=END_OF_TEXT)
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
-def _words(seed: int) -> Iterator[str]:
-    often = _frequencies(seed)
-    yield "system\nYou are a helpful assistant.\nuser\nassistant\n"
-    for index in range(_READ_FOR_WORDS):
-        specs, background, dice = _scene(index, seed)
-        yield from write_captions(specs, background, dice)
-        for turn in [*yes_no(specs, dice.pick(SORTS), often, dice), told(specs, dice)]:
-            # alone: without the letters that a space before it would add
-            yield turn.question
-            yield turn.answer
+def chat_pieces(seen: str, turns: list[Turn]) -> list[tuple[str, bool]]:
+    """Write a conversation about `seen` as `CHAT_TEMPLATE` does, in pieces that are learned or not.
 
-
-def _scene(index: int, seed: int) -> tuple[list[Spec], str, Dice]:
-    dice = Dice(stream("scene", "train", seed, _FIRST_TEXT + index))
-    background, specs = lay_out(dice, 1 + index % 4, None)
-    return specs, background, dice
-
-
-@lru_cache(maxsize=1)
-def _frequencies(seed: int) -> Frequencies:
-    return Frequencies(_scene(index, seed)[0] for index in range(_COUNTED))
-
-
-def _untrained(tokenizer: Any, schooling: Schooling, seed: int) -> Any:
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=schooling.width,
-        num_hidden_layers=schooling.layers,
-        num_attention_heads=schooling.heads,
-        num_key_value_heads=schooling.heads,
-        intermediate_size=3 * schooling.width,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        # narrow layers that start at the usual 0.02 leave chance later
-        initializer_range=0.05,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
-
-
-def _train(model: Any, tokenizer: Any, schooling: Schooling, seed: int, say: Callable[[str], None]) -> None:
-    lessons = _Lessons(tokenizer, schooling, seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=schooling.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    steps, losses = schooling.steps, []
-    model.train()
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = schooling.lr * min(1, (step + 1) / _WARM_UP, 5 * (1 - step / steps))
-        ids, mask, labels = lessons.batch(step)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=ids, attention_mask=mask).logits
-        loss = F.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
-        )
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        losses.append(loss.item())
-        if (step + 1) * 10 // steps > step * 10 // steps:
-            recent = losses[-max(1, steps // 10) :]
-            say(f"language model: step {step + 1}/{steps}  loss {sum(recent) / len(recent):.3f}")
-    model.eval()
-
-
-class _Lessons:
-    """Batches of text, each scene once."""
-
-    def __init__(self, tokenizer: Any, schooling: Schooling, seed: int) -> None:
-        self._tokenizer, self._schooling, self._seed = tokenizer, schooling, seed
-        self._often = _frequencies(seed)
-        self._known: dict[str, list[int]] = {}
-
-    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, mask and labels, each [B, L], padded on the right."""
-        size = self._schooling.batch_size
-        early = step < self._schooling.first_steps
-        rows = [self._row(index, early) for index in range(step * size, (step + 1) * size)]
-        longest = max(len(ids) for ids, _ in rows)
-        ids = torch.full((size, longest), self._tokenizer.pad_token_id)
-        mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
-        for number, (own, learnt) in enumerate(rows):
-            ids[number, : len(own)] = torch.tensor(own)
-            mask[number, : len(own)] = 1
-            labels[number, : len(own)] = torch.tensor(learnt)
-        return ids, mask, labels
-
-    def _row(self, index: int, early: bool) -> tuple[list[int], list[int]]:
-        specs, background, dice = _scene(_READ_FOR_WORDS + index, self._seed)
-        if not early and dice.chance(_PLAIN_SHARE):
-            first, second, *_ = write_captions(specs, background, dice)
-            return self._encode([(first, False), (f"{second}\n", True)])
-        turns = yes_no(specs, "colours" if early else dice.pick(SORTS), self._often, dice)
-        others = [colours_of(specs)] if early else [told(specs, dice), told(specs, dice)]
-        # behind what can be told from the words alone, the yes/no questions are easier; both ways are needed
-        turns = [*others, *turns] if dice.chance(0.5) else [*turns, *others]
-        return self._encode(chat(describe(specs, dice), turns))
-
-    def _encode(self, pieces: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
-        ids: list[int] = []
-        labels: list[int] = []
-        for text, learnt in pieces:
-            if text not in self._known:
-                self._known[text] = self._tokenizer(text, add_special_tokens=False).input_ids
-            own = self._known[text]
-            ids += own
-            labels += own if learnt else [IGNORED] * len(own)
-        return ids, labels
-
-
-def chat(seen: str, turns: list[Turn]) -> list[tuple[str, bool]]:
-    """A conversation about `seen` as `CHAT_TEMPLATE` writes it, in pieces that a tokenizer cuts alike alone and
-    together, each with whether it is learnt."""
+    A tokenizer cuts each piece as it cuts the whole text.
+    """
     pieces = [(f"{START}system\nYou are a helpful assistant.{END}\n", False)]
     for number, (question, answer) in enumerate(turns):
         asked = f"{seen}\n{question}" if number == 0 else question
@@ -225,3 +140,80 @@ def chat(seen: str, turns: list[Turn]) -> list[tuple[str, bool]]:
             ("\n", False),
         ]
     return pieces
+
+
+def _texts(seed: int) -> Iterator[str]:
+    frequencies = _frequencies(seed)
+    yield "system\nYou are a helpful assistant.\nuser\nassistant\n"
+    for index in range(_TOKENIZER_SCENES):
+        specs, background, dice = _scene(index, seed)
+        yield from write_captions(specs, background, dice)
+        for turn in [*yes_no_turns(specs, dice.pick(TOPICS), frequencies, dice), open_turn(specs, dice)]:
+            # one by one, so that no word has a space before it
+            yield turn.question
+            yield turn.answer
+
+
+def _scene(index: int, seed: int) -> tuple[list[Spec], str, Dice]:
+    dice = Dice(stream("scene", "train", seed, _FIRST_SCENE + index))
+    background, specs = lay_out(dice, 1 + index % 4, None)
+    return specs, background, dice
+
+
+@lru_cache(maxsize=1)
+def _frequencies(seed: int) -> Frequencies:
+    return Frequencies(_scene(index, seed)[0] for index in range(_COUNTED_SCENES))
+
+
+def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        intermediate_size=3 * settings.width,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.05,  # with the usual 0.02 narrow layers leave chance later
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        return Qwen2ForCausalLM(config)
+
+
+class _Lessons(Dataset[tuple[list[int], list[int]]]):
+    """Token ids and labels of a text about each scene, in the order of the training."""
+
+    def __init__(self, tokenizer: Any, settings: LanguageSettings) -> None:
+        self._tokenizer, self._settings = tokenizer, settings
+        self._frequencies = _frequencies(settings.seed)
+        self._known: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return self._settings.steps * self._settings.batch_size
+
+    def __getitem__(self, index: int) -> tuple[list[int], list[int]]:
+        specs, background, dice = _scene(_TOKENIZER_SCENES + index, self._settings.seed)
+        is_early = index < self._settings.first_steps * self._settings.batch_size
+        if not is_early and dice.chance(_CAPTION_SHARE):
+            first, second, *_ = write_captions(specs, background, dice)
+            return self._encode([(first, False), (f"{second}\n", True)])
+        turns = yes_no_turns(specs, "colours" if is_early else dice.pick(TOPICS), self._frequencies, dice)
+        others = [color_turn(specs)] if is_early else [open_turn(specs, dice), open_turn(specs, dice)]
+        # yes/no questions are easier after answers that the description alone gives; both orders are needed
+        turns = [*others, *turns] if dice.chance(0.5) else [*turns, *others]
+        return self._encode(chat_pieces(describe(specs, dice), turns))
+
+    def _encode(self, pieces: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        labels: list[int] = []
+        for text, is_learned in pieces:
+            if text not in self._known:
+                self._known[text] = self._tokenizer(text, add_special_tokens=False).input_ids
+            ids += self._known[text]
+            labels += self._known[text] if is_learned else [IGNORED] * len(self._known[text])
+        return ids, labels

@@ -1,4 +1,4 @@
-"""transformers' Llava classes by their connector, registered with the Auto classes.
+"""transformers' Llava classes around our vision tower, and `connect`, which puts a model together from its parts.
 
 transformers' own Llava has a connector of two layers (`mlp2x_gelu`). The paper's is one layer (Section 5.1, "linear"),
 as in LLaVA (arXiv:2304.08485) and TinyLLaVA; for it there is a subclass that differs in nothing else.
@@ -6,26 +6,34 @@ as in LLaVA (arXiv:2304.08485) and TinyLLaVA; for it there is a subclass that di
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForImageTextToText,
     AutoProcessor,
+    GenerationConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaModel,
     LlavaProcessor,
-    PreTrainedModel,
 )
 from transformers.models.llava.modeling_llava import LlavaPreTrainedModel
 
-import diffclip.integrations.transformers  # noqa: F401 - our vision model, by its name in a configuration
-from diffclip.errors import InputError
+import diffclip.integrations.transformers  # noqa: F401 - registers our vision model
+from diffclip.errors import InputError, unknown
+from diffclip.vlm.chat import chat_template
 
-CONNECTORS = ("linear", "mlp2x_gelu")
+IMAGE_TOKENS = ("<image>", "<|image_pad|>")
+"""Names of the token that stands for a patch, by preference: LLaVA's, and Qwen2.5's."""
+END_OF_TURN = "<|im_end|>"
+FEATURE_LAYER = -2
+"""The output of the block before the last, without the final norm and the class token, as LLaVA and TinyLLaVA do."""
 
 
 class LinearLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
@@ -59,15 +67,9 @@ class LinearLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # typ
         LlavaPreTrainedModel.__init__(self, config)
         self.model = LinearLlavaModel(config)
         self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
-        embedding = embedding_name(self.model.language_model)
+        embedding = _embedding_name(self.model.language_model)
         self._tied_weights_keys = {"lm_head.weight": f"model.language_model.{embedding}.weight"}
         self.post_init()
-
-
-def embedding_name(decoder: Any) -> str:
-    """What a language model calls its embedding: embed_tokens, wte, embed_in…"""
-    embedding = decoder.get_input_embeddings()
-    return str(next(name for name, module in decoder.named_modules() if module is embedding))
 
 
 AutoConfig.register(LinearLlavaConfig.model_type, LinearLlavaConfig, exist_ok=True)
@@ -76,32 +78,230 @@ AutoModelForImageTextToText.register(LinearLlavaConfig, LinearLlavaForConditiona
 _processors: Any = AutoProcessor
 _processors.register(LinearLlavaConfig, LlavaProcessor, exist_ok=True)
 
-_MODELS: dict[str, Any] = {
+CONNECTORS: dict[str, Any] = {
     "linear": LinearLlavaForConditionalGeneration,
     "mlp2x_gelu": LlavaForConditionalGeneration,
 }
+"""The model class of each connector."""
 
 
-def model_class(connector: str) -> Any:
-    """The class of models with this connector, a name in `CONNECTORS`."""
-    return _MODELS[connector]
-
-
-def compute_again(model: Any) -> None:
-    """Let the layers that learn keep no activations, and compute them again in the backward pass."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable()
-
-
-def connector_of(model: PreTrainedModel) -> str:
-    """The name in `CONNECTORS` of a connected model's connector.
+def connector_of(model: Any) -> str:
+    """Return the name in `CONNECTORS` of a connected model's connector.
 
     Raises:
-        InputError: it is no such model.
+        InputError: the model has no connector.
     """
-    for name, kind in _MODELS.items():
+    for name, kind in CONNECTORS.items():
         if model.config.model_type == kind.config_class.model_type:
             return name
     raise InputError(
         f"a {model.config.model_type} model has no connector: give one that `diffclip vlm train` saved"
+    )
+
+
+def connect(
+    vision: Any,
+    language_model: Any,
+    tokenizer: Any,
+    image_processor: Any,
+    connector: str = "linear",
+    image_token: str | None = None,
+    seed: int = 0,
+) -> tuple[Any, Any]:
+    """Put together a model that answers questions about images, and its processor; the parts are copied.
+
+    Args:
+        vision: a DiffCLIPVisionModel of two layers or more.
+        language_model: any causal language model of transformers; its dtype becomes the whole model's.
+        tokenizer: the language model's.
+        image_processor: the vision tower's.
+        connector: a name in `CONNECTORS`; its weights are drawn from `seed` as torch's linear layers are, like LLaVA's.
+        image_token: the token that stands for a patch; it is added to the vocabulary if it is missing. None: the first
+            of `IMAGE_TOKENS` in the vocabulary.
+
+    Returns:
+        model: in evaluation mode. On text alone it gives the language model's logits, bit by bit.
+        processor: a LlavaProcessor; each image takes as many image tokens as the tower has patches.
+
+    Raises:
+        InputError: unknown connector, no image token, a vision tower of one layer, or a language model that is not
+            causal or that Llava's classes would compute in another way.
+    """
+    if connector not in CONNECTORS:
+        raise unknown("connector", connector, CONNECTORS)
+    if vision.config.num_hidden_layers < 2:
+        raise InputError(
+            "the vision tower has 1 layer: features come from the layer before the last, so take one of 2"
+        )
+    tokenizer = copy.deepcopy(tokenizer)
+    image_token = _image_token(tokenizer, image_token)
+    name = type(language_model).__name__
+    probe = _check_causal(language_model, name)
+    model = _assemble(vision, language_model, name, connector, seed)
+    _check_same(model, language_model, name, probe)
+    if len(tokenizer) > model.config.text_config.vocab_size:
+        _add_rows(model, len(tokenizer))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    make: Any = LlavaProcessor
+    processor = make(
+        image_processor=image_processor,
+        tokenizer=tokenizer,
+        patch_size=vision.config.patch_size,
+        vision_feature_select_strategy="default",
+        image_token=image_token,
+        num_additional_image_tokens=1,  # the class token, which "default" leaves out again
+    )
+    with suppress(InputError):  # raised again when the template "chat" is used; "plain" needs none
+        processor.chat_template = chat_template(processor)
+    model.config.image_token_index = processor.image_token_id
+    model.config.image_seq_length = (vision.config.image_size // vision.config.patch_size) ** 2
+    model.generation_config = _generation(language_model, tokenizer)
+    return model.eval(), processor
+
+
+def freeze(model: Any, stage: int) -> None:
+    """Leave trainable the connector, and in stage 2 the language model too."""
+    model.requires_grad_(False)
+    model.model.multi_modal_projector.requires_grad_(True)
+    if stage == 2:
+        model.model.language_model.requires_grad_(True)
+        model.lm_head.requires_grad_(True)
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Let the layers recompute their activations in the backward pass."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+
+
+def _embedding_name(decoder: Any) -> str:
+    """Return the name of a language model's embedding: embed_tokens, wte, embed_in…"""
+    embedding = decoder.get_input_embeddings()
+    return str(next(name for name, module in decoder.named_modules() if module is embedding))
+
+
+def _image_token(tokenizer: Any, wanted: str | None) -> str:
+    vocabulary = tokenizer.get_vocab()
+    if wanted is None:
+        found = next((token for token in IMAGE_TOKENS if token in vocabulary), None)
+        if found is None:
+            raise InputError(
+                f"the language model's tokenizer ({type(tokenizer).__name__}) has no image token "
+                f"({' or '.join(IMAGE_TOKENS)}): image_token={IMAGE_TOKENS[0]!r} in the recipe adds one"
+            )
+        return found
+    if not wanted.strip():
+        raise InputError(
+            f"image_token {wanted!r} is empty: write for example image_token={IMAGE_TOKENS[0]!r}"
+        )
+    if wanted not in vocabulary:
+        tokenizer.add_tokens([wanted], special_tokens=True)
+    return wanted
+
+
+def _check_causal(language_model: Any, name: str) -> Any:
+    """Check that a token changes nothing before it; return a few tokens [1, n] to compare models with."""
+    if language_model.get_output_embeddings() is None or language_model.config.is_encoder_decoder:
+        raise InputError(f"{name} is no causal language model: take another language model")
+    rows = language_model.get_input_embeddings().weight.shape[0]
+    probe = torch.arange(1, 9, device=language_model.device)[None] % rows
+    changed = probe.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % rows
+    with torch.no_grad():
+        first, second = (language_model(ids).logits[:, :-1] for ids in (probe, changed))
+    if not torch.allclose(first, second, rtol=1e-4, atol=1e-6):
+        raise InputError(
+            f"{name} is no causal language model, its words see later ones: take another language model"
+        )
+    return probe
+
+
+def _assemble(vision: Any, language_model: Any, name: str, connector: str, seed: int) -> Any:
+    """Put copies of the parts into a model that is made without weights of its own."""
+    kind = CONNECTORS[connector]
+    head, tied = language_model.get_output_embeddings(), bool(language_model.config.tie_word_embeddings)
+    if getattr(head, "bias", None) is not None:
+        raise _beyond_llava(name)
+    embedding = _embedding_name(language_model.base_model)
+    if tied and connector != "linear" and embedding != "embed_tokens":
+        raise InputError(
+            f"{name} shares its output's weights with `{embedding}`, which Llava's own class cannot: "
+            "use connector=linear, or another language model"
+        )
+    tower, decoder = copy.deepcopy(vision), copy.deepcopy(language_model.base_model)
+    dtype, device = language_model.dtype, language_model.device
+    config = kind.config_class(
+        vision_config=tower.config,
+        text_config=decoder.config,
+        vision_feature_layer=FEATURE_LAYER,
+        vision_feature_select_strategy="default",
+        tie_word_embeddings=tied,
+    )
+    with torch.device("meta"):
+        model = kind(config)
+    if type(model.model.language_model) is not type(decoder):
+        raise InputError(f"{name} cannot be built from its configuration alone: take another language model")
+    projector = model.model.multi_modal_projector.to_empty(device=device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in projector.modules():
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+    projector.to(dtype)
+    model.model.vision_tower = _to_dtype(tower, dtype).to(device)
+    model.model.language_model = decoder
+    shared = decoder.get_input_embeddings().weight
+    model.lm_head.weight = shared if tied else nn.Parameter(head.weight.detach().clone())
+    model.config.dtype = dtype
+    return model
+
+
+def _to_dtype(tower: Any, dtype: torch.dtype) -> Any:
+    """Cast `tower`, but for the parameters that stay in float32 (λ's vectors), as loading does."""
+    kept = set(tower._keep_in_fp32_modules_strict or ())
+    wide = {name: value.data for name, value in tower.named_parameters() if name.rpartition(".")[2] in kept}
+    tower.to(dtype)
+    for name, value in wide.items():
+        tower.get_parameter(name).data = value
+    return tower
+
+
+def _check_same(model: Any, language_model: Any, name: str, probe: Any) -> None:
+    """Refuse a language model whose computation before or after its layers Llava's classes leave out."""
+    with torch.no_grad():
+        try:
+            same = torch.equal(model(probe).logits, language_model(probe).logits)
+        except AttributeError:  # a model with a state instead of attention
+            same = False
+    if not same:
+        raise _beyond_llava(name)
+
+
+def _beyond_llava(name: str) -> InputError:
+    return InputError(
+        f"{name} does more to its words than Llava's classes can (a bias or a scale after its last layer): "
+        "take another language model"
+    )
+
+
+def _add_rows(model: Any, rows: int) -> None:
+    """Grow the vocabulary to `rows`; new words start as the mean of the others."""
+    before = model.config.text_config.vocab_size
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    with torch.no_grad():
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            layer.weight[before:] = layer.weight[:before].mean(dim=0)
+
+
+def _generation(language_model: Any, tokenizer: Any) -> Any:
+    """Generate greedily, to the end of a turn, without the language model's own sampling and repetition settings."""
+    ends = getattr(language_model.generation_config, "eos_token_id", None)
+    ends = ends if isinstance(ends, list) else [ends]
+    ends = [tokenizer.get_vocab().get(END_OF_TURN), *ends, tokenizer.eos_token_id]
+    made: Any = GenerationConfig
+    return made(
+        eos_token_id=list(dict.fromkeys(end for end in ends if end is not None)),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
     )

@@ -1,55 +1,84 @@
-"""What a stage takes before anything is here: parameters, sequences, memory, steps, hours and cost.
+"""Plan a stage without its data and weights: parameters, lengths, memory, steps and hours.
 
-Operations and the memory of a pass are measured over a model without values (torch's fake tensors), as those of
-`diffclip train` are (diffclip.training.plan); what the tower keeps is nothing, as no gradient goes there.
+Operations and activations are measured over a model of fake tensors, which have shapes and types and no values.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, Qwen2Config
 
+from diffclip.config import MODEL_NAMES, named_config
 from diffclip.errors import InputError
+from diffclip.integrations.transformers import DiffCLIPVisionConfig
+from diffclip.loading import HUB_PREFIX, read_config
+from diffclip.model import CLIP
+from diffclip.model_source import find_model
 from diffclip.training.gpus import GIB, GPU, find_gpu
-from diffclip.training.memory import CONTEXT, FLOAT, SLACK, run_pass
 from diffclip.training.plan import UTILISATION
-from diffclip.vlm.conversations import read_conversations
-from diffclip.vlm.lengths import Lengths, assumed_lengths, count_lengths
-from diffclip.vlm.llava import compute_again
+from diffclip.vlm.dataset import open_conversations
+from diffclip.vlm.files import UNREADABLE, check_causal, line_of
+from diffclip.vlm.llava import CONNECTORS, enable_checkpointing, freeze
+from diffclip.vlm.quiet import quiet
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe
-from diffclip.vlm.sizes import fake_model
-from diffclip.vlm.start import freeze
 
-_PIXEL = 4
-_TOKEN = 8
+# contents of the published files (huggingface.co/hammh0a)
+_PUBLISHED = {"hf-hub:hammh0a/DiffCLIP_ViTB16_CC12M": "DiffCLIP-ViT-B-16"}
+# config.json of the paper's language model (huggingface.co/Qwen/Qwen2.5-0.5B-Instruct)
+_QWEN = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "vocab_size": 151936,
+}
+_LANGUAGE_MODELS = {f"Qwen/Qwen2.5-0.5B{kind}": _QWEN for kind in ("", "-Instruct")}
+# tokens of the text alone (mean, longest of a pass, longest of all), assumed for LLaVA's two sets: captions of about
+# ten words, and the mix of one-word answers and long conversations that are cut off at max_length
+_ASSUMED = {"plain": (16, 20, 120), "chat": (220, 240, 10_000)}
+_FLOAT = 4  # bytes
+# CUDA's context and the workspaces of cuBLAS, cuDNN and NCCL: an assumption, in practice 0.7 to 1.5 GiB
+_CONTEXT = int(1.25 * GIB)
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A planned stage. Memory is in bytes for one process; `parameters` maps a part to (all, trained).
+    """A planned stage.
 
-    `samples_known` says that the JSON was there to be counted. Operations are for a sample that is padded to the
-    longest of its pass; memory is for a pass with the longest sample of all.
+    Attributes:
+        parameters: (all, trained) of each part.
+        image_tokens: tokens of an image.
+        tokens: of a sample with its image: mean, longest of a pass (mean over passes), and longest of all.
+        is_counted: whether samples and lengths were counted in the JSON; else they are assumed.
+        passes: forward and backward passes of a step on each GPU.
+        flops: operations of a sample, forward and backward, padded to the longest of its pass.
+        memory: bytes of one process by part, for a pass of the longest samples.
+        utilization: share of the GPU's peak rate that training is assumed to reach.
     """
 
-    recipe: str
     stage: int
-    precision: str
     parameters: dict[str, tuple[int, int]]
-    picture_tokens: int
-    lengths: Lengths
-    max_length: int
+    image_tokens: int
+    tokens: tuple[float, float, float]
+    is_counted: bool
     samples: int
-    samples_known: bool
     epochs: float
     steps: int
-    warmup: int
+    warmup_steps: int
     batch_size: int
     per_device: int
     devices: int
@@ -57,202 +86,228 @@ class StagePlan:
     flops: int
     memory: dict[str, int]
     gpu: GPU
-    utilisation: float
-    fits: bool
-    advice: str | None
+    utilization: float
     samples_per_second: float
     hours: float
-    price: float
-    cost: float
 
-    def as_json(self) -> dict[str, Any]:
-        """The plan with its sums, as plain numbers and names."""
-        plan = asdict(self)
-        plan["parameters"] = {
-            part: {"all": number, "trained": trained} for part, (number, trained) in self.parameters.items()
-        }
-        return plan | {"memory": {**self.memory, "total": sum(self.memory.values())}}
+    @property
+    def memory_needed(self) -> int:
+        """Bytes of one process."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the stage fits into the GPU's memory."""
+        return self.memory_needed <= self.gpu.memory
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"memory_needed": self.memory_needed, "fits": self.fits}
 
 
-def plan_stage(
-    recipe: VLMRecipe,
-    stage: int,
-    devices: int = 1,
-    gpu: str = "a100-80gb",
-    price: float | None = None,
-    utilisation: float = UTILISATION,
-) -> StagePlan:
-    """The plan of `stage` on `devices` GPUs. Neither pictures nor weights are needed, and the hub is not asked.
-
-    Args:
-        price: dollars for an hour of one GPU; None: a usual one.
-        utilisation: share of the GPU's rate for dense matrices that training reaches.
+def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100-80gb") -> StagePlan:
+    """Plan `stage` on `devices` GPUs, without images, weights and network.
 
     Raises:
-        InputError: unknown GPU, numbers that make no sense, a batch that does not divide by the GPUs, parts that
-            nothing is known of, or neither the JSON nor `expected_samples`.
+        InputError: unknown GPU, a batch that does not divide by the GPUs, models of unknown size, or neither the JSON
+            nor `expected_samples`.
     """
     part = recipe.stage(stage)
     if devices < 1:
         raise InputError(f"--devices {devices}: it must be at least 1")
-    if not 0 < utilisation <= 1:
-        raise InputError(f"utilisation {utilisation} must be a share: above 0, at most 1")
-    if price is not None and not 0 <= price < math.inf:
-        raise InputError(f"price {price} must be a number of dollars, 0 or more")
     card = find_gpu(gpu)
-    accumulate = part.passes(devices)
-    with fake_model(recipe, "eager") as model:
+    passes = part.passes(devices)
+    with _fake_model(recipe) as model:
         freeze(model, stage)
-        parameters, trained = _parameters(model), _trained(model)
-        picture = _picture_tokens(model)
-        if recipe.max_length <= picture:
+        if recipe.gradient_checkpointing:
+            enable_checkpointing(model)
+        vision = model.config.vision_config
+        image = (vision.image_size // vision.patch_size) ** 2
+        if recipe.max_length <= image:
             raise InputError(
-                f"max_length {recipe.max_length} leaves no room for words: a picture alone has {picture} tokens"
+                f"max_length {recipe.max_length} leaves no room for text: an image alone has {image} tokens"
             )
-        samples, known, lengths = _data(part, stage, picture, recipe.max_length)
-        padded, longest = (
-            max(picture + 2, math.ceil(length)) for length in (lengths.padded, lengths.longest)
-        )
-        flops = _flops(model, recipe, picture, padded)
+        samples, is_counted, tokens = _lengths(part, stage, image, recipe.max_length)
+        padded, longest = (max(image + 2, math.ceil(length)) for length in tokens[1:])
+        parameters = _parameters(model)
+        flops, _ = _measure(model, image, 2, padded, recipe.precision)
+        _, activations = _measure(model, image, part.per_device_batch_size, longest, recipe.precision)
+        vocabulary = model.config.text_config.vocab_size
+    trained = sum(count for _, count in parameters.values())
+    memory = {
+        "weights": _FLOAT * sum(count for count, _ in parameters.values()),
+        "gradients": _FLOAT * trained,
+        "gradients, copy for the exchange": _FLOAT * trained if devices > 1 else 0,
+        "optimizer": 2 * _FLOAT * trained,
+        "activations": activations,
+        "gradient of the logits": _FLOAT * part.per_device_batch_size * longest * vocabulary,
+        "CUDA and libraries": _CONTEXT,
+    }
     steps = part.steps(samples)
-    memory = _memory(recipe, part, stage, picture, longest, trained, devices > 1)
-    rate = card.tflops(recipe.precision) * 1e12 * utilisation * devices / flops
-    hours = samples * part.epochs / rate / 3600
-    price = card.price if price is None else price
-    fits = sum(memory.values()) <= card.memory
+    rate = card.tflops(recipe.precision) * 1e12 * UTILISATION * devices / (flops // 2)
     return StagePlan(
-        recipe=f"{recipe.connector} connector, {recipe.vision} and {recipe.language_model}",
         stage=stage,
-        precision=recipe.precision,
         parameters=parameters,
-        picture_tokens=picture,
-        lengths=lengths,
-        max_length=recipe.max_length,
+        image_tokens=image,
+        tokens=tokens,
+        is_counted=is_counted,
         samples=samples,
-        samples_known=known,
         epochs=part.epochs,
         steps=steps,
-        warmup=part.warmup_steps(steps),
+        warmup_steps=part.warmup_steps(steps),
         batch_size=part.batch_size,
         per_device=part.per_device_batch_size,
         devices=devices,
-        passes=accumulate,
-        flops=flops,
+        passes=passes,
+        flops=flops // 2,
         memory=memory,
         gpu=card,
-        utilisation=utilisation,
-        fits=fits,
-        advice=None if fits else _advise(recipe, part, card, memory),
+        utilization=UTILISATION,
         samples_per_second=rate,
-        hours=hours,
-        price=price,
-        cost=hours * devices * price,
+        hours=samples * part.epochs / rate / 3600,
     )
 
 
-class _Pass(nn.Module):
-    """Forward pass and loss of a batch in which every sample has a picture and is `length` tokens long."""
-
-    def __init__(self, model: Any, picture: int) -> None:
-        super().__init__()
-        self.model, self.picture = model, picture
-
-    def forward(self, pixels: Tensor, words: Tensor) -> dict[str, Tensor]:
-        inner = self.model.model
-        embedded = inner.get_input_embeddings()(words)
-        if pixels.shape[0]:
-            features = torch.stack(list(inner.get_image_features(pixels, return_dict=True).pooler_output))
-            embedded = torch.cat([features.to(embedded.dtype), embedded[:, self.picture :]], dim=1)
-        hidden = inner.language_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
-        logits = self.model.lm_head(hidden)
-        loss = self.model.loss_function(logits=logits, labels=words, vocab_size=logits.shape[-1])
-        return {
-            "image_features": loss,
-            "text_features": loss.detach(),
-        }  # by the names that `run_pass` looks for
+def advise(plan: StagePlan, recipe: VLMRecipe) -> str:
+    """Say how to make a stage fit that needs more memory than its GPU has."""
+    ways = [] if recipe.gradient_checkpointing else ["gradient_checkpointing=true"]
+    if plan.per_device > 1:
+        ways.insert(0, f"a per_device_batch_size below {plan.per_device}")
+    ways += ["DeepSpeed (deepspeed=FILE)"] if recipe.deepspeed is None else []
+    return (
+        f"{plan.gpu.name}: the stage needs {plan.memory_needed / GIB:.0f} GiB of {plan.gpu.memory / GIB:.0f}: "
+        f"try {', or '.join([*ways, 'a larger GPU'])}"
+    )
 
 
-def _batch(model: Any, samples: int, length: int) -> tuple[Tensor, Tensor]:
+def vision_config(source: str) -> DiffCLIPVisionConfig:
+    """Return the configuration of a tower: a run or saved folder, a published file, a model's or a known hub name.
+
+    Raises:
+        InputError: its size cannot be told without fetching it.
+    """
+    name = _PUBLISHED.get(source, source)
+    path = None if name in MODEL_NAMES else find_model(name)
+    if path is not None and path.startswith(HUB_PREFIX):
+        raise InputError(
+            f"vision {source}: its size is not known without fetching it; plan with a folder, or with a model's name, "
+            "vision=DiffCLIP-ViT-B-16"
+        )
+    config = named_config(name) if path is None else read_config(path)
+    with torch.device("meta"):
+        return DiffCLIPVisionConfig.of(CLIP(config, seed=0).config)  # the model resolves what is left open
+
+
+def language_config(source: str) -> Any:
+    """Return the configuration of a language model: that of the paper's, a folder's, or one on the hub.
+
+    Raises:
+        InputError: none of these.
+    """
+    if source in _LANGUAGE_MODELS and not Path(source).is_dir():
+        made: Any = Qwen2Config
+        return made(**_LANGUAGE_MODELS[source])
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except UNREADABLE as error:
+        raise InputError(
+            f"language_model {source} has no usable config.json ({line_of(error)}): give a folder, or OWNER/NAME on "
+            "the hub"
+        ) from None
+
+
+@contextmanager
+def _fake_model(recipe: VLMRecipe) -> Iterator[Any]:
+    """Make the recipe's model in training mode of fake tensors; tensors made within the block are fake too."""
+    vision, language = vision_config(recipe.vision), language_config(recipe.language_model)
+    check_causal(language, recipe.language_model)
+    kind = CONNECTORS[recipe.connector]
+    tied = bool(language.tie_word_embeddings)
+    config = kind.config_class(vision_config=vision, text_config=language, tie_word_embeddings=tied)
+    with quiet(), torch.device("meta"):
+        model = kind(config).train()
+        model.model.vision_tower.eval()
+    # on the CPU, since autocast exists there wherever one plans
+    with FakeTensorMode():
+        fakes: dict[int, Any] = {}  # tensors that modules share stay shared
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None and id(tensor) not in fakes:
+                        fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                        fakes[id(tensor)] = nn.Parameter(fake) if isinstance(tensor, nn.Parameter) else fake
+                    tensors[name] = None if tensor is None else fakes[id(tensor)]
+        yield model
+
+
+def _measure(model: Any, image_tokens: int, samples: int, length: int, precision: str) -> tuple[int, int]:
+    """Count the operations of a pass, and the bytes of activations that it keeps for its backward pass.
+
+    All samples are `length` tokens long, their image's `image_tokens` included.
+    """
     vision = model.config.vision_config
     pixels = torch.zeros(samples, vision.num_channels, vision.image_size, vision.image_size)
-    return pixels, torch.zeros(samples, length, dtype=torch.int64)
+    words = torch.zeros(samples, length, dtype=torch.int64)
+    kept: dict[int, int] = {}
 
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
 
-def _flops(model: Any, recipe: VLMRecipe, picture: int, length: int) -> int:
-    """Operations of a sample, forward and backward."""
-    if recipe.gradient_checkpointing:
-        compute_again(model)
-    counted = 2  # enough that no size is 1, which some operations treat apart
     with FlopCounterMode(display=False) as counter:
-        _Pass(model, picture)(*_batch(model, counted, length))["image_features"].backward()
-    return int(counter.get_total_flops()) // counted
-
-
-def _memory(
-    recipe: VLMRecipe, part: StageRecipe, stage: int, picture: int, length: int, trained: int, several: bool
-) -> dict[str, int]:
-    """Bytes by part; their worst moments do not quite meet, so the sum is on the safe side."""
-    samples = part.per_device_batch_size
-    with fake_model(recipe, "sdpa") as model:
-        freeze(model, stage)
-        if recipe.gradient_checkpointing:
-            compute_again(model)
-        saved, most = run_pass(_Pass(model, picture), *_batch(model, samples, length), recipe.precision)
-        weights = FLOAT * sum(parameter.numel() for parameter in model.parameters())
-        size = model.config.vision_config.image_size
-    parts = {
-        "weights": weights,
-        "gradients": FLOAT * trained,
-        "gradients being exchanged": FLOAT * trained if several else 0,
-        "optimiser": 2 * FLOAT * trained,
-        "activations, weights in bfloat16" if recipe.precision == "bf16" else "activations": saved,
-        "backward pass": max(0, most - saved),
-        "input batch": samples * (3 * size**2 * _PIXEL + 3 * length * _TOKEN),
-    }
-    moving = sum(parts.values()) - weights - 3 * FLOAT * trained
-    return parts | {"allocator's slack": int(SLACK * moving), "CUDA and libraries": CONTEXT}
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+        ):
+            inner = model.model
+            features = inner.get_image_features(pixels, return_dict=True).pooler_output
+            embedded = inner.get_input_embeddings()(words)
+            embedded = torch.cat(
+                [torch.stack(list(features)).to(embedded.dtype), embedded[:, image_tokens:]], 1
+            )
+            hidden = inner.language_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+            logits = model.lm_head(hidden)
+            loss = model.loss_function(logits=logits, labels=words, vocab_size=logits.shape[-1])
+        loss.backward()
+    model.zero_grad()
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage()._cdata, None)
+    return int(counter.get_total_flops()), sum(kept.values())
 
 
 def _parameters(model: Any) -> dict[str, tuple[int, int]]:
-    """(all, trained) by part; an output layer that shares the embedding's weights counts once."""
+    """Count parameters as (all, trained) by part; an output layer that shares the embedding counts once."""
     parts = {"vision tower": [0, 0], "connector": [0, 0], "language model": [0, 0]}
     names = {"vision_tower": "vision tower", "multi_modal_projector": "connector"}
     for name, parameter in model.named_parameters():
-        inner = name.removeprefix("model.").partition(".")[0]
-        counts = parts[names.get(inner, "language model")]
+        counts = parts[names.get(name.removeprefix("model.").partition(".")[0], "language model")]
         counts[0] += parameter.numel()
         counts[1] += parameter.numel() * parameter.requires_grad
-    return {part: (number, trained) for part, (number, trained) in parts.items()}
+    return {part: (count, trained) for part, (count, trained) in parts.items()}
 
 
-def _trained(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _picture_tokens(model: Any) -> int:
-    vision = model.config.vision_config
-    return int((vision.image_size // vision.patch_size) ** 2)
-
-
-def _data(part: StageRecipe, stage: int, picture: int, most: int) -> tuple[int, bool, Lengths]:
-    """The number of samples, whether it was counted, and how long they are."""
+def _lengths(
+    part: StageRecipe, stage: int, image_tokens: int, max_length: int
+) -> tuple[int, bool, tuple[float, float, float]]:
+    """Return the number of samples, whether it was counted, and the tokens of a sample as in `StagePlan`."""
     if Path(part.json_file).exists():
-        conversations = read_conversations(part.json_file, part.images, check_pictures=False)
-        lengths = count_lengths(conversations, part.template, picture, most, part.per_device_batch_size)
-        return len(conversations), True, lengths
+        conversations = open_conversations(part.json_file, None)
+        counts = conversations.token_counts(part.template, image_tokens, max_length)
+        return len(conversations), True, (float(counts.mean()), _padded(counts, part), float(counts.max()))
     if part.expected_samples is None:
         raise InputError(
             f"{part.json_file} does not exist: give stage{stage}.json, or stage{stage}.expected_samples to plan "
             "without it"
         )
-    return part.expected_samples, False, assumed_lengths(part.template, picture, most)
+    mean, padded, longest = (min(max_length, image_tokens + text) for text in _ASSUMED[part.template])
+    return part.expected_samples, False, (mean, padded, longest)
 
 
-def _advise(recipe: VLMRecipe, part: StageRecipe, gpu: GPU, memory: dict[str, int]) -> str:
-    """What to change where a stage does not fit."""
-    lasting = sum(memory[name] for name in ("weights", "gradients", "optimiser"))
-    ways = [] if recipe.gradient_checkpointing else ["gradient_checkpointing=true"]
-    if part.per_device_batch_size > 1 and lasting < gpu.memory:
-        ways.insert(0, f"a per_device_batch_size below {part.per_device_batch_size}")
-    ways += ["DeepSpeed (deepspeed=FILE)"] if recipe.deepspeed is None else []
-    return f"does not fit into {gpu.memory / GIB:.0f} GiB: try {', or '.join([*ways, 'a larger GPU'])}"
+def _padded(counts: Any, part: StageRecipe) -> float:
+    """Return the mean over passes of the longest sample, when each batch is drawn at random and sorted by length."""
+    order = np.random.default_rng(0).permutation(len(counts))
+    longest = []
+    for start in range(0, len(counts), part.batch_size):
+        batch = np.sort(counts[order[start : start + part.batch_size]])[::-1]
+        longest.append(batch[:: part.per_device_batch_size].mean())
+    return float(np.mean(longest))

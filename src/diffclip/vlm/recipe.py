@@ -1,4 +1,4 @@
-"""A recipe of a language model that sees: YAML with `base` and changes, as in `diffclip.training.recipe`."""
+"""Recipes of `diffclip vlm train`: YAML with `base` and changes, as in `diffclip.training.recipe`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from diffclip.config import explain
 from diffclip.errors import InputError, unknown
 from diffclip.training.recipe import find_recipe, recipe_fields
+from diffclip.vlm.chat import Template
 from diffclip.vlm.llava import CONNECTORS
 
 STAGES = (1, 2)
@@ -23,28 +24,28 @@ class _Keys(BaseModel):
 
 
 class StageRecipe(_Keys):
-    """One stage: its conversations, and how they are learnt. The defaults are LLaVA's where the stages agree."""
+    """The data and the training settings of one stage. The defaults are LLaVA's where its stages agree."""
 
     json_file: str = Field(alias="json", description="conversations in LLaVA's JSON")
-    images: str = Field(description="folder that the pictures' paths start from")
+    images: str = Field(description="folder that the images' paths start from")
     expected_samples: int | None = Field(
-        default=None, gt=0, description="what the plan of a run counts with where the JSON is not there"
+        default=None, gt=0, description="samples, for --dry-run without the JSON"
     )
-    template: Literal["plain", "chat"]
+    template: Template
     start: str | None = Field(default=None, description="stage 2: a run of stage 1, or a saved model")
     lr: float = Field(gt=0)
-    batch_size: int = Field(gt=0, description="samples a step, over all GPUs")
-    per_device_batch_size: int = Field(gt=0, description="samples a pass, a GPU")
+    batch_size: int = Field(gt=0, description="samples of a step, over all GPUs")
+    per_device_batch_size: int = Field(gt=0, description="samples of a pass on one GPU")
     epochs: float = Field(default=1, gt=0)
     warmup_ratio: float = Field(default=0.03, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
     save_every: int = Field(default=500, gt=0, description="steps")
 
     def passes(self, world: int) -> int:
-        """Forward and backward passes in a step of each of `world` processes.
+        """Return the passes of a step on each of `world` processes.
 
         Raises:
-            InputError: the batch does not divide by what the processes compute at a time.
+            InputError: the batch cannot be divided into such passes.
         """
         at_once = self.per_device_batch_size * world
         if self.batch_size % at_once:
@@ -56,50 +57,50 @@ class StageRecipe(_Keys):
         return self.batch_size // at_once
 
     def steps(self, samples: int) -> int:
-        """Steps over a set of `samples`; the last batch of an epoch may be smaller."""
+        """Return the number of steps with `samples` an epoch; the last batch of an epoch may be smaller."""
         return math.ceil(math.ceil(samples / self.batch_size) * self.epochs)
 
     def warmup_steps(self, steps: int) -> int:
-        """Those of the `steps` in which the learning rate rises."""
+        """Return how many of `steps` raise the learning rate."""
         return math.ceil(self.warmup_ratio * steps)
 
 
 class Stage1Recipe(StageRecipe):
-    """The connector learns."""
+    """Stage 1: train the connector."""
 
-    template: Literal["plain", "chat"] = "plain"
+    template: Template = "plain"
 
 
 class Stage2Recipe(StageRecipe):
-    """Connector and language model learn."""
+    """Stage 2: train connector and language model."""
 
-    template: Literal["plain", "chat"] = "chat"
+    template: Template = "chat"
 
 
 class VLMRecipe(_Keys):
-    """Everything that decides a run; each of the two stages is a run of its own, and a recipe may have one or both."""
+    """All settings of a run; each stage is a run of its own, and a recipe may have one or both."""
 
     vision: str = Field(description="a run or saved folder, a published file, hf-hub:OWNER/NAME")
     language_model: str = Field(description="a folder, or OWNER/NAME on the Hugging Face hub")
     connector: str = "linear"
     image_token: str | None = Field(default=None, description="None: <image>, else <|image_pad|>")
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
-    max_length: int = Field(default=2048, gt=1, description="tokens of a sample, its picture's included")
+    max_length: int = Field(default=2048, gt=1, description="tokens of a sample, its image's included")
     precision: Literal["bf16", "fp32"] = "bf16"
     gradient_checkpointing: bool = False
     deepspeed: str | None = Field(default=None, description="path of a DeepSpeed configuration in JSON")
-    workers: int = Field(default=0, ge=0, description="processes a GPU that read ahead")
+    workers: int = Field(default=0, ge=0, description="processes on each GPU that load samples")
     stage1: Stage1Recipe | None = None
     stage2: Stage2Recipe | None = None
 
     def stage(self, number: int) -> StageRecipe:
-        """The stage's part.
+        """Return the settings of a stage.
 
         Raises:
             InputError: there is no such stage, or the recipe leaves it out.
         """
         if number not in STAGES:
-            raise InputError(f"--stage {number}: there are stages 1 and 2")
+            raise InputError(f"--stage {number}: give 1 or 2")
         part = self.stage1 if number == 1 else self.stage2
         if part is None:
             raise InputError(
@@ -107,43 +108,37 @@ class VLMRecipe(_Keys):
             )
         return part
 
+    def only(self, stage: int) -> VLMRecipe:
+        """Return the recipe without the other stage, as a run keeps it in recipe.yaml."""
+        return self.model_copy(update={f"stage{3 - stage}": None})
+
 
 def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecipe:
-    """The recipe in a file, or the one of that name that comes with the package, with changes (`stage1.lr=1e-3`).
+    """Read the recipe in a file, or the built-in recipe of that name, with changes such as `stage1.lr=1e-3`.
 
     Raises:
-        InputError: no such recipe, not YAML, unknown key (the nearest is offered), or a value that cannot be.
+        InputError: no such recipe, not YAML, an unknown or missing key, or a wrong value.
     """
     path = find_recipe(source)
-    return parse_vlm_recipe(recipe_fields(path, changes), str(path))
-
-
-def parse_vlm_recipe(fields: Mapping[str, Any], source: str) -> VLMRecipe:
-    """The recipe that `fields` describe; `source` names where they come from.
-
-    Raises:
-        InputError: unknown key, missing key, wrong type, unknown connector.
-    """
+    fields = recipe_fields(path, changes)
     if "model" in fields and "vision" not in fields:
-        raise InputError(f"{source} is a recipe of `diffclip train`: give one with vision and language_model")
+        raise InputError(f"{path} is a recipe of `diffclip train`: give one with vision and language_model")
     _check_keys(fields)
     try:
         recipe = VLMRecipe.model_validate(fields)
     except ValidationError as error:
-        raise InputError(f"{source}: {explain(error)}") from None
+        raise InputError(f"{path}: {explain(error)}") from None
     if recipe.connector not in CONNECTORS:
         raise unknown("connector", recipe.connector, CONNECTORS)
     if recipe.stage1 is None and recipe.stage2 is None:
-        raise InputError(f"{source} has neither stage1 nor stage2: write what is to be learnt")
+        raise InputError(f"{path} has neither stage1 nor stage2: write one of them")
     if recipe.stage1 is not None and recipe.stage1.start is not None:
-        raise InputError(
-            f"{source}: stage1.start is {recipe.stage1.start!r}: only stage 2 starts from a model"
-        )
+        raise InputError(f"{path}: stage1.start is {recipe.stage1.start!r}: only stage 2 starts from a model")
     return recipe
 
 
 def to_yaml(recipe: VLMRecipe) -> str:
-    """The recipe with every key, as `read_vlm_recipe` reads it; stages that it lacks stay out."""
+    """Write the recipe with every key, as `read_vlm_recipe` reads it, without the stages that it lacks."""
     fields = recipe.model_dump(mode="json", by_alias=True)
     fields = {key: value for key, value in fields.items() if key not in ("stage1", "stage2") or value}
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)

@@ -3,63 +3,69 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from diffclip.errors import InputError
-from diffclip.files import disk_errors, write_text
-from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, check_unchanged, lock_folder
-from diffclip.training.telemetry import METRICS_FILE
-from diffclip.vlm.folders import MODEL_FOLDER
+import torch
+from transformers import TrainerCallback
+
+from diffclip.errors import DiffCLIPError, InputError
+from diffclip.files import disk_errors, lock_file, write_text
+from diffclip.training.interrupt import StopRequest
+from diffclip.vlm.files import MODEL_FOLDER, RECIPE_FILE
+from diffclip.vlm.progress import Progress
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
 
-# the Trainer writes it last, so a checkpoint in which it can be read is whole
+METRICS_FILE, LOCK_FILE = "metrics.jsonl", ".lock"
+# the Trainer writes this file last, so a checkpoint in which it can be read is whole
 STATE_FILE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-# keys that change nothing about the numbers of a run but for the order of sums, so that a resumed run may have others
+# keys that change the numbers of a run by no more than rounding, so a resumed run may have other values
 _FREE_KEYS = {"gradient_checkpointing", "deepspeed", "workers"}
 _FREE_STAGE_KEYS = {"json", "images", "expected_samples", "per_device_batch_size", "save_every", "start"}
 
 
-def of_stage(recipe: VLMRecipe, stage: int) -> VLMRecipe:
-    """The recipe without the other stage: what a run's own recipe.yaml holds."""
-    return recipe.model_copy(update={f"stage{3 - stage}": None})
-
-
 def is_finished(run: Path) -> bool:
-    """Whether the run in this folder has made its last step and saved its model."""
+    """Return whether the run in this folder has saved its model."""
     return (run / MODEL_FOLDER).is_dir() and (run / RECIPE_FILE).is_file()
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """The checkpoint with the most steps that is whole."""
-    return max(
-        (folder for folder in run.glob("checkpoint-*") if _step(folder) and _is_whole(folder)),
-        key=_step,
-        default=None,
-    )
+    """Return the whole checkpoint with the most steps."""
+    whole = (folder for folder in run.glob("checkpoint-*") if _step(folder) and _is_whole(folder))
+    return max(whole, key=_step, default=None)
+
+
+def remove_torn_checkpoints(run: Path) -> None:
+    """Remove checkpoints that were cut off while they were written."""
+    for folder in run.glob("checkpoint-*"):
+        if _step(folder) and not _is_whole(folder):
+            shutil.rmtree(folder)
 
 
 def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
-    """See, without writing anything, that a run of `recipe`, which has one stage, may start or go on in `run`.
+    """Check, without writing anything, that a run of `recipe`, which has one stage, may start or go on in `run`.
 
     Raises:
-        InputError: without `resume`, the folder holds something; with it, no run, or one of another recipe.
+        InputError: without `resume`, the folder is not empty; with it, there is no run, or one of another recipe.
     """
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
     if not resume:
         if is_finished(run):
             raise InputError(
-                f"{run} holds a finished run: its model is {run / MODEL_FOLDER}; choose another --run"
+                f"{run} holds a finished run, whose model is {run / MODEL_FOLDER}: choose another --run"
             )
         if last_checkpoint(run):
             raise InputError(
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
-        # a run that ended before its first checkpoint leaves no more than this
+        # a run that ended before its first checkpoint leaves these files alone
         begun = RECIPE_FILE in found and all(
             name in (RECIPE_FILE, METRICS_FILE) or _CHECKPOINT.fullmatch(name) for name in found
         )
@@ -72,25 +78,123 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     if (started.stage1 is None) != (recipe.stage1 is None):
         stage = 1 if started.stage1 is not None else 2
         raise InputError(f"{run} holds a run of stage {stage}: give --stage {stage}, or choose another --run")
-    check_unchanged(run, _deciding(started), _deciding(recipe))
+    before, now = _deciding(started), _deciding(recipe)
+    for key in now:
+        if before.get(key) != now[key]:
+            raise InputError(
+                f"{run} was started with {key}={before.get(key)}, not {now[key]}: resume with the same recipe"
+            )
 
 
 def claim_run(recipe: VLMRecipe, run: Path, resume: bool) -> IO[str]:
-    """Make `run` this recipe's folder; what keeps other processes out of it until it is closed.
+    """Make `run` this recipe's folder, and keep other processes out of it until the returned handle is closed.
 
     Raises:
         InputError: as `check_run`, or another process trains there.
     """
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(run)
+    lock = lock_file(run / LOCK_FILE)
+    if isinstance(lock, str):
+        raise InputError(f"{lock} trains in {run}: wait for it, or choose another --run")
     check_run(recipe, run, resume)  # another process may have been here meanwhile
     if not resume:
         write_text(run / RECIPE_FILE, to_yaml(recipe))
-    for folder in run.glob("checkpoint-*"):
-        if _step(folder) and not _is_whole(folder):
-            shutil.rmtree(folder)  # cut off while it was written
+    remove_torn_checkpoints(run)
     return lock
+
+
+class Stopping(TrainerCallback):
+    """Save and end after the step in which a signal came to any of the processes."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._stop.saves = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        asked = self._stop.asked
+        if torch.distributed.is_initialized():
+            signs = torch.tensor(int(asked), device=args.device)
+            torch.distributed.all_reduce(signs)
+            asked = bool(signs.item())
+        if asked:
+            control.should_save = control.should_training_stop = True
+
+
+class Reporter(TrainerCallback):
+    """Write RUN/metrics.jsonl and show progress, in the first process alone; end a run whose loss is not finite.
+
+    A line has step, epoch, samples, loss, lr, grad_norm, samples_per_second, time and seconds_left. A resumed run
+    first removes the lines of steps after its checkpoint.
+    """
+
+    def __init__(self, run: Path, batch_size: int, samples: int) -> None:
+        self._run, self._batch_size, self._samples = run, batch_size, samples
+        self._ended = ExitStack()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        file = self._run / METRICS_FILE
+        with disk_errors(file):
+            _forget_after(file, state.global_step)
+            self._metrics = self._ended.enter_context(file.open("a", encoding="utf-8"))
+        self._progress = self._ended.enter_context(
+            Progress(str(self._run), state.max_steps, state.global_step)
+        )
+        self._start, self._first_step = time.monotonic(), state.global_step
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        if not logs or "loss" not in logs:
+            return  # the Trainer's summary at the end
+        step = state.global_step
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(logs.get(name, 0.0)):
+                error = DiffCLIPError(f"step {step}: {name} is {logs[name]}: start again with a lower lr")
+                error.shared = True  # all processes have the same number
+                raise error
+        if state.is_world_process_zero:
+            self._write(step, state, logs)
+
+    def close(self) -> None:
+        """End the progress bar and close the file."""
+        with disk_errors(self._run / METRICS_FILE):
+            self._ended.close()
+
+    def _write(self, step: int, state: Any, logs: dict[str, Any]) -> None:
+        rate = (step - self._first_step) * self._batch_size / max(time.monotonic() - self._start, 1e-6)
+        self._progress(step, f"loss {logs['loss']:.3f}  {rate:,.1f} samples/s")
+        left = self._progress.seconds_left
+        record = {
+            "step": step,
+            "epoch": state.epoch,
+            "samples": min(step * self._batch_size, round((state.epoch or 0) * self._samples)),
+            "loss": logs["loss"],
+            "lr": logs["learning_rate"],
+            "grad_norm": logs.get("grad_norm"),
+            "samples_per_second": round(rate, 2),
+            "time": round(time.time(), 3),
+            "seconds_left": None if left is None else round(left, 1),
+        }
+        with disk_errors(self._run / METRICS_FILE):
+            self._metrics.write(json.dumps(record) + "\n")
+            self._metrics.flush()
+
+
+def _forget_after(file: Path, step: int) -> None:
+    """Remove the lines of later steps, and a line that was cut off."""
+    kept = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, KeyError, TypeError):
+            continue
+    write_text(file, "".join(kept))
 
 
 def _is_whole(folder: Path) -> bool:

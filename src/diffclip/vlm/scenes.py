@@ -1,113 +1,204 @@
-"""The built-in scenes as LLaVA's JSON, for both stages, and their questions as POPE's files."""
+"""Conversations and questions about the built-in scenes: LLaVA's JSON for both stages, and POPE's question files.
+
+No answer follows from the earlier ones of its conversation. Each yes/no question is a coin flip, and a conversation has
+at most as many as its image has colors (or kinds of objects), so that a yes is always possible. With a fixed number of
+yes, or with more questions, later answers would follow from earlier ones, and a model would learn to count instead of
+to look.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
 from diffclip.errors import InputError
-from diffclip.files import write_atomically
+from diffclip.files import disk_errors, write_atomically, write_text
 from diffclip.scenes import colour_questions, draw_scene
 from diffclip.scenes.export import QUESTION_IMAGES, jpeg, write_questions
-from diffclip.scenes.layout import Dice, lay_out, stream
-from diffclip.scenes.questions import NEGATIVES, image_name
+from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.scenes.phrases import NUMBERS, join, noun_phrase, with_article
+from diffclip.scenes.questions import (
+    EACH,
+    NEGATIVES,
+    Kind,
+    Negatives,
+    absent_colours,
+    absent_kinds,
+    ask_for_colour,
+    ask_for_kind,
+    colours_in,
+    image_name,
+    kinds_in,
+    most_frequent,
+)
+from diffclip.scenes.vocabulary import COLOURS, SHAPES
 from diffclip.vlm.conversations import IMAGE, Turn
-from diffclip.vlm.scene_talk import SORTS, Frequencies, colours_of, told, yes_no
+from diffclip.vlm.progress import track
 
-STAGES = ("stage1.json", "stage2.json")
-KINDS, COLOURS = "kinds", "colours"
-"""The two folders of questions: for kinds of objects ("a red star"), and for colours alone ("anything red")."""
+Topic = Literal["colours", "kinds"]
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+"""Of the yes/no questions, and names of the folders of question files: "anything red", or "a red star"."""
+STAGE_FILES = ("stage1.json", "stage2.json")
 _MANIFEST = "conversations.json"
-_SAID = "Describe the picture."
-_CAPTIONED_SHARE = 0.1
-_LISTED_SHARE = 0.7
+_REQUEST = "Describe the picture."
+_CAPTION_SHARE, _OPEN_SHARE = 0.1, 0.7
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Talks:
-    """What determines every file: `pictures` drawn, each in `talks` conversations of stage 2."""
+class TalkSettings:
+    """Settings that decide every file: `images` drawn, each in `talks` conversations of stage 2."""
 
-    pictures: int = 12_000
+    images: int = 12_000
     talks: int = 2
     size: int = 64
     seed: int = 0
 
 
-def write_conversations(folder: str | Path, wanted: Talks) -> bool:
-    """Write `images`, `stage1.json` and `stage2.json` below `folder`, whole or not at all.
+class Frequencies:
+    """Kinds and colors in many scenes, the most frequent first; "popular" questions ask for them if they are absent."""
 
-    The pictures are those of the train split, with one to four objects; the questions of `write_question_files` are
-    about the test split, which shares no scene with it. Stage 1 has a caption a picture. Stage 2 has yes/no questions
-    (`scene_talk`), half of the conversations for colours and half for kinds of objects, most followed by a question
-    with more of an answer, and some captions.
+    def __init__(self, scenes: Iterable[Sequence[Spec]]) -> None:
+        present = [sorted(kinds_in(scene)) for scene in scenes]
+        self.kinds: list[Kind] = most_frequent(present)
+        self.colors: list[str] = most_frequent(sorted({color for color, _ in kinds}) for kinds in present)
+
+
+def write_conversations(folder: str | Path, settings: TalkSettings) -> bool:
+    """Write `images`, `stage1.json` and `stage2.json` below `folder`; images that are there are not drawn again.
+
+    The images are of the train split, with one to four objects; the questions of `write_question_files` are about the
+    test split, which has other scenes. Stage 1 has a caption for each image. Stage 2 has yes/no questions, half of the
+    conversations about colors and half about kinds of objects, most followed by an open question, and some captions.
 
     Returns:
-        False when the folder had all this already.
+        False if the folder had everything already.
 
     Raises:
-        InputError: the folder holds something else, or cannot be written.
+        InputError: the folder has other conversations, or cannot be written.
     """
     folder = Path(folder)
-    if folder.exists():
-        _refuse_others(folder, wanted)
+    wanted = json.dumps(asdict(settings)) + "\n"
+    manifest, images = folder / _MANIFEST, folder / QUESTION_IMAGES
+    if folder.exists() and (not manifest.is_file() or manifest.read_text(encoding="utf-8") != wanted):
+        raise InputError(f"{folder} holds other conversations: remove it, or choose another folder")
+    if all((folder / name).is_file() for name in STAGE_FILES):
         return False
-    often = Frequencies(_specs(index, wanted.seed) for index in range(wanted.pictures))
+    with disk_errors(folder):
+        images.mkdir(parents=True, exist_ok=True)
+    write_text(manifest, wanted)
+    frequencies = Frequencies(_specs(index, settings.seed) for index in range(settings.images))
     captions: list[dict[str, Any]] = []
     talks: list[dict[str, Any]] = []
-    with write_atomically(folder) as temporary:
-        (temporary / QUESTION_IMAGES).mkdir(parents=True)
-        for index in range(wanted.pictures):
-            scene = draw_scene(
-                index, split="train", seed=wanted.seed, size=wanted.size, objects=_objects(index)
-            )
-            (temporary / QUESTION_IMAGES / image_name(index)).write_bytes(jpeg(scene.image))
-            caption = scene.captions[index % len(scene.captions)]
-            captions.append(_sample(f"caption-{index}", index, [Turn(_SAID, caption)]))
-            dice = Dice(stream("questions", "train", wanted.seed, index))
-            for number in range(wanted.talks):
-                turns = _talk(index, wanted.seed, scene.captions, often, dice)
-                talks.append(_sample(f"talk-{index}-{number}", index, turns))
-        for name, samples in zip(STAGES, (captions, talks), strict=True):
-            (temporary / name).write_text(json.dumps(samples), encoding="utf-8")
-        (temporary / _MANIFEST).write_text(json.dumps(asdict(wanted)) + "\n", encoding="utf-8")
+    for index in track(range(settings.images), "conversations about scenes", settings.images):
+        scene = draw_scene(
+            index, split="train", seed=settings.seed, size=settings.size, objects=_objects(index)
+        )
+        file = images / image_name(index)
+        if not file.exists():
+            with disk_errors(file):
+                file.with_suffix(".tmp").write_bytes(jpeg(scene.image))
+                os.replace(file.with_suffix(".tmp"), file)
+        caption = scene.captions[index % len(scene.captions)]
+        captions.append(_sample(f"caption-{index}", index, [Turn(_REQUEST, caption)]))
+        dice = Dice(stream("questions", "train", settings.seed, index))
+        for number in range(settings.talks):
+            turns = _talk(_specs(index, settings.seed), scene.captions, frequencies, dice)
+            talks.append(_sample(f"talk-{index}-{number}", index, turns))
+    for name, samples in zip(STAGE_FILES, (captions, talks), strict=True):
+        write_text(folder / name, json.dumps(samples))
     return True
 
 
-def write_question_files(folder: str | Path, pictures: int = 500, size: int = 64, seed: int = 0) -> bool:
-    """Write `kinds` and `colours` below `folder`: POPE's three files each, the pictures in `kinds/images`.
+def write_question_files(folder: str | Path, images: int = 500, size: int = 64, seed: int = 0) -> bool:
+    """Write `kinds` and `colours` below `folder`: POPE's three files each, the images in `kinds/images`.
 
     Returns:
-        False when both were there.
+        False if both were there.
 
     Raises:
         InputError: the folder cannot be written.
     """
-    kinds, colours = Path(folder) / KINDS, Path(folder) / COLOURS
-    if kinds.exists() and colours.exists():
+    kinds, colors = Path(folder) / "kinds", Path(folder) / "colours"
+    if kinds.exists() and colors.exists():
         return False
     if not kinds.exists():
-        write_questions(kinds, pictures, size, seed)
-    if not colours.exists():
-        with write_atomically(colours) as temporary:
+        write_questions(kinds, images, size, seed)
+    if not colors.exists():
+        with write_atomically(colors) as temporary:
             temporary.mkdir(parents=True)
             for negatives in NEGATIVES:
-                asked = colour_questions(pictures, negatives, seed)
-                lines = [json.dumps(question.record()) + "\n" for question in asked]
+                lines = [json.dumps(one.record()) + "\n" for one in colour_questions(images, negatives, seed)]
                 (temporary / f"coco_pope_{negatives}.json").write_text("".join(lines), encoding="utf-8")
     return True
 
 
-def _refuse_others(folder: Path, wanted: Talks) -> None:
-    try:
-        found = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if found != asdict(wanted):
-        raise InputError(
-            f"{folder} holds other conversations ({found or 'no ' + _MANIFEST}): remove it, or choose another folder"
+def yes_no_turns(specs: Sequence[Spec], topic: Topic, frequencies: Frequencies, dice: Dice) -> list[Turn]:
+    """Ask yes/no questions about a scene; each "no" asks for something absent as one of POPE's three splits does."""
+    if topic == "colours":
+        return _flips(colours_in(specs), absent_colours, frequencies.colors, ask_for_colour, dice)
+    return _flips(kinds_in(specs), absent_kinds, frequencies.kinds, ask_for_kind, dice)
+
+
+def color_turn(specs: Sequence[Spec]) -> Turn:
+    """Ask for all colors, which are listed in the order of the vocabulary."""
+    return Turn("Which colours are in the picture?", _listed(COLOURS, {spec.colour for spec in specs}))
+
+
+def open_turn(specs: Sequence[Spec], dice: Dice) -> Turn:
+    """Ask a question whose answer is more than yes or no."""
+    spec = dice.pick(specs)
+    ask = dice.pick(("colours", "shapes", "colour", "what", "number"))
+    if ask == "colours":
+        return color_turn(specs)
+    if ask == "shapes":
+        return Turn("Which shapes are in the picture?", _listed(SHAPES, {other.shape for other in specs}))
+    if ask == "colour":
+        colors = {other.colour for other in specs if other.shape == spec.shape}
+        return Turn(f"What colour is the {spec.shape}?", _listed(COLOURS, colors))
+    if ask == "what":
+        shapes = {other.shape for other in specs if other.colour == spec.colour}
+        return Turn(
+            f"What is {spec.colour}?", join([with_article(shape) for shape in SHAPES if shape in shapes])
         )
+    return Turn("How many objects are in the picture?", NUMBERS[len(specs)])
+
+
+def describe(specs: Sequence[Spec], dice: Dice) -> str:
+    """Name all objects of a scene with their colors in one phrase, in place of an image."""
+    groups: dict[Kind, list[Spec]] = {}
+    for spec in specs:
+        groups.setdefault((spec.colour, spec.shape), []).append(spec)
+    return join([noun_phrase(group, frozenset({"colour"})) for group in dice.shuffle(list(groups.values()))])
+
+
+def _flips(
+    present: Sequence[T],
+    absent_from: Callable[[Sequence[T], Negatives, Sequence[T], Dice], list[T]],
+    frequent: Sequence[T],
+    ask: Callable[[T], str],
+    dice: Dice,
+) -> list[Turn]:
+    """Ask as many questions as things are `present`, each with even chances for a present or an absent one."""
+    turns: list[Turn] = []
+    left = dice.shuffle(present)
+    here, asked = list(left), list[T]()
+    for _ in here:
+        if dice.chance(0.5):
+            turns.append(Turn(ask(left.pop()), "yes"))
+        else:
+            absent = absent_from(here, dice.pick(NEGATIVES), frequent, dice)
+            asked.append(dice.pick([one for one in absent if one not in asked][:EACH]))
+            turns.append(Turn(ask(asked[-1]), "no"))
+    return turns
+
+
+def _listed(vocabulary: Iterable[str], words: set[str]) -> str:
+    return join([word for word in vocabulary if word in words])
 
 
 def _objects(index: int) -> int:
@@ -118,13 +209,14 @@ def _specs(index: int, seed: int) -> Any:
     return lay_out(Dice(stream("scene", "train", seed, index)), _objects(index), None)[1]
 
 
-def _talk(index: int, seed: int, captions: tuple[str, ...], often: Frequencies, dice: Dice) -> list[Turn]:
-    specs = _specs(index, seed)
-    if dice.chance(_CAPTIONED_SHARE):
-        return [Turn(_SAID, dice.pick(captions))]
-    turns = yes_no(specs, dice.pick(SORTS), often, dice)
-    if dice.chance(_LISTED_SHARE):
-        turns.append(colours_of(specs) if dice.chance(0.5) else told(specs, dice))
+def _talk(
+    specs: Sequence[Spec], captions: tuple[str, ...], frequencies: Frequencies, dice: Dice
+) -> list[Turn]:
+    if dice.chance(_CAPTION_SHARE):
+        return [Turn(_REQUEST, dice.pick(captions))]
+    turns = yes_no_turns(specs, dice.pick(TOPICS), frequencies, dice)
+    if dice.chance(_OPEN_SHARE):
+        turns.append(color_turn(specs) if dice.chance(0.5) else open_turn(specs, dice))
     return turns
 
 

@@ -1,4 +1,4 @@
-"""One stage of training, on transformers' Trainer: many GPUs by torchrun or `accelerate launch`, DeepSpeed, resuming.
+"""Train one stage with transformers' Trainer: many GPUs by torchrun or `accelerate launch`, DeepSpeed, resuming.
 
 The vision tower is frozen in both stages. Stage 1 trains the connector, stage 2 connector and language model
 (arXiv:2310.03744; the paper's Section 5.1).
@@ -10,175 +10,237 @@ import importlib.util
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import Sampler
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import disk_errors
 from diffclip.training.interrupt import StopRequest
-from diffclip.vlm.batches import Collator, ConversationSet
-from diffclip.vlm.conversations import read_conversations
-from diffclip.vlm.folders import MODEL_FOLDER, quiet, save_vlm
-from diffclip.vlm.llava import compute_again
-from diffclip.vlm.recipe import StageRecipe, VLMRecipe
-from diffclip.vlm.run import check_run, claim_run, is_finished, last_checkpoint, of_stage
-from diffclip.vlm.start import freeze, look_at_nothing, starting_model
-from diffclip.vlm.telling import Telling
+from diffclip.vlm.chat import image_tokens
+from diffclip.vlm.dataset import Collator, ConversationSet, GroupedOrder, open_conversations
+from diffclip.vlm.files import MODEL_FOLDER, RECIPE_FILE, load_language_model, load_vision, load_vlm, save_vlm
+from diffclip.vlm.llava import connect, connector_of, enable_checkpointing, freeze
+from diffclip.vlm.quiet import quiet
+from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe
+from diffclip.vlm.run import Reporter, Stopping, check_run, claim_run, is_finished, last_checkpoint
 from diffclip.weights import as_disk_error
-
-# beside the newest, one more, in case the newest is cut off while it is written
-_KEPT_CHECKPOINTS = 2
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: its model's folder, and the steps it took; none where it had ended before."""
-
-    model: Path
-    steps: int
 
 
 def train_stage(
     recipe: VLMRecipe, stage: int, run: Path, resume: bool = False, say: Callable[[str], None] = print
-) -> Outcome:
-    """Train `stage` of `recipe` in the folder `run` and save the model to RUN/model.
+) -> int:
+    """Train `stage` of `recipe` in the folder `run`, save the model to RUN/model, and return the number of steps.
 
     Under torchrun or `accelerate launch` every process calls this. A resumed run goes on from its last whole
-    checkpoint, or from its start where it has none; where nothing is left to do, it says so.
+    checkpoint, or from its start without one. A finished run takes 0 steps.
 
     Args:
-        say: told in the first process what a user should know, a line each.
+        say: called in the first process with a line for the user.
 
     Raises:
         InputError: the recipe, its data or its models cannot be used, `run` holds another run, or the disk is full.
         StoppedError: a signal asked the run to stop; its state is saved.
-        DiffCLIPError: the loss is not finite, or memory is short.
+        DiffCLIPError: the loss is not finite, or the GPU's memory is too small.
     """
-    part, recipe = recipe.stage(stage), of_stage(recipe, stage)
-    say = say if _rank() == 0 else _nothing
+    part, recipe = recipe.stage(stage), recipe.only(stage)
     with ExitStack() as held, StopRequest(run) as stop:
         try:
             check_run(recipe, run, resume)
             if is_finished(run):
-                say(f"{run} is finished: its model is {run / MODEL_FOLDER}")
-                return Outcome(run / MODEL_FOLDER, 0)
+                if _rank() == 0:
+                    say(f"{run} is finished: its model is {run / MODEL_FOLDER}")
+                return 0
             _check_deepspeed(recipe)
             accumulate = part.passes(_world())
-            conversations = read_conversations(part.json_file, part.images)
+            conversations = open_conversations(part.json_file, part.images)
             model, processor = starting_model(recipe, part, stage)
         except DiffCLIPError as error:
             error.shared = True  # every process has met it
             raise
         if _rank() == 0:
             held.enter_context(claim_run(recipe, run, resume))
-        dataset = ConversationSet(conversations, processor, part.template, recipe.max_length)
         freeze(model, stage)
-        look_at_nothing(model)
+        _reach_all_weights(model)
         if recipe.gradient_checkpointing:
-            compute_again(model)
-        telling = Telling(run, part.batch_size, len(dataset))
-        held.callback(telling.close)
-        steps = part.steps(len(dataset))
+            enable_checkpointing(model)
+        reporter = Reporter(run, part.batch_size, len(conversations))
+        held.callback(reporter.close)
+        lengths = conversations.token_counts(part.template, image_tokens(processor), recipe.max_length)
         with quiet():
-            arguments = _arguments(recipe, part, run, accumulate, steps)
-            trainer = _Trainer(
+            trainer = StageTrainer(
                 model=model,
-                args=arguments,
-                train_dataset=dataset,
+                args=_arguments(recipe, part, run, accumulate, len(conversations)),
+                train_dataset=ConversationSet(
+                    conversations, part.images, processor, part.template, recipe.max_length
+                ),
                 data_collator=Collator(processor),
-                callbacks=[telling, _Stopping(stop)],
+                callbacks=[reporter, Stopping(stop)],
+                order=GroupedOrder(lengths, part.batch_size, recipe.seed),
             )
-            trainer.remove_callback(PrinterCallback)
-            # the Trainer has put it there, from where Llava would hand it on to the vision tower, now and once saved
-            vars(model.config).pop("use_cache", None)
-            kept = last_checkpoint(run) if resume else None
-            _run(trainer, run, part, kept)
-        if trainer.state.global_step < trainer.state.max_steps:
+            trainer.fit(run, resume)
+        _save(trainer, processor, run)
+        return int(trainer.state.global_step)
+
+
+class StageTrainer(Trainer):
+    """Trainer with a given order of samples, and errors in one line."""
+
+    model: Any
+
+    def __init__(self, order: Sampler[int], **options: Any) -> None:
+        super().__init__(**options)
+        self._order = order
+        self.remove_callback(PrinterCallback)
+        # the Trainer has set it, and Llava would hand it on to the vision tower
+        vars(self.model.config).pop("use_cache", None)
+
+    def fit(self, run: Path, resume: bool) -> None:
+        """Train to the end, from the last checkpoint in `run` if `resume` is set.
+
+        Raises:
+            StoppedError: a signal asked the run to stop; its state is saved.
+            InputError: the disk is full, or a sample cannot be used.
+            DiffCLIPError: the GPU's memory is too small.
+        """
+        checkpoint = last_checkpoint(run) if resume else None
+        with disk_errors(run):
+            try:
+                self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            except torch.OutOfMemoryError as error:
+                raise DiffCLIPError(
+                    "a GPU's memory is too small: try a per_device_batch_size below "
+                    f"{self.args.per_device_train_batch_size}, or gradient_checkpointing=true"
+                ) from error
+            except (RuntimeError, SafetensorError) as error:
+                raise as_disk_error(error) from error
+        if self.state.global_step < self.state.max_steps:
             stopped = StoppedError(
-                f"{run}: asked to stop at step {trainer.state.global_step}, which is saved: go on with --resume"
+                f"{run}: asked to stop at step {self.state.global_step}, which is saved: go on with --resume"
             )
             stopped.shared = True
             raise stopped
-        _save(trainer, processor, run)
-        return Outcome(run / MODEL_FOLDER, trainer.state.global_step)
 
-
-class _Trainer(Trainer):
-    model: Any
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        return self._order
 
     def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:
-        """As the model's class reads it: Llava's own saves its weights under older names, which Trainer takes for none
-        of the model's, and goes on without a word."""
+        """Load as the model's class does: Llava saves its weights under older names, which the Trainer would ignore."""
         saved = type(self.model).from_pretrained(checkpoint, use_safetensors=True, dtype=torch.float32)
         self.model.load_state_dict(saved.state_dict())
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        self.model.model.vision_tower.eval()  # frozen: the Trainer has set the whole model to training
+        if hasattr(self.model.model, "vision_tower"):
+            self.model.model.vision_tower.eval()  # frozen, but the Trainer has set the whole model to training
         return super().compute_loss(model, inputs | {"use_cache": False}, *args, **kwargs)
 
 
-class _Stopping(TrainerCallback):
-    """Saves and ends after the step in which a signal came to any of the processes."""
+def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[Any, Any]:
+    """Load the model that `stage` starts from, in float32, and its processor.
 
-    def __init__(self, stop: StopRequest) -> None:
-        self._stop = stop
+    Raises:
+        InputError: a part cannot be used, or stage 2 starts from a model of other parts than the recipe's.
+    """
+    if stage == 1:
+        vision, image_processor = load_vision(recipe.vision)
+        language_model, tokenizer = load_language_model(recipe.language_model)
+        options = (recipe.connector, recipe.image_token, recipe.seed)
+        return connect(vision, language_model, tokenizer, image_processor, *options)
+    if part.start is None:
+        raise InputError("stage2.start is missing: give the run of stage 1, stage2.start=FOLDER")
+    before = Path(part.start) / RECIPE_FILE
+    if before.is_file():
+        started = read_vlm_recipe(before)
+        for key in ("connector", "vision", "language_model", "image_token"):
+            was, now = getattr(started, key), getattr(recipe, key)
+            if was != now:
+                raise InputError(
+                    f"{part.start} was trained with {key}={was}, and the recipe says {now}: give {key}={was}, or "
+                    "another stage2.start"
+                )
+    model, processor = load_vlm(part.start)
+    if connector_of(model) != recipe.connector:
+        raise InputError(
+            f"{part.start} has the connector {connector_of(model)}, and the recipe says {recipe.connector}: "
+            f"give connector={connector_of(model)}, or another stage2.start"
+        )
+    return model.float(), processor
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._stop.saves = True
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        asked = self._stop.asked
-        if torch.distributed.is_initialized():
-            signs = torch.tensor(int(asked), device=args.device)
-            torch.distributed.all_reduce(signs)
-            asked = bool(signs.item())
-        if asked:
-            control.should_save = control.should_training_stop = True
+def _reach_all_weights(model: Any) -> None:
+    """Let a batch without images see an empty image, whose features count for nothing.
+
+    Otherwise the connector would have no gradient in that batch, for which DistributedDataParallel waits; in stage 1
+    there would be no gradient at all. Under DeepSpeed's ZeRO-3 all processes must run the same layers. LLaVA does so.
+    """
+    size, channels = model.config.vision_config.image_size, model.config.vision_config.num_channels
+
+    def add_image(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("pixel_values") is not None or kwargs.get("input_ids") is None:
+            return None
+        words = module.get_input_embeddings()(kwargs["input_ids"])
+        empty = torch.zeros(1, channels, size, size, device=words.device, dtype=module.dtype)
+        features = module.get_image_features(pixel_values=empty, return_dict=True).pooler_output[0]
+        return args, kwargs | {"input_ids": None, "inputs_embeds": words + 0.0 * features.sum()}
+
+    model.model.register_forward_pre_hook(add_image, with_kwargs=True)
 
 
-def _arguments(
-    recipe: VLMRecipe, part: StageRecipe, run: Path, accumulate: int, steps: int
-) -> TrainingArguments:
+def trainer_arguments(run: Path, **options: Any) -> TrainingArguments:
+    """Make the Trainer's arguments that all trainings here have in common.
+
+    Raises:
+        InputError: one process has several GPUs.
+    """
     cuda = torch.cuda.is_available()
-    if cuda and recipe.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise InputError("the GPU has no bfloat16: give precision=fp32")
     arguments = TrainingArguments(
         output_dir=str(run),
-        per_device_train_batch_size=part.per_device_batch_size,
-        gradient_accumulation_steps=accumulate,
-        num_train_epochs=part.epochs,
-        learning_rate=part.lr,
-        lr_scheduler_type="cosine",
-        warmup_steps=part.warmup_steps(steps),
-        weight_decay=part.weight_decay,
-        bf16=recipe.precision == "bf16",
-        deepspeed=recipe.deepspeed,
         ddp_find_unused_parameters=False,  # every batch reaches every trained weight
-        dataloader_num_workers=recipe.workers,
         dataloader_pin_memory=cuda,
         remove_unused_columns=False,
-        seed=recipe.seed,
         save_strategy="steps",
-        save_steps=part.save_every,
-        save_total_limit=_KEPT_CHECKPOINTS,
+        save_total_limit=2,  # beside the newest one more, in case the newest is cut off
         logging_steps=1,
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
         use_cpu=not cuda,
+        **options,
     )
     if arguments.n_gpu > 1:
         raise InputError(
-            f"{arguments.n_gpu} GPUs are here for one process: start one each with torchrun --nproc-per-node "
-            f"{arguments.n_gpu} -m diffclip.cli -- vlm train …, or choose one with CUDA_VISIBLE_DEVICES=0"
+            f"one process sees {arguments.n_gpu} GPUs: start one process for each with torchrun --nproc-per-node "
+            f"{arguments.n_gpu} -m diffclip.cli -- vlm train …, or choose a GPU with CUDA_VISIBLE_DEVICES=0"
         )
     return arguments
+
+
+def _arguments(
+    recipe: VLMRecipe, part: StageRecipe, run: Path, accumulate: int, samples: int
+) -> TrainingArguments:
+    bf16 = recipe.precision == "bf16"
+    if bf16 and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise InputError("the GPU has no bfloat16: give precision=fp32")
+    return trainer_arguments(
+        run,
+        per_device_train_batch_size=part.per_device_batch_size,
+        gradient_accumulation_steps=accumulate,
+        num_train_epochs=part.epochs,
+        learning_rate=part.lr,
+        lr_scheduler_type="cosine",
+        warmup_steps=part.warmup_steps(part.steps(samples)),
+        weight_decay=part.weight_decay,
+        bf16=bf16,
+        deepspeed=recipe.deepspeed,
+        dataloader_num_workers=recipe.workers,
+        seed=recipe.seed,
+        save_steps=part.save_every,
+    )
 
 
 def _check_deepspeed(recipe: VLMRecipe) -> None:
@@ -190,23 +252,9 @@ def _check_deepspeed(recipe: VLMRecipe) -> None:
         raise InputError("the recipe asks for DeepSpeed, which is not installed: run pip install deepspeed")
 
 
-def _run(trainer: Trainer, run: Path, part: StageRecipe, checkpoint: Path | None) -> None:
-    with disk_errors(run):
-        try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except torch.OutOfMemoryError as error:
-            raise DiffCLIPError(
-                f"a GPU's memory is short: try a per_device_batch_size below {part.per_device_batch_size}, or "
-                "gradient_checkpointing=true"
-            ) from error
-        except (RuntimeError, SafetensorError) as error:
-            raise as_disk_error(error) from error
-
-
 def _save(trainer: Any, processor: Any, run: Path) -> None:
-    """Write RUN/model; all processes call it, as some bring the weights together for it."""
-    several = _world() > 1
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if several else None
+    """Write RUN/model; all processes call it, since some gather the weights for it."""
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if _world() > 1 else None
     if _rank() == 0:
         save_vlm(trainer.model, processor, run / MODEL_FOLDER, state)
     trainer.accelerator.wait_for_everyone()
@@ -218,7 +266,3 @@ def _rank() -> int:
 
 def _world() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
-
-
-def _nothing(line: str) -> None:
-    pass

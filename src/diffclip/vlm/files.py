@@ -1,0 +1,233 @@
+"""Load and save connected models, and load the vision towers and language models that they are made of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
+
+from diffclip.config import VARIANTS
+from diffclip.errors import InputError
+from diffclip.files import write_atomically
+from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
+from diffclip.loading import load
+from diffclip.model_source import find_model, seed_of_run
+from diffclip.vlm.llava import connector_of
+from diffclip.vlm.quiet import quiet
+from diffclip.weights import as_disk_error
+
+MODEL_FOLDER, RECIPE_FILE = "model", "recipe.yaml"
+"""Where a run keeps its model and its recipe."""
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, ImportError),
+    SafetensorError,
+)
+"""Errors that transformers raises for files that are missing, damaged, or of another kind."""
+_CONFIG = "config.json"
+_WANTED = "give a run folder of `diffclip vlm train`, or a model that it saved"
+_ANSWERING = (".safetensors", ".json", ".jinja", ".txt", ".model")
+
+
+def save_vlm(
+    model: Any, processor: Any, folder: str | Path, state: Mapping[str, Tensor] | None = None
+) -> None:
+    """Save a connected model and its processor to a new `folder`, whole or not at all.
+
+    Args:
+        state: the model's state dict if it was gathered from several processes.
+
+    Raises:
+        InputError: `folder` exists, or cannot be written.
+    """
+    if Path(folder).exists():
+        raise InputError(f"{folder} exists already: choose another folder")
+    with write_atomically(folder) as temporary, quiet():
+        try:
+            model.save_pretrained(temporary, state_dict=state)
+            processor.save_pretrained(temporary)
+        except SafetensorError as error:
+            raise as_disk_error(error) from error
+
+
+def load_vlm(source: str | Path) -> tuple[Any, Any]:
+    """Load a connected model, in evaluation mode on the CPU, and its processor.
+
+    Args:
+        source: a folder that `save_vlm` wrote, or a run folder of `diffclip vlm train`.
+
+    Raises:
+        InputError: `source` has no such model, or its files are damaged.
+    """
+    folder = model_folder(source)
+    auto: Any = AutoProcessor
+    images: Any = AutoImageProcessor
+    with quiet():
+        try:
+            model = _read(AutoModelForImageTextToText, folder)
+        except InputError:
+            raise
+        except UNREADABLE as error:
+            raise InputError(
+                f"{folder} holds no model that answers questions about images ({line_of(error)}): {_WANTED}"
+            ) from None
+        connector_of(model)
+        try:
+            processor = auto.from_pretrained(folder, trust_remote_code=False)
+            # resize with Pillow, as in stage 1 and in the tower's own training
+            processor.image_processor = images.from_pretrained(folder, backend="pil")
+        except UNREADABLE as error:
+            raise InputError(f"{folder} has no processor ({line_of(error)}): save it again") from None
+    return model, processor
+
+
+def model_folder(source: str | Path) -> Path:
+    """Return the folder with the weights: `source`, or the model of the run `source`.
+
+    Raises:
+        InputError: there is no such folder, the run has not ended, or it is a run of `diffclip train`.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        raise InputError(f"{source} is not a folder: {_WANTED}")
+    for candidate in (folder, folder / MODEL_FOLDER):
+        if (candidate / _CONFIG).is_file():
+            return candidate
+    recipe = folder / RECIPE_FILE
+    if recipe.is_file() and "language_model:" not in recipe.read_text(encoding="utf-8", errors="replace"):
+        raise InputError(f"{source} is a run of `diffclip train`, which has no language model: {_WANTED}")
+    if recipe.is_file():
+        raise InputError(
+            f"{source} is a run that has not ended: finish it with `diffclip vlm train … --resume`"
+        )
+    raise InputError(f"{source} holds no model: {_WANTED}")
+
+
+def load_vision(source: str) -> tuple[Any, Any]:
+    """Load a vision tower, a DiffCLIPVisionModel, and its image processor.
+
+    Args:
+        source: a run folder, a saved folder, a published file, or `hf-hub:OWNER/NAME`.
+
+    Raises:
+        InputError: `source` has no usable weights.
+    """
+    path = find_model(source)
+    if path is None:
+        raise InputError(
+            f"vision {source} is a model's name and has no weights, but the tower is not trained here: give a run, a "
+            "saved folder or hf-hub:OWNER/NAME"
+        )
+    clip = load(path)[0]
+    return vision_from_diffclip(clip), image_processor_of(clip.config)
+
+
+def load_language_model(source: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """Load a causal language model, in evaluation mode, and its tokenizer from a folder or the Hugging Face hub.
+
+    Raises:
+        InputError: there is none, it is of another kind, its weights are damaged, or it needs code of its own.
+    """
+    if not Path(source).is_dir() and (Path(source).exists() or source.count("/") != 1):
+        raise InputError(f"language_model {source} is not a folder: give one, or OWNER/NAME on the hub")
+    with quiet():
+        try:
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+            check_causal(config, source)
+            model = _read(AutoModelForCausalLM, source, dtype=dtype)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        except InputError:
+            raise
+        except UNREADABLE as error:
+            raise InputError(f"language_model {source} cannot be used ({line_of(error)})") from None
+    return model, tokenizer
+
+
+def check_causal(config: Any, source: str) -> None:
+    """Raise `InputError` if no causal language model has a configuration of this kind."""
+    kinds: Any = AutoModelForCausalLM
+    if type(config) not in kinds._model_mapping:
+        raise InputError(f"language_model {source} is a {config.model_type}, not a causal language model")
+
+
+def line_of(error: BaseException) -> str:
+    """Return the first line of an error, shortened to fit into another message."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].strip()[:150].rstrip(".:")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Identify a saved model in records: its folder, a digest of its files, and the seed of its run, if known."""
+
+    weights: Path
+    digest: str
+    seed: int | None
+
+
+def identify(source: str | Path) -> Subject:
+    """Identify the model in `source`, a saved model or a run.
+
+    The digest covers all files that decide an answer: weights, configuration, tokenizer, processor and template.
+
+    Raises:
+        InputError: `source` has no model, or cannot be read.
+    """
+    folder = model_folder(source)
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(folder.iterdir()):
+            if file.suffix in _ANSWERING and file.is_file():
+                digest.update(file.name.encode())
+                with file.open("rb") as handle:
+                    digest.update(hashlib.file_digest(handle, "sha256").digest())
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    return Subject(folder, digest.hexdigest()[:12], seed_of_run(folder.parent))
+
+
+def label_of(model: Any) -> str:
+    """Return the model's name in records: "DiffCLIP-v768x12x12p16-linear-qwen2-24x896".
+
+    It is the vision tower's variant, width, layers, heads and patch size, the connector, and the language model's kind,
+    layers and width.
+    """
+    vision, text = model.config.vision_config, model.config.text_config
+    variant = next(
+        (
+            name
+            for name, (attention, _, lambda_init) in VARIANTS.items()
+            if vision.attention == attention
+            and (attention != "differential" or vision.lambda_init == lambda_init)
+        ),
+        "custom",
+    )
+    tower = (
+        f"v{vision.hidden_size}x{vision.num_hidden_layers}x{vision.num_attention_heads}p{vision.patch_size}"
+    )
+    language = f"{text.model_type}-{text.num_hidden_layers}x{text.hidden_size}"
+    return f"{variant}-{tower}-{connector_of(model)}-{language}"
+
+
+def _read(kind: Any, source: str | Path, **options: Any) -> Any:
+    """Load a model of an Auto class in evaluation mode; its files must have all weights."""
+    model, report = kind.from_pretrained(
+        source, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
+    )
+    lacking = sorted(report["missing_keys"])
+    if lacking:
+        raise InputError(f"{source} is damaged, its weights lack {lacking[0]}: save or fetch it again")
+    return model.eval()

@@ -1,0 +1,192 @@
+"""Saved models: they come back as they were and answer; what cannot be used is said in a line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from diffclip.cli.main import app
+from diffclip.errors import InputError
+from diffclip.vlm.chat import answer
+from diffclip.vlm.files import load_language_model, load_vision, load_vlm, save_vlm
+
+QUESTIONS = ("Is the picture light?", "What colour is the square? Describe the picture shortly.", "Yes?")
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    save_vlm(*tiny_vlm, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def talker(tiny_vlm: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The tiny model with a language model that is sure of itself, so that rounding decides nothing."""
+    model = copy.deepcopy(tiny_vlm[0])
+    with torch.no_grad():
+        for parameter in model.model.language_model.parameters():
+            parameter.mul_(8.0 if parameter.ndim > 1 else 1.0)
+        model.model.multi_modal_projector.weight.mul_(50)
+    model.generation_config.eos_token_id = [0]
+    return model, tiny_vlm[1]
+
+
+@pytest.fixture(scope="module")
+def shades() -> list[Image.Image]:
+    return [Image.new("RGB", (30, 20), (value, 255 - value, value)) for value in (0, 250)]
+
+
+def test_a_model_loads_from_its_folder_and_from_its_run(
+    saved: Path, tiny_vlm: tuple[Any, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for source in (saved, str(saved.parent)):
+        model, processor = load_vlm(source)
+        assert not model.training
+        before, after = tiny_vlm[0].state_dict(), model.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert processor.image_token_id == tiny_vlm[1].image_token_id
+        # transformers' default resizes with torchvision, the tower was trained with Pillow
+        assert type(processor.image_processor) is type(tiny_vlm[1].image_processor)
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(InputError, match="exists already"):
+        save_vlm(*tiny_vlm, saved)
+
+
+def test_folders_without_a_model(tmp_path: Path, tiny_language_folder: Path, tiny_clip_folder: Path) -> None:
+    (tmp_path / "clip" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "clip" / "recipe.yaml").write_text("model: CLIP-ViT-B-16\n")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "recipe.yaml").write_text("vision: x\nlanguage_model: y\n")
+    for source, message in (
+        ("nowhere", "nowhere is not a folder: give a run folder"),
+        (tmp_path, "holds no model: give"),
+        (tmp_path / "clip", "is a run of `diffclip train`, which has no language model: give"),
+        (tmp_path / "begun", "is a run that has not ended: finish it"),
+        (tiny_language_folder, "holds no model that answers questions about images"),
+        (tiny_clip_folder, "holds no model that answers questions about images"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_vlm(source)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "lacking", "no processor"])
+def test_damaged_folders(saved: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    file = folder / "model.safetensors"
+    if damage == "cut off":
+        file.write_bytes(file.read_bytes()[:5000])
+        message = "holds no model that answers"
+    elif damage == "lacking":
+        tensors = load_file(file)
+        del tensors["model.multi_modal_projector.weight"]
+        save_file(tensors, file, metadata={"format": "pt"})
+        message = "its weights lack model.multi_modal_projector.weight"
+    else:
+        for name in ("processor_config.json", "tokenizer.json", "tokenizer_config.json"):
+            (folder / name).unlink()
+        message = "has no processor"
+    with pytest.raises(InputError, match=message):
+        load_vlm(folder)
+
+
+def test_vision_towers_and_language_models(
+    tiny_clip_folder: Path,
+    tiny_language_folder: Path,
+    tiny_vision: Any,
+    tiny_language_model: Any,
+    tmp_path: Path,
+) -> None:
+    vision, image_processor = load_vision(str(tiny_clip_folder))
+    pixels = torch.ones(1, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(vision(pixels).last_hidden_state, tiny_vision(pixels).last_hidden_state)
+    assert dict(image_processor.crop_size) == {"height": 16, "width": 16}
+    language, tokenizer = load_language_model(str(tiny_language_folder))
+    assert torch.equal(language.lm_head.weight, tiny_language_model.lm_head.weight)
+    assert tokenizer.convert_tokens_to_ids("<|image_pad|>") == 3
+    with pytest.raises(InputError, match="is a model's name and has no weights"):
+        load_vision("DiffCLIP-ViT-B-16")
+    with pytest.raises(InputError, match="language_model nowhere is not a folder"):
+        load_language_model("nowhere")
+    with pytest.raises(InputError, match=r"language_model .* cannot be used \("):
+        load_language_model(str(tiny_clip_folder))
+    transformers.ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="is a vit, not a causal language model"):
+        load_language_model(str(tmp_path))
+
+
+def test_code_that_comes_with_weights_does_not_run(tmp_path: Path, tiny_language_folder: Path) -> None:
+    folder = tmp_path / "strange"
+    shutil.copytree(tiny_language_folder, folder)
+    marker = tmp_path / "ran"
+    (folder / "own.py").write_text(f"open({str(marker)!r}, 'w')")
+    config = (folder / "config.json").read_text().replace('"qwen2"', '"own"')
+    auto = '{"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"},'
+    (folder / "config.json").write_text(auto + config.lstrip().removeprefix("{"))
+    with pytest.raises(InputError, match="cannot be used"):
+        load_language_model(str(folder))
+    assert not marker.exists()
+
+
+def test_a_batch_answers_as_each_question_alone(
+    talker: tuple[Any, Any], shades: list[Image.Image], tmp_path: Path
+) -> None:
+    shades[1].save(tmp_path / "light.png")
+    images = [shades[0], None, tmp_path / "light.png"]
+    together = answer(*talker, images, QUESTIONS, 6)
+    alone = [
+        answer(*talker, [image], [question], 6)[0] for image, question in zip(images, QUESTIONS, strict=True)
+    ]
+    assert together == alone
+    assert all(together)
+    assert len(set(answer(*talker, [*shades, None], [QUESTIONS[0]] * 3, 6))) == 3  # the image matters
+    short = answer(*talker, shades[:1], QUESTIONS[:1], 2)[0]
+    assert together[0].startswith(short)
+    assert len(short) < len(together[0])
+    assert answer(*talker, [], []) == []
+
+
+def test_the_command_asks_each_question(
+    talker: tuple[Any, Any], shades: list[Image.Image], tmp_path: Path
+) -> None:
+    save_vlm(*talker, tmp_path / "run" / "model")
+    shades[0].save(tmp_path / "dark.png")
+    asked = ["vlm", "ask", str(tmp_path / "dark.png"), *QUESTIONS[:2], "--model", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, [*asked, "--json", "--max-new-tokens", "4", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["question"] for line in lines] == list(QUESTIONS[:2])
+    expected = [answer(*talker, shades[:1], [question], 4)[0] for question in QUESTIONS[:2]]
+    assert [line["answer"] for line in lines] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{image}", " ", "--model", "x"], "a question is empty"),
+        (["nowhere.png", "Yes?", "--model", "x"], "nowhere.png"),
+        (["{image}", "Yes?", "--model", "nowhere"], "nowhere is not a folder"),
+        (["{image}", "Yes?", "--model", "x", "--device", "tpu9"], "device 'tpu9' is not available"),
+    ],
+)
+def test_bad_questions_are_one_line(
+    arguments: list[str], message: str, shades: list[Image.Image], tmp_path: Path
+) -> None:
+    shades[0].save(tmp_path / "dark.png")
+    words = [word.format(image=tmp_path / "dark.png") for word in arguments]
+    result = CliRunner().invoke(app, ["vlm", "ask", *words])
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+    assert "\n" not in str(result.exception)
