@@ -273,8 +273,8 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, tiny_vlm, tiny_language_model, tiny_tokenizer, tiny_image_processor):
     """A DiffCLIP and a CLIP of the same size, saved, the second in a run of seed 7."""
-    from diffclip.vlm.folders import save_vlm
-    from diffclip.vlm.model import connect
+    from diffclip.vlm.files import save_vlm
+    from diffclip.vlm.llava import connect
 
     from diffclip.integrations.transformers import vision_from_diffclip
 

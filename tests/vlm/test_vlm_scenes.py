@@ -1,31 +1,44 @@
-"""What the demonstration teaches and asks: conversations about scenes, questions, and the small language model."""
+"""Conversations and questions about scenes, and the small language model that reads them first."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
+import os
+import signal
+import threading
+import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from diffclip.vlm.folders import load_language_model
-from diffclip.vlm.scene_talk import SORTS, Frequencies, colours_of, describe, told, yes_no
 from PIL import Image
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, StoppedError
 from diffclip.scenes import COLOURS, colour_questions, questions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import NEGATIVES, question_indices, question_scene
 from diffclip.vlm.chat import encode
-from diffclip.vlm.conversations import IMAGE, Conversation, Turn, read_conversations
-from diffclip.vlm.language_model import Schooling, chat, make_language_model, make_tokenizer
+from diffclip.vlm.conversations import IMAGE, Conversation, Turn
+from diffclip.vlm.dataset import open_conversations
+from diffclip.vlm.files import load_language_model
+from diffclip.vlm.language_model import LanguageSettings, chat_pieces, make_language_model, make_tokenizer
 from diffclip.vlm.pope import open_questions
-from diffclip.vlm.scenes import COLOURS as COLOUR_FOLDER
-from diffclip.vlm.scenes import KINDS, Talks, write_conversations, write_question_files
+from diffclip.vlm.scenes import (
+    TOPICS,
+    Frequencies,
+    TalkSettings,
+    color_turn,
+    describe,
+    open_turn,
+    write_conversations,
+    write_question_files,
+    yes_no_turns,
+)
 
 SCENES = 400
 
@@ -46,41 +59,38 @@ def often() -> Frequencies:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("conversations") / "made"
-    assert write_conversations(folder, Talks(pictures=24, talks=2, size=16, seed=3))
+    assert write_conversations(folder, TalkSettings(images=24, talks=2, size=16, seed=3))
     return folder
 
 
 @pytest.fixture(scope="module")
-def schooled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[str]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
     folder = tmp_path_factory.mktemp("language") / "made"
-    said: list[str] = []
-    make_language_model(
-        folder, 0, Schooling(32, 1, 2, first_steps=60, steps=80, batch_size=8, lr=5e-3), said.append
-    )
-    return *load_language_model(str(folder)), said
+    make_language_model(folder, LanguageSettings(32, 1, 2, first_steps=60, steps=80, batch_size=8, lr=5e-3))
+    return *load_language_model(str(folder)), folder
 
 
-@pytest.mark.parametrize("sort", SORTS)
-def test_yes_no_answers_are_true_of_the_scene(sort: Any, often: Frequencies) -> None:
+@pytest.mark.parametrize("topic", TOPICS)
+def test_yes_no_answers_are_true_of_the_scene(topic: Any, often: Frequencies) -> None:
     for index in range(SCENES):
         specs = scene(index)
         kinds = {f"{spec.colour} {spec.shape}" for spec in specs}
         colours = {spec.colour for spec in specs}
-        turns = yes_no(specs, sort, often, dice(index))
-        assert len(turns) == len(colours if sort == "colours" else kinds)
+        turns = yes_no_turns(specs, topic, often, dice(index))
+        assert len(turns) == len(colours if topic == "colours" else kinds)
         assert len({turn.question for turn in turns}) == len(turns)
         for question, answer in turns:
             words = question.removesuffix(" in the picture?").split()
-            here = words[-1] in colours if sort == "colours" else " ".join(words[-2:]) in kinds
+            here = words[-1] in colours if topic == "colours" else " ".join(words[-2:]) in kinds
             assert answer == ("yes" if here else "no"), question
 
 
-@pytest.mark.parametrize("sort", SORTS)
-def test_an_answer_does_not_follow_from_those_before_it(sort: Any, often: Frequencies) -> None:
+@pytest.mark.parametrize("topic", TOPICS)
+def test_an_answer_does_not_follow_from_those_before_it(topic: Any, often: Frequencies) -> None:
     after: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for index in range(4000):
         given: tuple[str, ...] = ()
-        for turn in yes_no(scene(index), sort, often, dice(index)):
+        for turn in yes_no_turns(scene(index), topic, often, dice(index)):
             after[given][turn.answer] += 1
             given = (*given, turn.answer)
     seen = {given: counts for given, counts in after.items() if counts.total() > 100}
@@ -94,7 +104,7 @@ def test_told_answers_are_true_of_the_scene() -> None:
     asked = set()
     for index in range(SCENES):
         specs = scene(index)
-        question, answer = told(specs, dice(index))
+        question, answer = open_turn(specs, dice(index))
         words = set(answer.replace(",", "").split()) - {"a", "an", "and"}
         last = question.rstrip("?").split()[-1]
         if question.startswith("How many"):
@@ -110,17 +120,17 @@ def test_told_answers_are_true_of_the_scene() -> None:
         assert words == expected, question
     assert len(asked) == 4
     lone = [Spec("star", "red"), Spec("ring", "blue"), Spec("star", "red")]
-    assert colours_of(lone) == Turn("Which colours are in the picture?", "red and blue")
+    assert color_turn(lone) == Turn("Which colours are in the picture?", "red and blue")
     assert set(describe(lone, dice(0)).split(" and ")) == {"two red stars", "a blue ring"}
 
 
 def test_both_stages_are_llavas_json(written: Path) -> None:
     images = written / "images"
-    captions, talks = (read_conversations(written / f"stage{stage}.json", images) for stage in (1, 2))
+    captions, talks = (open_conversations(written / f"stage{stage}.json", images) for stage in (1, 2))
     assert len(captions) == 24
     assert len(talks) == 48
     assert all(len(one.turns) == 1 for one in captions)
-    assert Image.open(captions[0].picture or "").size == (16, 16)
+    assert Image.open(images / (captions[0].image or "")).size == (16, 16)
     answers = Counter(turn.answer for one in talks for turn in one.turns)
     assert answers["yes"] > 10
     assert answers["no"] > 10
@@ -133,25 +143,23 @@ def test_both_stages_are_llavas_json(written: Path) -> None:
 
 def test_the_same_conversations_come_again_and_are_used_again(written: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
-    write_conversations(again, Talks(24, 2, 16, 3))
+    write_conversations(again, TalkSettings(24, 2, 16, 3))
     for name in ("stage1.json", "stage2.json", "images/scene_0000023.jpg"):
         assert (again / name).read_bytes() == (written / name).read_bytes()
-    assert not write_conversations(again, Talks(24, 2, 16, 3))
+    assert not write_conversations(again, TalkSettings(24, 2, 16, 3))
     with pytest.raises(InputError, match="other conversations"):
-        write_conversations(again, Talks(24, 2, 16, 4))
+        write_conversations(again, TalkSettings(24, 2, 16, 4))
     with pytest.raises(InputError, match="other conversations"):
-        write_conversations(tmp_path, Talks(24, 2, 16, 4))
+        write_conversations(tmp_path, TalkSettings(24, 2, 16, 4))
 
 
 def test_pictures_that_are_trained_on_are_not_asked_about(written: Path, tmp_path: Path) -> None:
-    assert write_question_files(tmp_path / "questions", pictures=24, size=16, seed=3)
-    assert not write_question_files(tmp_path / "questions", pictures=24, size=16, seed=3)
-    asked = {file.read_bytes() for file in (tmp_path / "questions" / KINDS / "images").iterdir()}
+    assert write_question_files(tmp_path / "questions", images=24, size=16, seed=3)
+    assert not write_question_files(tmp_path / "questions", images=24, size=16, seed=3)
+    asked = {file.read_bytes() for file in (tmp_path / "questions" / "kinds" / "images").iterdir()}
     assert len(asked) == 24
     assert not asked & {file.read_bytes() for file in (written / "images").iterdir()}
-    colours = open_questions(
-        tmp_path / "questions" / COLOUR_FOLDER, tmp_path / "questions" / KINDS / "images"
-    )
+    colours = open_questions(tmp_path / "questions" / "colours", tmp_path / "questions" / "kinds" / "images")
     for file in colours.files:
         assert 2 * file.yes == len(file.questions) > 100
 
@@ -194,28 +202,31 @@ def test_questions_for_kinds_are_what_they_were() -> None:
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == "e837f5f7d04fa360"
 
 
-def test_text_is_taught_as_conversations_are(schooled: tuple[Any, Any, list[str]]) -> None:
-    _, tokenizer, _ = schooled
+def test_texts_are_written_as_conversations_are(trained: tuple[Any, Any, Path]) -> None:
+    tokenizer = trained[1]
     turns = [Turn("Is there anything red in the picture?", "yes"), Turn("What is red?", "a star and a ring")]
-    pieces = chat("a red star and a red ring", turns)
+    pieces = chat_pieces("a red star and a red ring", turns)
     first = Turn(f"a red star and a red ring\n{turns[0].question}", turns[0].answer)
     processor = SimpleNamespace(tokenizer=tokenizer, chat_template=None, image_token=IMAGE)
     processor.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE)
-    ids, labels, _ = encode(Conversation("0", None, (first, turns[1])), processor, "chat", 500)
-    taught = [
-        (token, learnt)
-        for text, learnt in pieces
+    ids, labels = encode(Conversation("0", None, (first, turns[1])), processor, "chat", 500)
+    written = [
+        (token, is_learned)
+        for text, is_learned in pieces
         for token in tokenizer(text, add_special_tokens=False).input_ids
     ]
-    assert ids == [token for token, _ in taught]
-    assert labels == [token if learnt else -100 for token, learnt in taught]
+    assert ids == [token for token, _ in written]
+    assert labels == [token if is_learned else -100 for token, is_learned in written]
+    made = make_tokenizer(0)
+    for index in range(50):
+        turns = yes_no_turns(scene(index), "kinds", Frequencies([scene(index)]), dice(index))
+        text = "".join(piece for piece, _ in chat_pieces(describe(scene(index), dice(index)), turns))
+        assert made(text).input_ids == tokenizer(text).input_ids
 
 
-def test_the_language_model_learns_and_has_whole_words(schooled: tuple[Any, Any, list[str]]) -> None:
-    model, tokenizer, said = schooled
-    assert len(said) == 10
-    first, last = (float(line.rsplit(" ", 1)[1]) for line in (said[0], said[6]))
-    assert last < 0.7 * first
+def test_the_language_model_has_whole_words(trained: tuple[Any, Any, Path]) -> None:
+    model, tokenizer, folder = trained
+    assert not folder.with_name("made.training").exists()
     assert model.config.model_type == "qwen2"
     assert model.config.vocab_size == len(tokenizer)
     for word in ("yes", "no", "red", *(f" {word}" for word in (*COLOURS, "picture", "teardrop"))):
@@ -226,37 +237,27 @@ def test_the_language_model_learns_and_has_whole_words(schooled: tuple[Any, Any,
         assert len(tokenizer(token).input_ids) == 1
 
 
-def test_a_tokenizer_that_is_loaded_cuts_text_as_the_one_that_was_taught(
-    schooled: tuple[Any, Any, list[str]],
-) -> None:
-    taught, loaded = make_tokenizer(0), schooled[1]
-    for index in range(100):
-        turns = yes_no(scene(index), "kinds", Frequencies([scene(index)]), dice(index))
-        text = "".join(piece for piece, _ in chat(describe(scene(index), dice(index)), turns))
-        assert taught(text).input_ids == loaded(text).input_ids
+def test_a_language_model_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """SIGTERM after some steps: the model is then bit for bit one that was not stopped; another seed gives another."""
+    settings = LanguageSettings(16, 1, 2, first_steps=20, steps=40, batch_size=4)
+    make_language_model(tmp_path / "whole", settings)
+    make_language_model(tmp_path / "other", replace(settings, seed=1))
+    run = tmp_path / "stopped.training"
 
+    def stop() -> None:
+        while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-def test_the_same_seed_makes_the_same_language_model(tmp_path: Path) -> None:
-    schooling = Schooling(16, 1, 2, first_steps=2, steps=3, batch_size=4)
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        make_language_model(tmp_path / name, seed, schooling, say=lambda line: None)
-    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
-    assert a == b != c
-
-
-def test_what_colours_alone_are_worth_is_what_the_documents_say() -> None:
-    present = {
-        index: {one.colour for one in question_scene(index, 0, 16).objects} for index in question_indices(500)
-    }
-    text = (Path(__file__).parents[2] / "docs" / "vlm.md").read_text(encoding="utf-8").replace("\n", " ")
-    said = re.search(
-        r"about (\d+) % of the random .*?, (\d+) % of the popular and (\d+) % of the .*? to (\d+) %", text
+    watch = threading.Thread(target=stop)
+    watch.start()
+    with pytest.raises(StoppedError, match="go on"):
+        make_language_model(tmp_path / "stopped", settings)
+    watch.join()
+    first = len((run / "metrics.jsonl").read_text().splitlines())
+    assert 1 <= first < 40
+    make_language_model(tmp_path / "stopped", settings)
+    whole, stopped, other = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped", "other")
     )
-    assert said
-    found = []
-    for negatives in NEGATIVES:
-        asked = questions(500, negatives)
-        yes = [one.text.split()[3] in present[int(one.image[6:13])] for one in asked]
-        right = [seen == (one.label == "yes") for seen, one in zip(yes, asked, strict=True)]
-        found.append(round(100 * sum(right) / len(right)))
-    assert [*found, round(100 * sum(yes) / len(yes))] == [int(number) for number in said.groups()]
+    assert whole == stopped != other

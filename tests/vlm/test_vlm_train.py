@@ -300,6 +300,7 @@ def test_two_processes_train_as_one(file: Path, read: Read, tmp_path: Path) -> N
         sys.executable,
         "-m",
         "torch.distributed.run",
+        "--standalone",
         "--nproc-per-node",
         "2",
         "-m",

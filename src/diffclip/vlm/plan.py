@@ -139,7 +139,7 @@ def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100
         "gradients, copy for the exchange": _FLOAT * trained if devices > 1 else 0,
         "optimizer": 2 * _FLOAT * trained,
         "activations": activations,
-        "gradient of the logits": _FLOAT * part.per_device_batch_size * longest * vocabulary,
+        "logits in the backward pass": 2 * _FLOAT * part.per_device_batch_size * longest * vocabulary,
         "CUDA and libraries": _CONTEXT,
     }
     steps = part.steps(samples)
