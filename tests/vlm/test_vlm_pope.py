@@ -273,10 +273,9 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, tiny_vlm, tiny_language_model, tiny_tokenizer, tiny_image_processor):
     """A DiffCLIP and a CLIP of the same size, saved, the second in a run of seed 7."""
+    from diffclip.integrations.transformers import vision_from_diffclip
     from diffclip.vlm.files import save_vlm
     from diffclip.vlm.llava import connect
-
-    from diffclip.integrations.transformers import vision_from_diffclip
 
     folder = tmp_path_factory.mktemp("vlm")
     save_vlm(*tiny_vlm, folder / "diffclip")

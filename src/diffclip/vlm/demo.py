@@ -13,10 +13,11 @@ from pathlib import Path
 from diffclip.scenes import write_scenes
 from diffclip.training.complete import complete_run
 from diffclip.training.recipe import read_recipe
+from diffclip.vlm.files import RECIPE_FILE
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.progress import Progress
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
-from diffclip.vlm.run import RECIPE_FILE, is_finished
+from diffclip.vlm.run import is_finished
 from diffclip.vlm.scenes import STAGE_FILES, TalkSettings, write_conversations, write_question_files
 from diffclip.vlm.train import train_stage
 
