@@ -47,17 +47,35 @@ def test_blocks_are_the_formula(
         assert found[name].dtype == (lam.dtype if name == "lam" else dtype)
 
 
-@pytest.mark.parametrize(
-    ("elements", "groups", "rows"), [(53 * 20, 6, [18, 18, 17]), (53 * 53 * 4, 2, [53]), (1, 6, [1] * 53)]
-)
-def test_blocks_cover_every_row_of_every_head_once(
-    monkeypatch: pytest.MonkeyPatch, elements: int, groups: int, rows: list[int]
+@pytest.mark.parametrize("elements", [1, 53 * 20, 53 * 53 * 4])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_shares_cover_every_row_of_every_head_once_whatever_the_threads(
+    monkeypatch: pytest.MonkeyPatch, elements: int, threads: int
 ) -> None:
     monkeypatch.setattr(blocked, "_BLOCK_ELEMENTS", elements)
-    q, v, lam = torch.zeros(1, 12, 53, 8), torch.zeros(1, 6, 53, 16), torch.zeros(1, 6, 53, 1)
-    walked = list(blocked._walk(q, q, v, lam, True, buffers=2))
-    assert len(walked) == groups
-    for _, blocks, scratch in walked:
-        assert [block.stop - block.start for block, _ in blocks] == rows
-        assert [keys for _, keys in blocks] == [block.stop for block, _ in blocks]
-        assert all(buffer.numel() <= max(elements, 53) for buffer in scratch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    rows = sorted(
+        (head, row)
+        for share in blocked._shares(torch.zeros(1, 6, 53, 16))
+        for head in range(share.first, share.end)
+        for block in share.blocks
+        for row in range(block.start, block.stop)
+    )
+    assert rows == [(head, row) for head in range(6) for row in range(53)]
+
+
+def test_threads_give_the_same_numbers_in_every_run_and_leave_torch_its_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 4, 300, 16, generator=generator) for _ in range(2))
+    v, grad = (torch.randn(2, 2, 300, 32, generator=generator) for _ in range(2))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        runs = [results(blocked.differential, [q, k, v, torch.tensor(0.5)], grad, True) for _ in range(3)]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    expected = results(eager.differential, [q, k, v, torch.tensor(0.5)], grad, True)
+    for name, want in expected.items():
+        assert all(torch.equal(run[name], runs[0][name]) for run in runs), name
+        torch.testing.assert_close(runs[0][name], want, rtol=1e-4, atol=1e-4)

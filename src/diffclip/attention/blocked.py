@@ -2,19 +2,36 @@
 
 (A1 − λ·A2)·V takes one product with V, where two fused calls take two, and memory is linear in the tokens: the backward
 pass makes the maps again (arXiv:2205.14135). Maps, λ and sums are float32 at least, products in the inputs' type.
+
+Each thread takes the next share of the work when it is done with one, and works through it alone. torch's own loops
+split every operation among all cores and wait for the slowest, which on a busy machine is most of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-# Elements of one map of a block: two heads by 136 rows at 2305 tokens. Measured on two cores that share 32 MiB of
-# cache: from 0.55 to 0.8 million the time is flat, a million costs a quarter more (docs/log.md).
-_BLOCK_ELEMENTS = 640 * 1024
+# Elements of one map of a block: 142 rows of one head at 2305 tokens. From 0.16 to 0.64 million the time is flat on
+# two cores that share 32 MiB of cache (docs/log.md); smaller products are slow.
+_BLOCK_ELEMENTS = 320 * 1024
+
+
+class _Share(NamedTuple):
+    """One thread's work at a time: blocks of the rows of heads `first` … `end` of one sample."""
+
+    sample: int
+    first: int
+    end: int
+    blocks: list[slice]
+    part: int  # of the `parts` that the rows of these heads are shared out in
 
 
 def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
@@ -24,23 +41,53 @@ def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> 
     return out
 
 
-class _Heads:
-    """Heads `h` … `h + together` of one sample, scores scaled through the keys; G heads, R rows, K keys of a block."""
+def _shares(v: Tensor) -> list[_Share]:
+    """The work for v [B, H, N, e], at least two shares a thread where there are as many blocks."""
+    batch, heads, tokens, _ = v.shape
+    together = max(1, min(heads, _BLOCK_ELEMENTS // (tokens * min(tokens, 128))))
+    while heads % together:
+        together -= 1
+    rows = max(1, min(tokens, _BLOCK_ELEMENTS // (together * tokens)))
+    rows = -(-tokens // -(-tokens // rows))  # blocks of like size
+    blocks = [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
+    groups = batch * heads // together
+    parts = min(len(blocks), -(-2 * torch.get_num_threads() // groups)) if groups else 1
+    return [
+        _Share(b, h, h + together, blocks[part::parts], part)
+        for b in range(batch)
+        for h in range(0, heads, together)
+        for part in range(parts)
+    ]
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, b: int, h: int, together: int) -> None:
-        self.pairs = [(b, slice(2 * h + i, 2 * (h + together), 2)) for i in (0, 1)]
-        self.values = (b, slice(h, h + together))
+
+class _Heads:
+    """A thread's copies of one share after the other: G heads, R rows, K keys of a block.
+
+    Memory is taken once a thread, since a fresh page costs as much as the arithmetic on it.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, share: _Share, buffers: int) -> None:
+        self._tensors = (q, k, v, lam)
+        heads, rows = share.end - share.first, max(block.stop - block.start for block in share.blocks)
+        self.scratch = lam.new_empty(buffers, heads * rows * v.shape[2])
+        self.k = k.new_empty(2, heads, *k.shape[2:])
+        self.v = v.new_empty(heads, *v.shape[2:])
+
+    def take(self, share: _Share) -> None:
+        """Move on to the heads of `share`; scores are scaled through the keys."""
+        q, k, v, lam = self._tensors
+        self.pairs = [(share.sample, slice(2 * share.first + i, 2 * share.end, 2)) for i in (0, 1)]
+        self.values = (share.sample, slice(share.first, share.end))
         self.q = [q[pair] for pair in self.pairs]
-        self.k = [k[pair] * q.shape[-1] ** -0.5 for pair in self.pairs]
-        self.v = v[self.values].contiguous()
+        for pair, into in zip(self.pairs, self.k, strict=True):
+            torch.mul(k[pair], q.shape[-1] ** -0.5, out=into)
+        self.v.copy_(v[self.values])
         self.lam = lam[self.values]
 
-    def maps(
-        self, rows: slice, keys: int, causal: bool, into: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """A1 and A2 [G, R, K] of some rows, written into two flat buffers."""
+    def maps(self, rows: slice, keys: int, causal: bool) -> tuple[Tensor, Tensor]:
+        """A1 and A2 [G, R, K] of some rows, in the first two buffers."""
         size = (len(self.v), rows.stop - rows.start, keys)
-        first, second = (buffer[: size[0] * size[1] * size[2]].view(size) for buffer in into)
+        first, second = (buffer[: size[0] * size[1] * size[2]].view(size) for buffer in self.scratch[:2])
         for q, k, a in zip(self.q, self.k, (first, second), strict=True):
             s = _product(q[:, rows], k[:, :keys].mT, a)
             if causal:  # what lies past a row is in the last square of the block
@@ -50,34 +97,56 @@ class _Heads:
         return first, second
 
 
-def _walk(
-    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool, buffers: int
-) -> Iterator[tuple[_Heads, list[tuple[slice, int]], list[Tensor]]]:
-    """Groups of heads, the blocks of each (rows, and how many keys they see), and flat buffers for maps."""
-    batch, heads, tokens, _ = v.shape
-    together = max(1, min(heads, _BLOCK_ELEMENTS // (tokens * min(tokens, 128))))
-    while heads % together:
-        together -= 1
-    rows = max(1, min(tokens, _BLOCK_ELEMENTS // (together * tokens)))
-    rows = -(-tokens // -(-tokens // rows))  # blocks of like size
-    starts = range(0, tokens, rows)
-    blocks = [slice(start, min(start + rows, tokens)) for start in starts]
-    scratch = list(q.new_empty(buffers, together * rows * tokens, dtype=lam.dtype))
-    for b in range(batch):
-        for h in range(0, heads, together):
-            seen = [(block, block.stop if causal else tokens) for block in blocks]
-            yield _Heads(q, k, v, lam, b, h, together), seen, scratch
+@functools.cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads whose torch operations do not use further ones; a forked `process` has to start its own."""
+    started = threading.Barrier(threads + 1)
+
+    def start() -> None:
+        torch.set_num_threads(1)  # of this thread, and of those that first use torch later on
+        started.wait()
+
+    pool = ThreadPoolExecutor(threads, "attention", initializer=start)
+    for _ in range(threads):
+        pool.submit(int)
+    started.wait()
+    torch.set_num_threads(threads)  # for those that come later
+    return pool
+
+
+def _share_out(shares: list[_Share], work: Callable[[Iterator[_Share]], None]) -> None:
+    """Let as many threads as torch uses `work` on shares, each taken by the thread that comes first."""
+    threads = min(torch.get_num_threads(), len(shares))
+    waiting = iter(shares)
+    if threads < 2:
+        return work(waiting)
+
+    def run() -> None:
+        with torch.no_grad():
+            work(waiting)
+
+    pool = _pool(os.getpid(), torch.get_num_threads())
+    for done in [pool.submit(run) for _ in range(threads)]:
+        done.result()
 
 
 @torch.library.custom_op("diffclip::blocked_attention", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
     batch, heads, tokens, value = v.shape
     out = v.new_empty(batch, tokens, heads, value).transpose(1, 2)
-    for group, blocks, (one, two) in _walk(q, k, v, lam, causal, buffers=2):
-        for rows, keys in blocks:
-            first, second = group.maps(rows, keys, causal, (one, two))
-            first.addcmul_(group.lam[:, rows], second, value=-1)
-            out[group.values][:, rows] = torch.bmm(first.to(v.dtype), group.v[:, :keys])
+    shares = _shares(v)
+
+    def work(waiting: Iterator[_Share]) -> None:
+        group = _Heads(q, k, v, lam, shares[0], buffers=2)
+        for share in waiting:
+            group.take(share)
+            for rows in share.blocks:
+                keys = rows.stop if causal else tokens
+                first, second = group.maps(rows, keys, causal)
+                first.addcmul_(group.lam[:, rows], second, value=-1)
+                torch.bmm(first.to(v.dtype), group.v[:, :keys], out=out[group.values][:, rows])
+
+    _share_out(shares, work)
     return out
 
 
@@ -86,35 +155,43 @@ def _backward_of(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and λ [B, H, N, 1]."""
-    scale = q.shape[-1] ** -0.5
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-    dlam = lam.new_empty(lam.shape)
-    for group, blocks, (one, two, three) in _walk(q, k, v, lam, causal, buffers=3):
-        dk_group = [torch.zeros_like(key, dtype=lam.dtype) for key in group.k]
-        dv_group = torch.zeros_like(group.v, dtype=lam.dtype)
-        for rows, keys in blocks:
-            first, second = group.maps(rows, keys, causal, (one, two))
-            spare = three[: first.numel()].view(first.shape)
-            lam_rows, grad_rows = group.lam[:, rows], grad[group.values][:, rows]
-            torch.addcmul(first, lam_rows, second, value=-1, out=spare)
-            _add(dv_group[:, :keys], spare.mT, grad_rows)
-            through = _product(grad_rows, group.v[:, :keys].mT, spare)
-            for which, (a, factor) in enumerate(((first, None), (second, -lam_rows))):
-                if factor is not None:
-                    torch.mul(second, through, out=first)
-                    dlam[group.values][:, rows] = -first.sum(-1, keepdim=True)
-                # in place: row by row the map is read before it is written
-                torch._softmax_backward_data(through, a, -1, lam.dtype, grad_input=a)
-                to_q = torch.bmm(a.to(q.dtype), group.k[which][:, :keys])
-                q_rows = group.q[which][:, rows]
-                if factor is not None:  # λ scales rows: cheaper on a query than on its row of the map
-                    to_q, q_rows = to_q * factor, (q_rows * factor).to(q.dtype)
-                dq[group.pairs[which]][:, rows] = to_q.to(q.dtype)
-                _add(dk_group[which][:, :keys], a.mT, q_rows, scale)
-        dv[group.values] = dv_group.to(v.dtype)
-        for pair, part in zip(group.pairs, dk_group, strict=True):
-            dk[pair] = part.to(k.dtype)
-    return dq, dk, dv, dlam
+    tokens, scale = q.shape[-2], q.shape[-1] ** -0.5
+    dq, dlam = torch.empty_like(q), lam.new_empty(lam.shape)
+    shares = _shares(v)
+    parts = max((share.part + 1 for share in shares), default=1)
+    # each part of the rows has sums of its own, so that they are added in the same order in every run
+    dks, dvs = ([torch.empty_like(x, dtype=lam.dtype) for _ in range(parts)] for x in (k, v))
+
+    def work(waiting: Iterator[_Share]) -> None:
+        group = _Heads(q, k, v, lam, shares[0], buffers=3)
+        for share in waiting:
+            group.take(share)
+            dk = [dks[share.part][pair].zero_() for pair in group.pairs]
+            dv = dvs[share.part][group.values].zero_()
+            for rows in share.blocks:
+                keys = rows.stop if causal else tokens
+                first, second = group.maps(rows, keys, causal)
+                spare = group.scratch[2][: first.numel()].view(first.shape)
+                lam_rows, grad_rows = group.lam[:, rows], grad[group.values][:, rows]
+                torch.addcmul(first, lam_rows, second, value=-1, out=spare)
+                _add(dv[:, :keys], spare.mT, grad_rows)
+                through = _product(grad_rows, group.v[:, :keys].mT, spare)
+                for which, (a, factor) in enumerate(((first, None), (second, -lam_rows))):
+                    if factor is not None:
+                        torch.mul(second, through, out=first)
+                        dlam[group.values][:, rows] = -first.sum(-1, keepdim=True)
+                    # in place: row by row the map is read before it is written
+                    torch._softmax_backward_data(through, a, -1, lam.dtype, grad_input=a)
+                    to_q = torch.bmm(a.to(q.dtype), group.k[which][:, :keys])
+                    q_rows = group.q[which][:, rows]
+                    if factor is not None:  # λ scales rows: cheaper on a query than on its row of the map
+                        to_q, q_rows = to_q * factor, (q_rows * factor).to(q.dtype)
+                    dq[group.pairs[which]][:, rows] = to_q.to(q.dtype)
+                    _add(dk[which][:, :keys], a.mT, q_rows, scale)
+
+    _share_out(shares, work)
+    dk, dv = (functools.reduce(Tensor.add_, sums) for sums in (dks, dvs))
+    return dq, dk.to(k.dtype), dv.to(v.dtype), dlam
 
 
 def _product(a: Tensor, b: Tensor, into: Tensor) -> Tensor:
