@@ -48,12 +48,12 @@ def test_one_picture_becomes_files_of_every_kind(model_folder, plain, pictures, 
     printed, _ = call(pictures / "red.png", *TEXTS, *models, *outputs)
     assert printed == "".join(f"wrote {file}\n" for file in files)
     assert Image.open(files[0]).size[0] > 500
-    assert files[1].read_text().startswith("<svg")
+    assert files[1].read_text().startswith("<?xml")
     assert files[2].read_bytes().startswith(b"%PDF")
     arrays = np.load(files[3])
     assert arrays["models"].tolist() == ["CLIP", "DiffCLIP"]
     assert arrays["texts"].tolist() == ["a mug", "a lamp"]
-    assert arrays["pictures"].tolist() == [str(pictures / "red.png")]
+    assert arrays["images"].tolist() == [str(pictures / "red.png")]
     # grids differ, so an array a model
     assert arrays["maps_0"].shape == (1, 2, 3, 3)
     assert arrays["maps_1"].shape == (1, 2, 2, 2)
@@ -115,30 +115,44 @@ def test_methods_that_know_no_text_need_none(model_folder, pictures, tmp_path, m
     assert set(json.loads(printed.splitlines()[0])["maps"][0]) == {"model", "grid", "strongest"}
 
 
-def test_more_than_a_page_of_pictures_is_split(model_folder, pictures, tmp_path):
-    folder = tmp_path / "many"
-    folder.mkdir()
-    for number in range(22):
-        shutil.copy(pictures / "red.png", folder / f"{number:02}.png")
-    sheet = tmp_path / "sheet.png"
-    printed, _ = call(folder, "--text", "a mug", "--model", model_folder, "--output", sheet)
-    assert printed == f"wrote {tmp_path / 'sheet-1.png'}\nwrote {tmp_path / 'sheet-2.png'}\n"
-    tall, short = (Image.open(tmp_path / f"sheet-{page}.png").size for page in (1, 2))
-    assert tall[0] == short[0]
-    assert tall[1] > 5 * short[1]
+def test_without_a_text_the_class_token_s_attention_is_shown(model_folder, pictures, tmp_path):
+    default, named = tmp_path / "default.npz", tmp_path / "named.npz"
+    call(pictures, "--model", model_folder, "--output", default, "--output", tmp_path / "sheet.png")
+    call(pictures, "--model", model_folder, "--output", named, "--method", "attention")
+    assert (np.load(default)["maps"] == np.load(named)["maps"]).all()
+    assert str(np.load(default)["method"]) == "attention"
 
 
-def test_pages_are_numbered_by_what_was_asked_for(model_folder, pictures, tmp_path):
+def test_the_mean_of_the_heads_is_the_map_without_a_head(plain, pictures, tmp_path):
+    maps = []
+    for head in ("1", "2", None):
+        file = tmp_path / f"{head}.npz"
+        call(pictures, "--model", plain, "--output", file, *(("--head", head) if head else ()))
+        maps.append(np.load(file)["maps"])
+    assert not np.allclose(maps[0], maps[1])
+    np.testing.assert_allclose((maps[0] + maps[1]) / 2, maps[2], rtol=1e-5)
+    call(pictures, *TEXTS, "--model", plain, "--head", "2", "--output", tmp_path / "x.npz")
+    with pytest.raises(InputError, match="CLIP has no head 3: they are numbered from 1 to 2"):
+        call(pictures, "--model", plain, "--head", "3", "--output", file)
+    with pytest.raises(InputError, match="rollout mixes all heads"):
+        call(pictures, "--model", plain, "--head", "1", "--method", "rollout")
+
+
+@pytest.mark.parametrize("texts", [(), ("--text", "a mug"), TEXTS])
+def test_more_than_a_page_of_images_is_split_and_sheets_have_sensible_proportions(
+    model_folder, plain, pictures, tmp_path, texts
+):
     folder = tmp_path / "many"
     folder.mkdir()
     for number in range(21):
         (folder / f"{number:02}.png").symlink_to(pictures / "red.png")
-    (folder / "00.png").unlink()
-    (folder / "00.png").write_bytes(b"no")
     sheet = tmp_path / "sheet.png"
-    printed, _ = call(folder, "--text", "a mug", "--model", model_folder, "--output", sheet)
-    assert printed == f"wrote {tmp_path / 'sheet-1.png'}\n"
-    assert not sheet.exists()
+    printed, _ = call(folder, *texts, "--model", model_folder, "--model", plain, "--output", sheet)
+    assert printed == f"wrote {tmp_path / 'sheet-1.png'}\nwrote {tmp_path / 'sheet-2.png'}\n"
+    width, height = Image.open(tmp_path / "sheet-1.png").size
+    assert width > 1000
+    assert height < 2 * width
+    assert Image.open(tmp_path / "sheet-2.png").size[1] < height
 
 
 def test_names_that_are_no_text_are_shown_and_given_back(model_folder, pictures, tmp_path):
@@ -152,12 +166,12 @@ def test_names_that_are_no_text_are_shown_and_given_back(model_folder, pictures,
     printed, errors = call(*request, "--output", tmp_path / "x\n\u202e.png")
     assert printed == f"wrote {tmp_path}/x\\n\\u202e.png\n"
     assert "d\\udcff\\n.png" in errors
-    assert "of 4 pictures" in errors
+    assert "of 4 images" in errors
     printed, _ = call(*request, "--json", "--output", tmp_path / "x.npz")
     assert printed.isascii()
     given = [Path(json.loads(line)["image"]).name for line in printed.splitlines()]
     assert given == ["a\udcff.png", "b\n.png", "c\u202egnp.png"]
-    assert [Path(name).name for name in np.load(tmp_path / "x.npz")["pictures"].tolist()] == given
+    assert [Path(name).name for name in np.load(tmp_path / "x.npz")["images"].tolist()] == given
 
 
 def test_what_a_model_does_not_read_of_a_text_is_said(model_folder, pictures, tmp_path):
@@ -183,11 +197,11 @@ def test_too_much_to_draw_is_refused_before_it_is_computed(model_folder, picture
     folder.mkdir()
     for number in range(401):
         (folder / f"{number}.png").symlink_to(pictures / "red.png")
-    with pytest.raises(InputError, match=r"401 pictures are more than the 400 .* --output maps\.npz"):
-        call(folder, "--text", "a mug", "--model", "gone/", "--output", tmp_path / "sheet.png")
+    with pytest.raises(InputError, match=r"401 images are more than the 400 .* --output maps\.npz"):
+        call(folder, "--text", "a mug", "--model", model_folder, "--output", tmp_path / "sheet.png")
     texts = [argument for number in range(30) for argument in ("--text", f"text {number}")]
     with pytest.raises(InputError, match="31 columns are more than the 24"):
-        call(pictures, *texts, "--model", "gone/", "--output", tmp_path / "sheet.png")
+        call(pictures, *texts, "--model", model_folder, "--output", tmp_path / "sheet.png")
     call(pictures, *texts, "--model", model_folder, "--output", tmp_path / "maps.npz")
     assert np.load(tmp_path / "maps.npz")["maps"].shape == (1, 3, 30, 2, 2)
 
@@ -200,7 +214,8 @@ def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_fo
     arguments = ("--text", "a mug", "--model", model_folder, "--output", tmp_path / "sheet.png")
     printed, errors = call(folder, *arguments, "--json")
     assert printed.count("\n") == 3
-    assert errors.startswith(f"diffclip: skipped 1 of 4 pictures: {broken}")
+    assert errors.splitlines()[0] == f"wrote {tmp_path / 'sheet.png'}"
+    assert errors.splitlines()[1].startswith(f"diffclip: skipped 1 of 4 images: {broken}")
     with pytest.raises(InputError, match=r"broken\.jpg"):
         call(folder, broken, *arguments)
     for name in ("red", "green", "blue"):
@@ -212,7 +227,7 @@ def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_fo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), 'give at least one, as in --text "a dog"'),
+        (("--method", "relevance"), 'give at least one, as in --text "a dog"'),
         (("--text", "  "), "--text is empty"),
         (("--text", "a \udcff"), r"the text 'a \\udcff' is not UTF-8"),
         (("--text", "x", "--method", "Rollout"), "unknown method 'Rollout': did you mean 'rollout'"),
@@ -223,9 +238,12 @@ def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_fo
         ),
     ],
 )
-def test_requests_are_checked_before_anything_is_loaded(pictures, arguments, message):
+def test_requests_are_checked_before_anything_is_loaded(
+    model_folder, pictures, arguments, message, monkeypatch
+):
+    monkeypatch.setattr("diffclip.cli.attend.load_for_use", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(InputError, match=message):
-        call(pictures, "--model", "gone/", *arguments)
+        call(pictures, "--model", model_folder, *arguments)
 
 
 def test_layers_and_maps_that_a_model_lacks_are_named(model_folder, plain, pictures, tmp_path):
@@ -280,9 +298,9 @@ def test_a_page_gets_figures_2_and_6_of_a_set(runs, caption_set, tmp_path):
     call_report(runs, "--output", page, "--attention", caption_set)
     text = page.read_text()
     for part in (
-        "Figure 2: what speaks for each text",
+        "Figure 2: which patches speak for each text",
         "Figure 6: models side by side",
-        "8 more pictures of plain",
+        "8 more images of plain",
     ):
         assert part in text
     assert f"--attention {caption_set}" in text
@@ -298,21 +316,15 @@ def test_figures_2_and_6_are_files_too_the_same_each_time(runs, caption_set, tmp
     assert Image.open(tmp_path / "one" / "figure_2.png").size[1] > 1000
 
 
-def test_a_set_of_classes_uses_their_names(runs, class_set):
+def test_a_set_of_classes_uses_their_names(model_folder, class_set):
     from diffclip.data.catalog import open_set
-    from diffclip.report.attend_examples import attention_figures, models_of
-    from diffclip.report.series import collect
-    from diffclip.report.sources import read_sources
+    from diffclip.report.attention import paper_figures
 
-    models = models_of(collect(*read_sources([runs])))
-    # one seed of two, which the label therefore names
-    assert list(models) == ["CLIP, seed 0", "DiffCLIP, seed 0"]
-    sections = attention_figures(models, open_set(class_set, "test"))
-    labels = [text.get_text() for text in sections["figure_2"].figures[0].texts]
-    texts = {label.replace("\n", " ") for label in labels if label.startswith("a photo")}
-    assert len(texts) == 2
-    assert texts < {f"a photo of {name}." for name in ("red", "green", "blue")}
-    assert "its own class" in sections["figure_2"].text
+    made = paper_figures({"DiffCLIP": diffclip.load(model_folder)}, open_set(class_set, "test"))
+    _, text, figure = made["figure_2"]
+    titles = {axes.get_title().replace("\n", " ") for axes in figure.axes}
+    assert len(titles & {f"a photo of {name}." for name in ("red", "green", "blue")}) == 2
+    assert "its own class" in text
 
 
 def test_what_is_missing_is_said(runs, caption_set, tmp_path):

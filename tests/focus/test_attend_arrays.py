@@ -11,7 +11,7 @@ import diffclip
 from diffclip import InputError
 from diffclip.data.transforms import eval_transform
 from diffclip.focus import class_token_maps, image_relevance, recording, rollout, text_relevance
-from diffclip.focus.attend import Prepared, attend
+from diffclip.focus.attend import Prepared, View, attend
 from diffclip.focus.relevance import gradients, image_logits, weighted
 from diffclip.tokenizer import Tokenizer
 
@@ -71,9 +71,9 @@ def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Prepared]) -
         logits = image_logits(model, images, texts)
         single = [weighted(one, gradients(logits[:, 1], [one])[0]).mean(1)[:, 0, 1:] for one in seen]
 
-    def maps(method: str, layers: str | None = None) -> np.ndarray:
+    def maps(method: str, layers: str = "") -> np.ndarray:
         return attend(
-            {"fine": models["fine"]}, shown, TEXTS if method == "relevance" else [], method, layers
+            {"fine": models["fine"]}, shown, TEXTS if method == "relevance" else [], View(method, layers)
         )["fine"].maps
 
     close(maps("relevance", "all"), image_relevance(model, images, texts, 0))
@@ -93,7 +93,7 @@ def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Prepared]) -
 
 
 def test_methods_without_a_text_have_one_map_and_no_scores(models: dict[str, Prepared]) -> None:
-    found = attend(models, pictures(2), method="attention")
+    found = attend(models, pictures(2))
     for one in found.values():
         assert one.maps.shape[:2] == (2, 1)
         assert one.cosines.shape == one.probabilities.shape == (2, 0)
@@ -131,15 +131,15 @@ def test_models_are_left_as_they_were_in_any_mode(models: dict[str, Prepared]) -
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"texts": []}, "at least one"),
-        ({"method": "relevanse"}, "unknown method 'relevanse': did you mean 'relevance'"),
-        ({"method": "rollout"}, "rollout knows no text"),
-        ({"method": "A1", "texts": []}, "plain makes one map a head, no A1"),
-        ({"layers": "4"}, "plain has no vision layer 4: they are numbered from 1 to 3"),
-        ({"layers": "0"}, "no vision layer 0"),
-        ({"layers": "-1"}, "'-1' is not last, all or the number"),
-        ({"layers": "²"}, "'²' is not last, all or the number"),
-        ({"pictures": []}, "no picture"),
+        ({"texts": [], "view": View("relevance")}, "at least one"),
+        ({"view": View("relevanse")}, "unknown method 'relevanse': did you mean 'relevance'"),
+        ({"view": View("rollout")}, "rollout knows no text"),
+        ({"view": View("A1"), "texts": []}, "plain makes one map a head, no A1"),
+        ({"view": View(layers="4")}, "plain has no vision layer 4: they are numbered from 1 to 3"),
+        ({"view": View(layers="0")}, "no vision layer 0"),
+        ({"view": View(layers="-1")}, "'-1' is not last, all or the number"),
+        ({"view": View(layers="²")}, "'²' is not last, all or the number"),
+        ({"images": []}, "no image"),
         ({"models": {}}, "there is no model: give at least one"),
         ({"texts": ["a \udcff"]}, r"the text 'a \\udcff' is not UTF-8"),
     ],
@@ -147,7 +147,7 @@ def test_models_are_left_as_they_were_in_any_mode(models: dict[str, Prepared]) -
 def test_what_cannot_be_asked_is_said(
     models: dict[str, Prepared], request_: dict[str, object], message: str
 ) -> None:
-    asked = {"models": models, "pictures": pictures(1), "texts": TEXTS} | request_
+    asked = {"models": models, "images": pictures(1), "texts": TEXTS} | request_
     with pytest.raises(InputError, match=message):
         attend(**asked)  # type: ignore[arg-type]
 

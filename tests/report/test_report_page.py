@@ -7,11 +7,9 @@ from suite_records import suite_records
 
 from diffclip.errors import InputError
 from diffclip.report import report_run
-from diffclip.report.attention_maps import attention_figure
 from diffclip.report.page import Extra, write_report
 from diffclip.report.pictures import caption_examples_figure, retrieval_examples_figure
 from diffclip.report.runs import read_run
-from diffclip.report.style import png_of
 
 VOID = {"meta", "img", "source"}
 PICTURES = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3), dtype=np.uint8)
@@ -152,26 +150,6 @@ def test_examples_that_do_not_fit_are_refused():
         retrieval_examples_figure(["a", "b"], PICTURES, {"CLIP": np.array([[0, 1]])}, [0, 1])
     with pytest.raises(InputError, match="there are 6"):
         retrieval_examples_figure(["a"], PICTURES, {"CLIP": np.array([[0, 6]])}, [0])
-
-
-def test_signed_maps_are_centred_at_zero_and_others_start_there():
-    maps = {"A": np.full((2, 4, 4), 0.1), "A₁ − λA₂": np.linspace(-0.2, 0.1, 32).reshape(2, 4, 4)}
-    figure = attention_figure(PICTURES[:2], maps)
-    limits = {
-        image.get_clim() for axes in figure.axes for image in axes.images if image.get_array().shape == (4, 4)
-    }
-    (plain,) = (one for one in limits if one[0] == 0)
-    (signed,) = (one for one in limits if one[0] != 0)
-    assert plain == (0, pytest.approx(0.1))
-    assert signed[0] == -signed[1]
-    assert png_of(figure).startswith(b"\x89PNG")
-
-
-def test_maps_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match="2 pictures"):
-        attention_figure(PICTURES[:2], {"A": np.zeros((3, 4, 4))})
-    with pytest.raises(InputError, match="not finite"):
-        attention_figure(PICTURES[:2], {"A": np.full((2, 4, 4), np.nan)})
 
 
 def suite_page(folder, models, **options):

@@ -1,40 +1,36 @@
-"""`diffclip attend`: where models look in pictures, for texts of your own."""
+"""`diffclip attend`: where models look in images, for texts of your own."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffclip.cli.images import ImageReader
 from diffclip.cli.skipped import say_skipped
-from diffclip.errors import InputError
-from diffclip.model_source import MODEL_HELP, load_for_use, pick_device
+from diffclip.errors import InputError, require_group
+from diffclip.files import check_writable, printable
+from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL import Image
 
-    from diffclip.data.samples import Fault
-    from diffclip.evaluation.embed import Progress
     from diffclip.focus.attend import Attended, Prepared
 
 _DEFAULT = Path("attend.png")
-_SIDE = 288  # pixels of a picture in a figure
-_MOST_DRAWN = 400
-_MOST_COLUMNS = 24
+_MOST_DRAWN, _MOST_COLUMNS = 400, 24
 _STRONGEST = 5
-_TOLD = 40  # letters of a text in a message
 
 
 def attend(
-    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.", metavar="IMAGE...")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...")],
     model: Annotated[list[str], typer.Option(help=f"{MODEL_HELP} Several are put side by side.")],
     text: Annotated[
         list[str] | None, typer.Option(help="What to look for; several texts are several columns.")
@@ -42,118 +38,128 @@ def attend(
     method: Annotated[
         str,
         typer.Option(
-            help="relevance (of patches for each text, as in the paper's Figure 2); or without a text rollout, "
-            "attention (of the class token: A, or A1 − λ·A2), A1 or A2."
+            help="relevance (of patches for each text, as in the paper's Figure 2); or without a text attention (of "
+            "the class token: A, or A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without.",
+            show_default=False,
         ),
-    ] = "relevance",
+    ] = "",
     layers: Annotated[
-        str | None,
+        str,
         typer.Option(
-            help="Vision layers that the maps are of: last, all, or a number from 1 (default: last; for rollout all)."
+            help="Vision layers: last, all, or a number from 1. Default: last; for rollout all.",
+            show_default=False,
         ),
+    ] = "",
+    head: Annotated[
+        int | None, typer.Option(min=1, help="One head, from 1, instead of the mean over heads.")
     ] = None,
     output: Annotated[
         list[Path] | None,
         typer.Option(
             help="Write a figure (.png, .svg, .pdf) or arrays (.npz) to this file; may be given several times "
-            f"(default: {_DEFAULT}). More than 20 pictures make several pages: NAME-1.png, NAME-2.png, …"
+            f"(default: {_DEFAULT}). Many images make several pages: NAME-1.png, NAME-2.png, …"
         ),
     ] = None,
     json_lines: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print scores and strongest patches, a JSON object a picture, one a line."
-        ),
+        bool, typer.Option("--json", help="Print scores and strongest patches, one JSON object per image.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
-    """Show where models look in a picture for each of your texts, and which words they look for.
+    """Show where models look in an image, and for your texts which patches and words speak for them.
 
     Example: diffclip attend desk.jpg --text "a mug" --text "a lamp" --model runs/clip --model runs/diffclip
 
-    Example: diffclip attend photos/ --text "a dog" --model runs/demo/DiffCLIP --output sheet.pdf --output maps.npz
+    Example: diffclip attend photos/ --model runs/demo/DiffCLIP --method A2 --head 3 --output sheet.pdf
 
-    One picture makes a figure with a row a model; several make a contact sheet with a row a picture. A colour says how
-    many times the average patch of its map a patch has, so that models, texts and pictures can be compared; what is
-    below the average stays grey. Arrays and --json hold the values themselves.
+    One image makes a figure with a row per model; several make a contact sheet. All maps of a figure share one scale.
+    Arrays and --json hold the values themselves.
     """
-    from diffclip.errors import require_group
-
     require_group("train", "matplotlib")
-    from diffclip.data.images import find_images
-    from diffclip.files import check_writable, printable
-    from diffclip.focus.attend import attend as attend_to
-    from diffclip.focus.attend import check_request
-    from diffclip.report.attend_files import ARRAYS, check_suffix, page_files, write_arrays, write_pages
-    from diffclip.report.attend_pages import PAGE, attention_pages
-
     texts = [one.strip() for one in text or []]
     if not all(texts):
         raise InputError('--text is empty: say what to look for, as in --text "a dog"')
-    check_request(method, texts)
+    reals = [os.path.realpath(os.path.expanduser(source)) for source in model]
+    for source, real in zip(model, reals, strict=True):
+        if reals.count(real) > 1:
+            raise InputError(f"--model {source} is given twice: name each model once")
+        find_model(source)
+    from diffclip.cli.progress import showing_progress
+    from diffclip.data.images import find_images
+    from diffclip.focus.attend import View
+    from diffclip.focus.attend import attend as attend_to
+    from diffclip.report.attention import (
+        ARRAYS,
+        DRAWN,
+        attend_figures,
+        page_files,
+        per_page,
+        seen_by,
+        write_arrays,
+        write_figures,
+    )
+
+    view = View(method, layers, head).resolved(texts)
     files = find_images(images)
-    pages = -(-len(files) // PAGE)
     outputs = list(dict.fromkeys(output or ([] if json_lines else [_DEFAULT])))
-    drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]
+    maps = len(model) * max(len(texts), 1)
+    pages = math.ceil(len(files) / per_page(maps))
     for path in outputs:
-        check_suffix(path)
-        for file in page_files(path, pages) if path in drawn else [path]:
+        if path.suffix.lower() not in (*DRAWN, ARRAYS):
+            raise InputError(f"{path} should end in {', '.join(DRAWN)} or, for arrays, {ARRAYS}")
+        for file in page_files(path, pages) if path.suffix.lower() != ARRAYS else [path]:
             check_writable(file)
-    columns = 1 + len(model) * max(len(texts), 1)
+    drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]
     if drawn:
-        _check_drawable(len(files), columns)
+        _check_drawable(len(files), 1 + maps)
 
     loaded = _load(model, device)
     _say_cut(loaded, texts)
-    reading = _Reading(files, {path for path in images if not path.is_dir()}, loaded, bool(drawn))
-    from diffclip.cli.progress import showing_progress
+    seen: dict[str, list[Any]] = {label: [] for label in loaded}
 
-    with showing_progress("attend", {"pictures": len(files)}) as progress:
-        found = attend_to(loaded, reading.pictures(progress), texts, method, layers)
-    names = [str(path) for path in reading.read]
+    def shown(reader: ImageReader) -> Iterator[Image.Image]:
+        for image in reader:
+            for label, one in loaded.items() if drawn else ():
+                seen[label].append(seen_by(image, one))
+            yield image
+
+    with showing_progress("attend", {"images": len(files)}) as progress:
+        reader = ImageReader(files, [path for path in images if not path.is_dir()], progress)
+        found = attend_to(loaded, shown(reader), texts, view)
+    names = [str(path) for path in reader.read]
     written: list[Path] = []
     with warnings.catch_warnings():
-        # of a text in a script that the figure's font lacks: the boxes in the figure say it
+        # a text in a script that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        shown = [path.name for path in reading.read]
-        figures = attention_pages(found, reading.views, shown, texts, method, layers) if drawn else []
+        figures = (
+            attend_figures(found, seen, [path.name for path in reader.read], texts, view) if drawn else []
+        )
         for path in outputs:
-            if path in drawn:
-                written += write_pages(path, figures, pages)
-            else:
-                written.append(write_arrays(path, found, names, texts, method))
-    if json_lines:
-        for number, name in enumerate(names):
-            # in ASCII: a name need not be text at all, and any reader of JSON gives it back
-            print(json.dumps(_result(found, number, name, texts)))
-    else:
-        for file in written:
-            print(f"wrote {printable(str(file))}")
-    say_skipped(f"{len(reading.faults)} of {len(files)} pictures", reading.faults)
+            written += (
+                write_figures(path, figures)
+                if path in drawn
+                else [write_arrays(path, found, names, texts, view.method)]
+            )
+    for number, name in enumerate(names if json_lines else []):
+        # in ASCII: a name need not be text, and any reader of JSON gives it back
+        print(json.dumps(_result(found, number, name, texts)))
+    for file in written:
+        print(f"wrote {printable(str(file))}", file=sys.stderr if json_lines else sys.stdout)
+    say_skipped(f"{len(reader.faults)} of {len(files)} images", reader.faults)
 
 
-def _check_drawable(pictures: int, columns: int) -> None:
-    if pictures > _MOST_DRAWN:
-        raise InputError(
-            f"{pictures} pictures are more than the {_MOST_DRAWN} that are drawn: name fewer, or write arrays "
-            "with --output maps.npz"
-        )
-    if columns > _MOST_COLUMNS:
-        raise InputError(
-            f"{columns} columns are more than the {_MOST_COLUMNS} that are drawn: give fewer texts or models, or write "
-            "arrays with --output maps.npz"
-        )
+def _check_drawable(images: int, columns: int) -> None:
+    for count, most, what in ((images, _MOST_DRAWN, "images"), (columns, _MOST_COLUMNS, "columns")):
+        if count > most:
+            raise InputError(
+                f"{count} {what} are more than the {most} that are drawn: name fewer, or write arrays with "
+                "--output maps.npz"
+            )
 
 
 def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
-    """The models by what figures call them: the variant where that tells them apart, else the source."""
+    """The models by their names in figures: the variant where all differ, else the source."""
     from diffclip.config import variant_of
-    from diffclip.files import printable
 
-    reals = [os.path.realpath(os.path.expanduser(source)) for source in sources]
-    for source, real in zip(sources, reals, strict=True):
-        if reals.count(real) > 1:
-            raise InputError(f"--model {source} is given twice: name each model once")
     place = pick_device(device)
     loaded = [load_for_use(source) for source in sources]
     for one in loaded:
@@ -169,76 +175,29 @@ def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
 
 
 def _say_cut(models: Mapping[str, Prepared], texts: Sequence[str]) -> None:
-    """Say on stderr which texts are longer than what a model reads of them."""
-    from diffclip.files import printable
+    """Say on stderr which texts are longer than the context of a model."""
     from diffclip.tokenizer import Tokenizer
 
     cut: dict[tuple[str, int], None] = {}
-    for model, _, tokenizer in models.values():
+    for model, _, tokenizer in models.values() if texts else ():
         most = tokenizer.context_length - 2  # start and end are tokens too
-        full = [text for text, own in zip(texts, tokenizer.pieces(texts), strict=True) if len(own) == most]
-        if full:
-            # only a context that has room for more shows whether there is more
-            roomier = model.config.text.model_copy(update={"context_length": most + 3})
-            pieces = Tokenizer(roomier).pieces(full)
-            cut |= {(text, most): None for text, own in zip(full, pieces, strict=True) if len(own) > most}
+        # only a longer context shows whether there is more
+        longer = Tokenizer(model.config.text.model_copy(update={"context_length": most + 3}))
+        cut |= {
+            (text, most): None
+            for text, own in zip(texts, longer.pieces(texts), strict=True)
+            if len(own) > most
+        }
     for text, most in cut:
-        short = printable(text if len(text) <= _TOLD else f"{text[:_TOLD]}…")
+        short = printable(text if len(text) <= 40 else f"{text[:40]}…")
         print(f"diffclip: only the first {most} tokens of '{short}' are read", file=sys.stderr)
 
 
-@dataclass
-class _Reading:
-    """The pictures as they are read, and what is left of them: their files, views and faults."""
-
-    files: Sequence[Path]
-    named: set[Path]
-    models: Mapping[str, Prepared]
-    drawn: bool
-    read: list[Path] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    views: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
-
-    def pictures(self, progress: Progress) -> Iterator[Image.Image]:
-        """Each that can be read.
-
-        Raises:
-            InputError: one of the files in `named`, or all others, cannot be read.
-        """
-        from diffclip.data.images import read_image
-        from diffclip.data.samples import Fault, sample_fault
-        from diffclip.files import printable
-        from diffclip.report.attend_view import as_seen
-
-        for file in self.files:
-            try:
-                picture = read_image(file)
-            except InputError as error:
-                if file in self.named:
-                    raise
-                fault = sample_fault(str(file), error)
-                self.faults.append(Fault(printable(fault.name), printable(fault.reason)))
-                continue
-            finally:
-                progress("pictures", 1, None)
-            self.read.append(file)
-            if self.drawn:
-                for label, (_, preprocess, _) in self.models.items():
-                    self.views.setdefault(label, []).append(as_seen(picture, preprocess, _SIDE))
-            yield picture
-        if not self.read:
-            more = f" (and none of the other {len(self.files) - 1} can be read either)" * (
-                len(self.files) > 1
-            )
-            raise InputError(f"{self.faults[0].name}: {self.faults[0].reason}{more}")
-
-
 def _result(found: Mapping[str, Attended], number: int, name: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Of picture `number`: for each model and text the score, the strongest patches and the words' relevance."""
+    """For image `number`, each model and each text: the score, the strongest patches and the words' relevance."""
     maps = []
     for label, one in found.items():
-        for column in range(one.maps.shape[1]):
-            values = one.maps[number, column]
+        for column, values in enumerate(one.maps[number]):
             best = (-abs(values)).ravel().argsort(kind="stable")[:_STRONGEST].tolist()
             width = values.shape[1]
             entry: dict[str, Any] = {"model": label}
@@ -248,14 +207,12 @@ def _result(found: Mapping[str, Attended], number: int, name: str, texts: Sequen
                     "cosine": float(one.cosines[number, column]),
                     "probability": float(one.probabilities[number, column]),
                 }
-            entry |= {
-                "grid": list(values.shape),
-                "strongest": [
-                    {"row": at // width, "column": at % width, "value": float(values.flat[at])}
-                    for at in best
-                    if values.flat[at]
-                ],
-            }
+            entry["grid"] = list(values.shape)
+            entry["strongest"] = [
+                {"row": at // width, "column": at % width, "value": float(values.flat[at])}
+                for at in best
+                if values.flat[at]
+            ]
             if texts:
                 spoken = one.spoken[number, column].tolist()
                 entry["tokens"] = [

@@ -5,9 +5,16 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from diffclip.errors import InputError
+
+if TYPE_CHECKING:
+    from diffclip.focus.attend import Prepared
+    from diffclip.report.runs import Run
+    from diffclip.report.series import Collection
 
 _TITLE = "CLIP and DiffCLIP"
 
@@ -120,9 +127,11 @@ def report(
     looks = {}
     if attention is not None:
         from diffclip.data.catalog import open_set
-        from diffclip.report.attend_examples import attention_figures, models_of
+        from diffclip.report.attention import paper_figures
+        from diffclip.report.page import Extra
 
-        looks = attention_figures(models_of(collection), open_set(attention, split))
+        made = paper_figures(_models_of(collection), open_set(attention, split))
+        looks = {stem: Extra(head, text, [figure]) for stem, (head, text, figure) in made.items()}
         beside += ["--attention", attention, *(["--split", split] if split != "test" else [])]
     written: list[Path] = []
     if output is not None:
@@ -156,3 +165,30 @@ def report(
 def _command(paths: list[Path], *rest: object) -> str:
     """The command line that makes the same again."""
     return shlex.join(["diffclip", "report", *map(str, paths), *map(str, rest)])
+
+
+def _models_of(collection: Collection) -> dict[str, Prepared]:
+    """The best (else last) checkpoint of each model, of its lowest seed that has one, by its label.
+
+    The label names the seed where the collection has several runs of the model.
+
+    Raises:
+        InputError: no run has weights.
+    """
+    from diffclip.model_source import load_for_use
+
+    found: dict[str, Run] = {}
+    for series, run in sorted(collection.runs, key=lambda pair: -1 if pair[1].seed is None else pair[1].seed):
+        if any((run.folder / "checkpoints" / name).exists() for name in ("best", "last")):
+            found.setdefault(series.label, run)
+    if not found:
+        raise InputError(
+            "none of the runs has a checkpoint to look with: name run folders with their weights"
+        )
+    alone = len(found) == len(collection.runs)
+    models = {}
+    for name, run in found.items():
+        loaded = load_for_use(str(run.folder))
+        label = name if alone or run.seed is None else f"{name}, seed {run.seed}"
+        models[label] = (loaded.model, loaded.preprocess, loaded.tokenizer)
+    return models

@@ -1,7 +1,7 @@
-"""Pictures × texts × models: the maps of each, as arrays to draw or to keep.
+"""Images × texts × models: the maps of each, as arrays to draw or to keep.
 
-Shapes: P pictures, B of them at once, T texts, L tokens, S picture size, D joint width, N tokens of a picture (the
-class token and h · w patches).
+Shapes: P images, B of them at once, T texts, L tokens, S image size, D joint width, N tokens of an image (the class
+token and h · w patches).
 """
 
 from __future__ import annotations
@@ -31,107 +31,129 @@ Prepared = tuple[CLIP, EvalTransform, Tokenizer]
 Array = npt.NDArray[np.float32]
 
 METHODS = {
-    "relevance": "what in the picture speaks for each text",
-    "rollout": "which patches reach the class token if layers only mixed",
+    "relevance": "how much each patch speaks for the text",
+    "rollout": "how much of each patch reaches the class token if layers only mixed",
     "attention": "the class token's row of A, or of A1 − λ·A2",
     "A1": "the class token's row of the first map",
-    "A2": "the class token's row of the second map, the subtracted one",
+    "A2": "the class token's row of the second map, which is subtracted",
 }
-"""What each shows."""
+"""The maps by name, with their meaning."""
 _BATCH = 16
 
 
 @dataclass(frozen=True)
 class Attended:
-    """What one model makes of P pictures and T texts; for a method that knows no text T is 0."""
+    """The maps of one model for P images and T texts; for a method without texts T is 0.
+
+    Attributes:
+        maps: [P, max(T, 1), h, w], ≥ 0 but for the attention of differential layers, which has a sign.
+        cosines: [P, T] of the image's feature and the text's.
+        probabilities: [P, T], softmax of the logits over the T texts.
+        pieces: the tokens of each text between its start and its end, as `Tokenizer.pieces`.
+        spoken: the relevance of these tokens, [P, T, L] ≥ 0; L is the longest text's length, 0 past the end of others.
+    """
 
     maps: Array
-    """[P, max(T, 1), h, w]: ≥ 0, but for the attention of differential layers, which has a sign."""
     cosines: Array
-    """[P, T] of the picture's feature and the text's."""
     probabilities: Array
-    """[P, T]: softmax of the logits over the T texts."""
     pieces: list[list[str]]
-    """The tokens of each text between its start and its end, as `Tokenizer.pieces`."""
     spoken: Array
-    """The relevance of these tokens, [P, T, L] ≥ 0; L is the length of the longest text, 0 past the end of others."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Which maps to make.
+
+    Attributes:
+        method: one of `METHODS`; "" takes "relevance" where there are texts, else "attention".
+        layers: the vision layers, "last", "all" or the number of one, counted from 1; "" takes "all" for rollout, else
+            "last". Relevance and rollout go through the layers in order of depth; attention is the mean over them. The
+            relevance of tokens goes through all text layers for "all", else through the last.
+        head: one head, counted from 1, in place of the mean over heads; a pair of a differential layer is one head.
+    """
+
+    method: str = ""
+    layers: str = ""
+    head: int | None = None
+
+    def resolved(self, texts: Sequence[str]) -> View:
+        """Replace the defaults, given the texts.
+
+        Raises:
+            InputError: unknown method, no text or one too many, a head of rollout, or a text that is not Unicode.
+        """
+        method = self.method or ("relevance" if texts else "attention")
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        if method == "relevance" and not texts:
+            raise InputError('relevance is for a text: give at least one, as in --text "a dog"')
+        if method != "relevance" and texts:
+            raise InputError(f"{method} knows no text: leave --text out, or use --method relevance")
+        if method == "rollout" and self.head is not None:
+            raise InputError("rollout mixes all heads: leave --head out, or use another --method")
+        for text in texts:
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise InputError(f"the text '{printable(text)}' is not UTF-8: write it in that encoding")
+        return View(method, self.layers or ("all" if method == "rollout" else "last"), self.head)
+
+    def __str__(self) -> str:
+        """For people: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
+        layers = {"last": "last vision layer", "all": "all vision layers"}.get(
+            self.layers, f"vision layer {self.layers}"
+        )
+        heads = "mean over heads" if self.head is None else f"head {self.head}"
+        return f"{self.method[0].upper()}{self.method[1:]}, {layers}, {heads}: {METHODS[self.method]}"
 
 
 def attend(
     models: Mapping[str, Prepared],
-    pictures: Iterable[Image.Image],
+    images: Iterable[Image.Image],
     texts: Sequence[str] = (),
-    method: str = "relevance",
-    layers: str | None = None,
+    view: View | None = None,
 ) -> dict[str, Attended]:
-    """The maps of each model for each picture and text.
+    """Make the maps of each model for each image and text.
 
     Args:
         models: by the name that errors call them; evaluated where they are, and left as they were.
-        pictures: RGB, gone through once, a few held at a time.
-        texts: at least one for "relevance"; the other methods know none.
-        method: one of `METHODS`.
-        layers: of which vision layers, "last", "all" or the number of one, counted from 1. Relevance and rollout go
-            through them in order of depth; of attention it is the mean. None: "all" for rollout, else "last".
-            The relevance of tokens goes through all text layers for "all", else through the last.
+        images: RGB, gone through once, a few held at a time.
+        texts: for "relevance"; the other methods know none.
+        view: which maps.
 
     Raises:
-        InputError: unknown method or layer, no model, no picture, no text or one too many, a text that is not Unicode,
-            a second map of a plain tower, weights that give no finite numbers.
+        InputError: as `View.resolved`; no model, no image, no such layer or head, a second map of a plain tower, or
+            weights that give numbers that are not finite.
     """
-    check_request(method, texts)
+    view = (view or View()).resolved(texts)
     if not models:
         raise InputError("there is no model: give at least one")
-    layers = layers_of(method, layers)
-    # whatever mode the caller is in: what is made here is differentiated
+    # in any mode of the caller: the maps are differentiated
     with torch.inference_mode(False), torch.no_grad():
-        readers = {name: _Reader(name, loaded, texts, method, layers) for name, loaded in models.items()}
+        readers = {name: _Reader(name, loaded, texts, view) for name, loaded in models.items()}
         parts: dict[str, list[_Part]] = {name: [] for name in models}
-        rest = iter(pictures)
+        rest = iter(images)
         at_once = min(pictures_at_once(reader.model, reader.first) for reader in readers.values())
         while batch := list(islice(rest, min(_BATCH, at_once))):
             for name, reader in readers.items():
                 parts[name].append(reader.read(batch))
     if not any(parts.values()):
-        raise InputError("there is no picture to attend to: give at least one")
+        raise InputError("there is no image to attend to: give at least one")
     return {name: reader.joined(parts[name]) for name, reader in readers.items()}
-
-
-def check_request(method: str, texts: Sequence[str]) -> None:
-    """Find out before models are loaded whether the method exists and has the texts that it needs.
-
-    Raises:
-        InputError: it does not or has not, or a text has bytes that were not UTF-8 where it came from.
-    """
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    if method == "relevance" and not texts:
-        raise InputError('relevance is for a text: give at least one, as in --text "a dog"')
-    if method != "relevance" and texts:
-        raise InputError(f"{method} knows no text: leave --text out, or use --method relevance")
-    for text in texts:
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise InputError(f"the text '{printable(text)}' is not UTF-8: write it in that encoding")
-
-
-def layers_of(method: str, layers: str | None) -> str:
-    """The layers that `attend` takes for `method` where none are given."""
-    return layers or ("all" if method == "rollout" else "last")
 
 
 _Part = tuple[Array, Array, Array]
 
 
 class _Reader:
-    """One model with what its maps are to be for: pictures to their maps, cosines and relevance of tokens."""
+    """One model and its texts: images to their maps, cosines and relevance of tokens."""
 
-    def __init__(self, name: str, loaded: Prepared, texts: Sequence[str], method: str, layers: str) -> None:
-        self.name, self.method = name, method
+    def __init__(self, name: str, loaded: Prepared, texts: Sequence[str], view: View) -> None:
+        self.name, self.method = name, view.method
         self.model, self.preprocess, tokenizer = loaded
-        if method in ("A1", "A2") and self.model.config.vision.attention == "softmax":
-            raise InputError(f"{name} makes one map a head, no {method}: use --method attention")
-        self.first, self.last = _range(self.model, name, layers)
-        self.first_text = 0 if layers == "all" else -1
+        if self.method in ("A1", "A2") and self.model.config.vision.attention == "softmax":
+            raise InputError(f"{name} makes one map a head, no {self.method}: use --method attention")
+        self.head = None if view.head is None else view.head - 1
+        self.first, self.last = _range(self.model, name, view.layers)
+        self.first_text = 0 if view.layers == "all" else -1
         self.pieces = tokenizer.pieces(texts) if texts else []
         longest = max(map(len, self.pieces), default=0)
         if texts:
@@ -140,10 +162,10 @@ class _Reader:
             with recording(self.model, "text", -1):
                 self.texts = self.model.encode_text(self.tokens, normalize=True)
 
-    def read(self, pictures: Sequence[Image.Image]) -> _Part:
+    def read(self, batch: Sequence[Image.Image]) -> _Part:
         """Maps [B, max(T, 1), h, w], cosines [B, T], relevance of tokens [B, T, L]."""
         weight = self.model.logit_scale
-        images = torch.stack([self.preprocess(picture) for picture in pictures])
+        images = torch.stack([self.preprocess(image) for image in batch])
         images = images.to(weight.device, weight.dtype)
         return self._relevance(images) if self.method == "relevance" else self._attention(images)
 
@@ -152,8 +174,11 @@ class _Reader:
             features = self.model.encode_image(images, normalize=True)
             cosines = features @ self.texts.T
             logits = self.model.logit_scale.detach().exp() * cosines
-            chosen = seen[: self.last - self.first]
-            rows = [relevance_of(chosen, gradients(logit, chosen))[:, 0, 1:] for logit in logits.unbind(1)]
+            chosen = self._chosen(seen)
+            rows = [
+                relevance_of(chosen, gradients(logit, chosen), self.head)[:, 0, 1:]
+                for logit in logits.unbind(1)
+            ]
         spoken = text_relevance(self.model, self.tokens, features, self.first_text)
         return (
             _array(as_patches(torch.stack(rows, 1))),
@@ -164,13 +189,21 @@ class _Reader:
     def _attention(self, images: Tensor) -> _Part:
         with recording(self.model, "visual", self.first) as seen:
             self.model.encode_image(images)
-        chosen = seen[: self.last - self.first]
+        chosen = self._chosen(seen)
         if self.method == "rollout":
             row = rollout(chosen)[:, 0, 1:]
         else:
-            row = torch.stack([_map(one, self.method).mean(1)[:, 0, 1:] for one in chosen]).mean(0)
+            maps = [_map(one, self.method) for one in chosen]
+            rows = [full.mean(1) if self.head is None else full[:, self.head] for full in maps]
+            row = torch.stack(rows).mean(0)[:, 0, 1:]
         nothing = np.empty((len(images), 0), np.float32)
         return _array(as_patches(row[:, None])), nothing, nothing[..., None]
+
+    def _chosen(self, seen: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
+        heads = seen[0].first.shape[1]
+        if self.head is not None and not 0 <= self.head < heads:
+            raise InputError(f"{self.name} has no head {self.head + 1}: they are numbered from 1 to {heads}")
+        return seen[: self.last - self.first]
 
     def joined(self, parts: Sequence[_Part]) -> Attended:
         maps, cosines, spoken = (np.concatenate(kind) for kind in zip(*parts, strict=True))

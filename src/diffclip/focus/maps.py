@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from diffclip.attention import AttentionMaps
+from diffclip.data.transforms import EvalTransform
 from diffclip.focus.recording import recording
 from diffclip.model import CLIP
 
@@ -58,6 +60,18 @@ def as_patches(row: Tensor) -> Tensor:
     """A value for each patch [..., h·w], row by row, as [..., h, w]; pictures are square."""
     side = math.isqrt(row.shape[-1])
     return row.reshape(*row.shape[:-1], side, side)
+
+
+def visible_part(
+    image: Image.Image,
+    preprocess: EvalTransform,
+    edge: int,
+    resample: Image.Resampling = Image.Resampling.BICUBIC,
+) -> Image.Image:
+    """Crop the square of an image that `preprocess` keeps, and scale it to `edge` pixels."""
+    square = min(image.size) * preprocess.image_size / preprocess.edge
+    left, top = ((length - square) / 2 for length in image.size)
+    return image.resize((edge, edge), resample, box=(left, top, left + square, top + square))
 
 
 def map_correlation(maps: AttentionMaps) -> Tensor:

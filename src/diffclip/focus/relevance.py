@@ -83,12 +83,13 @@ def weighted(maps: AttentionMaps, gradient: Tensor) -> Tensor:
     return (gradient * maps.combined.detach()).clamp_min(0)
 
 
-def relevance_of(maps: Sequence[AttentionMaps], of: Sequence[Tensor]) -> Tensor:
-    """R [B, N, N] after the layers `maps`, whose gradients are `of`."""
+def relevance_of(maps: Sequence[AttentionMaps], of: Sequence[Tensor], head: int | None = None) -> Tensor:
+    """R [B, N, N] after the layers `maps`, whose gradients are `of`; Ā is the mean over heads, or one `head`'s."""
     tokens = maps[0].first.shape[-1]
     relevance = torch.eye(tokens, dtype=of[0].dtype, device=of[0].device).expand(len(of[0]), -1, -1)
     for one, gradient in zip(maps, of, strict=True):
-        relevance = relevance + weighted(one, gradient).mean(1) @ relevance
+        positive = weighted(one, gradient)
+        relevance = relevance + (positive.mean(1) if head is None else positive[:, head]) @ relevance
     return relevance
 
 

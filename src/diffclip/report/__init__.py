@@ -1,7 +1,7 @@
 """Run folders and evaluation records turned into tables, figures and one HTML page.
 
 `runs` and `sources` read, `series` and `compare` do the arithmetic, `curves`, `lambdas`, `correlations`, `bars`,
-`six_tasks`, `out_of_domain`, `radar`, `focus_charts`, `pictures` and `attention_maps` draw, `tables`, `paper_tables`,
+`six_tasks`, `out_of_domain`, `radar`, `focus_charts`, `pictures` and `attention` draw, `tables`, `paper_tables`,
 `focus_tables`, `verdict`, `appendix_c` and `scoreboard` put it into words, `page`, `markdown` and `latex` write, and
 `save` keeps what is worth committing.
 """

@@ -13,8 +13,7 @@ from diffclip.data.catalog import EvaluationSet
 from diffclip.evaluation.embed import embed_captioned
 from diffclip.focus import class_token_maps
 from diffclip.focus.attend import Prepared
-from diffclip.report.attend_examples import attention_figures
-from diffclip.report.attention_maps import attention_figure
+from diffclip.report.attention import Cell, grid_figure, paper_figures
 from diffclip.report.page import Extra
 from diffclip.report.pictures import caption_examples_figure, retrieval_examples_figure
 
@@ -63,20 +62,24 @@ def attention_examples(
     """Where the class token of each model's last layer looks in `count` pictures drawn with `seed`, and what speaks for
     a text in two (the paper's Figure 2)."""
     drawn = np.random.default_rng(seed).choice(len(data), count, replace=False)
-    pictures = [_picture(data, int(i)) for i in drawn]
     maps = {}
     for label, (model, preprocess, _) in models.items():
         images = torch.stack([preprocess(_read(data, int(i))) for i in drawn])
         for name, values in class_token_maps(model, images).items():
             maps[f"{label}\n{name}"] = values.numpy()
+    rows = []
+    for row, position in enumerate(drawn):
+        image = _picture(data, int(position))
+        cells = [Cell(image, one[row], "" if row else title) for title, one in maps.items()]
+        rows.append([Cell(image, title="" if row else "image"), *cells])
     return Extra(
-        "Attention pictures",
+        "Attention",
         "What the class token attends to in the last vision layer, mean over heads. A1 and A2 are the two maps of "
         "differential attention; the signed A1 − λ·A2 is what multiplies the values. Then, what speaks for a text: two "
         "pictures, each with its own caption and the other's.",
         [
-            attention_figure(_stack(pictures, pictures[0]), maps),
-            *attention_figures(models, data, seed)["figure_2"].figures,
+            grid_figure(rows),
+            paper_figures(models, data, seed)["figure_2"][-1],
         ],
     )
 

@@ -42,7 +42,7 @@ _FEW_SETS = 4
 
 @dataclass(frozen=True)
 class Extra:
-    """A section of figures, as `pictures` and `attention_maps` make them, with a text before them."""
+    """A section of figures, as `pictures` and `attention` make them, with a text before them."""
 
     title: str
     text: str

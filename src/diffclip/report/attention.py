@@ -1,0 +1,386 @@
+"""Figures of attention: images with maps of their patches over them, all maps of a figure on one scale.
+
+Shapes: P images, T texts, h × w patches, S pixels of an image's edge.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib import colormaps
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from PIL import Image
+
+from diffclip.data.catalog import EvaluationSet
+from diffclip.errors import InputError
+from diffclip.evaluation.zero_shot import fill_template
+from diffclip.files import printable, write_atomically
+from diffclip.focus.attend import Attended, Prepared, View, attend
+from diffclip.focus.maps import visible_part
+
+Map = npt.NDArray[np.floating[Any]]
+
+DRAWN, ARRAYS = (".png", ".svg", ".pdf"), ".npz"
+_PAGE, _ROWS, _COLUMNS = 20, 10, 12  # images, rows and columns of a sheet, at most
+_SIDE = 288  # pixels of an image
+_LINE = 0.15  # inches
+_MUTED = "#57606a"
+# equal figures become equal files
+_METADATA: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One image of a figure [S, S, 3], with a map [h, w] over it, a title above and a caption below."""
+
+    image: npt.NDArray[np.uint8]
+    values: Map | None = None
+    title: str = ""
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The colors of maps: from 0 to `limit`, or if `signed` symmetric about 0, red above and blue below."""
+
+    limit: float
+    signed: bool
+
+    @property
+    def norm(self) -> Normalize:
+        return Normalize(-self.limit if self.signed else 0, self.limit)
+
+    @property
+    def cmap(self) -> Any:
+        return colormaps["RdBu_r" if self.signed else "inferno"]
+
+    def drawn(self, values: Map, edge: int) -> npt.NDArray[np.uint8]:
+        """A map [h, w], smoothly upsampled, as RGBA [edge, edge, 4]; small values let the image below through."""
+        small = Image.fromarray(np.asarray(values, np.float32))
+        smooth = np.asarray(small.resize((edge, edge), Image.Resampling.BICUBIC)) / self.limit
+        colors = self.cmap(smooth / 2 + 0.5 if self.signed else smooth)
+        colors[..., 3] = 0.5 + 0.4 * np.clip(np.abs(smooth), 0, 1)
+        drawn: npt.NDArray[np.uint8] = (255 * colors).round().astype(np.uint8)
+        return drawn
+
+
+RELEVANCE_FLOOR = 0.02
+"""The least end of a scale of relevance: smaller values change a logit by next to nothing, and are drawn so."""
+
+
+def scale_of(maps: Sequence[Map], floor: float = 0.0) -> Scale:
+    """One scale for all maps. It ends at the 99.5th percentile of magnitudes: one patch does not hide the rest; at
+    `floor` at least."""
+    values = np.concatenate([np.abs(one).ravel() for one in maps]) if maps else np.ones(1)
+    limit = max(float(np.quantile(values, 0.995)) or float(values.max()), floor) or 1.0
+    return Scale(limit, any(bool((one < 0).any()) for one in maps))
+
+
+def grid_figure(
+    rows: Sequence[Sequence[Cell]], note: str = "", labels: Sequence[str] = (), floor: float = 0.0
+) -> Figure:
+    """Draw rows of cells with a color bar beneath.
+
+    Args:
+        rows: of cells; the last ones may be shorter.
+        note: what the maps are.
+        floor: where the scale ends at least.
+        labels: one per row, at its left.
+    """
+    columns = max(map(len, rows))
+    cell = min(max(9.0 / columns, 1.15), 2.2)
+    letters = int(cell * 14)
+    heads = [max(_lines(one.title, letters) for one in row) for row in rows]
+    feet = [max(_lines(one.caption, letters) for one in row) for row in rows]
+    left, width = 0.35 if any(labels) else 0.08, columns * cell
+    below = textwrap.wrap(note, int(max(width, 3.0) * 14))
+    heights = [cell + (head + foot) * _LINE + 0.08 for head, foot in zip(heads, feet, strict=True)]
+    whole, tall = left + max(width, 3.0) + 0.08, sum(heights) + 0.48 + _LINE * len(below)
+    figure = Figure(figsize=(whole, tall))
+    scale = scale_of([one.values for row in rows for one in row if one.values is not None], floor)
+    y = 0.0
+    plain: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.15}
+    for row, head, height, label in zip(rows, heads, heights, [*labels, *[""] * len(rows)], strict=False):
+        top = y + head * _LINE + 0.05
+        if label:
+            text = textwrap.fill(printable(label), int(cell * 11))
+            middle = 1 - (top + cell / 2) / tall
+            figure.text(0.02 / whole, middle, text, rotation=90, va="center", weight="bold", **plain)
+        for column, one in enumerate(row):
+            x = left + column * cell
+            axes = figure.add_axes(
+                (x / whole, 1 - (top + cell) / tall, (cell - 0.06) / whole, (cell - 0.06) / tall)
+            )
+            axes.set_axis_off()
+            if one.values is None:
+                axes.imshow(one.image)
+            else:
+                gray = np.asarray(one.image).mean(-1, keepdims=True).repeat(3, -1) / 255
+                axes.imshow(gray)
+                axes.imshow(scale.drawn(one.values, one.image.shape[0]))
+            axes.set_title(_wrapped(one.title, letters), pad=3, weight="bold", **plain)
+            axes.text(
+                0,
+                -0.03,
+                _wrapped(one.caption, letters),
+                transform=axes.transAxes,
+                va="top",
+                color=_MUTED,
+                **plain,
+            )
+        y += height
+    bar = figure.add_axes(((left + 0.12) / whole, 1 - (y + 0.2) / tall, 2.6 / whole, 0.09 / tall))
+    figure.colorbar(ScalarMappable(scale.norm, scale.cmap), cax=bar, orientation="horizontal")
+    bar.tick_params(labelsize=7, length=2, pad=1)
+    figure.text(left / whole, 0.05 / tall, "\n".join(below), va="bottom", color=_MUTED, **plain)
+    return figure
+
+
+def _wrapped(text: str, letters: int) -> str:
+    return "\n".join(textwrap.fill(printable(line), letters) for line in text.split("\n"))
+
+
+def _lines(text: str, letters: int) -> int:
+    return _wrapped(text, letters).count("\n") + 1 if text else 0
+
+
+def seen_by(image: Image.Image, loaded: Prepared) -> npt.NDArray[np.uint8]:
+    """The part of an image that a model sees, [S, S, 3]."""
+    return np.asarray(visible_part(image, loaded[1], _SIDE))
+
+
+def attend_figures(
+    found: Mapping[str, Attended],
+    views: Mapping[str, Sequence[npt.NDArray[np.uint8]]],
+    names: Sequence[str],
+    texts: Sequence[str],
+    view: View,
+) -> list[Figure]:
+    """Draw one image with a row per model, as the paper's Figure 2, or pages of a contact sheet of several.
+
+    Args:
+        found: the maps of each model for P images and the texts.
+        views: the images as each model sees them, P each.
+        names: the images' names.
+        texts: those of `found`.
+        view: which maps they are.
+    """
+    floor = RELEVANCE_FLOOR if view.method == "relevance" else 0.0
+    note = f"{view}." + (
+        " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
+    )
+    columns = list(texts) or [view.method]
+    if len(names) == 1:
+        rows = [
+            [
+                Cell(views[label][0], title="" if number else "image"),
+                *_cells(one, 0, views[label][0], columns, not number),
+            ]
+            for number, (label, one) in enumerate(found.items())
+        ]
+        return [grid_figure(rows, note, list(found), floor)]
+    # each image with all its maps is a block; as many blocks stand side by side as fit
+    abreast = max(1, _COLUMNS // (1 + len(found) * len(columns)))
+    size = per_page(len(found) * len(columns))
+    figures = []
+    for start in range(0, len(names), size):
+        page = range(start, min(start + size, len(names)))
+        rows = []
+        for place, number in enumerate(page):
+            head = place < abreast
+            cells = [
+                Cell(next(iter(views.values()))[number], title="image" if head else "", caption=names[number])
+            ]
+            for label, one in found.items():
+                titles = [f"{label}\n{column}" if len(columns) > 1 or texts else label for column in columns]
+                cells += _cells(one, number, views[label][number], titles, head)
+            if place % abreast == 0:
+                rows.append(cells)
+            else:
+                rows[-1] += cells
+        figures.append(grid_figure(rows, note, floor=floor))
+    return figures
+
+
+def per_page(maps: int) -> int:
+    """The number of images on one page of a contact sheet, each with so many maps."""
+    abreast = max(1, _COLUMNS // (1 + maps))
+    return abreast * min(_ROWS, max(1, _PAGE // abreast))
+
+
+def _cells(
+    one: Attended, number: int, image: npt.NDArray[np.uint8], titles: Sequence[str], head: bool = True
+) -> list[Cell]:
+    """The maps of image `number`, each with its cosine, its share among several texts, and its strongest word."""
+    cells = []
+    for text, title in enumerate(titles):
+        caption = ""
+        if one.pieces:
+            cosine = round(float(one.cosines[number, text]), 2) + 0  # −0.0 becomes 0
+            caption = f"cosine {cosine:.2f}".replace("-", "−")
+            if len(one.pieces) > 1:
+                caption += f", {100 * one.probabilities[number, text]:.0f} %"
+            word = _strongest_word(one.pieces[text], one.spoken[number, text])
+            caption += f"\nword: {word}" if word else ""
+        cells.append(Cell(image, one.maps[number, text], title if head else "", caption))
+    return cells
+
+
+def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
+    """The word with the most relevance; a word is the pieces up to one that ends in a space."""
+    words, totals = [""], [0.0]
+    for piece, value in zip(pieces, relevance.tolist(), strict=False):
+        words[-1], totals[-1] = words[-1] + piece, totals[-1] + value
+        if piece.endswith(" "):
+            words.append("")
+            totals.append(0.0)
+    return words[int(np.argmax(totals))].strip() if max(totals) > 0 else ""
+
+
+def paper_figures(
+    models: Mapping[str, Prepared], data: EvaluationSet, seed: int = 0
+) -> dict[str, tuple[str, str, Figure]]:
+    """The paper's Figures 2 and 6 for a set: title, text and figure, by the stem of a file.
+
+    Figure 2: two images, each for its own text and the other's. Figure 6: up to eight more, each for its own text.
+    A text is the first caption, or the class in the set's first template.
+
+    Raises:
+        InputError: the set has not two readable images of different texts.
+    """
+    few: dict[str, Image.Image] = {}
+    more: list[tuple[str, Image.Image]] = []
+    for position in np.random.default_rng(seed).permutation(len(data)).tolist():
+        try:
+            image = data.source.picture(data.indices[position])
+        except InputError:
+            continue
+        text = (
+            data.captions[position][0]
+            if data.captions
+            else fill_template(data.templates[0], data.classnames[data.labels[position]])
+        )
+        if len(few) < 2:
+            few.setdefault(text, image)
+        else:
+            more.append((text, image))
+        if len(more) == 8:
+            break
+    if len(few) < 2:
+        raise InputError(f"{data.name} has no two images of different texts in its {data.split} split")
+    drawn = f"of {data.name}, {data.split} split, drawn at random (seed {seed})"
+    kind = "caption" if data.captions else "class"
+    rows, labels = [], []
+    for text, image in few.items():
+        texts = [text, *(other for other in few if other != text)]
+        for number, (label, one) in enumerate(attend(models, [image], texts).items()):
+            view = seen_by(image, models[label])
+            rows.append(
+                [Cell(view, title="" if number else "image"), *_cells(one, 0, view, texts, not number)]
+            )
+            labels.append(label)
+    note = f"{View().resolved(texts)}."
+    figures = {
+        "figure_2": (
+            "Figure 2: which patches speak for each text",
+            f"Two images {drawn}, each with its own {kind} and the other's.",
+            grid_figure(rows, note, labels, RELEVANCE_FLOOR),
+        )
+    }
+    tiles: list[list[Cell]] = []
+    for number, (text, image) in enumerate(more):
+        found = attend(models, [image], [text])
+        cells = [Cell(seen_by(image, next(iter(models.values()))), caption=text)]
+        for label, one in found.items():
+            cells += _cells(one, 0, seen_by(image, models[label]), [label])
+        abreast = max(1, 6 // len(cells))
+        if number % abreast == 0:
+            tiles.append(cells)
+        else:
+            tiles[-1] += cells
+    if tiles:
+        figures["figure_6"] = (
+            "Figure 6: models side by side",
+            f"Which patches of an image speak for its own {kind}, in {len(more)} more images {drawn}.",
+            grid_figure(tiles, note, floor=RELEVANCE_FLOOR),
+        )
+    return figures
+
+
+def page_files(path: Path, pages: int) -> list[Path]:
+    """The files of so many pages: a PDF holds all, else NAME-1.png, NAME-2.png, …"""
+    if pages == 1 or path.suffix.lower() == ".pdf":
+        return [path]
+    return [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, pages + 1)]
+
+
+def write_figures(path: Path, figures: Sequence[Figure]) -> list[Path]:
+    """Write figures in the format of the path's ending, to its `page_files`.
+
+    Raises:
+        InputError: they cannot be written.
+    """
+    files, kind = page_files(path, len(figures)), path.suffix.lower()
+    if kind == ".pdf":
+        with write_atomically(path) as temporary, PdfPages(temporary, metadata=_METADATA[kind]) as whole:
+            for figure in figures:
+                whole.savefig(figure)
+        return files
+    for file, figure in zip(files, figures, strict=True):
+        # without a salt of its own an SVG has other names each time
+        with write_atomically(file) as temporary, mpl.rc_context({"svg.hashsalt": "diffclip"}):
+            figure.savefig(temporary, format=kind[1:], dpi=144, metadata=_METADATA[kind])
+    return files
+
+
+def write_arrays(
+    path: Path, found: Mapping[str, Attended], images: Sequence[str], texts: Sequence[str], method: str
+) -> Path:
+    """Write the maps of M models for P images and T texts as a file for `numpy.load`.
+
+    It holds `models` [M], `images` [P], `texts` [T], `method`; `maps` float32 [M, P, T, h, w], raw (T is 1 for a method
+    without texts), or where grids differ `maps_0`, `maps_1`, … [P, T, h, w] by model; and for texts `cosines` and
+    `probabilities` [M, P, T], `tokens` [M, T, L], "" past a text's end, and their `token_relevance` [M, P, T, L].
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    each = list(found.values())
+    arrays: dict[str, Any] = {
+        "models": np.array(list(found)),
+        "images": np.array(images),
+        "texts": np.array(texts, dtype=np.str_),
+        "method": np.array(method),
+    }
+    if len({one.maps.shape for one in each}) == 1:
+        arrays["maps"] = np.stack([one.maps for one in each])
+    else:
+        arrays |= {f"maps_{number}": one.maps for number, one in enumerate(each)}
+    if texts:
+        longest = max(one.spoken.shape[-1] for one in each)
+        tokens = [[row + [""] * (longest - len(row)) for row in one.pieces] for one in each]
+        spoken = [np.pad(one.spoken, ((0, 0), (0, 0), (0, longest - one.spoken.shape[-1]))) for one in each]
+        arrays |= {
+            "cosines": np.stack([one.cosines for one in each]),
+            "probabilities": np.stack([one.probabilities for one in each]),
+            "tokens": np.array(tokens, dtype=np.str_),
+            "token_relevance": np.stack(spoken),
+        }
+    # into an open file: numpy adds its own ending to a name
+    with write_atomically(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    return path

@@ -1,0 +1,126 @@
+"""Figures of attention: one scale for all maps, and every text where it belongs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from diffclip.config import PreprocessConfig
+from diffclip.data.transforms import EvalTransform, eval_transform
+from diffclip.focus.attend import Attended, View
+from diffclip.focus.maps import visible_part
+from diffclip.report.attention import (
+    RELEVANCE_FLOOR,
+    Cell,
+    attend_figures,
+    grid_figure,
+    page_files,
+    per_page,
+    scale_of,
+    write_figures,
+)
+
+GRAY = np.full((60, 60, 3), 120, np.uint8)
+LONG = "a photograph of an incomprehensibilitiesandcounterrevolutionaries museum with two $5 lamps_{x} " * 3
+
+
+def attended(images: int, texts: int) -> Attended:
+    rng = np.random.default_rng(0)
+    numbers = rng.random((images, texts), dtype=np.float32)
+    maps = rng.random((images, max(texts, 1), 4, 4), dtype=np.float32)
+    spoken = np.tile(np.float32([0.2, 0.1, 0.3]), (images, texts, 1))
+    return Attended(maps, numbers, numbers.copy(), [["a ", "foot", "ball "]] * texts, spoken)
+
+
+def words(figure: Figure) -> list[str]:
+    found = [axes.get_title() for axes in figure.axes]
+    found += [text.get_text() for axes in figure.axes for text in axes.texts]
+    return [text for text in found if text] + [text.get_text() for text in figure.texts]
+
+
+@pytest.mark.parametrize("resize", [None, 40])
+@pytest.mark.parametrize("size", [(90, 61), (50, 200)])
+def test_the_visible_part_is_what_the_model_is_given(size: tuple[int, int], resize: int | None) -> None:
+    x, y = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
+    image = Image.fromarray(np.stack([x, y, 255 - x], -1).astype(np.uint8))
+    preprocess = eval_transform(32, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1), resize=resize))
+    assert isinstance(preprocess, EvalTransform)
+    given = 255 * preprocess(image).permute(1, 2, 0).numpy()
+    seen = np.asarray(visible_part(image, preprocess, 32))
+    # the crop of whole pixels is up to half a pixel of the small image away
+    assert np.abs(seen - given).max() < 0.75 * 255 / 32
+
+
+def test_all_maps_have_one_scale_so_that_a_small_value_is_not_vivid() -> None:
+    strong, weak = np.full((4, 4), 0.5), np.full((4, 4), 0.003)
+    scale = scale_of([strong, weak])
+    assert (scale.limit, scale.signed) == (0.5, False)
+    bright, dark = (scale.drawn(values, 8)[4, 4].astype(int) for values in (strong, weak))
+    assert bright[:3].sum() > 400
+    assert dark[:3].sum() < 30
+    assert bright[3] > dark[3]
+    assert scale_of([np.zeros((2, 2))]).limit == 1
+    assert scale_of([weak], RELEVANCE_FLOOR).limit == RELEVANCE_FLOOR
+
+
+def test_a_sign_has_colors_of_its_own() -> None:
+    values = np.zeros((6, 6))
+    values[:2, :2], values[4:, 4:] = 1, -1
+    scale = scale_of([values])
+    drawn = scale.drawn(values, 60).astype(int)
+    assert drawn[8, 8, 0] > drawn[8, 8, 2] + 40  # red
+    assert drawn[-8, -8, 2] > drawn[-8, -8, 0] + 40  # blue
+    assert (scale.norm.vmin, scale.norm.vmax) == (-1, 1)
+
+
+@pytest.mark.parametrize("texts", [1, 2, 5])
+def test_one_image_has_a_row_per_model_and_says_what_it_shows(texts: int) -> None:
+    found = {name: attended(1, texts) for name in ("CLIP", "DiffCLIP")}
+    asked = [f"text {number}" for number in range(texts)]
+    view = View(layers="2").resolved(asked)
+    (figure,) = attend_figures(found, {name: [GRAY] for name in found}, ["a.jpg"], asked, view)
+    assert len(figure.axes) == 2 * (1 + texts) + 1  # and the color bar
+    said = words(figure)
+    assert {"CLIP", "DiffCLIP", "image", *asked} <= set(said)
+    assert sum("word: football" in text for text in said) == 2 * texts
+    assert "Relevance, vision layer 2, mean over heads" in said[-1].replace("\n", " ")
+    assert any("%" in text for text in said) == (texts > 1)
+
+
+@pytest.mark.parametrize("texts", [["a mug", "a lamp"], [], ["a", "b", "c", "d", "e", "f", "g"]])
+def test_many_images_make_pages_that_are_no_strips(texts: list[str]) -> None:
+    maps = 2 * max(len(texts), 1)
+    count = per_page(maps) + 3
+    found = {name: attended(count, len(texts)) for name in ("CLIP", "DiffCLIP")}
+    names = [f"{'image' * 5}-{number}.jpg" for number in range(count)]
+    views = {name: [GRAY] * count for name in found}
+    pages = attend_figures(found, views, names, texts, View().resolved(texts))
+    assert [len(page.axes) for page in pages] == [per_page(maps) * (1 + maps) + 1, 3 * (1 + maps) + 1]
+    width, height = pages[0].get_size_inches()
+    assert height < 2 * width
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_no_text_leaves_the_figure_and_odd_letters_are_drawn() -> None:
+    odd = "a\udcff\n\u202eb"
+    cell = Cell(GRAY, np.eye(5), LONG, f"{LONG}\n{odd}")
+    figure = grid_figure([[Cell(GRAY, title="image"), cell, cell]] * 2, LONG, [LONG, "CLIP"])
+    figure.canvas.draw()
+    for text in [*figure.texts, *(text for axes in figure.axes for text in [axes.title, *axes.texts])]:
+        box = text.get_window_extent()
+        assert box.x0 >= -1
+        assert box.y0 >= -1
+        assert box.y1 <= figure.bbox.y1 + 1
+    assert not any("\u202e" in text or "\udcff" in text for text in words(figure))
+
+
+def test_equal_figures_become_equal_files(tmp_path) -> None:
+    for name in ("a", "b"):
+        for suffix in (".png", ".svg", ".pdf"):
+            figures = [grid_figure([[Cell(GRAY, np.eye(5), "a mug")]]) for _ in range(2)]
+            files = write_figures(tmp_path / f"{name}{suffix}", figures)
+            assert files == page_files(tmp_path / f"{name}{suffix}", 2)
+    for end in ("-1.png", "-2.svg", ".pdf"):
+        assert (tmp_path / f"a{end}").read_bytes() == (tmp_path / f"b{end}").read_bytes()
