@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 
+import diffclip
 from diffclip.config import MODEL_NAMES
 from diffclip.errors import InputError
 from diffclip.model_source import find_model, load_for_use, pick_device
@@ -30,6 +31,7 @@ def test_a_run_folder_gives_its_best_checkpoint_and_seed(run_folder):
     loaded = load_for_use(str(run_folder))
     assert loaded.weights == str(run_folder / "checkpoints" / "last")
     assert loaded.seed == 7
+    assert diffclip.load(run_folder)[0].config == loaded.model.config
     (run_folder / "checkpoints" / "best").symlink_to("step_00000010")
     loaded = load_for_use(str(run_folder))
     assert loaded.weights == str(run_folder / "checkpoints" / "best")

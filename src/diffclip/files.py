@@ -105,6 +105,22 @@ def check_writable(target: str | Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
+def check_new(target: str | Path) -> None:
+    """Find out before long work whether `target`, a file or folder, can be written, and replaces nothing.
+
+    Raises:
+        InputError: it is a file or a folder with something in it, or its place cannot be written.
+    """
+    target = Path(target)
+    if target.is_dir():
+        if any(target.iterdir()):
+            raise InputError(f"{target} is not empty: give a new folder")
+        target = target / "file"
+    elif target.exists() or target.is_symlink():
+        raise InputError(f"{target} exists: give another name, or move it away")
+    check_writable(target)
+
+
 def write_text(target: str | Path, text: str) -> None:
     """Write `text` as UTF-8 to `target`, whole or not at all."""
     with write_atomically(target) as temporary:

@@ -20,14 +20,15 @@ def load(
     """A model in evaluation mode on the CPU, its `preprocess` (PIL picture to [3, S, S]) and its tokenizer.
 
     Args:
-        source: a saved folder, a published `.pt` or `.safetensors` file, or `hf-hub:owner/name`.
+        source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
+            file, or `hf-hub:OWNER/NAME`, with `@REVISION` after it where it is not the newest.
         model: the model's name, where the file cannot tell it (a published DiffCLIP-dynamic).
         image_size: take pictures of this size; position embeddings are resampled.
 
     Raises:
         InputError: nothing usable at `source`, or it holds another model than `model`.
     """
-    path = _local(source)
+    path = locate(source)
     weights = read_weights(path)
     loaded = CLIP(_config(weights, path, model), seed=0)
     put_weights(loaded, weights, path)
@@ -44,12 +45,17 @@ def read_config(source: str | Path) -> CLIPConfig:
     Raises:
         InputError: nothing usable at `source`.
     """
-    path = _local(source)
+    path = locate(source)
     return _config(read_weights(path), path, None)
 
 
-def _local(source: str | Path) -> Path:
-    return fetch(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
+def locate(source: str | Path) -> Path:
+    """`source`, or the folder on this machine where a name on the hub now is.
+
+    Raises:
+        InputError: no such model on the hub, or the hub cannot be reached.
+    """
+    return _fetch(str(source)) if str(source).startswith(HUB_PREFIX) else Path(source)
 
 
 def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
@@ -61,25 +67,34 @@ def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
     return named_config(model) if model is not None else infer_config(weights.state)
 
 
-def fetch(source: str) -> Path:
-    """The local folder of `hf-hub:owner/name`: its saved model, else its `checkpoint_best.pt`.
+def _fetch(source: str) -> Path:
+    """The local folder of `hf-hub:OWNER/NAME[@REVISION]`: its saved model, else its `checkpoint_best.pt`."""
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
 
-    Raises:
-        InputError: no such model on the hub, or the hub cannot be reached.
-    """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    repository = source.removeprefix(HUB_PREFIX)
-    fault: Exception | None = None
+    repository, _, name = source.removeprefix(HUB_PREFIX).partition("@")
+    revision = name or None
+    there: set[str] | None = None
+    try:
+        # asked once: for a file that it cannot reach the client asks for a minute, and says so on twelve lines
+        about = HfApi().model_info(repository, revision=revision, timeout=10)
+        there = {file.rfilename for file in about.siblings or ()}
+        fault: Exception = InputError(
+            f"it has neither {WEIGHTS_FILE} with {CONFIG_FILE} nor {PUBLISHED_FILE}"
+        )
+    except Exception as error:  # the client raises many kinds; what was fetched before may be in the cache
+        fault = error
     for files in ((CONFIG_FILE, WEIGHTS_FILE), (PUBLISHED_FILE,)):
+        if isinstance(fault, HfHubHTTPError) or (there is not None and not there.issuperset(files)):
+            continue
         try:
-            fetched = [Path(hf_hub_download(repository, file)) for file in files]
-            return fetched[0].parent
-        except EntryNotFoundError as error:  # not in the repository, or offline and not in the cache
-            fault = error
-        except Exception as error:  # the client raises many kinds, and each means that there is no model
-            fault = error
-            break
+            offline = there is None
+            fetched = [
+                hf_hub_download(repository, file, revision=revision, local_files_only=offline)
+                for file in files
+            ]
+            return Path(fetched[0]).parent
+        except Exception as error:
+            fault = fault if there is None else error
     lines = str(fault).strip().splitlines() or [type(fault).__name__]
     raise InputError(f"{source} cannot be fetched ({lines[0][:150]}): check the name and the connection")

@@ -82,7 +82,9 @@ def find_model(source: str) -> str | None:
                 f"{source} does not exist: give a run or saved folder, a weights file or a model's name"
             )
         raise unknown("model", source, MODEL_NAMES)
-    return str(_checkpoint(Path(source)))
+    from diffclip.weights import checkpoint_of  # with torch, which what is wrong need not wait for
+
+    return str(checkpoint_of(source))
 
 
 def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded:
@@ -100,16 +102,6 @@ def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded
     config = model.config
     preprocess = eval_transform(config.vision.image_size, config.preprocess)
     return Loaded(model, preprocess, Tokenizer(config.text), name_of(config), RANDOM, None)
-
-
-def _checkpoint(path: Path) -> Path:
-    """The best, else the last checkpoint of a run folder; any other path as it is."""
-    if not (path / "checkpoints").is_dir():
-        return path
-    for name in ("best", "last"):
-        if (path / "checkpoints" / name).exists():
-            return path / "checkpoints" / name
-    raise InputError(f"{path} has no checkpoint yet: wait for the training to write one")
 
 
 def _training_seed(path: Path) -> int | None:

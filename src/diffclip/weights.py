@@ -33,12 +33,12 @@ CONFIG_KEY = "diffclip_config"  # in a `.pt` file of ours, or among the notes of
 
 
 def find_weights(path: str | Path) -> Path:
-    """The weights file that `path` means: itself, or the one in a saved or hub-like folder.
+    """The weights file that `path` means: itself, or the one in a saved folder, a run folder or one of the hub's.
 
     Raises:
         InputError: it does not exist, is empty, or is a folder without weights.
     """
-    path = Path(path)
+    path = checkpoint_of(path)
     if path.is_dir():
         for name in (WEIGHTS_FILE, PUBLISHED_FILE):
             if (path / name).is_file():
@@ -48,11 +48,26 @@ def find_weights(path: str | Path) -> Path:
         )
     if not path.exists():
         raise InputError(
-            f"{path} does not exist: give a saved folder, a .safetensors or a published .pt file"
+            f"{path} does not exist: give a run folder, a saved folder, a weights file or hf-hub:OWNER/NAME"
         )
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty: fetch it again")
     return path
+
+
+def checkpoint_of(path: str | Path) -> Path:
+    """The best, else the last checkpoint of a run folder; any other path as it is.
+
+    Raises:
+        InputError: the run has no checkpoint yet.
+    """
+    checkpoints = Path(path) / "checkpoints"
+    if not checkpoints.is_dir():
+        return Path(path)
+    for name in ("best", "last"):
+        if (checkpoints / name).exists():
+            return checkpoints / name
+    raise InputError(f"{path} has no checkpoint yet: wait for the training to write one")
 
 
 class Weights(NamedTuple):

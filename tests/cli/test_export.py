@@ -31,13 +31,9 @@ def test_both_towers_their_lines_and_a_tokenizer(monkeypatch, capfd, tmp_path, m
     assert printed.err == ""
     lines = printed.out.splitlines()
     assert len(lines) == 2
-    for line, tower, item in zip(lines, ("image", "text"), ("picture", "text"), strict=True):
-        found = re.fullmatch(
-            rf"{re.escape(str(folder))}/{tower}\.onnx: [\d.]+ MB, [\d,]+ parameters, error \de-\d\d; "
-            rf"a {item} takes [\d.]+ ms at batch 1 \([\d.]+ in torch, ratio [\d.]+\), [\d.]+ ms at batch 32 \(.*\)",
-            line,
-        )
-        assert found, line
+    for line, tower in zip(lines, ("image", "text"), strict=True):
+        form = rf"{re.escape(str(folder))}/{tower}\.onnx: [\d.]+ MB, [\d,]+ parameters, error \de-\d\d"
+        assert re.fullmatch(form, line), line
     told = json.loads((folder / "config.json").read_text())["text"]["tokenizer"]
     ours, texts = Tokenizer(TextConfig(context_length=12)), ["A dog!", "a very long text " * 9]
     made = Fast.from_file(str(folder / told["file"]))
@@ -55,7 +51,7 @@ def test_what_cannot_be_written_is_refused_in_a_line(monkeypatch, capsys, tmp_pa
     (tmp_path / "file").write_text("mine")
     for arguments, words in (
         ((model_folder, tmp_path), f"{tmp_path} is not empty: give a new folder"),
-        ((model_folder, tmp_path / "file"), "is not a folder"),
+        ((model_folder, tmp_path / "file"), f"{tmp_path / 'file'} exists: give another name"),
         ((model_folder, tmp_path / "file" / "onnx"), "a file or folder of that name is in the way"),
         (("DiffCLIP-ViT-B-61", tmp_path / "onnx"), "did you mean"),
         ((tmp_path / "none", tmp_path / "onnx"), "does not exist"),

@@ -48,12 +48,22 @@ def test_to_transformers_and_back(
     assert again.config == model.config
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
-    with pytest.raises(InputError, match="exists: --transformers writes a new folder"):
+    with pytest.raises(InputError, match="theirs is not empty: give a new folder"):
         call(model_folder, tmp_path / "theirs", "--transformers")
 
 
+def test_nothing_is_replaced(model_folder: Path, tmp_path: Path) -> None:
+    image = tmp_path / "photo.pt"
+    image.write_bytes(b"JPEG")
+    with pytest.raises(InputError, match=r"photo\.pt exists: give another name"):
+        call(model_folder, image)
+    with pytest.raises(InputError, match="is not empty: give a new folder"):
+        call(model_folder, tmp_path)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"JPEG"]
+
+
 def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="writes a folder"):
+    with pytest.raises(InputError, match="--transformers has no published layout"):
         call(model_folder, tmp_path / "model.pt", "--transformers")
     (tmp_path / "tower").mkdir()
     (tmp_path / "tower" / "config.json").write_text(json.dumps({"model_type": "diffclip_vision_model"}))

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 import diffclip
 from diffclip import CLIP, CLIPConfig, InputError, TextConfig, VisionConfig
-from diffclip.convert.onnx import OPSET, TOLERANCE, Exported, described, export_onnx, measure
+from diffclip.convert.onnx import OPSET, TOLERANCE, Exported, described, export_onnx
 from diffclip.convert.onnx_runtime import open_session, run, worst_error
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import DiffCLIPError
@@ -124,14 +124,6 @@ def test_the_document_prepares_images_as_the_model_does(resize: Any) -> None:
     gray = noise[..., 0].astype(np.uint16) * 250
     for image in (Image.fromarray(noise[..., :3]), Image.fromarray(noise), Image.fromarray(gray)):
         assert np.array_equal(names["prepare"](image), ours(image).numpy()), image.mode
-
-
-def test_time_beside_torch(exported: list[Exported]) -> None:
-    found = measure(exported[0], 60.0)
-    assert list(found) == [1, 32]
-    for row in found.values():
-        assert row["ratio"] == row["onnxruntime"]["median_ms"] / row["torch"]["median_ms"]
-    assert "more than 1e-09 seconds" in measure(exported[0], 1e-9)[32]["why"]
 
 
 def test_another_model_is_found_to_be_another(exported: list[Exported]) -> None:

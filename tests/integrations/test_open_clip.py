@@ -186,7 +186,7 @@ def test_half_precision(precision, folder, pictures) -> None:
 
 def test_what_the_losses_take(pictures) -> None:
     tokens = open_clip.get_tokenizer("ViT-tiny")(TEXTS)
-    model = open_clip.create_model("ViT-tiny", output_dict=True)
+    model = open_clip.create_model("ViT-tiny", output_dict=True, pretrained_hf=False)
     out = model(pictures, tokens)
     assert set(out) == {"image_features", "text_features", "logit_scale"}
     ClipLoss()(**out, output_dict=True)["contrastive_loss"].backward()
@@ -197,7 +197,6 @@ def test_what_the_losses_take(pictures) -> None:
     image, text, scale, bias = model(pictures, tokens)
     assert (round(scale.log().item(), 4), bias.item()) == (1.5, -10)
     SigLipLoss()(image, text, scale, bias).backward()
-    torch.testing.assert_close(model.get_logits(pictures, tokens)[0], scale * image @ text.T + bias)
 
 
 @torch.no_grad()
@@ -269,7 +268,7 @@ def test_what_cannot_be(folder, tmp_path) -> None:
         open_clip.create_model("ViT-tiny", "openai")
     with pytest.raises(InputError, match="no weights for ViT-tiny"):
         open_clip.create_model_from_pretrained("ViT-tiny")
-    with pytest.raises(InputError, match="jit, force_quick_gelu, bias cannot be given for ViT-tiny"):
+    with pytest.raises(InputError, match="bias, force_quick_gelu, jit cannot be given for ViT-tiny"):
         open_clip.create_model("ViT-tiny", jit=True, force_quick_gelu=True, bias=3)
     with pytest.raises(
         InputError, match=r"forced on ViT-tiny: .*patch_dropout: Input should be less than 1$"
@@ -370,13 +369,11 @@ def test_its_program_trains_evaluates_and_resumes(
         )
 
 
-def test_bad_configurations_for_the_program(tmp_path) -> None:
-    (tmp_path / "config.json").write_text("[1]")
-    for source in (tmp_path / "config.json", tmp_path):
-        with pytest.raises(InputError, match="is no configuration"):
-            run_command(["--model", str(source)])
+def test_what_the_program_cannot_train(tmp_path) -> None:
+    with pytest.raises(InputError, match="has neither model"):
+        run_command(["--model", str(tmp_path)])
     with pytest.raises(
-        InputError, match=r"unknown model 'DiffCLIP-ViT-B16': did you mean 'DiffCLIP-ViT-B-16'"
+        InputError, match="unknown model 'DiffCLIP-ViT-B16': did you mean 'DiffCLIP-ViT-B-16'"
     ):
         run_command(["--model=DiffCLIP-ViT-B16"])
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffclip.errors import InputError, require_group
+from diffclip.files import check_new
 from diffclip.model_source import find_model
 
 if TYPE_CHECKING:
     from diffclip.model import CLIP
+
+_FOREIGN = ("open_clip:", "transformers:")
 
 
 def convert(
@@ -21,7 +25,7 @@ def convert(
             "or a file), or transformers:NAME (a folder or a name on the hub)."
         ),
     ],
-    target: Annotated[Path, typer.Argument(help="NAME.pt for the published layout, else a folder.")],
+    target: Annotated[Path, typer.Argument(help="NAME.pt for the published layout, else a new folder.")],
     to_differential: Annotated[
         bool,
         typer.Option(
@@ -36,13 +40,13 @@ def convert(
             help="Write a folder for transformers' Auto classes: model, processor and tokenizer.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of what --to-differential adds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the parts that --to-differential adds.")] = 0,
     model_name: Annotated[
-        str | None, typer.Option(help="What a published file holds, if it cannot tell (DiffCLIP-dynamic-…).")
+        str | None, typer.Option(help="Name of the model in a published file (DiffCLIP-dynamic-… needs it).")
     ] = None,
 ) -> None:
     """Convert weights: published .pt to a saved folder and back; a ViT CLIP of open_clip or transformers to ours; ours
-    to transformers and back.
+    to transformers and back. Nothing that exists is replaced.
 
     Example: diffclip convert checkpoint_best.pt my-diffclip
 
@@ -54,30 +58,26 @@ def convert(
 
     Example: diffclip convert my-diffclip for-transformers --transformers
     """
-    from diffclip.config import name_of
-    from diffclip.errors import InputError, require_group
-    from diffclip.weights import save_published, save_weights
-
     if target.suffix == ".safetensors":
         raise InputError(
             f"{target}: give a folder (it gets model.safetensors and config.json), or a .pt file"
         )
     published = target.suffix in (".pt", ".pth")
-    if target.is_file() and not published:
-        raise InputError(f"{target} is a file: give a folder, or a name that ends in .pt")
-    if published and to_differential:
-        raise InputError(f"{target}: what --to-differential makes has no published layout, give a folder")
+    if published and (to_differential or to_transformers):
+        option = "--to-differential" if to_differential else "--transformers"
+        raise InputError(f"{target}: {option} has no published layout, give a folder")
     if to_transformers:
         require_group("vlm", "transformers")
-        if published:
-            raise InputError(f"{target}: --transformers writes a folder, give a name without .pt")
-        if target.exists():
-            raise InputError(f"{target} exists: --transformers writes a new folder, choose another name")
+    check_new(target)
     model = _read(source, model_name)
-    if to_differential:
-        import diffclip.convert
 
-        model = diffclip.convert.to_differential(model, seed)
+    from diffclip.config import name_of
+    from diffclip.weights import save_published, save_weights
+
+    if to_differential:
+        from diffclip.convert import to_differential as make_differential
+
+        model = make_differential(model, seed)
     if published:
         save_published(model, target)
     elif to_transformers:
@@ -90,22 +90,17 @@ def convert(
 
 
 def _read(source: str, model_name: str | None) -> CLIP:
-    from diffclip.convert.sources import TRANSFORMERS, is_foreign, read_foreign, reading, transformers_kind
-    from diffclip.errors import InputError
-    from diffclip.loading import load
-
-    if is_foreign(source):
+    if source.startswith(_FOREIGN):
         if model_name is not None:
             raise InputError(f"{source} tells what it is: leave --model-name out")
-        if transformers_kind(source) == "diffclip":
-            from diffclip.integrations.transformers import load_transformers
+        from diffclip.convert.sources import read_foreign
 
-            with reading(source):
-                return load_transformers(source.removeprefix(TRANSFORMERS), source)
         return read_foreign(source)
     found = find_model(source)
     if found is None:
         raise InputError(
             f"{source} is a model's name, which has no weights to convert: give a folder or a file"
         )
+    from diffclip.loading import load
+
     return load(found, model=model_name)[0]

@@ -1,8 +1,9 @@
-"""A model of ours from the parts of another one, held against it before anybody gets it."""
+"""A model of ours from the parts of another one, compared with it before anybody gets it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from diffclip.config import parse_config
 from diffclip.errors import InputError
 from diffclip.model import CLIP
+from diffclip.published import from_published
 from diffclip.weights import check_fit
 
 Encode = Callable[[Tensor], Tensor]
@@ -21,26 +23,44 @@ END_OF_TEXT = 49407
 """The largest id that the core's tokenizer gives."""
 
 
-def assemble(fields: dict[str, Any], state: Mapping[str, Tensor], source: str) -> CLIP:
+def assemble(
+    fields: dict[str, Any], theirs: Mapping[str, Tensor], names: Sequence[tuple[str, str]], source: str
+) -> CLIP:
     """The model with this configuration and these weights, in float32, on the CPU, in evaluation mode.
+
+    Args:
+        fields: of our `CLIPConfig`.
+        theirs: weights under the names of `source`.
+        names: patterns of those names and what replaces them, in order.
+        source: names the original in errors.
 
     Raises:
         InputError: the configuration or the weights are not those of a CLIP that we have.
     """
+    state: dict[str, Tensor] = {}
+    for name, value in theirs.items():
+        for pattern, replacement in names:
+            name = re.sub(pattern, replacement, name)
+        state[name] = value.detach().float().cpu()
+    state = from_published(state)  # joins queries, keys and values
+    state["visual.cls_token"] = state["visual.cls_token"].reshape(1, 1, -1)
+    state["visual.pos_embed"] = state["visual.pos_embed"][None]
     model = CLIP(parse_config(fields, source), seed=0).eval()
     check_fit(model, state, source)
-    model.load_state_dict({name: value.detach().float().cpu() for name, value in state.items()})
+    model.load_state_dict(state)
     return model
 
 
 @torch.no_grad()
-def check_outputs(model: CLIP, image: Encode, text: Encode, source: str, end: int | None = None) -> None:
-    """See that `model` computes what the original's encoders do, on random images and texts.
+def check_outputs(
+    model: CLIP, original: nn.Module, image: Encode, text: Encode, source: str, end: int | None = None
+) -> None:
+    """Compare `model` with the `original`'s encoders on random images and texts.
 
     Texts end with the id `end`, by default the last of the vocabulary.
 
     Raises:
-        InputError: it does not: the original has a part that was not looked for.
+        InputError: they differ: the original has a part that was not looked for.
     """
     generator = torch.Generator().manual_seed(0)
     config = model.config
@@ -50,12 +70,18 @@ def check_outputs(model: CLIP, image: Encode, text: Encode, source: str, end: in
     tokens = torch.randint(1, end, (2, length), generator=generator)
     tokens[0, -1], tokens[1, length // 2] = end, end
     tokens[1, length // 2 + 1 :] = 0
-    for what, ours, theirs in (
-        ("picture", model.encode_image(images), image(images)),
-        ("text", model.encode_text(tokens), text(tokens)),
-    ):
-        if not torch.allclose(ours, theirs.float(), rtol=0, atol=_TOLERANCE * float(theirs.abs().max())):
-            gap = float((ours - theirs).abs().max())
+    was_training = original.training
+    original.eval()
+    try:
+        pairs = {
+            "image": (model.encode_image(images), image(images)),
+            "text": (model.encode_text(tokens), text(tokens)),
+        }
+    finally:
+        original.train(was_training)
+    for what, (ours, theirs) in pairs.items():
+        gap = float((ours - theirs.float()).abs().max())
+        if not gap <= _TOLERANCE * float(theirs.abs().max()):
             raise InputError(
                 f"{source} computes other {what} features than its parts say (by {gap:.2g}): it has a part that "
                 "cannot be converted"
@@ -92,7 +118,9 @@ def activation_of(module: nn.Module | str, source: str) -> str:
         InputError: it is neither GELU nor QuickGELU.
     """
     name = module if isinstance(module, str) else type(module).__name__
+    if isinstance(module, nn.GELU) and module.approximate != "none":
+        name = f"GELU approximated by {module.approximate}"
     known = {"GELU": "gelu", "gelu": "gelu", "QuickGELU": "quick_gelu", "quick_gelu": "quick_gelu"}
-    if name not in known or (isinstance(module, nn.GELU) and module.approximate != "none"):
+    if name not in known:
         raise refuse(source, f"the activation {name}")
     return known[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from diffclip.config import STATISTICS
@@ -12,6 +11,25 @@ from diffclip.convert.assemble import activation_of, assemble, check_end_of_text
 from diffclip.model import CLIP
 from diffclip.towers.text import TEXT_NORM_EPS
 
+_NAMES = (
+    (r"^vision_model\.embeddings\.class_embedding$", "visual.cls_token"),
+    (r"^vision_model\.embeddings\.position_embedding\.weight$", "visual.pos_embed"),
+    (r"^vision_model\.embeddings\.patch_embedding\.", "visual.patch_embed.proj."),
+    (r"^vision_model\.pre_layrnorm\.", "visual.norm_pre."),  # the published name has this spelling
+    (r"^vision_model\.post_layernorm\.", "visual.norm."),
+    (r"^vision_model\.encoder\.layers\.(\d+)\.layer_norm", r"visual.blocks.\1.norm"),
+    (r"^vision_model\.encoder\.layers\.", "visual.blocks."),
+    (r"^text_model\.embeddings\.position_embedding\.weight$", "positional_embedding"),
+    (r"^text_model\.embeddings\.", ""),
+    (r"^text_model\.final_layer_norm\.", "ln_final."),
+    (r"^text_model\.encoder\.layers\.(\d+)\.layer_norm", r"transformer.resblocks.\1.ln_"),
+    (r"^text_model\.encoder\.layers\.", "transformer.resblocks."),
+    (r"^(transformer\.resblocks\.\d+\.mlp)\.fc1\.", r"\1.c_fc."),
+    (r"^(transformer\.resblocks\.\d+\.mlp)\.fc2\.", r"\1.c_proj."),
+    (r"\.self_attn\.", ".attn."),
+    (r"^visual_projection\.weight$", "image_projection"),
+    (r"^text_projection\.weight$", "text_projection"),
+)
 # configurations from before transformers 4.31 have it whatever the tokenizer says; the largest id is then read
 _OLD_END = 2
 
@@ -23,20 +41,18 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
         InputError: it is of another kind, or has a part that ours lacks, which is named.
     """
     config: Any = getattr(model, "config", None)
-    if getattr(config, "model_type", None) != "clip":
-        raise refuse(
-            source, f"the kind {getattr(config, 'model_type', type(model).__name__)!r} instead of 'clip'"
-        )
+    kind = getattr(config, "model_type", type(model).__name__)
+    if kind != "clip":
+        raise refuse(source, f"the kind {kind!r} instead of 'clip'")
     vision, text = config.vision_config, config.text_config
     if text.layer_norm_eps != TEXT_NORM_EPS:
         raise refuse(source, f"a text tower whose norms have the epsilon {text.layer_norm_eps}")
-    if text.eos_token_id != _OLD_END:
-        check_end_of_text(text.eos_token_id, text.vocab_size, source)
-    theirs = {name: value for name, value in model.state_dict().items() if not name.endswith("position_ids")}
+    end = None if text.eos_token_id == _OLD_END else text.eos_token_id
+    check_end_of_text(end, text.vocab_size, source)
+    mean, std = STATISTICS["openai"]
     fields: dict[str, Any] = {
         "embed_dim": config.projection_dim,
-        "preprocess": dict(zip(("mean", "std"), STATISTICS["openai"], strict=True))
-        | {"interpolation": "bicubic"},
+        "preprocess": {"mean": mean, "std": std, "interpolation": "bicubic"},
         "vision": _sizes(vision, source)
         | {
             "image_size": vision.image_size,
@@ -48,30 +64,21 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
         "text": _sizes(text, source)
         | {"context_length": text.max_position_embeddings, "vocab_size": text.vocab_size},
     }
-    converted = assemble(fields, _renamed(theirs, vision.num_hidden_layers, text.num_hidden_layers), source)
-    was_training = model.training
-    model.eval()
+    theirs = {
+        name: value.T if name.endswith("_projection.weight") else value
+        for name, value in model.named_parameters()
+    }
+    converted = assemble(fields, theirs, _NAMES, source)
 
-    def encode_text(tokens: Tensor) -> Tensor:
-        pooled: Tensor = _call(model, "text_model", input_ids=tokens).pooler_output
-        projected: Tensor = pooled @ theirs["text_projection.weight"].T
-        return projected
+    def encode(tower: str, projection: str) -> Any:
+        def features(inputs: Tensor) -> Any:
+            return getattr(model, projection)(getattr(model, tower)(inputs).pooler_output)
 
-    def encode_image(images: Tensor) -> Tensor:
-        pooled: Tensor = _call(model, "vision_model", pixel_values=images).pooler_output
-        projected: Tensor = pooled @ theirs["visual_projection.weight"].T
-        return projected
+        return features
 
-    try:
-        end = text.eos_token_id
-        check_outputs(converted, encode_image, encode_text, source, None if end == _OLD_END else end)
-    finally:
-        model.train(was_training)
+    images, texts = encode("vision_model", "visual_projection"), encode("text_model", "text_projection")
+    check_outputs(converted, model, images, texts, source, end)
     return converted
-
-
-def _call(model: nn.Module, part: str, **inputs: Tensor) -> Any:
-    return getattr(model, part)(**inputs)
 
 
 def _sizes(tower: Any, source: str) -> dict[str, Any]:
@@ -82,39 +89,3 @@ def _sizes(tower: Any, source: str) -> dict[str, Any]:
         "mlp_ratio": tower.intermediate_size / tower.hidden_size,
         "activation": activation_of(tower.hidden_act, source),
     }
-
-
-def _renamed(theirs: dict[str, Tensor], vision_layers: int, text_layers: int) -> dict[str, Tensor]:
-    vision, text = "vision_model", "text_model"
-    state = {
-        "logit_scale": theirs["logit_scale"],
-        "visual.cls_token": theirs[f"{vision}.embeddings.class_embedding"].view(1, 1, -1),
-        "visual.pos_embed": theirs[f"{vision}.embeddings.position_embedding.weight"][None],
-        "visual.patch_embed.proj.weight": theirs[f"{vision}.embeddings.patch_embedding.weight"],
-        "image_projection": theirs["visual_projection.weight"].T,
-        "text_projection": theirs["text_projection.weight"].T,
-        "token_embedding.weight": theirs[f"{text}.embeddings.token_embedding.weight"],
-        "positional_embedding": theirs[f"{text}.embeddings.position_embedding.weight"],
-    }
-    for kind in ("weight", "bias"):
-        state |= {
-            # the published name has this spelling
-            f"visual.norm_pre.{kind}": theirs[f"{vision}.pre_layrnorm.{kind}"],
-            f"visual.norm.{kind}": theirs[f"{vision}.post_layernorm.{kind}"],
-            f"ln_final.{kind}": theirs[f"{text}.final_layer_norm.{kind}"],
-        }
-        for tower, layers, prefix, names in (
-            (vision, vision_layers, "visual.blocks", ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
-            (text, text_layers, "transformer.resblocks", ("ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj")),
-        ):
-            for i in range(layers):
-                block, ours = f"{tower}.encoder.layers.{i}", f"{prefix}.{i}"
-                qkv = [theirs[f"{block}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
-                state[f"{ours}.attn.qkv.{kind}"] = torch.cat(qkv)
-                state[f"{ours}.attn.out_proj.{kind}"] = theirs[f"{block}.self_attn.out_proj.{kind}"]
-                parts = ("layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2")
-                state |= {
-                    f"{ours}.{name}.{kind}": theirs[f"{block}.{part}.{kind}"]
-                    for name, part in zip(names, parts, strict=True)
-                }
-    return state

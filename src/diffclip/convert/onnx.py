@@ -1,6 +1,6 @@
 """Both towers as ONNX files that need neither torch nor this package.
 
-An export folder has image.onnx, text.onnx and config.json with what surrounds them: how a picture is prepared, what
+An export folder has image.onnx, text.onnx and config.json with what surrounds them: how an image is prepared, what
 the tokenizer does, the logit scale. Features have unit length, as those of `CLIP.forward`.
 """
 
@@ -20,23 +20,22 @@ from torch import Tensor, nn
 
 import diffclip
 from diffclip.config import CLIPConfig, name_of
-from diffclip.convert.onnx_runtime import latencies, open_session, worst_error
+from diffclip.convert.onnx_runtime import open_session, worst_error
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.embed import evaluating
-from diffclip.files import check_writable, write_atomically, write_text
+from diffclip.files import check_new, write_atomically, write_text
 from diffclip.model import CLIP
 
 OPSET = 20  # the first with a Gelu of its own; what onnxruntime has had since 1.17
 TOLERANCE = 1e-4
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 _SEED = 0
-_LARGER_BATCH = 32
 # of open_clip's tokenizer: how many ids it has, of which the last two are start and end
 _TOKENIZER_IDS = 49408
 
 
 class Tower(nn.Module):
-    """One tower of a CLIP, inputs to unit-length features [B, D]; `item` is one of its inputs in words."""
+    """One tower of a CLIP, inputs to unit-length features [B, D]."""
 
     def __init__(self, model: CLIP, name: str) -> None:
         super().__init__()
@@ -44,14 +43,14 @@ class Tower(nn.Module):
         self.name = name
         self.file, self.output = f"{name}.onnx", f"{name}_features"
         if name == "image":
-            self.input, self.item = "images", "picture"
+            self.input = "images"
             self.encode: Callable[..., Tensor] = model.encode_image
         else:
-            self.input, self.item = "tokens", "text"
+            self.input = "tokens"
             self.encode = model.encode_text
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Pictures [B, 3, S, S] float32 or ids [B, L ≤ context_length] int64 to [B, D]."""
+        """Images [B, 3, S, S] float32 or ids [B, L ≤ context_length] int64 to [B, D]."""
         return self.encode(inputs, normalize=True)
 
     @property
@@ -104,7 +103,7 @@ def towers_of(model: CLIP) -> list[Tower]:
 
 
 def export_onnx(
-    model: CLIP, folder: str | Path, tokenizer: Any = None, tell: Callable[[], None] = lambda: None
+    model: CLIP, folder: str | Path, tokenizer: Any = None, on_tower: Callable[[], None] = lambda: None
 ) -> list[Exported]:
     """Write both towers to `folder`, whole and checked or not at all.
 
@@ -112,7 +111,7 @@ def export_onnx(
         model: on the CPU, in float32. Its attention runs on the backend "eager" meanwhile.
         folder: new, or empty.
         tokenizer: a fast tokenizer of transformers; its tokenizer.json is then written along.
-        tell: called when a tower is done.
+        on_tower: called when a tower is done.
 
     Raises:
         InputError: the folder is not empty or cannot be written, the model is elsewhere or of another type, or its
@@ -120,7 +119,7 @@ def export_onnx(
         DiffCLIPError: onnxruntime's features are further from torch's than `TOLERANCE`, or it does not run the file.
     """
     folder = Path(folder)
-    check_folder(folder)
+    check_new(folder)
     place = model.logit_scale
     if place.device.type != "cpu" or place.dtype != torch.float32:
         raise InputError(f"the model is {place.dtype} on {place.device}: export takes float32 on the CPU")
@@ -129,13 +128,13 @@ def export_onnx(
         temporary.mkdir()
         for tower in towers_of(model):
             file = temporary / tower.file
-            pairs = _wanted(tower)
+            pairs = _reference(tower)
             _write_tower(tower, file)
             error = _check(tower, file, pairs)
             # weights too large for one message of protobuf lie beside the graph
             size = sum(part.stat().st_size for part in temporary.glob(f"{tower.file}*"))
             exported.append(Exported(tower, folder / tower.file, size, tower.parameter_count, error))
-            tell()
+            on_tower()
         if tokenizer is not None:
             _write_tokenizer(tokenizer, model.config.text.context_length, temporary / TOKENIZER_FILE)
         told = json.dumps(described(model, tokenizer is not None), indent=2)
@@ -143,29 +142,8 @@ def export_onnx(
     return exported
 
 
-def measure(exported: Exported, seconds: float) -> dict[int, dict[str, Any]]:
-    """How long a picture or text takes in onnxruntime beside torch, see `latencies`; texts fill the context."""
-    tower = exported.tower
-    with evaluating(tower.model):
-        return latencies(open_session(exported.file), tower, tower.random_inputs(_LARGER_BATCH), seconds)
-
-
-def check_folder(folder: Path) -> None:
-    """Find out before long work whether an export can be written to `folder`.
-
-    Raises:
-        InputError: it is a file or not empty, or its place cannot be written.
-    """
-    if folder.is_dir():
-        if any(folder.iterdir()):
-            raise InputError(f"{folder} is not empty: give a new folder")
-    elif folder.exists() or folder.is_symlink():
-        raise InputError(f"{folder} is not a folder: give the name of a new one")
-    check_writable(folder.resolve().parent / CONFIG_FILE if folder.exists() else folder)
-
-
 def has_tokenizer(config: CLIPConfig) -> bool:
-    """Whether the model's ids are the tokenizer's: a smaller vocabulary is of ids that someone else makes."""
+    """True if the model's ids are the tokenizer's: a smaller vocabulary is of ids that someone else makes."""
     return config.text.vocab_size >= _TOKENIZER_IDS
 
 
@@ -190,7 +168,7 @@ def _write_tower(tower: Tower, file: Path) -> None:
         program.save(str(file))
 
 
-def _wanted(tower: Tower) -> list[tuple[Tensor, Tensor]]:
+def _reference(tower: Tower) -> list[tuple[Tensor, Tensor]]:
     """Batches of two sizes, texts of two lengths, and torch's features of them.
 
     Raises:
@@ -218,7 +196,7 @@ def _check(tower: Tower, file: Path, pairs: list[tuple[Tensor, Tensor]]) -> floa
 
 @contextmanager
 def _plain_attention(model: CLIP) -> Iterator[None]:
-    """The formulas inside: the fast backends are operators of their own, which ONNX does not have."""
+    """Compute attention by its formulas: the fast backends are operators of their own, which ONNX does not have."""
     layers = [layer for of_tower in model.attention_layers().values() for layer in of_tower]
     before = [layer.backend for layer in layers]
     try:
@@ -231,7 +209,7 @@ def _plain_attention(model: CLIP) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's warnings and logs, which speak of its own parts."""
+    """Drop the exporter's warnings and logs, which speak of its own parts."""
     level = logging.root.manager.disable
     try:
         logging.disable(logging.WARNING)
@@ -253,7 +231,7 @@ def _write_tokenizer(tokenizer: Any, context_length: int, file: Path) -> None:
 
 
 def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
-    """What a program needs beside the two files."""
+    """The contents of config.json: all that a program needs beside the two files."""
     config = model.config
     preprocess, size = config.preprocess, config.vision.image_size
     tokenizer = None

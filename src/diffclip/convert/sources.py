@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from diffclip.convert.assemble import refuse
 from diffclip.convert.from_open_clip import from_open_clip
 from diffclip.convert.from_transformers import from_transformers
 from diffclip.errors import InputError, require_group, unknown
@@ -18,34 +19,8 @@ from diffclip.model import CLIP
 OPEN_CLIP, TRANSFORMERS = "open_clip:", "transformers:"
 
 
-def is_foreign(source: str) -> bool:
-    """Whether `source` names a model of another library."""
-    return source.startswith((OPEN_CLIP, TRANSFORMERS))
-
-
-def transformers_kind(source: str) -> str | None:
-    """What the configuration of `transformers:NAME` calls its kind ("clip", say); None for another library's model.
-
-    Raises:
-        InputError: transformers is not installed, there is no such model, or its configuration names no kind.
-    """
-    if not source.startswith(TRANSFORMERS):
-        return None
-    require_group("vlm", "transformers")
-    from transformers import PreTrainedConfig
-
-    with reading(source):
-        config = PreTrainedConfig.get_config_dict(source.removeprefix(TRANSFORMERS))[0]
-    if "model_type" not in config:
-        raise InputError(
-            f"{source}: its config.json names no model_type, so transformers did not save it: leave {TRANSFORMERS} out "
-            "if it is ours"
-        )
-    return str(config["model_type"])
-
-
 def read_foreign(source: str) -> CLIP:
-    """The model that `source` names, as a plain CLIP of ours. No code of the weights' author is run.
+    """The model that `source` names, as one of ours. No code of the weights' author is run.
 
     Args:
         source: `open_clip:ViT-B-16:laion2b_s34b_b88k` (or a file in place of the tag), or `transformers:NAME`, a
@@ -55,11 +30,11 @@ def read_foreign(source: str) -> CLIP:
         InputError: no such model, weights that cannot be read, or a model that cannot be converted.
     """
     if source.startswith(OPEN_CLIP):
-        return _from_open_clip(source)
-    return _from_transformers(source)
+        return _read_open_clip(source)
+    return _read_transformers(source)
 
 
-def _from_open_clip(source: str) -> CLIP:
+def _read_open_clip(source: str) -> CLIP:
     import open_clip
 
     architecture, _, weights = source.removeprefix(OPEN_CLIP).partition(":")
@@ -69,14 +44,18 @@ def _from_open_clip(source: str) -> CLIP:
     if not weights or (weights not in tags and not Path(weights).is_file()):
         which = f"{weights} is neither a file nor" if weights else "it says no weights:"
         raise InputError(f"{source}: {which} one of {architecture}'s {', '.join(tags) or '(none)'}")
-    quick = _is_quick_gelu(architecture, weights)
-    with reading(source):
+    config = open_clip.get_model_config(architecture)
+    for tower, key in (("vision", "timm_model_name"), ("text", "hf_model_name")):
+        if name := config.get(f"{tower}_cfg", {}).get(key):  # before a download
+            raise refuse(source, f"the {tower} tower {name} of another library")
+    quick = _is_quick_gelu(architecture, bool(config.get("quick_gelu", False)), weights)
+    with _reading(source):
         # an override of its configuration; nothing is said of what is as the weights were trained
         model = open_clip.create_model(architecture, pretrained=weights, weights_only=True, quick_gelu=quick)
     return from_open_clip(model, source)
 
 
-def _is_quick_gelu(architecture: str, weights: str) -> bool:
+def _is_quick_gelu(architecture: str, of_architecture: bool, weights: str) -> bool:
     """The activation that `weights` were trained with: the tag's own, for a file the architecture's.
 
     OpenAI's weights and many others are offered under architectures with GELU and with QuickGELU, and open_clip
@@ -84,7 +63,6 @@ def _is_quick_gelu(architecture: str, weights: str) -> bool:
     """
     import open_clip
 
-    of_architecture = bool(open_clip.get_model_config(architecture).get("quick_gelu", False))
     tag = open_clip.get_pretrained_cfg(architecture, weights)
     quick = bool(tag.get("quick_gelu", False)) if tag else of_architecture
     if quick != of_architecture:
@@ -96,16 +74,28 @@ def _is_quick_gelu(architecture: str, weights: str) -> bool:
     return quick
 
 
-def _from_transformers(source: str) -> CLIP:
-    kind = transformers_kind(source)
-    if kind != "clip":
-        raise InputError(f"{source} is a {kind!r}, not a 'clip': give a CLIP with two ViT towers")
-    from transformers import CLIPModel
+def _read_transformers(source: str) -> CLIP:
+    require_group("vlm", "transformers")
+    from transformers import CLIPModel, PreTrainedConfig
 
-    from diffclip.integrations.transformers.conversion import no_progress_bar, read_preprocess
+    from diffclip.integrations.transformers.conversion import (
+        load_transformers,
+        no_progress_bar,
+        read_preprocess,
+    )
 
     place = source.removeprefix(TRANSFORMERS)
-    with reading(source), no_progress_bar():
+    with _reading(source), no_progress_bar():
+        kind = PreTrainedConfig.get_config_dict(place)[0].get("model_type")
+        if kind is None:
+            raise InputError(
+                f"{source}: its config.json names no model_type, so transformers did not save it: leave "
+                f"{TRANSFORMERS} out if it is ours"
+            )
+        if kind == "diffclip":
+            return load_transformers(place, source)
+        if kind != "clip":
+            raise InputError(f"{source} is a {kind!r}, not a 'clip': give a CLIP with two ViT towers")
         model: Any = CLIPModel.from_pretrained(place, use_safetensors=True)
         preprocess = read_preprocess(place, model.config.vision_config.image_size, source)
     converted = from_transformers(model, source)
@@ -115,11 +105,13 @@ def _from_transformers(source: str) -> CLIP:
 
 
 @contextmanager
-def reading(source: str) -> Iterator[None]:
-    """What the libraries raise for files that are missing, damaged or not theirs, in one line; their remarks are not
-    heard."""
+def _reading(source: str) -> Iterator[None]:
+    """Say in one line what the libraries raise for files that are missing or damaged, and drop their remarks."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with _quiet():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     except InputError:
         raise
@@ -128,16 +120,5 @@ def reading(source: str) -> Iterator[None]:
         raise InputError(
             f"{source} cannot be read ({reason}): check the name, the files and the connection"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The libraries' own remarks on loading are not what a user of ours asked about."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
     finally:
         logging.disable(before)

@@ -15,7 +15,9 @@ import torch
 from diffclip.config import CLIPConfig, parse_config
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip.model import OpenCLIPModel
-from diffclip.integrations.open_clip.weights import at_size, config_for, put, read_checkpoint
+from diffclip.integrations.open_clip.weights import at_size, config_for, put
+from diffclip.loading import locate
+from diffclip.weights import read_weights
 
 MODEL_KEY = "diffclip"  # of our configuration within open_clip's
 USED = {
@@ -24,7 +26,7 @@ USED = {
     *("require_pretrained", "model_kwargs"),
 }
 # reading never runs code here, and no tower has weights of its own to start from
-_WITHOUT_EFFECT = {"weights_only", "pretrained_image", "pretrained_text"}
+_WITHOUT_EFFECT = {"weights_only", "pretrained_image", "pretrained_text", "pretrained_hf"}
 _STARTS = {"init_logit_scale": "logit_scale", "init_logit_bias": "logit_bias"}
 
 Given = Mapping[str, Any]
@@ -83,7 +85,7 @@ def create(found: Found, given: Given, signature: inspect.Signature) -> OpenCLIP
     """
     _refuse(given, signature)
     name, size, starts = given["model_name"], _side(given["force_image_size"]), given["model_kwargs"]
-    weights = read_checkpoint(found.weights) if found.weights and given["load_weights"] else None
+    weights = read_weights(locate(found.weights)) if found.weights and given["load_weights"] else None
     if weights is None and given["require_pretrained"]:
         raise InputError(f"no weights for {name}: give pretrained= a saved folder, a run folder or a file")
     config = found.config if weights is None else config_for(weights, found.config, str(found.weights))
@@ -100,9 +102,9 @@ def create(found: Found, given: Given, signature: inspect.Signature) -> OpenCLIP
         put(model, weights, str(found.weights))
     else:
         logging.warning(f"No pretrained weights loaded for model '{name}'. Model initialized randomly.")
-        for key, value in starts.items():
-            if value is not None:
-                torch.nn.init.constant_(model.get_parameter(_STARTS[key]), value)
+        for key, parameter in _STARTS.items():
+            if starts.get(key) is not None:
+                torch.nn.init.constant_(model.get_parameter(parameter), starts[key])
     if size is not None and size != model.config.vision.image_size:
         model.set_image_size(size)
     _set_preprocess(model, name, found.preprocess, given["force_preprocess_cfg"] or {})
@@ -117,9 +119,11 @@ def _refuse(given: Given, signature: inspect.Signature) -> None:
         for name, value in given.items()
         if name not in USED | _WITHOUT_EFFECT and value != signature.parameters[name].default
     ]
-    asked += [name for name in given["model_kwargs"] if name not in _STARTS]
+    asked += [name for name in given["model_kwargs"] if name not in _STARTS.keys() | _WITHOUT_EFFECT]
     if asked:
-        raise InputError(f"{', '.join(asked)} cannot be given for {given['model_name']}: leave it out")
+        raise InputError(
+            f"{', '.join(sorted(asked))} cannot be given for {given['model_name']}: leave it out"
+        )
 
 
 def _side(size: int | Sequence[int] | None) -> int | None:

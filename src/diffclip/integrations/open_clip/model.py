@@ -52,15 +52,6 @@ class OpenCLIPModel(CLIP):
             out["logit_bias"] = self.logit_bias
         return out if self.output_dict else tuple(out.values())
 
-    def get_logits(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of B pictures against C texts, [B, C], and the other way, [C, B]."""
-        image_features = self.encode_image(image, normalize=True)
-        text_features = self.encode_text(text, normalize=True)
-        logits = self.logit_scale.exp() * image_features @ text_features.T
-        if self.config.logit_bias:
-            logits = logits + self.logit_bias
-        return logits, logits.T
-
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         """Freeze the vision tower but for its last groups, which are, from the end: the projection, the last block with
         the norm, each other block, the embeddings. There are no batch norms for `freeze_bn_stats`."""

@@ -48,7 +48,7 @@ def _check_factory(factory: Any) -> None:
     if not parameters >= USED or not all("create_model" in caller.__code__.co_names for caller in callers):
         raise InputError(
             f"open_clip_torch {version('open_clip_torch')} builds models in another way than DiffCLIP knows: "
-            "run pip install 'open_clip_torch>=3.0,<=3.3'"
+            "run pip install 'open_clip_torch>=3.0,<=4.2'"
         )
 
 

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 
 from diffclip.config import CLIPConfig, name_of, parse_config
 from diffclip.errors import InputError
 from diffclip.model import CLIP
-from diffclip.weights import Weights, put_weights, read_weights
-
-
-def read_checkpoint(source: str | Path) -> Weights:
-    """What `source` holds: a run folder, a saved folder, a file of ours or of open_clip's trainer, `hf-hub:OWNER/NAME`.
-
-    Raises:
-        InputError: no usable weights there.
-    """
-    from diffclip.loading import HUB_PREFIX, fetch
-    from diffclip.model_source import find_model
-
-    source = str(source)
-    if not (source.startswith(HUB_PREFIX) or Path(source).exists()):
-        raise InputError(
-            f"{source} does not exist: give a run folder, a saved folder, a file with weights or hf-hub:OWNER/NAME"
-        )
-    found = str(find_model(source))
-    return read_weights(fetch(found) if found.startswith(HUB_PREFIX) else found)
+from diffclip.weights import Weights, put_weights
 
 
 def config_for(weights: Weights, named: CLIPConfig, source: str) -> CLIPConfig:

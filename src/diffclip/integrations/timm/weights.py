@@ -13,8 +13,9 @@ from diffclip.attention import DifferentialAttention, settings_of
 from diffclip.config import CLIPConfig, VisionConfig, name_of
 from diffclip.errors import InputError
 from diffclip.initialisation import published_norm_eps
-from diffclip.integrations.open_clip.weights import read_checkpoint
+from diffclip.loading import locate
 from diffclip.published import from_published, is_published
+from diffclip.weights import read_weights
 
 if TYPE_CHECKING:
     from diffclip.integrations.timm.tower import DiffVisionTransformer
@@ -89,14 +90,14 @@ def read_for_timm(
     """What `source` holds, as additions to timm's `pretrained_cfg`, and the arguments that make its tower.
 
     Args:
-        source: what `read_checkpoint` takes.
+        source: what `diffclip.load` takes.
         asked: the arguments that the tower is to be made with, which a configuration in `source` must not contradict.
         names: the names of our towers in timm, and of the sizes that they have.
 
     Raises:
         InputError: no weights of a CLIP of ours, or of another tower than the one asked for.
     """
-    weights = read_checkpoint(source)
+    weights = read_weights(locate(source))
     state, config = weights.state, weights.config
     if "visual.pos_embed" not in state or "image_projection" not in state:
         raise InputError(f"{source} holds no CLIP of ours: run diffclip convert on it first")
