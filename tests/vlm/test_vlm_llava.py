@@ -40,7 +40,7 @@ def connected(
 
 def test_text_alone_is_the_language_models(connected: tuple[str, Any, Any], tiny_language_model: Any) -> None:
     name, model, _ = connected
-    assert connector_of(model) == name
+    assert connector_of(model.config) == name
     assert torch.equal(words(model), words(tiny_language_model))
     assert model.lm_head.weight is model.get_input_embeddings().weight
     own = {id(parameter) for parameter in tiny_language_model.parameters()}
@@ -182,4 +182,4 @@ def test_wrong_names_and_towers(
     with pytest.raises(InputError, match="the vision tower has 1 layer"):
         connect(make_vision(layers=1), *parts)
     with pytest.raises(InputError, match="a qwen2 model has no connector"):
-        connector_of(tiny_language_model)
+        connector_of(tiny_language_model.config)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from diffclip.cli.vlm_evaluate_run import Request, carry_out
+from diffclip.cli.vlm_evaluate import evaluate_models
 from diffclip.evaluation.records import read_records
 from diffclip.report.page import write_report
-from diffclip.report.sources import read_outcomes_of
 from diffclip.scenes.export import QUESTION_IMAGES
 from diffclip.vlm.demo import DemoSettings, train_models
+from diffclip.vlm.pope import open_questions
 from diffclip.vlm.scenes import TOPICS
 
 RECORDS, PAGE = "pope.jsonl", "report.html"
@@ -32,27 +32,16 @@ def run_vlm_demo(
     runs = train_models(folder, seeds, say, settings)
     records = folder / RECORDS
     images = folder / "questions" / "kinds" / QUESTION_IMAGES
-    for blind, name in product((True, False), TOPICS):
-        carry_out(
-            Request(
-                models=[str(run) for run in runs],
-                data=folder / "questions" / name,
-                output=records,
-                images=None if blind else images,
-                blind=blind,
-                limit=None,
-                name=f"scenes-{name}",
-                batch_size=_BATCH,
-                device=torch.device("cpu"),
-            )
-        )
+    for blind, topic in product((True, False), TOPICS):
+        data = folder / "questions" / topic
+        questions = open_questions(data, None if blind else images, f"scenes-{topic}", blind=blind)
+        evaluate_models([str(run) for run in runs], questions, records, _BATCH, torch.device("cpu"))
     page = write_report(
         folder / PAGE,
         [],
         read_records(records),
         title="Language models that see scenes through CLIP and DiffCLIP",
         command=f"diffclip vlm demo --folder {folder}" + (f" --seeds {len(seeds)}" if len(seeds) > 1 else ""),
-        outcomes=read_outcomes_of([records]),
     )
     say(f"the page: {page}")
     return page

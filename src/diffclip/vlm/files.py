@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
             raise InputError(
                 f"{folder} holds no model that answers questions about images ({line_of(error)}): {_WANTED}"
             ) from None
-        connector_of(model)
+        connector_of(model.config)
         try:
             processor = auto.from_pretrained(folder, trust_remote_code=False)
             # resize with Pillow, as in stage 1 and in the tower's own training
@@ -171,8 +172,18 @@ def line_of(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """Identify a saved model in records: its folder, a digest of its files, and the seed of its run, if known."""
+    """Identify a saved model in records.
 
+    Attributes:
+        name: the run's name without seed and stage; else the architecture: "DiffCLIP-v768x12x12p16-linear-qwen2-24x896"
+            has the tower's variant, width, layers, heads and patch size, the connector, and the language model's kind,
+            layers and width.
+        weights: the model's folder.
+        digest: of all files that decide an answer: weights, configuration, tokenizer, processor and template.
+        seed: of the run, if known.
+    """
+
+    name: str
     weights: Path
     digest: str
     seed: int | None
@@ -180,8 +191,6 @@ class Subject:
 
 def identify(source: str | Path) -> Subject:
     """Identify the model in `source`, a saved model or a run.
-
-    The digest covers all files that decide an answer: weights, configuration, tokenizer, processor and template.
 
     Raises:
         InputError: `source` has no model, or cannot be read.
@@ -196,16 +205,22 @@ def identify(source: str | Path) -> Subject:
                     digest.update(hashlib.file_digest(handle, "sha256").digest())
     except OSError as error:
         raise InputError(f"cannot read {error.filename or folder}: {error.strerror}") from error
-    return Subject(folder, digest.hexdigest()[:12], seed_of_run(folder.parent))
+    run = folder.resolve().parent
+    is_run = (run / RECIPE_FILE).is_file()
+    name = re.sub(r"-(s\d+|stage\d)(?=-|$)", "", run.name) if is_run else _architecture(folder)
+    return Subject(name, folder, digest.hexdigest()[:12], seed_of_run(run))
 
 
-def label_of(model: Any) -> str:
-    """Return the model's name in records: "DiffCLIP-v768x12x12p16-linear-qwen2-24x896".
-
-    It is the vision tower's variant, width, layers, heads and patch size, the connector, and the language model's kind,
-    layers and width.
-    """
-    vision, text = model.config.vision_config, model.config.text_config
+def _architecture(folder: Path) -> str:
+    with quiet():
+        try:
+            config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            vision, text = config.vision_config, config.text_config
+            connector = connector_of(config)
+        except UNREADABLE as error:
+            raise InputError(
+                f"{folder} holds no model that answers questions about images ({line_of(error)}): {_WANTED}"
+            ) from None
     variant = next(
         (
             name
@@ -219,7 +234,7 @@ def label_of(model: Any) -> str:
         f"v{vision.hidden_size}x{vision.num_hidden_layers}x{vision.num_attention_heads}p{vision.patch_size}"
     )
     language = f"{text.model_type}-{text.num_hidden_layers}x{text.hidden_size}"
-    return f"{variant}-{tower}-{connector_of(model)}-{language}"
+    return f"{variant}-{tower}-{connector}-{language}"
 
 
 def _read(kind: Any, source: str | Path, **options: Any) -> Any:

@@ -85,17 +85,17 @@ CONNECTORS: dict[str, Any] = {
 """The model class of each connector."""
 
 
-def connector_of(model: Any) -> str:
-    """Return the name in `CONNECTORS` of a connected model's connector.
+def connector_of(config: Any) -> str:
+    """Return the name in `CONNECTORS` of the connector of a model with this configuration.
 
     Raises:
-        InputError: the model has no connector.
+        InputError: such a model has no connector.
     """
     for name, kind in CONNECTORS.items():
-        if model.config.model_type == kind.config_class.model_type:
+        if config.model_type == kind.config_class.model_type:
             return name
     raise InputError(
-        f"a {model.config.model_type} model has no connector: give one that `diffclip vlm train` saved"
+        f"a {config.model_type} model has no connector: give one that `diffclip vlm train` saved"
     )
 
 

@@ -164,10 +164,11 @@ def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[An
                     "another stage2.start"
                 )
     model, processor = load_vlm(part.start)
-    if connector_of(model) != recipe.connector:
+    found = connector_of(model.config)
+    if found != recipe.connector:
         raise InputError(
-            f"{part.start} has the connector {connector_of(model)}, and the recipe says {recipe.connector}: "
-            f"give connector={connector_of(model)}, or another stage2.start"
+            f"{part.start} has the connector {found}, and the recipe says {recipe.connector}: "
+            f"give connector={found}, or another stage2.start"
         )
     return model.float(), processor
 
