@@ -47,10 +47,8 @@ bench: $(READY)
 	$(RUN) benchmarks.attention --device cpu --curve
 	$(RUN) benchmarks.training --device cpu --compile blocks --seconds 330
 	$(RUN) benchmarks.loader
-	$(RUN) benchmarks.scaling
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
-	$(RUN) benchmarks.scaling_tables
 	$(RUN) benchmarks.recipes --document docs/scaling.md
 
 # On a machine with a GPU, with its own interpreter and packages: make bench-gpu PYTHON=python3 DATA=… OUT=…

@@ -196,7 +196,7 @@ def _decoding(name: str, shards: Path) -> float:
     """Microseconds of processor time to decode a picture of the first shard as a loader does."""
     from webdataset.autodecode import imagehandler
 
-    from diffclip.data.pixels import read_pixels
+    from diffclip.data.images import read_pixels
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

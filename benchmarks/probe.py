@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.about import about
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.features import FeatureReader, Features
 from diffclip.evaluation.few_shot import EPISODES, few_shot

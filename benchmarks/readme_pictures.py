@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.files import write_atomically
 from diffclip.loading import load
 from diffclip.report.examples import attention_examples

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.resident_table import resident
 from benchmarks.targets import targets
 from diffclip.files import write_text
 
@@ -224,8 +223,6 @@ SECTIONS: dict[str, tuple[Callable[[Results, str], list[str]], str]] = {
     "attention cpu": (attention, "cpu"),
     "training cpu": (training, "cpu"),
     "loader": (loader, "cpu"),
-    "resident cpu": (resident, "cpu"),
-    "resident gpu": (resident, "cuda"),
     "parity cpu": (parity, "cpu"),
     "attention gpu": (attention, "cuda"),
     "training gpu": (training, "cuda"),

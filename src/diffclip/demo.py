@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from diffclip.config import name_of
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.evaluation.ledger import Ledger
 from diffclip.evaluation.metrics import chance_at, chance_of_image_to_text
 from diffclip.evaluation.records import Record, read_records

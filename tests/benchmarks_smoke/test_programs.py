@@ -17,7 +17,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import attention, feeds, loader, parity, plots, resident, tables, training, tuning  # noqa: E402
+from benchmarks import attention, feeds, loader, parity, plots, tables, training, tuning  # noqa: E402
 from benchmarks.made_shards import make_shards  # noqa: E402
 from benchmarks.models import TimmAttention, make_models  # noqa: E402
 from benchmarks.processes import memory, processor_seconds, tree  # noqa: E402
@@ -149,22 +149,6 @@ def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
     assert "| 1 | OpenCLIP |" in table
     measured = [target.measured for target in targets({"loader": result}) if "loader" in target.name]
     assert [found is None for found in measured] == [True, False, True]
-
-
-@pytest.mark.usefixtures("here")
-def test_pictures_in_memory(run, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(resident, "FLICKR8K", tmp_path / "nothing")
-    options = ["--samples", "24", "--image-size", "16", "--batch", "4", "--seconds", "0.1"]
-    assert run(resident.main, *options) == 0
-    result = json.loads((tmp_path / "resident.json").read_text())
-    assert result["data"] == {"samples": 24, "image_size": 16, "batch": 4, "name": "scenes"}
-    assert result["bytes"] == 24 * 16 * 16 * 3
-    for row in result["batches"].values():
-        assert row["milliseconds"]["turns"] >= 3
-        assert row["speed"]["median"] > 0
-    table = "\n".join(tables.resident({"resident": result}, "cpu"))
-    assert "| in memory, at once |" in table
-    assert tables.resident({}, "cuda") == ["Not measured yet on a GPU: `python -m benchmarks.resident`."]
 
 
 @pytest.mark.usefixtures("here")

@@ -317,7 +317,7 @@ def test_figures_2_and_6_are_files_too_the_same_each_time(runs, caption_set, tmp
 
 
 def test_a_set_of_classes_uses_their_names(model_folder, class_set):
-    from diffclip.data.catalog import open_set
+    from diffclip.data.evaluation_sets import open_set
     from diffclip.report.attention import paper_figures
 
     made = paper_figures({"DiffCLIP": diffclip.load(model_folder)}, open_set(class_set, "test"))

@@ -124,7 +124,7 @@ def test_a_single_broken_picture_is_an_error(model_folder, tmp_path):
     (tmp_path / "note.jpg").write_text("not a picture")
     output = tmp_path / "labels.jsonl"
     arguments = ("--labels", "a,b", "--model", model_folder, "--output", output)
-    with pytest.raises(InputError, match=r"note\.jpg is not a picture"):
+    with pytest.raises(InputError, match=r"note\.jpg is not an image"):
         call(tmp_path / "note.jpg", *arguments)
     (tmp_path / "other.jpg").write_text("nor is this")
     with pytest.raises(InputError, match=r"note\.jpg.*none of the other 1"):

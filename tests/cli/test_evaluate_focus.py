@@ -151,7 +151,7 @@ def _without(extension):
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        (_without("mask.png"), r"has a picture and a mask \(\.mask\.png\): "),
+        (_without("mask.png"), r"has an image and a mask \(\.mask\.png\): "),
         (_without("txt"), "has a text for its mask: "),
         (animals(1), "animals/test has a single picture"),
         (
@@ -159,7 +159,7 @@ def _without(extension):
             "has 0 pictures whose mask",
         ),
         ([sample | {"mask.png": png(noise(0, 32, 9)[..., 0])} for sample in animals(3)], "another shape"),
-        ([sample | {"png": b"nothing"} for sample in animals(3)], "every picture in .* is broken"),
+        ([sample | {"png": b"nothing"} for sample in animals(3)], "every image in .* is broken"),
     ],
 )
 def test_a_set_that_cannot_be_used_is_one_line(plain_model, tmp_path, samples, words):

@@ -110,7 +110,7 @@ def test_sheets(call, photos, tmp_path, suffix):
         (["{photos}/missing", "red"], "missing does not exist: give a folder"),
         (["{photos}/red.png", "red"], "red.png is a file: give a folder"),
         (["{photos}", "--image", "{photos}/none.png"], "none.png does not exist"),
-        (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not a picture"),
+        (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not an image"),
         (["{photos}", "red", "--model", "DifCLIP-ViT-B-16"], "did you mean 'DiffCLIP-ViT-B-16'"),
         (["{photos}", "red", "--sheet", "{photos}/sheet.pdf"], "another ending than .png or .svg"),
         (["{photos}", "red", "--sheet", "{photos}/text.txt/sheet.png"], "in the way"),

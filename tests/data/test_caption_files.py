@@ -5,7 +5,7 @@ import pytest
 from made_sets import write_picture
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 
@@ -86,7 +86,7 @@ def test_coco_is_read_as_by_torchvision(tmp_path: Path) -> None:
     assert list(map(data.key, range(3))) == ["2.jpg", "1000.jpg", "30.jpg"]
     assert data.captions == [captions for _, captions in theirs]
     for i, (picture, _) in enumerate(theirs):
-        assert data.source.picture(i).tobytes() == picture.tobytes()
+        assert data.source.image(i).tobytes() == picture.tobytes()
 
 
 def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
     assert [fault.name for fault in data.faults] == [str(place / "2.jpg"), str(place / "30.jpg")]
     for name in ("1000.jpg", "30.jpg"):
         (place / name).unlink()
-    assert "not one of the 3 pictures that flickr8k_test_karpathy.txt names is in" in one_line(
+    assert "not one of the 3 images that flickr8k_test_karpathy.txt names is in" in one_line(
         "flickr8k", "test", tmp_path
     )
 
@@ -110,9 +110,9 @@ def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("image,caption\nno comma\n", "line 2: 'no comma' is not NAME.jpg,CAPTION"),
-        ("image,caption\n../1000.jpg,x\n", "line 2"),
+        ("image,caption\n../1000.jpg,x\n", "no file name"),
         ("image,caption\n", "has no caption"),
-        ("image,caption\n1000.jpg,  \n", "not one picture in"),
+        ("image,caption\n1000.jpg,  \n", "not one image in"),
     ],
 )
 def test_bad_lines_of_flickr(tmp_path: Path, text: str, words: str) -> None:
@@ -135,7 +135,7 @@ def test_captions_that_are_no_text(tmp_path: Path) -> None:
         ('{"images": [], "annotations": [{"image_id": 3, "caption": "x"}]}', "KeyError: 3"),
         (
             '{"images": [{"id": 1, "file_name": "2.jpg"}], "annotations": [{"image_id": 1, "caption": 5}]}',
-            "no text",
+            "is not COCO's JSON",
         ),
         (
             '{"images": [{"id": 1, "file_name": "/etc/x"}], "annotations": [{"image_id": 1, "caption": "a"}]}',

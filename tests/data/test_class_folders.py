@@ -9,7 +9,7 @@ from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 from timm.data import ImageNetInfo
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.splits import train_split, validation_split
@@ -101,7 +101,7 @@ def test_foreign_and_empty_folders(tmp_path: Path, one_picture: Path) -> None:
     folder = write_classes(tmp_path / "imagenet-a", SOME, one_picture)
     (folder / SOME[5] / "one.JPEG").unlink()
     (folder / SOME[5] / ".hidden.jpg").touch()
-    assert f"{SOME[5]} has no picture: a class of imagenet-a is empty" in one_line(
+    assert f"{SOME[5]} has no image: a class of imagenet-a is empty" in one_line(
         "imagenet-a", "test", tmp_path
     )
     (folder / "n00000000").mkdir()

@@ -7,11 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from diffclip.data import corpus as corpus_module
-from diffclip.data import index_files
 from diffclip.data.corpus import Corpus, Sample, open_corpus
-from diffclip.data.index import scan
-from diffclip.data.parts import Part
+from diffclip.data.index import BLOCK, INDEX_FOLDER, open_index
 from diffclip.data.samples import Fault
 from diffclip.errors import InputError
 
@@ -58,13 +55,13 @@ def test_what_is_missing_is_named_or_counted(paths: list[Path], tmp_path: Path) 
     named = [str(fault) for fault in open_corpus(tmp_path).faults]
     assert named == [
         f"{paths[2]}:s0000005 has no caption",
-        f"{paths[2]}:s0000007 has no picture",
+        f"{paths[2]}:s0000007 has no image",
         f"{paths[2]}:s0000008 has no caption",
     ]
     counted = [str(fault) for fault in open_corpus(tmp_path, window=2).faults]
     assert counted == [
         f"{paths[2]} holds 2 samples that have no caption",
-        f"{paths[2]} holds 1 samples that have no picture",
+        f"{paths[2]} holds 1 samples that have no image",
     ]
 
 
@@ -83,13 +80,12 @@ def test_what_a_recipe_may_name(paths: list[Path], tmp_path: Path) -> None:
     one, two = str(paths[0]), [str(paths[1]), str(paths[2])]
     for train in (
         [one, {"shards": two, "weight": 2}],
-        [Part(one), Part(two, 2.0)],
         [paths[0], SimpleNamespace(shards=two, weight=2.0)],
     ):
         corpus = open_corpus(train)
         assert corpus.sources == [(one, 1, 3, 1.0), (f"{paths[1]}, {paths[2]}", 2, 4, 2.0)]
         assert (corpus.samples, corpus.per_epoch) == (7, 11)
-    for train in ({"shards": one, "weight": 0.4}, Part(one, 0.4), SimpleNamespace(shards=[one], weight=0.4)):
+    for train in ({"shards": one, "weight": 0.4}, SimpleNamespace(shards=[one], weight=0.4)):
         assert open_corpus(train).per_epoch == 1
     assert open_corpus(f"{tmp_path}/{{0..2}}.tar").samples == 7
 
@@ -134,7 +130,7 @@ def test_broken_shards_are_skipped_and_named(
 @WINDOWS
 def test_nothing_usable_is_an_error(tmp_path: Path, write_shard: WriteShard, window: int | None) -> None:
     path = write_shard(tmp_path / "0.tar", 2, changes={0: {"txt": None}, 1: {"jpg": None}})
-    with pytest.raises(InputError, match=f"not one sample with a picture and a caption in {path}: {path}"):
+    with pytest.raises(InputError, match=f"not one sample with an image and a caption in {path}: {path}"):
         open_corpus(tmp_path, window=window)
 
 
@@ -144,11 +140,9 @@ def test_a_shard_that_goes_later_gives_faults(
 ) -> None:
     corpus = open_corpus(tmp_path, window=window)
     paths[0].unlink()
-    os.mkfifo(paths[1].with_suffix(".pipe"))
-    paths[1].with_suffix(".pipe").replace(paths[1])
-    assert keys_of(corpus) == ["s0000004", "s0000006", "s0000009"]
+    assert keys_of(corpus) == ["s0000003", "s0000004", "s0000006", "s0000009"]
     reasons = reasons_of(corpus)
-    assert sum(reasons.values()) == 4
+    assert sum(reasons.values()) == 3
     assert all("cannot be read (" in reason for reason in reasons)
     assert not any("\n" in reason for reason in reasons)
 
@@ -158,31 +152,25 @@ def test_a_shard_that_is_cut_later_gives_faults(
     paths: list[Path], tmp_path: Path, window: int | None
 ) -> None:
     corpus = open_corpus(tmp_path, window=window)
-    os.truncate(paths[0], scan(paths[0]).members(1)["jpg"][0])
+    os.truncate(paths[0], int(open_index(paths[0])[1]["jpg"][1, 0]) * BLOCK)
     assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 3, 4, 6, 9)]
     assert all(str(paths[0]) in reason for reason in reasons_of(corpus))
     assert sum(reasons_of(corpus).values()) == 2
 
 
-def test_with_a_window_few_indexes_are_in_memory(
-    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_files, "_WORTH_KEEPING", 1)
+def test_with_a_window_few_shards_are_open(tmp_path: Path, write_shard: WriteShard) -> None:
     for number in range(9):
         write_shard(tmp_path / f"{number}.tar", 2, start=2 * number)
-    open_corpus(tmp_path)
     corpus = open_corpus(tmp_path, window=3)
-    read = []
-    monkeypatch.setattr(
-        corpus_module, "read_index", lambda path: read.append(path.name) or index_files.read_index(path)
-    )
     assert len(keys_of(corpus)) == 18
-    assert read == [f"{number}.tar" for number in range(9)]
-    assert (len(corpus._recent), len(corpus._files._files), corpus._held) == (3, 3, [])
-    # Those that were read last are at hand.
-    for i in (17, 13, 15, 12):
-        corpus.read(i)
-    assert len(read) == 9
+    assert (len(corpus._opened), len(corpus._files._files)) == (3, 3)
+
+
+def test_indexes_are_written_beside_the_shards_when_asked(paths: list[Path], tmp_path: Path) -> None:
+    corpus = open_corpus(tmp_path)
+    assert not (tmp_path / INDEX_FOLDER).exists()
+    corpus.keep_indexes()
+    assert sorted(os.listdir(tmp_path / INDEX_FOLDER)) == ["0.tar.npy", "1.tar.npy", "2.tar.npy"]
 
 
 def test_identities(paths: list[Path], tmp_path: Path, write_shard: WriteShard) -> None:

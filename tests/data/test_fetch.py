@@ -13,7 +13,7 @@ from torchvision import datasets
 
 from diffclip.data import fetch as module
 from diffclip.data import published_sets
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.fetch import check_fetch, fetch
 from diffclip.errors import DiffCLIPError, InputError
 

@@ -108,7 +108,7 @@ print(1 + sum(1 for _ in batches))
 def test_workers_that_give_nothing_are_an_error_and_end(tmp_path: Path, write_shard: WriteShard) -> None:
     write_shard(tmp_path / "0.tar", 40)
     program = """
-def never(pixels):
+def never(pixels, seed):
     time.sleep(10_000)
 
 try:

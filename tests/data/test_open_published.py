@@ -16,9 +16,9 @@ from made_sets import (
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.catalog import open_set
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.open_published import drawn_split
+from diffclip.data.evaluation_sets import open_set
+from diffclip.data.published_files import drawn_split
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.splits import train_split, validation_split
@@ -79,7 +79,7 @@ def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
     assert (data.classnames, data.templates) == (theirs.classes, theirs.templates)
     assert data.labels == [label for _, label in theirs]
     for i, (picture, _) in enumerate(theirs):
-        assert data.source.picture(i).tobytes() == picture.convert("RGB").tobytes()
+        assert data.source.image(i).tobytes() == picture.convert("RGB").tobytes()
         assert (tmp_path / name / data.key(i)).is_file()
     train = train_split(data, "x")
     assert len(train) == {"pets": 6, "food101": 4}.get(name, 2)
@@ -108,7 +108,7 @@ def test_broken_and_missing_pictures_are_left_out(tmp_path: Path) -> None:
     assert fault.name == str(images / "striped/striped_test.jpg")
     assert fault.reason.startswith("is missing, cut short or broken")
     (images / "banded/banded_test.jpg").unlink()
-    with pytest.raises(InputError, match=r"every picture in .*/dtd is broken"):
+    with pytest.raises(InputError, match=r"every image in .*/dtd is broken"):
         list(opened("dtd", "test", tmp_path).batches(TRANSFORM, 4))
 
 
@@ -122,13 +122,13 @@ def test_caltech101_is_drawn(tmp_path: Path) -> None:
     assert len(train) + len(test) == sum(counts)
     assert opened("caltech101", "test", tmp_path).indices == test.indices
     assert len(test.classnames) == 102
-    assert test.source.picture(test.indices[0]).size == (4, 4)
+    assert test.source.image(test.indices[0]).size == (4, 4)
 
 
 def test_caltech101_without_a_category_would_be_named_wrong(tmp_path: Path) -> None:
     write_caltech101(tmp_path / "caltech101", [2] * 101)
     message = one_line("caltech101", "test", tmp_path)
-    assert "is not whole, its class 'yin and yang symbol' has no picture" in message
+    assert "is not whole, its class 'yin and yang symbol' has no image" in message
 
 
 def test_sun397_is_drawn_by_name_not_by_the_order_on_disk(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_source_goes_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_cifar10(tmp_path / "cifar10", monkeypatch)
     source = opened("cifar10", "test", tmp_path).source
     copy = pickle.loads(pickle.dumps(source))
-    assert copy.picture(3).tobytes() == source.picture(3).tobytes()
+    assert copy.image(3).tobytes() == source.image(3).tobytes()
     assert copy.identity() == source.identity()
-    assert isinstance(copy.picture(3), Image.Image)
+    assert isinstance(copy.image(3), Image.Image)
 
 
 def test_shards_come_before_files(tmp_path: Path, write_shard) -> None:

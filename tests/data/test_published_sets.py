@@ -4,7 +4,7 @@ import pytest
 from made_sets import write_dtd, write_pets
 
 from diffclip.data import shifts
-from diffclip.data.catalog import open_set, set_folder
+from diffclip.data.evaluation_sets import open_set, set_folder
 from diffclip.data.published_sets import PUBLISHED, Missing, command_for, in_bytes, missing_sets
 from diffclip.errors import InputError
 

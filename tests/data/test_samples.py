@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from diffclip.data.samples import captions_of, picture_of, pixels_of
+from diffclip.data.samples import captions_of, image_of, pixels_of
 from diffclip.errors import InputError
 
 
@@ -46,13 +46,13 @@ def test_bad_captions(sample: dict[str, bytes], words: str) -> None:
 )
 def test_pictures(extension: str, kind: str, picture: Callable[..., bytes]) -> None:
     sample = {extension: picture(0, kind), "mask.png": b"x"}
-    read, pixels = picture_of(sample, "x"), pixels_of(sample, "x")
+    read, pixels = image_of(sample, "x"), pixels_of(sample, "x")
     assert read.size == (12, 10)
     assert np.array_equal(pixels.permute(1, 2, 0), read)
 
 
 def test_bad_pictures() -> None:
     for sample in ({"txt": b"x", "mask.png": b"x"}, {"jpg": b"x"}):
-        for read in (picture_of, pixels_of):
+        for read in (image_of, pixels_of):
             with pytest.raises(InputError, match=r"^0\.tar:s1 "):
                 read(sample, "0.tar:s1")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diffclip.data.index_files import read_index
+from diffclip.data.index import open_index
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import InputError
 
@@ -49,20 +49,11 @@ def test_padded_ranges_and_ranges_of_folders(tmp_path: Path) -> None:
     assert len(expand_shards(f"{tmp_path}/{{a,b}}")) == 4
 
 
-def test_a_file_whose_name_has_braces(tmp_path: Path) -> None:
-    (tmp_path / "{0..1}.tar").touch()
-    assert expand_shards(f"{tmp_path}/{{0..1}}.tar") == [tmp_path / "{0..1}.tar"]
-
-
-def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "0.tar").touch()
-    assert expand_shards("~/0.tar") == [tmp_path / "0.tar"]
-
-
 def test_errors_of_naming(tmp_path: Path) -> None:
     (tmp_path / "0.tar").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    (tmp_path / "images" / "train" / "a.jpg").touch()
     for spec, words in (
         ("", "is empty"),
         ([], "no shards given"),
@@ -71,6 +62,7 @@ def test_errors_of_naming(tmp_path: Path) -> None:
         (f"{tmp_path}/x*.tar", "does not exist"),
         (f"{tmp_path}/{{0..3.tar", "braces do not pair"),
         (tmp_path / "empty", "no .tar shards in folder"),
+        (tmp_path / "images", f"diffclip data make-shards {tmp_path / 'images'} FOLDER"),
     ):
         with pytest.raises(InputError) as raised:
             expand_shards(spec)
@@ -142,17 +134,6 @@ def test_a_member_held_twice_is_named(tmp_path: Path, write_tar: WriteTar) -> No
     assert "holds a.TXT twice" in str(shards.faults[0])
 
 
-def test_many_shards_with_few_open_files(tmp_path: Path, write_shard: WriteTar) -> None:
-    shards = Shards([write_shard(tmp_path / f"{n}.tar", 1, start=n) for n in range(300)])
-    for _ in range(2):
-        for i in range(300):
-            assert shards.sample(i, ["txt"])["txt"] == f"first {i}\nsecond {i}\n".encode()
-    folder = Path("/proc/self/fd")
-    if folder.exists():
-        targets = [os.readlink(link) for link in folder.iterdir() if link.is_symlink()]
-        assert sum(target.startswith(str(tmp_path)) for target in targets) <= 256
-
-
 def test_pickled_and_forked_copies_read_for_themselves(tmp_path: Path, write_shard: WriteTar) -> None:
     shards = Shards([write_shard(tmp_path / "0.tar", 50)])
     expected = [shards.sample(i) for i in range(50)]
@@ -180,10 +161,9 @@ def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteTar) 
     cut = tmp_path / "cut.tar"
     for length in range(1, end + 1, 171):
         cut.write_bytes(data[:length])
-        index = read_index(cut)
-        assert index.faults, length
-        assert any(words in index.faults[0] for words in ("is cut short", "is not a tar")), index.faults
-        if len(index):
+        header, table = open_index(cut)
+        assert any(words in header.faults[0] for words in ("is cut short", "is not a tar")), length
+        if len(table):
             shards = Shards([cut])
             for i in range(len(shards)):
                 sample = shards.sample(i)
@@ -201,7 +181,7 @@ def test_a_cut_shard_among_others(tmp_path: Path, write_shard: WriteTar) -> None
     assert [fault.name for fault in shards.faults] == [str(paths[1])]
     assert "is cut short" in shards.faults[0].reason
     # The third sample of the middle shard has lost its caption.
-    indices, faults = shards.usable({"picture": ("jpg",), "caption": ("txt",)})
+    indices, faults = shards.usable({"image": ("jpg",), "caption": ("txt",)})
     assert [shards.key(i) for i in indices.tolist()] == [
         f"s{n:07d}" for n in (0, 1, 2, 3, 4, 5, 8, 9, 10, 11)
     ]
@@ -230,7 +210,7 @@ def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteTar, write_t
         (text, "is not a tar"),
         (packed, "is compressed"),
         (write_tar(tmp_path / "none.tar", []), "not one sample"),
-        (tmp_path, "cannot be read"),
+        (tmp_path, "not a regular file"),
     ):
         with pytest.raises(InputError) as raised:
             Shards([path])

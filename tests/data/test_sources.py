@@ -43,10 +43,10 @@ def test_labels_are_read_where_no_list_is_kept(monkeypatch: pytest.MonkeyPatch) 
 def test_pictures_of_a_data_set(tmp_path: Path) -> None:
     source = DatasetSource(Plain(), tmp_path)
     assert (len(source), str(source), source.key(1)) == (3, str(tmp_path), "0000001")
-    picture = source.picture(1)
+    picture = source.image(1)
     assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (5, 3), (200, 200, 200))
     with pytest.raises(InputError, match=r":2 is missing, cut short or broken \(broken PNG file more\)$"):
-        source.picture(2)
+        source.image(2)
 
 
 def test_files(tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_files(tmp_path: Path) -> None:
     source = FileSource(tmp_path, ["a/one.png", "a/empty.png", "a/none.png"])
     assert (len(source), source.key(0), source.name(0)) == (3, "a/one.png", str(tmp_path / "a" / "one.png"))
     copy = pickle.loads(pickle.dumps(source))
-    assert copy.picture(0).tobytes() == source.picture(0).tobytes()
+    assert copy.image(0).tobytes() == source.image(0).tobytes()
     for i, words in ((1, "is empty"), (2, "does not exist")):
         with pytest.raises(InputError, match=words):
-            source.picture(i)
+            source.image(i)
     first = source.identity()
     assert copy.identity() == first
     write_picture(tmp_path / "a" / "none.png")

@@ -10,7 +10,7 @@ from made_sets import write_dtd, write_picture
 from torch import nn
 
 import diffclip
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.features import FeatureReader, Features, digest_of

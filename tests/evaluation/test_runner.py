@@ -4,8 +4,6 @@ import pytest
 from class_sets import write_class_set
 
 import diffclip
-from diffclip.data.picture_memory import PictureMemory
-from diffclip.data.shards import Shards
 from diffclip.data.transforms import eval_transform
 from diffclip.evaluation.protocol import draw_of
 from diffclip.evaluation.runner import Runner, Sets
@@ -141,14 +139,3 @@ def test_what_one_task_met_is_not_told_of_the_next(folder):
     few, plain = Runner(Sets()).run(subject(), tasks)
     assert [fault.name.rsplit(":")[-1] for fault in few.faults] == ["s9"]
     assert plain.faults == []
-
-
-def test_with_pictures_in_memory_each_picture_is_read_once(folder, tmp_path, monkeypatch):
-    chosen = [entries(folder)[i] for i in (0, 2, 3)]
-    known = [one.records(subject()) for one in Runner(Sets()).run(subject(), chosen)]
-    # where no features of the same model are
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
-    runner = Runner(Sets(), memory=PictureMemory(tmp_path / "memory"))
-    assert [one.records(subject()) for one in runner.run(subject(), chosen)] == known
-    monkeypatch.setattr(Shards, "picture", lambda *given: pytest.fail("read again"))
-    assert all(one.result for one in runner.run(subject(1), chosen))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from class_sets import write_class_set
 
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.splits import stratified_split, train_split, validation_split
 

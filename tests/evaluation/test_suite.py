@@ -1,6 +1,6 @@
 import pytest
 
-from diffclip.data.catalog import BUILT_IN
+from diffclip.data.evaluation_sets import BUILT_IN
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS
 from diffclip.evaluation.suite import SUITES, suite

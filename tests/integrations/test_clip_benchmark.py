@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import diffclip
 from diffclip.config import name_of
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.tasks import Setting, run_task

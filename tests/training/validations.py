@@ -11,7 +11,7 @@ import sys
 import torch
 from gradients import made_model
 
-from diffclip.data.catalog import caption_set
+from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError
 from diffclip.training.distributed import Hardware, make_fabric

@@ -191,7 +191,7 @@ def test_what_visitors_write_is_shown_as_they_wrote_it(tab):
         ),
         ("empty.png", b"", "empty"),
         ("large.png", b"\0" * (20 * 2**20 + 1), "larger than 20 MB"),
-        ("<b>x.png", b"\x89PNG\r\n\x1a\n....", "broken header"),
+        ("<b>x.png", b"\x89PNG\r\n\x1a\n....", "is not an image"),
     ],
 )
 def test_a_file_that_is_no_picture_gets_a_line_on_the_page(tab, tmp_path, name, content, told):

@@ -28,7 +28,7 @@ def test_a_picture_comes_back_as_it_was(decoder):
 
 
 def test_what_cannot_be_read_is_said_by_its_name(decoder):
-    with pytest.raises(InputError, match=r"^a\udcff\.png is not a picture"):
+    with pytest.raises(InputError, match=r"^a\udcff\.png is not an image"):
         decoder.decode(b"GIF", "a\udcff.png")
     with pytest.raises(InputError, match=r"^empty is empty"):
         decoder.decode(b"", "empty")

@@ -81,7 +81,7 @@ def bombs():
 def test_a_bomb_is_refused_from_its_header(name, content, tmp_path, monkeypatch):
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("it was decoded"))
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"^{name} (is larger than 25 megapixels|has a broken header)"):
+    with pytest.raises(InputError, match=rf"^{name} (is larger than 25 megapixels|is not an image)"):
         read_upload(str(tmp_path / name), tmp_path, decode)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from diffclip.cli.evaluate_table import show_results
 from diffclip.cli.progress import showing_progress
 from diffclip.cli.skipped import say_skipped
-from diffclip.data.catalog import says_empty_classes
-from diffclip.data.masked_set import says_left_out
+from diffclip.data.evaluation_sets import says_empty_classes
+from diffclip.data.masks import says_left_out
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.focus import texts_of
 from diffclip.evaluation.ledger import Ledger, is_file

@@ -126,7 +126,7 @@ def report(
     beside = ["--paper"] if paper else []
     looks = {}
     if attention is not None:
-        from diffclip.data.catalog import open_set
+        from diffclip.data.evaluation_sets import open_set
         from diffclip.report.attention import paper_figures
         from diffclip.report.page import Extra
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from diffclip.data.open_published import build
+from diffclip.data.published_files import build
 from diffclip.data.published_sets import PublishedSet, in_bytes, place_of, published
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.files import disk_errors

@@ -1,163 +1,199 @@
-"""Where each sample of a tar shard lies, from one scan of its headers.
+"""The index of a tar shard: which samples it holds, and where their members lie.
 
-Members are grouped as WebDataset does: the key is the path up to the first dot of the base name, the
-extension is the rest in lower case, and neighbours of one key are a sample.
+Members are grouped as WebDataset does: the key is the path up to the first dot of the base name, the extension is the
+rest in lower case, and neighbors of one key are a sample. One scan of the headers of a tar gives its index, a NumPy
+file `diffclip-index/NAME.npy` beside the shard or in the user's cache folder. It holds two arrays, one after the other:
+a line of JSON (`Header`), and a row a sample with the key and, for each extension, the place (in blocks of 512 bytes)
+and size of the member.
 """
 
 from __future__ import annotations
 
-import errno
-import io
+import hashlib
+import json
+import multiprocessing
 import os
 import re
-import stat
+import signal
+import sys
 import tarfile
-from array import array
+import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_BLOCK = 512
+from diffclip.data.samples import IMAGE
+from diffclip.errors import InputError
+from diffclip.files import cache_folder, write_atomically
+
+INDEX_FOLDER = "diffclip-index"
+MEMBERS = (*IMAGE, "txt", "json", "cls", "mask.png", "seg.png")
+"""The extensions that are indexed; all others are passed over."""
+
+Table = NDArray[np.void]
+Needed = Mapping[str, Sequence[str]]
+"""The name of a member → the extensions it may have."""
+
+_FORMAT = 3
+BLOCK = 512
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
+_GZIP = b"\x1f\x8b"
+_NO_SAMPLES = np.zeros(0, [("key", "S1")])
+# Fewer shards than this are scanned before other processes have started.
+_WORTH_PROCESSES = 9
+# Seconds of silence at first, and between two lines of progress.
+_SILENT, _BETWEEN = 3.0, 30.0
 
 
 @dataclass(frozen=True)
-class ShardIndex:
-    """The samples of one shard, about 30 bytes each and 12 for each of their members.
+class Header:
+    """A shard in numbers.
 
-    Sample i owns the members `first[i]` to `first[i + 1]`, and the bytes `key_ends[i]` to `key_ends[i + 1]`
-    of `key_text`. Member m starts at byte 512 × `blocks[m]` and is `sizes[m]` bytes long.
+    Attributes:
+        stamp: its size and time; while both stay the same, so does its content.
+        samples: for each set of extensions, with a space between, how many samples have just these, not empty.
+        faults: why some of it is skipped.
     """
 
-    extensions: tuple[str, ...]
-    member_extensions: NDArray[np.uint32]
-    blocks: NDArray[np.uint32]
-    sizes: NDArray[np.uint32]
-    first: NDArray[np.uint32]
-    key_text: NDArray[np.uint8]
-    key_ends: NDArray[np.uint32]
-    faults: tuple[str, ...]
+    stamp: str
+    samples: dict[str, int]
+    faults: list[str]
 
     def __len__(self) -> int:
-        return len(self.first) - 1
+        return sum(self.samples.values())
 
-    def key(self, i: int) -> str:
-        text = self.key_text[self.key_ends[i] : self.key_ends[i + 1]].tobytes()
-        return text.decode("utf-8", "surrogateescape")
+    def usable(self, needed: Needed) -> int:
+        """Count the samples that have a member for each of `needed`."""
+        return sum(count for held, count in self.samples.items() if not _missing(held.split(), needed))
 
-    def members(self, i: int) -> dict[str, tuple[int, int]]:
-        """Extension → (offset, size), both in bytes."""
-        start, end = self.first[i : i + 2].tolist()
-        columns = (self.member_extensions, self.blocks, self.sizes)
-        members = zip(*(column[start:end].tolist() for column in columns), strict=True)
-        return {self.extensions[number]: (block * _BLOCK, size) for number, block, size in members}
-
-    def has_any(self, extensions: tuple[str, ...]) -> NDArray[np.bool_]:
-        """[samples]: whether a sample has a member that is not empty under one of `extensions`."""
-        if not len(self):
-            return np.zeros(0, dtype=bool)
-        wanted = np.array([extension in extensions for extension in self.extensions])
-        held: NDArray[np.bool_] = wanted[self.member_extensions] & (self.sizes > 0)
-        return np.logical_or.reduceat(held, self.first[:-1])
-
-    def sets_of_extensions(self) -> dict[tuple[str, ...], int]:
-        """How many samples hold, not empty, exactly the members of each set of extensions."""
-        if not len(self):
-            return {}
-        bits = np.array([1 << number for number in range(len(self.extensions))], dtype=object)
-        held = np.where(self.sizes > 0, bits[self.member_extensions], 0)
-        found = Counter(np.bitwise_or.reduceat(held, self.first[:-1].astype(np.intp)).tolist())
-        return {
-            tuple(
-                sorted(name for name, bit in zip(self.extensions, bits, strict=True) if bit & number)
-            ): count
-            for number, count in found.items()
-        }
+    def missing(self, needed: Needed) -> list[str]:
+        """Say how many samples lack which of `needed`."""
+        counts: Counter[str] = Counter()
+        for held, count in self.samples.items():
+            counts[_missing(held.split(), needed)] += count
+        return [f"holds {count} samples that have {lack}" for lack, count in sorted(counts.items()) if lack]
 
 
-def open_regular(path: Path) -> io.FileIO:
-    """Open a file for reading without a buffer; what a pipe or a device would give is never waited for.
+def _missing(held: Sequence[str], needed: Needed) -> str:
+    return " and ".join(f"no {what}" for what, names in needed.items() if not set(names) & set(held))
 
-    Raises:
-        OSError: there is no such file, it cannot be opened, or it is not a regular file.
-    """
-    stamp(path)
-    # Should a pipe have taken the file's place meanwhile, opening it must not wait for a writer.
-    handle = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)  # noqa: SIM115
-    try:
-        _check_regular(os.fstat(handle.fileno()))
-    except OSError:
-        handle.close()
-        raise
-    return handle
+
+def usable_rows(table: Table, needed: Needed) -> tuple[NDArray[np.int64], list[tuple[int, str]]]:
+    """Find the rows that have a member for each of `needed`, and the lack of each of the others."""
+    there = table.dtype.names or ()
+    held = {
+        what: np.any(
+            [np.zeros(len(table), bool), *(table[name][:, 1] > 0 for name in names if name in there)], axis=0
+        )
+        for what, names in needed.items()
+    }
+    usable = np.logical_and.reduce(list(held.values()))
+    lacks = [
+        (row, "has no " + " and no ".join(what for what in needed if not held[what][row]))
+        for row in np.flatnonzero(~usable).tolist()
+    ]
+    return np.flatnonzero(usable), lacks
+
+
+def key_of(row: Any) -> str:
+    """The key of a sample."""
+    return bytes(row["key"]).decode("utf-8", "surrogateescape")
 
 
 def stamp(path: Path) -> str:
-    """The size and the time of a file: while they stay, so does its content.
-
-    Raises:
-        OSError: there is no such file, or it is not a regular file.
-    """
-    status = path.stat()
-    _check_regular(status)
+    """The size and the time of a file, "" where it cannot be opened."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _check_regular(status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
+def scan(path: Path, mark: str) -> tuple[Header, Table]:
+    """Read the headers of the tar at `path`, seeking over the contents; `mark` is its stamp."""
+    table: Any = _NO_SAMPLES
+    faults: list[str] = []
+    try:
+        if not path.is_file():
+            raise OSError(f"it {'is not a regular file' if path.exists() else 'does not exist'}")
+        with path.open("rb") as file:
+            table, faults = _scan(file, path.stat().st_size)
+    except OSError as error:
+        faults = [f"cannot be read ({error.strerror or error})"]
+    names = table.dtype.names[1:]
+    sets = np.zeros(len(table), np.int64)
+    for number, name in enumerate(names):
+        sets |= (table[name][:, 1] > 0).astype(np.int64) << number
+    counts = {
+        " ".join(name for number, name in enumerate(names) if bits >> number & 1): count
+        for bits, count in Counter(sets.tolist()).items()
+    }
+    return Header(mark, counts, faults), table
 
 
-def unreadable(error: OSError) -> ShardIndex:
-    """The index of a shard that cannot be opened: no samples and a fault."""
-    return _Builder().build(f"cannot be read ({error.strerror or error})")
+def _scan(file: IO[bytes], length: int) -> tuple[Table, list[str]]:
+    if not length:
+        return _NO_SAMPLES, ["is empty (0 bytes)"]
+    if file.read(2) == _GZIP:
+        return _NO_SAMPLES, ["is compressed, which leaves no way to single samples: unpack it with gunzip"]
+    file.seek(0)
+    try:
+        tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
+    except tarfile.ReadError:
+        return _NO_SAMPLES, ["is not a tar"]
+    rows: list[tuple[bytes, dict[str, tuple[int, int]]]] = []
+    faults: list[str] = []
+    whole = _add_members(tar, length, rows, faults)
+    names = [name for name in MEMBERS if any(name in members for _, members in rows)]
+    table = np.zeros(
+        len(rows), [("key", f"S{max([1, *(len(key) for key, _ in rows)])}"), *((n, "<u4", 2) for n in names)]
+    )
+    table["key"] = [key for key, _ in rows]
+    for name in names:
+        table[name] = np.array([members.get(name, (0, 0)) for _, members in rows]).reshape(-1, 2)
+    file.seek(tar.offset)
+    end = file.read(BLOCK)
+    if not whole or len(end) < BLOCK:
+        faults.append(f"is cut short, {len(rows)} samples are left")
+    elif end.strip(b"\0"):
+        faults.append(f"is broken at byte {tar.offset}, {len(rows)} samples before it are left")
+    return table, faults
 
 
-def scan(path: Path) -> ShardIndex:
-    """Read the headers of the tar at `path`, seeking over the contents.
-
-    Raises:
-        OSError: the file cannot be opened or read.
-    """
-    builder = _Builder()
-    with io.BufferedReader(open_regular(path)) as handle:
-        length = os.fstat(handle.fileno()).st_size
-        if not length:
-            return builder.build("is empty (0 bytes)")
-        if handle.read(2) == b"\x1f\x8b":
-            return builder.build(
-                "is compressed, which leaves no way to single samples: unpack it with gunzip"
-            )
-        handle.seek(0)
-        try:
-            tar: Any = tarfile.open(fileobj=handle, mode="r:")  # noqa: SIM115
-        except tarfile.ReadError:
-            return builder.build("is not a tar")
-        whole = _add_members(builder, tar, length)
-        handle.seek(tar.offset)
-        mark = handle.read(_BLOCK)
-    if not whole or len(mark) < _BLOCK:
-        return builder.build(f"is cut short, {len(builder)} samples are left")
-    if mark.strip(b"\0"):
-        return builder.build(f"is broken at byte {tar.offset}, {len(builder)} samples before it are left")
-    return builder.build()
-
-
-def _add_members(builder: _Builder, tar: Any, length: int) -> bool:
-    """Add what is whole in a tar of `length` bytes; whether its last member was."""
+def _add_members(
+    tar: tarfile.TarFile,
+    length: int,
+    rows: list[tuple[bytes, dict[str, tuple[int, int]]]],
+    faults: list[str],
+) -> bool:
+    """Add what is whole in a tar of `length` bytes; return whether its last member was."""
     try:
         while (member := tar.next()) is not None:
-            # The archive would otherwise keep every header it has seen.
-            tar.members.clear()
+            # the archive would otherwise keep every header
+            tar.members = []  # type: ignore[attr-defined]
             if member.offset_data + member.size > length:
                 return False
-            if member.isreg() and not member.issparse():
-                builder.add(member)
+            match = _KEY_AND_EXTENSION.match(member.name)
+            if not match or _METADATA.match(member.name) or not member.isreg() or member.issparse():
+                continue
+            key, extension = match[1].encode("utf-8", "surrogateescape"), match[2].lower()
+            if not rows or rows[-1][0] != key:
+                rows.append((key, {}))
+            if extension not in MEMBERS:
+                continue
+            if member.size >= 1 << 32:
+                faults.append(f"holds {member.name} of {member.size} bytes, too large for a sample: skipped")
+            elif extension in rows[-1][1]:
+                faults.append(f"holds {member.name} twice: the first is used")
+            else:
+                rows[-1][1][extension] = member.offset_data // BLOCK, member.size
     except tarfile.ReadError as error:
         return "end of data" not in str(error)
     # A damaged field of a header; the reader then stands at its byte.
@@ -166,52 +202,109 @@ def _add_members(builder: _Builder, tar: Any, length: int) -> bool:
     return True
 
 
-class _Builder:
-    def __init__(self) -> None:
-        self._faults: list[str] = []
-        self._extensions: dict[str, int] = {}
-        self._member_extensions, self._blocks, self._sizes = array("I"), array("I"), array("I")
-        self._first, self._key_ends = array("I"), array("I", [0])
-        self._key_text = bytearray()
-        self._key: str | None = None
-        self._held: set[int] = set()
+def write_index(file: Path, header: Header, table: Table) -> bool:
+    """Write an index; False where the folder cannot be written."""
+    try:
+        with write_atomically(file) as temporary, temporary.open("wb") as handle:
+            np.save(handle, np.array(json.dumps({"format": _FORMAT, **asdict(header)})))
+            np.save(handle, table)
+    except (InputError, OSError):
+        return False
+    return True
 
-    def __len__(self) -> int:
-        return len(self._first)
 
-    def add(self, member: tarfile.TarInfo) -> None:
-        match = _KEY_AND_EXTENSION.match(member.name)
-        if match is None or _METADATA.match(member.name):
-            return
-        if member.size >= 1 << 32:
-            self._faults.append(
-                f"holds {member.name} of {member.size} bytes, too large for a sample: skipped"
-            )
-            return
-        key, extension = match[1], match[2].lower()
-        number = self._extensions.setdefault(extension, len(self._extensions))
-        if key != self._key:
-            self._key, self._held = key, set()
-            self._first.append(len(self._blocks))
-            self._key_text += key.encode("utf-8", "surrogateescape")
-            self._key_ends.append(len(self._key_text))
-        elif number in self._held:
-            self._faults.append(f"holds {member.name} twice: the first is used")
-            return
-        self._held.add(number)
-        self._member_extensions.append(number)
-        self._blocks.append(member.offset_data // _BLOCK)
-        self._sizes.append(member.size)
+def read_index(file: Path, mark: str) -> tuple[Header, Table] | None:
+    """Read an index whole; None where it is absent, damaged or of a shard with another stamp than `mark`, which may be
+    the size and a space alone."""
+    return _read_index(file, mark, lambda handle: np.load(handle, allow_pickle=False))
 
-    def build(self, *faults: str) -> ShardIndex:
-        self._first.append(len(self._blocks))
-        return ShardIndex(
-            tuple(self._extensions),
-            np.array(self._member_extensions, dtype=np.uint32),
-            np.array(self._blocks, dtype=np.uint32),
-            np.array(self._sizes, dtype=np.uint32),
-            np.array(self._first, dtype=np.uint32),
-            np.frombuffer(bytes(self._key_text), dtype=np.uint8),
-            np.array(self._key_ends, dtype=np.uint32),
-            (*self._faults, *faults),
-        )
+
+def read_header(file: Path, mark: str) -> Header | None:
+    """Read the header of an index, or None as `read_index`."""
+    found = _read_index(file, mark, lambda handle: _NO_SAMPLES)
+    return found and found[0]
+
+
+def _read_index(
+    file: Path, mark: str, read_table: Callable[[IO[bytes]], Table]
+) -> tuple[Header, Table] | None:
+    try:
+        with file.open("rb") as handle:
+            found = json.loads(str(np.load(handle, allow_pickle=False)))
+            same = found["stamp"] == mark or (mark.endswith(" ") and found["stamp"].startswith(mark))
+            if found.pop("format") != _FORMAT or not same:
+                return None
+            return Header(**found), read_table(handle)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
+        return None
+
+
+def index_files(path: Path) -> tuple[Path, Path]:
+    """Name where the index of a shard may lie: beside it, and in the user's cache folder."""
+    return path.parent / INDEX_FOLDER / f"{path.name}.npy", cached_index(str(path.absolute()))
+
+
+def cached_index(place: str) -> Path:
+    """Name the index in the user's cache folder of the shard at a path or address."""
+    folder, _, name = place.rpartition("/")
+    key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:20]
+    return cache_folder() / "indexes" / key / f"{name[-100:]}.npy"
+
+
+def open_index(path: Path) -> tuple[Header, Table]:
+    """The index of a shard: read where there is one, else made and kept in the user's cache folder.
+
+    A broken shard gives what is whole in it, with `faults`; so does one that cannot be opened.
+    """
+    mark = stamp(path)
+    files = index_files(path)
+    for file in files:
+        if mark and (found := read_index(file, mark)):
+            return found
+    header, table = scan(path, mark)
+    if mark:
+        write_index(files[1], header, table)
+    return header, table
+
+
+def open_header(path: Path) -> Header:
+    """The header of a shard's index, as `open_index`."""
+    mark = stamp(path)
+    for file in index_files(path):
+        if mark and (found := read_header(file, mark)):
+            return found
+    return open_index(path)[0]
+
+
+def open_headers(paths: Sequence[Path]) -> list[Header]:
+    """The headers of many shards; those without an index are scanned by several processes."""
+    known = [any(read_header(file, stamp(path)) for file in index_files(path)) for path in paths]
+    todo = [path for path, there in zip(paths, known, strict=True) if not there]
+    if len(todo) >= _WORTH_PROCESSES:
+        for _ in progress(_in_processes(todo), len(todo), "indexing"):
+            pass
+    return [open_header(path) for path in paths]
+
+
+def _in_processes(paths: Sequence[Path]) -> Iterator[Header]:
+    # Headers are read by Python code, which threads would not do at once.
+    with ProcessPoolExecutor(
+        os.cpu_count(), multiprocessing.get_context("fork"), initializer=_end_with_parent
+    ) as pool:
+        yield from pool.map(open_header, paths)
+
+
+def _end_with_parent() -> None:
+    # a handler of the parent would keep this process from ending with the pool
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def progress(results: Iterable[Any], total: int, doing: str) -> Iterator[Any]:
+    """Pass on `results`; where they take long, tell on stderr how many of `total` shards are done."""
+    due = time.monotonic() + _SILENT
+    for done, result in enumerate(results, 1):
+        yield result
+        if time.monotonic() > due:
+            due = time.monotonic() + _BETWEEN
+            print(f"diffclip: {doing} {total} shards, once: {done} are ready", file=sys.stderr, flush=True)

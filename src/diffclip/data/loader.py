@@ -1,10 +1,14 @@
-"""Batches of pictures and captions for training, in an order that depends on the seed alone."""
+"""Batches of images and captions for training, in an order that depends on the seed alone.
+
+A sample's way: its place in the epoch (`order.py`), its members from the shard (`corpus.py`, `index.py`), decoded and
+cropped (`images.py`, `transforms.py`), collated here. Everything about sample i of an epoch is drawn from (seed, epoch,
+i), so an epoch can be entered at any batch without reading those before it.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -18,9 +22,8 @@ from diffclip.data.samples import Fault, captions_of, pixels_of, sample_fault
 from diffclip.data.workers import leave_signals_to_parent, watched
 from diffclip.errors import DiffCLIPError, InputError
 
-Transform = Callable[[Tensor], Tensor]
+Transform = Callable[[Tensor, int], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
-_Read = tuple[str, Tensor, str]
 
 
 @dataclass
@@ -40,30 +43,29 @@ class Batch:
 
 
 class CaptionLoader:
-    """Pictures with one caption each, in an order drawn from (`seed`, epoch); one process's part of each batch.
+    """Images with one caption each, in an order drawn from (`seed`, epoch); one process's part of each batch.
 
     Crops, and the choice among several captions, are drawn from (`seed`, epoch, sample, and how often the epoch has
     shown it): they depend neither on the workers nor on the batch that an epoch is entered at. Without a window, nor
-    does it depend on the number of processes which samples make a batch. This process's generators keep their state.
+    does it depend on the number of processes which samples make a batch.
 
     Args:
         corpus: where the samples are. With a window each process shuffles that many shards at a time.
-        transform: uint8 [3, H, W] → uint8 [3, S, S]; its randomness is torch's global generator.
+        transform: uint8 [3, H, W] and a seed in [0, 2^64) → uint8 [3, S, S].
         tokenizer: n texts → int64 [n, L].
         batch_size: samples a batch, over all processes; the last incomplete batch of an epoch is dropped.
         seed: not negative.
         workers: processes that read ahead, which signals to the whole job do not end; 0 reads in this one.
         rank: the number of this process.
         world: how many processes share each batch.
-        timeout: seconds after which workers that give nothing are an error. Without workers, and while shards are
-            fetched, which `open_corpus` limits, there is no such limit.
+        timeout: seconds after which workers that give nothing are an error; not for remote shards.
 
     Attributes:
         corpus: where the samples are.
         samples: how many samples an epoch shows, over all processes.
         batches_per_epoch: how many batches an epoch has, the same number in every process.
         dropped: how many samples an epoch leaves out because they do not fill a batch, over all processes.
-        faults: what is skipped in every epoch: broken shards, samples without a picture or a caption.
+        faults: what is skipped in every epoch: broken shards, samples without an image or a caption.
 
     Raises:
         InputError: fewer samples than `batch_size`, or one that the processes cannot share equally.
@@ -86,7 +88,7 @@ class CaptionLoader:
         self.batches_per_epoch, self.dropped = self._steps.batches, self.samples % batch_size
         self.corpus, self._seed, self._workers = corpus, seed, workers
         self._jobs = _Jobs()
-        self._loader: DataLoader[_Read | Fault] = DataLoader(
+        self._loader: DataLoader[Any] = DataLoader(
             _Samples(corpus, transform, seed),
             # Typed as one of lists; what it gives goes to `__getitems__` as it is.
             batch_sampler=cast(Any, self._jobs),
@@ -109,12 +111,13 @@ class CaptionLoader:
         Raises:
             DiffCLIPError: a worker died, another epoch was started meanwhile, or no data came for the time set.
         """
+        if not self._steps.rank:
+            self.corpus.keep_indexes()
         order = self._order(epoch)
         mine = self._jobs.now = _Jobs.Now(epoch, order, start_batch)
         batches = watched(self._loader)
         # After the workers have started: a process with a thread that fetches is better not forked.
-        window = order.window(start_batch)
-        self._fetch(epoch, order, window)
+        window = -1
         for number, batch in enumerate(batches, start_batch + 1):
             if isinstance(batch, DiffCLIPError):
                 raise batch
@@ -126,7 +129,7 @@ class CaptionLoader:
                 raise DiffCLIPError("another epoch of this loader was started: use a second loader for it")
 
     def close(self) -> None:
-        """Stop fetching shards, and remove copies of them that are not to be kept."""
+        """Stop fetching shards."""
         self.corpus.close()
 
     def _order(self, epoch: int) -> Epoch:
@@ -143,7 +146,7 @@ class CaptionLoader:
 
 
 class Decoded(NamedTuple):
-    """A sample's key, its captions and its picture, uint8 [3, H, W]."""
+    """A sample's key, its captions and its image, uint8 [3, H, W]."""
 
     key: str
     captions: list[str]
@@ -151,7 +154,7 @@ class Decoded(NamedTuple):
 
 
 def decode(corpus: Corpus, i: int) -> Decoded | Fault:
-    """Usable sample `i` of a corpus, or what is wrong with it or its shard.
+    """Read usable sample `i` of a corpus, or say what is wrong with it or its shard.
 
     Raises:
         DiffCLIPError: as `Corpus.read`.
@@ -179,14 +182,14 @@ def steps_of(corpus: Corpus, batch_size: int, rank: int, world: int) -> Steps:
     if corpus.per_epoch < batch_size:
         skipped = f" ({len(corpus.faults)} skipped, the first: {corpus.faults[0]})" if corpus.faults else ""
         raise InputError(
-            f"{corpus.per_epoch} samples with picture and caption in {corpus} are fewer than the batch size "
+            f"{corpus.per_epoch} samples with image and caption in {corpus} are fewer than the batch size "
             f"{batch_size}: lower batch_size or give more shards{skipped}"
         )
     return Steps(corpus.per_epoch // batch_size, batch_size, rank, world)
 
 
 class _Job(NamedTuple):
-    """What makes one process's part of a batch. The epoch comes with it, since workers outlive one."""
+    """The samples of one process's part of a batch. The epoch comes with them, since workers outlive one."""
 
     epoch: int
     items: Items
@@ -207,6 +210,9 @@ class _Jobs:
         return (_Job(epoch, items) for items in order.batches(start))
 
 
+_Read = tuple[str, Tensor, str]
+
+
 class _Samples(Dataset[_Read | Fault]):
     def __init__(self, corpus: Corpus, transform: Transform, seed: int) -> None:
         self.corpus, self.transform, self.seed = corpus, transform, seed
@@ -216,8 +222,7 @@ class _Samples(Dataset[_Read | Fault]):
         samples = (job.items % self.corpus.samples).tolist()
         seeds = seeds_of(self.seed, job.epoch, job.items).tolist()
         try:
-            with _generator_kept():
-                return [self._read(sample, seed) for sample, seed in zip(samples, seeds, strict=True)]
+            return [self._read(sample, seed) for sample, seed in zip(samples, seeds, strict=True)]
         except DiffCLIPError as error:
             return error
 
@@ -225,10 +230,16 @@ class _Samples(Dataset[_Read | Fault]):
         sample = decode(self.corpus, i)
         if isinstance(sample, Fault):
             return sample
-        # torch.manual_seed would seed the other devices too, at 20 times the cost. The generator takes the lower 32
-        # bits, which leaves the upper ones to the caption.
-        torch.default_generator.manual_seed(seed)
-        return sample.key, self.transform(sample.pixels), sample.captions[(seed >> 32) % len(sample.captions)]
+        return (
+            sample.key,
+            self.transform(sample.pixels, seed),
+            sample.captions[caption_of(seed, sample.captions)],
+        )
+
+
+def caption_of(seed: int, captions: list[str]) -> int:
+    """Choose one of a sample's captions by its upper bits."""
+    return (seed >> 32) % len(captions)
 
 
 class _Collate:
@@ -241,19 +252,8 @@ class _Collate:
         faults = [item for item in items if isinstance(item, Fault)]
         whole = [item for item in items if not isinstance(item, Fault)]
         if not whole:
-            with _generator_kept():
-                blank = self.transform(torch.zeros(3, 8, 8, dtype=torch.uint8))
+            blank = self.transform(torch.zeros(3, 8, 8, dtype=torch.uint8), 0)
             return Batch(blank[None][:0], self.tokenizer([""])[:0], [], faults)
         keys, images, captions = zip(*whole, strict=True)
         # In a worker it collates straight into the memory that the processes share.
         return Batch(default_collate(list(images)), self.tokenizer(list(captions)), list(keys), faults)
-
-
-@contextmanager
-def _generator_kept() -> Iterator[None]:
-    """Torch's global CPU generator is as before afterwards."""
-    state = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)

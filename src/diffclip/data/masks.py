@@ -1,27 +1,168 @@
-"""Masks of objects, and how much of each patch of a model's crop they cover."""
+"""Images with masks and the text of each mask: what the mask covers of each patch of a model's crop.
+
+A sample holds an image, its mask (`.mask.png`) and a text: the first line of `.txt`, or a class (`.cls`) put into the
+first template. Every value of such a mask but 0 is object. A sample of the built-in scenes numbers its objects in the
+mask, and its `.json` says what they are: there each thing that can be told apart by shape and color has its text.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import struct
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from diffclip.data.images import MAX_PIXELS
+from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.images import MAX_PIXELS, orientation_of
+from diffclip.data.samples import IMAGE, Fault, captions_of, image_member, label_of, sample_fault
+from diffclip.data.shards import Shards
+from diffclip.data.transforms import LONGEST_RATIO
 from diffclip.errors import InputError
 
-Box = tuple[float, float, float, float]
-"""left, top, right, bottom as shares of a picture's width and height."""
+MASK = "mask.png"
+_LEFT_OUT = "has an object that"
+# what rounding leaves of an area that is nothing or all
+_ROUNDING = 1e-9
 
-# as `EvalTransform` cuts
-_LONGEST_RATIO = 64
+
+@dataclass(frozen=True)
+class Thing:
+    """What a text is about: its name for a template, its own `text`, and its values in the mask (None: all but 0)."""
+
+    name: str
+    text: str
+    values: tuple[int, ...] | None = None
+
+    def worded(self, prompt: str | None) -> str:
+        """Its text, or `prompt` with its name where `{c}` stands."""
+        return self.text if prompt is None else prompt.replace("{c}", self.name)
+
+
+@dataclass
+class MaskedSet(EvaluationSet):
+    """One split of images with masks; `things` are those of each sample, and `captions` their texts."""
+
+    things: list[list[Thing]] = field(default_factory=list)
+
+    def coverages(
+        self, position: int, image_size: int, edge: int | Literal["squash"], grid: int
+    ) -> tuple[list[Thing], NDArray[np.float64]]:
+        """The things of a sample that a crop shows, and how much of each patch each covers, [things, grid, grid].
+
+        What lies outside the crop, and what fills it, is left out and added to `faults`, each time; so is a mask that
+        is broken.
+
+        Args:
+            image_size, edge: of the crop, see `crop_box`.
+            grid: patches along an edge.
+        """
+        i = self.indices[position]
+        try:
+            mask, box = self._mask(i, image_size, edge)
+        except (InputError, OSError) as error:
+            self.faults.append(sample_fault(self.source.name(i), error))
+            return [], np.empty((0, grid, grid))
+        things, covered = [], []
+        for thing in self.things[position]:
+            own = mask != 0 if thing.values is None else np.isin(mask, thing.values)
+            found = coverage(own, box, grid)
+            why = _unusable(own, float(found.mean()))
+            if why:
+                self.faults.append(Fault(self.source.name(i), f"{_LEFT_OUT} {why}: {thing.name!r}"))
+                continue
+            things.append(thing)
+            covered.append(found)
+        return things, np.stack(covered) if covered else np.empty((0, grid, grid))
+
+    def _mask(self, i: int, image_size: int, edge: int | Literal["squash"]) -> tuple[NDArray[Any], Box]:
+        assert isinstance(self.source, Shards)
+        sample = self.source.sample(i, (*IMAGE, MASK))
+        stored, orientation = geometry(image_member(sample, self.source.name(i)))
+        mask = upright(read_mask(sample[MASK]), stored, orientation)
+        return mask, crop_box(upright_size(stored, orientation), image_size, edge)
+
+
+def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str], template: str) -> MaskedSet:
+    """The images of `shards` that have a mask and a text.
+
+    Args:
+        classnames: by label, for samples with a `.cls`; may be empty.
+        template: with `{c}` for a class name.
+
+    Raises:
+        InputError: no sample has an image, a mask and a text; a label outside the class list.
+    """
+    usable, faults = shards.usable({"image": IMAGE, f"mask (.{MASK})": (MASK,)})
+    faults = shards.faults + faults
+    if not len(usable):
+        raise InputError(f"no sample in {shards} has an image and a mask (.{MASK}): {faults[0]}")
+    indices, things = [], []
+    for i in usable.tolist():
+        where = shards.name(i)
+        try:
+            things.append(_things(shards.sample(i, ("json", "txt", "cls")), where, classnames, template))
+            indices.append(i)
+        except (InputError, OSError) as error:
+            faults.append(sample_fault(where, error))
+    if not indices:
+        raise InputError(f"no sample in {shards} has a text for its mask: {faults[0]}")
+    texts = [[one.text for one in own] for own in things]
+    return MaskedSet(
+        name, split, "masks", [], [], shards, indices, captions=texts, faults=faults, things=things
+    )
+
+
+def says_left_out(fault: Fault) -> bool:
+    """Whether a fault is about an object that a crop does not show, or shows alone, where nothing is broken."""
+    return fault.reason.startswith(_LEFT_OUT)
+
+
+def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], template: str) -> list[Thing]:
+    told = _objects(sample)
+    if told:
+        numbers: dict[str, list[int]] = {}
+        for number, one in enumerate(told, 1):
+            article = "an" if one["colour"][0] in "aeiou" else "a"
+            numbers.setdefault(f"{article} {one['colour']} {one['shape']}", []).append(number)
+        return [Thing(text.partition(" ")[2], text, tuple(own)) for text, own in numbers.items()]
+    if "txt" in sample:
+        text = captions_of({"txt": sample["txt"]}, name)[0]
+        return [Thing(text, text)]
+    if "cls" not in sample:
+        raise InputError(f"{name} has no text for its mask (.txt or .cls)")
+    if not classnames:
+        raise InputError(f"{name} has a class (.cls), and the set has no classnames.txt")
+    name_of_class = classnames[label_of(sample, name, len(classnames))]
+    return [Thing(name_of_class, template.replace("{c}", name_of_class))]
+
+
+def _objects(sample: Mapping[str, bytes]) -> list[dict[str, str]]:
+    """The objects that a scene's `.json` names by shape and colour; none of any other."""
+    try:
+        found = json.loads(sample.get("json", b"{}"))["objects"]
+        return [{key: str(one[key]) for key in ("colour", "shape")} for one in found]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return []
+
+
+def _unusable(mask: NDArray[np.bool_], area: float) -> str:
+    if not mask.any():
+        return "has no pixel in its mask"
+    if area < _ROUNDING:
+        return "lies outside the model's crop"
+    return "fills the model's crop" if area > 1 - _ROUNDING else ""
+
+
+Box = tuple[float, float, float, float]
+"""left, top, right, bottom as shares of an image's width and height."""
+
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_ORIENTATION = 0x0112
 # Pillow warns of larger files, and a mask needs none of its pixels beyond a crop's few hundred
 _MOST_PIXELS = MAX_PIXELS // 2
 _TURNS: dict[int, Callable[[NDArray[Any]], NDArray[Any]]] = {
@@ -48,42 +189,39 @@ def read_mask(data: bytes) -> NDArray[Any]:
     if width * height > _MOST_PIXELS:
         raise InputError(f"has a mask of more than {_MOST_PIXELS // 10**6} megapixels ({width}×{height})")
     try:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-            mode, values = picture.mode, np.asarray(ImageOps.exif_transpose(picture))
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            mode, values = image.mode, np.asarray(ImageOps.exif_transpose(image))
     # a damaged file makes Pillow's reader raise nearly anything
     except Exception as error:
         raise InputError("has a mask that is cut short or broken") from error
     if mode in ("LA", "RGBA"):
-        raise InputError("has a mask with transparency: save it as 1-bit, grey or palette")
+        raise InputError("has a mask with transparency: save it as 1-bit, gray or palette")
     return np.any(values, axis=-1) if values.ndim == 3 else values
 
 
 def geometry(data: bytes) -> tuple[tuple[int, int], int]:
-    """Width and height of a picture as its pixels are stored, and its EXIF orientation from 1 to 8.
+    """Width and height of an image as its pixels are stored, and its EXIF orientation from 1 to 8.
 
     Raises:
-        InputError: it is no picture.
+        InputError: it is no image.
     """
     try:
-        with warnings.catch_warnings():
-            # what is too large is told by the one who reads the pixels
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data)) as picture:
-                return picture.size, _orientation(picture)
+        with Image.open(io.BytesIO(data)) as image:
+            return image.size, orientation_of(image)
     except Exception as error:
-        raise InputError("has a picture that cannot be read") from error
+        raise InputError("has an image that cannot be read") from error
 
 
 def upright(mask: NDArray[Any], stored: tuple[int, int], orientation: int) -> NDArray[Any]:
-    """The mask [H, W] turned as its picture is; one that has the upright picture's shape alone is so already.
+    """The mask [H, W] turned as its image is; one that has the upright image's shape alone is so already.
 
     Args:
-        mask: its size may be another than the picture's, its aspect may not.
-        stored: width and height of the picture before it is turned.
-        orientation: the picture's, by EXIF.
+        mask: its size may be another than the image's, its aspect may not.
+        stored: width and height of the image before it is turned.
+        orientation: the image's, by EXIF.
 
     Raises:
-        InputError: the mask's shape is not the picture's.
+        InputError: the mask's shape is not the image's.
     """
     if _same_aspect(mask, stored):
         return _TURNS[orientation](mask)
@@ -91,17 +229,17 @@ def upright(mask: NDArray[Any], stored: tuple[int, int], orientation: int) -> ND
     if _same_aspect(mask, (width, height)):
         return mask
     raise InputError(
-        f"has a mask of {mask.shape[1]}×{mask.shape[0]} pixels, another shape than its picture's {width}×{height}"
+        f"has a mask of {mask.shape[1]}×{mask.shape[0]} pixels, another shape than its image's {width}×{height}"
     )
 
 
 def upright_size(stored: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """Width and height of a picture after it has been turned by EXIF."""
+    """Width and height of an image after it has been turned by EXIF."""
     return stored if orientation < 5 else stored[::-1]
 
 
 def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash"]) -> Box:
-    """What `EvalTransform` keeps of an upright picture of `size` (width, height).
+    """What `EvalTransform` keeps of an upright image of `size` (width, height).
 
     Args:
         image_size: of the crop.
@@ -109,8 +247,8 @@ def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash
     """
     if edge == "squash":
         return 0, 0, 1, 1
-    # a very long picture loses its far ends before it is scaled
-    kept = [min(length, _LONGEST_RATIO * min(size)) for length in size]
+    # a very long image loses its far ends before it is scaled
+    kept = [min(length, LONGEST_RATIO * min(size)) for length in size]
     ends = []
     for whole, part in zip(size, kept, strict=True):
         scaled = edge if part == min(kept) else int(edge * part / min(kept))
@@ -140,15 +278,6 @@ def _overlaps(length: int, low: float, high: float, parts: int) -> NDArray[np.fl
     ends = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     overlaps: NDArray[np.float64] = np.maximum(ends, 0) / np.diff(edges)[:, None]
     return overlaps
-
-
-def _orientation(picture: Image.Image) -> int:
-    try:
-        found = int(picture.getexif().get(_ORIENTATION, 1))
-    # damaged metadata says nothing about the pixels
-    except Exception:
-        return 1
-    return found if found in _TURNS else 1
 
 
 def _same_aspect(mask: NDArray[Any], size: tuple[int, int]) -> bool:

@@ -6,14 +6,14 @@ shards in clip_benchmark's layout (`SPLIT/0.tar`), or the files as torchvision o
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from diffclip.data.caption_files import annotation_file
-from diffclip.data.class_folders import class_folder
 from diffclip.errors import InputError, unknown
 
 Layout = Literal["torchvision", "synsets", "numbers", "flickr", "coco", "mmvp"]
@@ -49,6 +49,9 @@ class PublishedSet:
     command: str = ""
     wants: str = ""
 
+
+NUMBERED = "imagenetv2"
+"""The set whose class folders are numbers."""
 
 _TWO, _THREE = ("train", "test"), ("train", "val", "test")
 
@@ -245,6 +248,32 @@ def is_there(name: str, split: str, place: Path) -> bool:
     if entry.layout in ("flickr", "coco"):
         return annotation_file(name, place, split).is_file()
     return class_folder(name, place, split, entry.inside) is not None
+
+
+def annotation_file(name: str, place: Path, split: str) -> Path:
+    """The captions of one split, in the folder `place` of the set."""
+    coco = published(name).layout == "coco"
+    return place / (f"coco_{split}_karpathy.json" if coco else f"{name}_{split}_karpathy.txt")
+
+
+def class_folder(name: str, place: Path, split: str, inside: Sequence[str] = (".",)) -> Path | None:
+    """Find the folder below `place` that holds the class folders of a split; None where none does.
+
+    ImageNet's split `test` is the publisher's `val`.
+    """
+    if name == "imagenet1k":
+        inside = ("train",) if split == "train" else ("val", ".")
+    pattern = r"\d{1,3}" if name == NUMBERED else r"n\d{8}"
+    for candidate in (place / folder for folder in inside):
+        if candidate.is_dir() and any(re.fullmatch(pattern, folder) for folder in folders_in(candidate)):
+            return candidate
+    return None
+
+
+def folders_in(folder: Path) -> list[str]:
+    """List the folders in a folder, without hidden ones."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
 
 def place_of(name: str, root: str | Path) -> Path:

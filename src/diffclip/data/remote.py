@@ -1,196 +1,230 @@
-"""Shards that lie elsewhere: addresses that fsspec can open (https, s3, gs, hf, file …), and `pipe:COMMAND`."""
+"""Shards at addresses that fsspec can open (https, s3, gs, hf, file …): listing, copies in a cache folder, indexes."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 import re
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from braceexpand import braceexpand
-
-from diffclip.data.remote_child import PAUSES, ask, never
-from diffclip.data.transfer import PIPE
+from diffclip.data.index import (
+    INDEX_FOLDER,
+    Header,
+    Table,
+    cached_index,
+    progress,
+    read_header,
+    read_index,
+    scan,
+    write_index,
+)
+from diffclip.data.shards import expand_braces, natural
 from diffclip.errors import DiffCLIPError, InputError
+from diffclip.files import write_atomically
 
-# Seconds without an answer to a question about a file.
-_STALL = 60.0
-_REMOTE = re.compile(r"pipe:|file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
-_SHARD = re.compile(r"\.(tar(\.\w+)?|tgz)$", re.IGNORECASE)
-_PACKED = re.compile(r"\.(gz|bz2|xz|zst|zstd)$", re.IGNORECASE)
-_NAME = re.compile(r"[\w.+%-]+\.(?:tar|tgz)[\w.]*", re.IGNORECASE)
-# Addresses in a text: what stands before the host, and the query.
+_REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
+# Addresses in a text: the part before the host, and the query, may hold a password or a key.
 _USER = re.compile(r"(?<=://)[^\s/'\"]+@")
 _QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]+")
+# Parts of fsspec's information about a file that change with its content.
+_MARKS = ("size", "ETag", "mtime", "LastModified", "last_modified", "updated", "md5")
+# Questions and fetches at a time.
+_QUESTIONS, _FETCHES = 16, 4
+# Seconds after which a copy that was asked for is open.
+_FRESH = 60.0
 
 
 def is_remote(spec: str) -> bool:
-    """Whether `spec` is an address (`https://…`, `s3://…`, `file:…`, `pipe:COMMAND`), not a path."""
+    """True for an address (`https://…`, `s3://…`, `file:…`), False for a path."""
     return _REMOTE.match(spec) is not None
 
 
-def shown(address: str) -> str:
-    """`address`, or a text with addresses in it, for people: without what may be a password or a key.
-
-    Users, passwords and queries are left out, and of a command all but the program and the shard.
-    """
-    if address.startswith(PIPE):
-        words = [word for word in address.removeprefix(PIPE).split() if "=" not in word]
-        return f"{PIPE}{' … '.join([*words[:1], *_names(address)])}"
-    return _QUERY.sub(r"\1?…", _USER.sub("…@", address))
+def shown(text: str) -> str:
+    """`text` for people: addresses in it without users, passwords and queries."""
+    return _QUERY.sub(r"\1?…", _USER.sub("…@", text))
 
 
-def base_name(url: str) -> str:
-    """The shard's name without its folder, ending in `.tar`, fit for a file."""
-    if url.startswith(PIPE):
-        name = (_names(url) or ["pipe"])[0]
-    else:
-        name = url.partition("?")[0].rstrip("/").rpartition("/")[2]
-    name = _PACKED.sub("", re.sub(r"[^\w.-]+", "_", name))
-    return f"{re.sub(r'[.](tar|tgz)$', '', name, flags=re.IGNORECASE)[-80:]}.tar"
-
-
-def _names(command: str) -> list[str]:
-    """The last word of `command` that looks like the name of a shard, if there is one."""
-    return _NAME.findall(_QUERY.sub(r"\1", command))[-1:]
-
-
-def expand_remote(spec: str, stall: float = _STALL) -> list[str]:
-    """The addresses that `spec` names.
+def expand_remote(spec: str) -> list[str]:
+    """List the addresses that `spec` names.
 
     Args:
-        spec: an address with brace ranges, with `*`, or that of a folder, which ends in `/` and stands for its
-            .tar (.tar.gz, .tar.zst …) files. What is listed comes in natural order: 2.tar before 10.tar.
+        spec: an address with brace ranges, with `*`, or the address of a folder, which ends in `/` and stands for its
+            .tar files. Listed addresses come in natural order: 2.tar before 10.tar.
 
     Raises:
         InputError: braces that do not pair, an unknown protocol or one whose package is missing, a folder or
             pattern that is not there or without shards. Single addresses are not looked at.
         DiffCLIPError: the place does not answer.
     """
-    from diffclip.data.shards import _natural
-
-    try:
-        addresses = list(braceexpand(spec))
-    except ValueError:
-        raise InputError(f"shards {shown(spec)}: the braces do not pair, write a range as {{0..9}}") from None
-    places = [url for url in addresses if not url.startswith(PIPE) and (url.endswith("/") or "*" in url)]
-    listed = dict(zip(places, _results("list", [{"url": url} for url in places], stall), strict=True))
     found: list[str] = []
-    for address in addresses:
-        if address not in listed:
+    for address in expand_braces(spec):
+        if not address.endswith("/") and "*" not in address:
             found.append(address)
             continue
-        held = _value(listed[address])
-        if address.endswith("/"):
-            held = [url for url in held if _SHARD.search(url)]
+        with _errors(address):
+            system, path = _opened(address)
+            held = system.glob(path) if "*" in address else system.ls(path, detail=False)
+            held = [system.unstrip_protocol(one) for one in held if one.partition("?")[0].endswith(".tar")]
         if not held:
             raise InputError(f"no .tar shards in {shown(address)}: check the address")
-        found += sorted(held, key=lambda url: _natural(Path(url)))
+        found += sorted(held, key=lambda url: natural(Path(url)))
     return found
 
 
-def remote_stamp(url: str) -> str:
-    """What changes when the file at `url` does, its size and etag or time; "" where unknown (as for a pipe).
-
-    Raises:
-        InputError: it does not exist, or may not be read.
-        DiffCLIPError: the place does not answer.
-    """
-    return str(_value(remote_stamps([url])[0]))
-
-
-def remote_stamps(urls: Sequence[str], stall: float = _STALL) -> list[str | DiffCLIPError]:
-    """`remote_stamp` of each of `urls`, or what went wrong with it; many are asked for at a time."""
-    return _results("stamp", [{"url": url} for url in urls], stall)
-
-
-def read_beside(folder: str, name: str, stall: float = _STALL) -> bytes | None:
-    """The file `name` in the remote `folder`; None where it is not, or may not be read.
-
-    Raises:
-        DiffCLIPError: the place does not answer.
-    """
-    if folder.startswith(PIPE):
-        return None
-    with tempfile.TemporaryDirectory() as made:
-        target = Path(made, "file")
-        try:
-            fetch(f"{folder.rstrip('/')}/{name}", target, stall, unpack=False)
-        except InputError:
-            return None
-        return target.read_bytes()
-
-
-def fetch(
-    url: str,
-    target: Path,
-    stall: float,
-    known: str | None = None,
-    unpack: bool = True,
-    stopped: Callable[[], bool] = never,
-) -> tuple[str, bool]:
-    """Copy `url` to `target`, unpacked if it is compressed (gzip, bzip2, xz, zstd).
+class RemoteShards:
+    """The remote shards of a corpus, copied whole to a folder that processes share.
 
     Args:
-        stall: seconds after which a transfer that brings nothing is given up.
-        known: the stamp of a copy that there is already: nothing is copied while it holds.
-        stopped: asked all the time; once it is true, `StoppedError` is raised.
-
-    Returns:
-        The stamp of the file, and whether there is now a copy at `target`.
-
-    Raises:
-        InputError: it does not exist, may not be read, or the disk is full.
-        DiffCLIPError: nothing came for `stall` seconds, or the connection was lost time and again. What is at
-            `target` is then not whole.
+        folder: where copies are kept.
+        limit: bytes of copies; the oldest go where there are more. None: no limit.
     """
-    item = {"url": url, "target": str(target), "known": known, "unpack": unpack}
-    [answer] = _results("copy", [item], stall, parts_of(target), stopped)
-    stamp, copied = _value(answer)
-    return stamp, copied
+
+    def __init__(self, folder: Path, limit: int | None) -> None:
+        self._folder, self._limit = folder, limit
+        self._marks: dict[str, str] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def headers(self, addresses: Sequence[str]) -> list[Header]:
+        """The header of each shard's index. One that does not exist or is broken has `faults`.
+
+        Raises:
+            DiffCLIPError: a place does not answer.
+        """
+        with ThreadPoolExecutor(_QUESTIONS) as pool:
+            return list(progress(pool.map(self._header, addresses), len(addresses), "looking at"))
+
+    def open(self, address: str) -> tuple[Path, Table]:
+        """The local copy of a shard, fetched if it is not there, and its index.
+
+        Raises:
+            InputError: there is no such shard any more.
+            DiffCLIPError: the place does not answer.
+        """
+        copy, mark = self._copy(address), self._marks[address]
+        file = cached_index(address)
+        found = read_index(file, mark)
+        if found is None:
+            found = scan(copy, mark)
+            write_index(file, *found)
+        return copy, found[1]
+
+    def ahead(self, addresses: Sequence[str]) -> None:
+        """Fetch these in this order in the background."""
+        self._pool = self._pool or ThreadPoolExecutor(_FETCHES)
+        for address in addresses:
+            self._pool.submit(self._copy, address)
+
+    def close(self) -> None:
+        """Stop fetching ahead."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None}
+
+    def _header(self, address: str) -> Header:
+        try:
+            with _errors(address):
+                system, path = _opened(address)
+                about = system.info(path)
+        except InputError as error:
+            return Header("", {}, [str(error).removeprefix(f"{shown(address)} ")])
+        mark = self._marks[address] = " ".join(
+            str(about[key]) for key in _MARKS if about.get(key) is not None
+        )
+        file = cached_index(address)
+        header = read_header(file, mark)
+        if header is None:
+            header, table = self._index_beside(system, path, about.get("size"), mark) or scan(
+                self._copy(address), mark
+            )
+            write_index(file, header, table)
+        return header
+
+    def _index_beside(
+        self, system: Any, path: str, size: int | None, mark: str
+    ) -> tuple[Header, Table] | None:
+        """The index that was written beside the shard before both were put there."""
+        folder, _, name = path.partition("?")[0].rpartition("/")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        target = self._folder / f".{hashlib.sha256(path.encode()).hexdigest()[:20]}.npy"
+        # nearly anything may go wrong, and then there is no index
+        with suppress(Exception):
+            system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(target))
+            header, table = read_index(target, f"{size} ") or (None, None)
+            if header is not None and table is not None:
+                return Header(mark, header.samples, header.faults), table
+        target.unlink(missing_ok=True)
+        return None
+
+    def _copy(self, address: str) -> Path:
+        """The local copy of a shard, fetched by one process while others wait for it."""
+        key = hashlib.sha256(f"{address} {self._marks[address]}".encode()).hexdigest()[:20]
+        copy = self._folder / f"{key}.tar"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / f".{key}.lock").open("w") as lock:
+            with suppress(OSError):  # a file system without locks: both fetch
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not copy.exists():
+                with _errors(address), write_atomically(copy) as temporary:
+                    system, path = _opened(address)
+                    system.get_file(path, str(temporary))
+                self._make_room()
+            with suppress(OSError):
+                os.utime(copy)
+        return copy
+
+    def _make_room(self) -> None:
+        """Remove the copies that were used longest ago, but for those that a process may be about to open; who has one
+        open reads on."""
+        if self._limit is None:
+            return
+        copies = []
+        for file in self._folder.glob("*.tar"):
+            with suppress(FileNotFoundError):  # another process makes room too
+                copies.append((file.stat().st_mtime, file.stat().st_size, file))
+        used = sum(size for _, size, _ in copies)
+        for used_at, size, file in sorted(copies):
+            if used > self._limit and time.time() - used_at > _FRESH:
+                file.unlink(missing_ok=True)
+                used -= size
 
 
-def parts_of(target: Path) -> tuple[Path, ...]:
-    """The files that grow while `fetch` is at work."""
-    return target, Path(f"{target}.unpacked")
+def _opened(address: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(address)
+    return system, path
 
 
-def _results(
-    operation: str,
-    items: Sequence[Mapping[str, Any]],
-    stall: float,
-    watched: tuple[Path, ...] = (),
-    stopped: Callable[[], bool] = never,
-) -> list[Any]:
-    """What `ask` is told for each item: the value, or the error that says what went wrong."""
-    answers = ask(operation, items, stall, watched, stopped)
-    return [
-        answer["value"] if "value" in answer else _error(item["url"], answer["kind"], answer["reason"], stall)
-        for item, answer in zip(items, answers, strict=True)
-    ]
-
-
-def _value(answer: Any) -> Any:
-    if isinstance(answer, DiffCLIPError):
-        raise answer
-    return answer
-
-
-def _error(url: str, kind: str, reason: str, stall: float) -> DiffCLIPError:
-    what, why = shown(url), shown(reason)
-    if kind == "missing":
-        return InputError(f"{what} does not exist: check the address (that of a folder ends with '/')")
-    if kind == "forbidden":
-        return InputError(f"no permission to read {what} ({why}): check the address and your credentials")
-    if kind == "package":
-        return InputError(f"{what} needs {why}, which is not installed: run pip install {why}")
-    if kind == "space":
-        return InputError(f"no space left on device for a copy of {what}: free some or choose another folder")
-    if kind == "refused":
-        return InputError(f"{what} cannot be read ({why}): check the address")
-    if kind == "command":
-        return DiffCLIPError(f"{what} failed ({why}): try the command in a shell")
-    if kind == "stalled":
-        return DiffCLIPError(f"{what} gave nothing for {stall:g} seconds: check the source, or wait longer")
-    return DiffCLIPError(f"{what} is lost after {len(PAUSES) + 1} attempts ({why}): check the network")
+@contextmanager
+def _errors(address: str) -> Iterator[None]:
+    """Turn what may go wrong with an address into one line."""
+    what = shown(address)
+    try:
+        yield
+    except DiffCLIPError:
+        raise
+    except FileNotFoundError:
+        raise InputError(
+            f"{what} does not exist, or nobody answers there: check the address (that of a folder ends with '/')"
+        ) from None
+    except PermissionError as error:
+        raise InputError(
+            f"no permission to read {what} ({shown(str(error))}): check your credentials"
+        ) from None
+    except ImportError as error:
+        raise InputError(f"{what} cannot be read ({error})") from None
+    except ValueError as error:
+        raise InputError(f"{what} cannot be read ({shown(str(error))}): check the address") from None
+    # each protocol has errors of its own
+    except Exception as error:
+        reason = " ".join(shown(str(error)).split()) or type(error).__name__
+        raise DiffCLIPError(f"{what} cannot be read ({reason}): check the address and the network") from error

@@ -1,4 +1,4 @@
-"""What a sample of a shard holds, a picture and captions; and what is said of one that is broken."""
+"""The members of a sample, an image and captions, and the record of a sample that is skipped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
-from diffclip.data.images import read_image
-from diffclip.data.pixels import read_pixels
+from diffclip.data.images import read_image, read_pixels
 from diffclip.errors import InputError
 
-PICTURE = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
+IMAGE = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 CAPTION_KEY = "caption"
 
 Transform = Callable[[Image.Image], Tensor]
@@ -22,7 +21,7 @@ Transform = Callable[[Image.Image], Tensor]
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that was skipped: the shard or the sample, and why; together a sentence."""
+    """A shard or a sample that was skipped, and why; together a sentence."""
 
     name: str
     reason: str
@@ -32,37 +31,42 @@ class Fault:
 
 
 def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
-    """Where captions may be: `.txt`, then `.json`; with a key other than the usual, only `.json`."""
+    """List where captions may be: `.txt`, then `.json`; with a key other than the usual, only `.json`."""
     return ("txt", "json") if caption_key == CAPTION_KEY else ("json",)
 
 
-def picture_of(sample: Mapping[str, bytes], name: str) -> Image.Image:
-    """The sample's picture in RGB.
+def image_of(sample: Mapping[str, bytes], name: str) -> Image.Image:
+    """Read the sample's image as RGB.
 
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    return read_image(_picture_member(sample, name), name)
+    return read_image(image_member(sample, name), name)
 
 
 def pixels_of(sample: Mapping[str, bytes], name: str) -> Tensor:
-    """The sample's picture as uint8 [3, H, W], decoded as fast as its kind allows.
+    """Read the sample's image as uint8 [3, H, W].
 
     Raises:
-        InputError: as `picture_of`.
+        InputError: as `image_of`.
     """
-    return read_pixels(_picture_member(sample, name), name)
+    return read_pixels(image_member(sample, name), name)
 
 
-def _picture_member(sample: Mapping[str, bytes], name: str) -> bytes:
-    for extension in PICTURE:
+def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
+    """Find the bytes of the sample's image file.
+
+    Raises:
+        InputError: there is none.
+    """
+    for extension in IMAGE:
         if extension in sample:
             return sample[extension]
-    raise InputError(f"{name} has no picture")
+    raise InputError(f"{name} has no image")
 
 
 def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
-    """The sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
+    """Read the sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
 
     Blank captions are dropped.
 
@@ -89,8 +93,16 @@ def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTI
     return captions
 
 
+def _from_json(text: str, caption_key: str) -> list[str]:
+    value = json.loads(text)[caption_key]
+    captions = [value] if isinstance(value, str) else value
+    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+        raise TypeError
+    return captions
+
+
 def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
-    """The number in the sample's `.cls`, from 0 to `classes` − 1.
+    """Read the number in the sample's `.cls`, from 0 to `classes` − 1.
 
     Raises:
         InputError: it is no whole number, or another one.
@@ -103,16 +115,8 @@ def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
     return int(text)
 
 
-def _from_json(text: str, caption_key: str) -> list[str]:
-    value = json.loads(text)[caption_key]
-    captions = [value] if isinstance(value, str) else value
-    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-        raise TypeError
-    return captions
-
-
 def sample_fault(name: str, error: Exception) -> Fault:
-    """What is said of the sample `name` that `error` makes unusable."""
+    """Describe why `error` makes the sample `name` unusable."""
     if isinstance(error, InputError):
         return Fault(name, str(error).removeprefix(f"{name} "))
     return Fault(name, f"cannot be read ({error})")

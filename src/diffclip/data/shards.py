@@ -3,30 +3,158 @@
 from __future__ import annotations
 
 import glob
-import io
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from braceexpand import braceexpand
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.index import ShardIndex, open_regular
-from diffclip.data.index_files import Needed, read_index
-from diffclip.data.samples import PICTURE, Fault, picture_of
+from diffclip.data.index import BLOCK, Needed, key_of, open_headers, open_index, usable_rows
+from diffclip.data.samples import IMAGE, Fault, image_of
 from diffclip.data.sources import stamp_of
 from diffclip.errors import InputError
 
+# Files that a process holds open.
 OPEN_FILES = 256
 
 
+class TarFiles:
+    """Read members of tars from their places; the last `limit` files that were read stay open.
+
+    An object may be forked or pickled to data workers; it is not for several threads at once.
+    """
+
+    def __init__(self, limit: int = OPEN_FILES) -> None:
+        self._limit = limit
+        self._files: dict[Path, IO[bytes]] = {}
+
+    def open(self, path: Path) -> IO[bytes]:
+        """Open a file, or find it open; it can then be read even if it is removed.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        file = self._files.pop(path, None)
+        if file is None:
+            file = path.open("rb", buffering=0)
+            while len(self._files) >= self._limit:
+                self._files.pop(next(iter(self._files))).close()
+        self._files[path] = file
+        return file
+
+    def read(self, path: Path, row: Any, extensions: Iterable[str] | None = None) -> dict[str, bytes]:
+        """Read the members of the sample in a row of an index, only those with `extensions` if given.
+
+        Raises:
+            InputError: the file ends before a member does.
+            OSError: the file cannot be read.
+        """
+        descriptor, found = self.open(path).fileno(), {}
+        for extension in row.dtype.names[1:] if extensions is None else extensions:
+            if extension in row.dtype.names and row[extension][1]:
+                block, size = row[extension].tolist()
+                # without the file's position, which forked processes share
+                found[extension] = os.pread(descriptor, size, block * BLOCK)
+                if len(found[extension]) < size:
+                    raise InputError(f"{path} became shorter while it was read: start again")
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": {}}
+
+
+class Shards:
+    """The samples of several shards on disk, numbered through in the order of the shards.
+
+    An object may be forked or pickled to data workers; it is not for several threads at once.
+
+    Attributes:
+        paths: the shards.
+        faults: the shards that are cut short, empty or broken. What is whole in them is kept.
+
+    Raises:
+        InputError: not a single sample is left.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        open_headers(self.paths)
+        indexes = [open_index(path) for path in self.paths]
+        self._tables = [table for _, table in indexes]
+        self._ends = np.cumsum([len(table) for table in self._tables], dtype=np.int64)
+        self.faults = [
+            Fault(str(path), reason)
+            for path, (header, _) in zip(self.paths, indexes, strict=True)
+            for reason in header.faults
+        ]
+        self._files = TarFiles()
+        if not len(self):
+            why = f": {self.faults[0]}" if self.faults else ""
+            raise InputError(f"not one sample in {self}{why}; give uncompressed WebDataset tars")
+
+    def __str__(self) -> str:
+        more = f" and {len(self.paths) - 1} more shards" if len(self.paths) > 1 else ""
+        return f"{self.paths[0]}{more}"
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def key(self, i: int) -> str:
+        """The key of sample `i`: its path in the tar up to the first dot of the base name."""
+        return key_of(self._locate(i)[1])
+
+    def name(self, i: int) -> str:
+        """The shard and key of sample `i`, for people."""
+        path, row = self._locate(i)
+        return f"{path}:{key_of(row)}"
+
+    def sample(self, i: int, extensions: Sequence[str] | None = None) -> dict[str, bytes]:
+        """Read the members of sample `i` by extension, only those in `extensions` if given.
+
+        Raises:
+            InputError: the shard has become shorter since it was indexed.
+            OSError: the shard cannot be read.
+        """
+        return self._files.read(*self._locate(i), extensions)
+
+    def image(self, i: int) -> Image.Image:
+        """Read the image of sample `i` as RGB.
+
+        Raises:
+            InputError: there is none, or it is broken.
+            OSError: the shard cannot be read.
+        """
+        return image_of(self.sample(i, IMAGE), self.name(i))
+
+    def identity(self) -> str:
+        """A digest of the name, size and time of each shard."""
+        return stamp_of((path.name, path) for path in self.paths)
+
+    def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
+        """Find the samples that have a member for each of `needed`, and the faults of the others."""
+        numbers: list[NDArray[np.int64]] = []
+        faults: list[Fault] = []
+        for path, table, end in zip(self.paths, self._tables, self._ends.tolist(), strict=True):
+            rows, lacks = usable_rows(table, needed)
+            numbers.append(rows + (end - len(table)))
+            faults += [Fault(f"{path}:{key_of(table[row])}", lack) for row, lack in lacks]
+        return np.concatenate(numbers), faults
+
+    def _locate(self, i: int) -> tuple[Path, Any]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"sample {i} of {len(self)}")
+        shard = int(np.searchsorted(self._ends, i, side="right"))
+        table = self._tables[shard]
+        return self.paths[shard], table[i - int(self._ends[shard]) + len(table)]
+
+
 def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The shard files that `spec` names.
+    """List the shard files that `spec` names.
 
     Args:
         spec: a file, a folder (all its *.tar in natural order: 2.tar before 10.tar), a brace range such as
@@ -50,31 +178,34 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def tar_files(folder: Path) -> list[Path]:
-    """All *.tar of `folder`, in natural order.
+    """List all *.tar of `folder`, in natural order.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none; where there are images, the way to make shards of them is named.
     """
     found = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
     if not found:
+        if any(path.suffix[1:].lower() in IMAGE for path in folder.rglob("*")):
+            raise InputError(
+                f"{folder} holds images and no .tar shards: make shards of them with "
+                f"diffclip data make-shards {folder} FOLDER"
+            )
         raise InputError(f"no .tar shards in folder {folder}: give the folder that holds them")
-    return sorted(found, key=_natural)
+    return sorted(found, key=natural)
 
 
-def _natural(path: Path) -> list[tuple[bool, int, str]]:
+def natural(path: Path) -> list[tuple[bool, int, str]]:
+    """Sort key of a natural order: 2.tar before 10.tar."""
     parts = re.split(r"(\d+)", path.name)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 def _expand(text: str) -> list[Path]:
-    try:
-        names = list(braceexpand(text))
-    except ValueError:
-        raise InputError(f"shards {text!r}: the braces do not pair, write a range as {{0..9}}") from None
+    names = expand_braces(text)
     found: list[Path] = []
     missing = []
     for name in names:
-        matches = sorted(map(Path, glob.glob(name)), key=_natural) if glob.has_magic(name) else [Path(name)]
+        matches = sorted(map(Path, glob.glob(name)), key=natural) if glob.has_magic(name) else [Path(name)]
         found += [path for path in matches if path.exists()]
         if not matches or not all(path.exists() for path in matches):
             missing.append(name)
@@ -88,156 +219,13 @@ def _expand(text: str) -> list[Path]:
     return found
 
 
-class TarFiles:
-    """Members of tars, read from where an index says they are. Files are opened on first use, at most `limit`.
-
-    An object may be forked or pickled to data workers; it is not for several threads at once.
-    """
-
-    def __init__(self, limit: int = OPEN_FILES) -> None:
-        self._limit = limit
-        self._files: OrderedDict[Path, io.FileIO] = OrderedDict()
-
-    def read(self, path: Path, members: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, bytes]:
-        """The content of `members`: pairs of a name and (offset, size) in bytes.
-
-        Raises:
-            InputError: the file ends before a member does.
-            OSError: the file cannot be read.
-        """
-        file = self.open(path)
-        return {name: _read(file, path, offset, size) for name, (offset, size) in members}
-
-    def open(self, path: Path) -> io.FileIO:
-        """The file, which stays open until `limit` others have been used since; it can be read even if removed.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
-        file = self._files.pop(path, None)
-        if file is None:
-            file = open_regular(path)
-            while len(self._files) >= self._limit:
-                self._files.popitem(last=False)[1].close()
-        self._files[path] = file
-        return file
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": OrderedDict()}
-
-
-def _read(file: io.FileIO, path: Path, offset: int, size: int) -> bytes:
-    # Without the file's position, which the copies of a forked process share.
-    data = os.pread(file.fileno(), size, offset)
-    while len(data) < size:
-        more = os.pread(file.fileno(), size - len(data), offset + len(data))
-        if not more:
-            raise InputError(f"{path} became shorter while it was read: start again")
-        data += more
-    return data
-
-
-class Shards:
-    """The samples of several shards, numbered through in the order of the shards.
-
-    An object may be forked or pickled to data workers; it is not for several threads at once.
-
-    Attributes:
-        paths: the shards.
-        faults: what was skipped: shards cut short, empty or broken. What is whole in them is kept.
+def expand_braces(text: str) -> list[str]:
+    """Expand brace ranges.
 
     Raises:
-        InputError: not a single sample is left.
+        InputError: the braces do not pair.
     """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = list(paths)
-        self._indexes = [read_index(path) for path in self.paths]
-        self._ends = np.cumsum([len(index) for index in self._indexes], dtype=np.int64)
-        self.faults = [
-            Fault(str(path), reason)
-            for path, index in zip(self.paths, self._indexes, strict=True)
-            for reason in index.faults
-        ]
-        self._files = TarFiles()
-        if not len(self):
-            why = f": {self.faults[0]}" if self.faults else ""
-            raise InputError(f"not one sample in {self}{why}; give uncompressed WebDataset tars")
-
-    def __str__(self) -> str:
-        more = f" and {len(self.paths) - 1} more shards" if len(self.paths) > 1 else ""
-        return f"{self.paths[0]}{more}"
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def key(self, i: int) -> str:
-        """The key of sample `i`: its path in the tar up to the first dot of the base name."""
-        shard, local = self._locate(i)
-        return self._indexes[shard].key(local)
-
-    def name(self, i: int) -> str:
-        """Sample `i` for people: its shard and key."""
-        shard, local = self._locate(i)
-        return f"{self.paths[shard]}:{self._indexes[shard].key(local)}"
-
-    def sample(self, i: int, extensions: Sequence[str] | None = None) -> dict[str, bytes]:
-        """The members of sample `i` by extension, only those in `extensions` if given.
-
-        Raises:
-            InputError: the shard has become shorter since it was indexed.
-            OSError: the shard cannot be read.
-        """
-        shard, local = self._locate(i)
-        members = self._indexes[shard].members(local).items()
-        wanted = (member for member in members if extensions is None or member[0] in extensions)
-        return self._files.read(self.paths[shard], wanted)
-
-    def picture(self, i: int) -> Image.Image:
-        """The picture of sample `i` in RGB.
-
-        Raises:
-            InputError: there is none, or it is broken.
-            OSError: the shard cannot be read.
-        """
-        return picture_of(self.sample(i, PICTURE), self.name(i))
-
-    def identity(self) -> str:
-        """A digest of the name, size and time of each shard."""
-        return stamp_of((path.name, path) for path in self.paths)
-
-    def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
-        """The numbers of the samples that have a member for each of `needed`, and the faults of the others.
-
-        Only the index is read.
-
-        Args:
-            needed: what a member is called → the extensions it may have.
-        """
-        numbers: list[NDArray[np.int64]] = []
-        faults: list[Fault] = []
-        for path, index, end in zip(self.paths, self._indexes, self._ends.tolist(), strict=True):
-            found, missing = usable_samples(path, index, needed)
-            numbers.append(found + (end - len(index)))
-            faults += missing
-        return np.concatenate(numbers), faults
-
-    def _locate(self, i: int) -> tuple[int, int]:
-        if not 0 <= i < len(self):
-            raise IndexError(f"sample {i} of {len(self)}")
-        shard = int(np.searchsorted(self._ends, i, side="right"))
-        return shard, i - (int(self._ends[shard - 1]) if shard else 0)
-
-
-def usable_samples(path: Path, index: ShardIndex, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
-    """The numbers, in the shard, of the samples that have a member for each of `needed`; the faults of the others."""
-    held = {what: index.has_any(extensions) for what, extensions in needed.items()}
-    usable = np.logical_and.reduce(list(held.values()))
-    faults = [
-        Fault(
-            f"{path}:{index.key(i)}",
-            "has no " + " and no ".join(what for what in needed if not held[what][i]),
-        )
-        for i in np.flatnonzero(~usable).tolist()
-    ]
-    return np.flatnonzero(usable), faults
+    try:
+        return list(braceexpand(text))
+    except ValueError:
+        raise InputError(f"shards {text!r}: the braces do not pair, write a range as {{0..9}}") from None

@@ -1,4 +1,4 @@
-"""Where the pictures of a set come from: shards, picture files, or a data set of torchvision's kind."""
+"""Sources of the images of a set: image files, a data set of torchvision's kind, or shards (`shards.py`)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from diffclip.errors import InputError
 
 
 class Source(Protocol):
-    """Pictures by number, each with a name for people and a key. It may be pickled to data workers."""
+    """Images by number, each with a name for people and a key. It may be pickled to data workers."""
 
     def __len__(self) -> int: ...
 
     def __str__(self) -> str: ...
 
     def key(self, i: int) -> str:
-        """Picture `i` within the source, wherever that lies."""
+        """Image `i` within the source, wherever that lies."""
         ...
 
     def name(self, i: int) -> str:
-        """Picture `i` for people: where to find it."""
+        """Image `i` for people: where to find it."""
         ...
 
-    def picture(self, i: int) -> Image.Image:
-        """Picture `i` in RGB.
+    def image(self, i: int) -> Image.Image:
+        """Read image `i` as RGB.
 
         Raises:
             InputError: it is broken or missing.
@@ -41,12 +41,12 @@ class Source(Protocol):
         ...
 
     def identity(self) -> str:
-        """What tells this data from other data: a digest of the names, sizes and times of the files."""
+        """A digest of the names, sizes and times of the files."""
         ...
 
 
 class FileSource:
-    """Picture files below one folder, read as `read_image` does."""
+    """Image files below one folder, read as `read_image` does."""
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
         """`files` are paths relative to `folder`, with forward slashes."""
@@ -64,7 +64,7 @@ class FileSource:
     def name(self, i: int) -> str:
         return str(self.folder / self.files[i])
 
-    def picture(self, i: int) -> Image.Image:
+    def image(self, i: int) -> Image.Image:
         return read_image(self.folder / self.files[i])
 
     def identity(self) -> str:
@@ -75,10 +75,38 @@ class FileSource:
         return stamp_of((file, self.folder / file) for file in self.files)
 
 
-class DatasetSource:
-    """A map-style data set whose items are a PIL picture and something else, as torchvision's without a transform.
+class MemorySource:
+    """The images of another source, decoded when they are first read and kept in memory."""
 
-    Pictures are what the data set gives, in RGB. They are named by its list of files where it keeps one, else by
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._images: dict[int, Image.Image] = {}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+    def key(self, i: int) -> str:
+        return self.source.key(i)
+
+    def name(self, i: int) -> str:
+        return self.source.name(i)
+
+    def image(self, i: int) -> Image.Image:
+        if i not in self._images:
+            self._images[i] = self.source.image(i)
+        return self._images[i]
+
+    def identity(self) -> str:
+        return self.source.identity()
+
+
+class DatasetSource:
+    """A map-style data set whose items are a PIL image and something else, as torchvision's without a transform.
+
+    Images are as the data set gives them, in RGB. They are named by its list of files where it keeps one, else by
     their numbers.
     """
 
@@ -100,7 +128,7 @@ class DatasetSource:
     def name(self, i: int) -> str:
         return f"{self.folder}:{i}" if self._keys is None else str(self.folder / self._keys[i])
 
-    def picture(self, i: int) -> Image.Image:
+    def image(self, i: int) -> Image.Image:
         try:
             return to_rgb(self.dataset[i][0])
         # What Pillow's readers raise for a damaged file is nearly anything.

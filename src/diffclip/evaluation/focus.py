@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffclip.data.masked_set import MaskedSet
+from diffclip.data.masks import MaskedSet
 from diffclip.data.samples import Transform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Progress, Tokenizer, embed_texts, evaluating

@@ -12,9 +12,7 @@ from pathlib import Path
 import torch
 
 import diffclip
-from diffclip.data.catalog import EvaluationSet, has_split
-from diffclip.data.picture_memory import PictureMemory
-from diffclip.data.pictures import keeping
+from diffclip.data.evaluation_sets import EvaluationSet, has_split
 from diffclip.data.samples import Fault
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.corruptions import corrupted
@@ -106,7 +104,6 @@ class Runner:
         batch_size, workers: as in `Setting`.
         probe: the linear probe's solver.
         prompt: the text that focus asks about, see `Setting`.
-        memory: where transformed pictures are kept for the next model; None prepares them anew.
     """
 
     sets: Sets
@@ -116,7 +113,6 @@ class Runner:
     workers: int = 0
     probe: str = "torch"
     prompt: str | None = None
-    memory: PictureMemory | None = None
 
     def run(
         self,
@@ -163,8 +159,7 @@ class Runner:
                 self.probe,
                 self.prompt,
             )
-            with keeping(None if self.memory is None else self.memory.for_evaluation):
-                result = run_task(task, setting)
+            result = run_task(task, setting)
         except (DiffCLIPError, OSError) as error:
             return Measured(
                 entry, draw, failure=_line(error), ours=not isinstance(error, (InputError, OSError))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffclip.data.catalog import BUILT_IN
+from diffclip.data.evaluation_sets import BUILT_IN
 from diffclip.data.shifts import corrupted_name
 from diffclip.errors import unknown
 from diffclip.evaluation.corruptions import CORRUPTIONS

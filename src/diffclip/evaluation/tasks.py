@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.config import STATISTICS, CLIPConfig
-from diffclip.data.catalog import BUILT_IN, EvaluationSet, MaskedSet, open_masks, open_set, set_folder
+from diffclip.data.evaluation_sets import BUILT_IN, EvaluationSet, MaskedSet, open_masks, open_set, set_folder
 from diffclip.data.shifts import corrupted_name
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CorruptedTransform, describe

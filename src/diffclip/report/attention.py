@@ -21,7 +21,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from PIL import Image
 
-from diffclip.data.catalog import EvaluationSet
+from diffclip.data.evaluation_sets import EvaluationSet
 from diffclip.errors import InputError
 from diffclip.evaluation.zero_shot import fill_template
 from diffclip.files import printable, write_atomically

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from diffclip.data.catalog import EvaluationSet
+from diffclip.data.evaluation_sets import EvaluationSet
 from diffclip.evaluation.embed import embed_captioned
 from diffclip.focus import class_token_maps
 from diffclip.focus.attend import Prepared
@@ -99,7 +99,7 @@ def _best(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
 
 
 def _read(data: EvaluationSet, position: int) -> Image.Image:
-    return data.source.picture(data.indices[position])
+    return data.source.image(data.indices[position])
 
 
 def _picture(data: EvaluationSet, position: int) -> npt.NDArray[np.uint8]:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-from diffclip.data.picture_memory import PictureMemory
-from diffclip.data.pictures import keeping
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.ledger import Ledger
 from diffclip.evaluation.runner import Runner, Sets
@@ -27,7 +25,6 @@ def evaluate_run(
     sets: Sets,
     device: torch.device,
     say: Callable[[str], None],
-    memory: PictureMemory | None = None,
     attention_backend: str | None = None,
 ) -> float:
     """The suite called `name` of a run's best checkpoint into its `results.jsonl`; the seconds that it took. What is
@@ -43,14 +40,13 @@ def evaluate_run(
     ledger = Ledger(run / "results.jsonl")
     runner = Runner(sets, DRAWS, Store(run / "results.parts"), batch_size=_BATCH)
     seconds = 0.0
-    with keeping(None if memory is None else memory.for_evaluation):
-        for measured in runner.run(loaded, suite(name)):
-            if measured.result is None:
-                kind = DiffCLIPError if measured.ours else InputError
-                raise kind(f"{measured.entry} failed: {measured.failure}")
-            ledger.add(measured.result, loaded.label, loaded.weights, loaded.seed)
-            seconds += measured.seconds
-            score = measured.result.scores[0]
-            say(f"{measured.entry}: {score.metric} {score.value:.1%}, {measured.seconds:.1f} s")
+    for measured in runner.run(loaded, suite(name)):
+        if measured.result is None:
+            kind = DiffCLIPError if measured.ours else InputError
+            raise kind(f"{measured.entry} failed: {measured.failure}")
+        ledger.add(measured.result, loaded.label, loaded.weights, loaded.seed)
+        seconds += measured.seconds
+        score = measured.result.scores[0]
+        say(f"{measured.entry}: {score.metric} {score.value:.1%}, {measured.seconds:.1f} s")
     ledger.write()
     return seconds

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from diffclip.data.picture_memory import PictureMemory
 from diffclip.errors import DivergedError
 from diffclip.evaluation.runner import Sets
 from diffclip.files import disk_errors, lock_file, write_atomically
@@ -34,7 +33,7 @@ from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, lock_folder
 
 TELEMETRY_BYTES: dict[Group, int] = {"sweep": 4_000, "models": 10_000, "ablations": 4_000}
 """Of each run's telemetry in the study's folder: a grid has a hundred runs."""
-SCENES, PICTURES = "scenes", "pictures"
+SCENES = "scenes"
 """The folders in RUNS of scenes that a study draws, and of decoded pictures, which all workers share."""
 _PATIENCE = 60.0  # seconds
 _SPACING = 30.0
@@ -99,7 +98,6 @@ class Work:
         self._study, self._place = study, place
         self._device = torch.device(place.device)
         self._sets = Sets(place.data)
-        self._memory = PictureMemory(place.runs / PICTURES)
 
     def do(self, planned: Planned) -> float:
         """Bring a run to its end, from wherever it is, and condense it; returns its best score on the validation split,
@@ -134,14 +132,14 @@ class Work:
         """The step where the run diverged; None where it ended well."""
         hardware = Hardware(accelerator=self._device.type)
         try:
-            complete_run(recipe, run, _say, self._memory, hardware, _SPACING)
+            complete_run(recipe, run, _say, True, hardware, _SPACING)
         except DivergedError as error:
             _say(str(error))
             return error.step
         return None
 
     def _evaluate(self, run: Path, name: str, attention_backend: str) -> float:
-        return evaluate_run(run, name, self._sets, self._device, _say, self._memory, attention_backend)
+        return evaluate_run(run, name, self._sets, self._device, _say, attention_backend)
 
     def _condense(self, planned: Planned, cost: dict[str, Any]) -> None:
         """Put what is worth keeping of a run into the study's folder, in the place of one of other settings."""

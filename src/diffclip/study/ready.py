@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from diffclip.data.catalog import BUILT_IN, draw_built_in
+from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import DiffCLIPError, require_group
 from diffclip.evaluation.missing import missing_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from diffclip.data.picture_memory import PictureMemory
 from diffclip.training.checkpoint import STATE_FILE, read_progress
 from diffclip.training.distributed import Hardware
 from diffclip.training.loop import Outcome, train
@@ -17,12 +16,12 @@ def complete_run(
     recipe: Recipe,
     run: Path,
     say: Callable[[str], None],
-    memory: PictureMemory | None = None,
+    memory: bool = False,
     hardware: Hardware | None = None,
     spacing: float = 0.0,
 ) -> Outcome:
     """Train `recipe` in `run`; go on with a run that was stopped; use a finished one again. `say` tells which, `memory`
-    holds the pictures, and `spacing` is as in `train`.
+    keeps the images decoded, and `spacing` is as in `train`.
 
     Raises:
         InputError: as `train`, or the folder holds a run of another recipe.

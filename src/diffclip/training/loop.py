@@ -19,9 +19,7 @@ from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.loader import Batch, CaptionLoader
-from diffclip.data.picture_memory import PictureMemory
-from diffclip.data.pictures import keeping
-from diffclip.data.resident import ResidentLoader
+from diffclip.data.memory import MemoryLoader
 from diffclip.data.samples import Fault
 from diffclip.data.transforms import normalise
 from diffclip.errors import (
@@ -67,13 +65,13 @@ def train(
     run: Path,
     resume: bool = False,
     hardware: Hardware | None = None,
-    memory: PictureMemory | None = None,
+    memory: bool = False,
     spacing: float = 0.0,
 ) -> Outcome:
     """Train as `recipe` says and leave everything in the folder `run`; in one process unless `hardware` says more.
 
-    With `memory` pictures are decoded once for all runs that are given its folder, and on a GPU they stay there. The
-    run is the same then, but that a GPU rounds the crops in another way.
+    With `memory` images are decoded once and kept, on a GPU if it trains there. The run is the same then, but a GPU
+    rounds the crops in another way.
 
     An epoch that ends sooner than `spacing` seconds after a checkpoint has none of its own, unless it is the best one
     so far or the last: where an epoch takes two seconds, writing its checkpoint takes half as long again.
@@ -104,7 +102,7 @@ def _train(
     resume: bool,
     hardware: Hardware,
     stop: StopRequest,
-    memory: PictureMemory | None,
+    memory: bool,
     spacing: float,
 ) -> Outcome:
     """`train` on resolved `hardware`."""
@@ -145,8 +143,7 @@ def _train(
     start: Any = partial(start_telemetry, recipe, run, loader, facts, job.steps, progress.step)
     telling = exchange.all_do(fabric, Silent if fabric.global_rank else start)
     stop.saves = True
-    kept = keeping(None if memory is None else memory.for_evaluation)
-    with closing(loader), lock or nullcontext(), kept, telling as telemetry:
+    with closing(loader), lock or nullcontext(), telling as telemetry:
         for epoch in range(progress.epoch, recipe.epochs):
             _epoch(job, epoch, telemetry, stop)
             progress.epoch, progress.batch = epoch + 1, 0
@@ -170,7 +167,7 @@ class _Job:
     wrapped: Any  # the model as Fabric runs it
     optimiser: torch.optim.AdamW
     wrapped_optimiser: Any
-    loader: CaptionLoader | ResidentLoader
+    loader: CaptionLoader | MemoryLoader
     progress: Progress
     skipped: dict[str, Fault] = field(default_factory=dict)
 

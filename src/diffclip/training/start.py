@@ -8,10 +8,9 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from diffclip.data.catalog import EvaluationSet
+from diffclip.data.evaluation_sets import EvaluationSet
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.picture_memory import PictureMemory
-from diffclip.data.resident import ResidentLoader
+from diffclip.data.memory import MemoryLoader
 from diffclip.errors import InputError
 from diffclip.loading import load
 from diffclip.model import CLIP
@@ -31,7 +30,7 @@ from diffclip.weights import check_fit, check_same
 class Prepared(NamedTuple):
     """What a process has ready before it meets the others; `checkpoint` is what the first one goes on from."""
 
-    loader: CaptionLoader | ResidentLoader
+    loader: CaptionLoader | MemoryLoader
     validation: EvaluationSet | None
     tokenizer: Tokenizer
     model: CLIP
@@ -39,9 +38,7 @@ class Prepared(NamedTuple):
     lock: IO[str] | None  # held by the first process as long as it trains
 
 
-def prepare(
-    recipe: Recipe, run: Path, resume: bool, hardware: Hardware, memory: PictureMemory | None = None
-) -> Prepared:
+def prepare(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, memory: bool = False) -> Prepared:
     """Open the data, build the model and, in the first process, claim the folder of the run.
 
     Raises:
@@ -49,7 +46,7 @@ def prepare(
     """
     device = torch.device("cuda", local_rank()) if hardware.accelerator == "cuda" else torch.device("cpu")
     loader = open_training_data(recipe, hardware.rank(), hardware.world, memory, device)
-    validation = open_validation_data(recipe)
+    validation = open_validation_data(recipe, memory)
     tokenizer = Tokenizer(recipe.config().text)
     tokenizer("a text, to see that the vocabulary fits")
     model = build_model(recipe)
@@ -98,7 +95,7 @@ def take_weights(model: CLIP, source: str) -> None:
         model.set_vision_norm_eps(saved.config.vision.norm_eps)
 
 
-def check_order(progress: Progress, loader: CaptionLoader | ResidentLoader, fabric: Any, run: Path) -> None:
+def check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabric: Any, run: Path) -> None:
     """See that the samples still to come are those that the run had still to see, in every process.
 
     Raises:
@@ -128,7 +125,7 @@ def check_order(progress: Progress, loader: CaptionLoader | ResidentLoader, fabr
 def start_telemetry(
     recipe: Recipe,
     run: Path,
-    loader: CaptionLoader | ResidentLoader,
+    loader: CaptionLoader | MemoryLoader,
     hardware: dict[str, Any],
     steps: int,
     done: int,
@@ -143,8 +140,8 @@ def start_telemetry(
         "steps_per_epoch": loader.batches_per_epoch,
         "sources": corpus.sources,
     }
-    if isinstance(loader, ResidentLoader):
-        data["resident"] = loader.resident
+    if isinstance(loader, MemoryLoader):
+        data["resident"] = loader.device.type
     _say(
         f"{run}: {loader.samples} samples an epoch in {loader.batches_per_epoch} batches of {recipe.batch_size}, "
         f"{loader.dropped} left out of each epoch"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffclip.data.catalog import EvaluationSet
-from diffclip.data.pictures import evaluation_batches
+from diffclip.data.evaluation_set import evaluation_batches
+from diffclip.data.evaluation_sets import EvaluationSet
 from diffclip.data.samples import Fault
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError

@@ -7,9 +7,8 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 from PIL import Image, ImageOps
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.catalog import open_masks
-from diffclip.data.masked_set import Thing, says_left_out
-from diffclip.data.masks import coverage, crop_box, read_mask, upright
+from diffclip.data.evaluation_sets import open_masks
+from diffclip.data.masks import Thing, coverage, crop_box, read_mask, says_left_out, upright
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.scenes import write_scenes
@@ -121,7 +120,7 @@ def test_a_mask_of_another_size_and_one_of_another_shape(tmp_path):
     assert data.coverages(1, 32, 32, 2)[0] == []
     (fault,) = data.faults
     assert fault.name.endswith(":s0000001")
-    assert fault.reason == "has a mask of 20×20 pixels, another shape than its picture's 40×32"
+    assert fault.reason == "has a mask of 20×20 pixels, another shape than its image's 40×32"
     assert not says_left_out(fault)
 
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.catalog import open_masks, open_set
+from diffclip.data.evaluation_sets import open_masks, open_set
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 
@@ -153,7 +153,7 @@ def test_classes_without_a_picture_are_said(classes: Path) -> None:
     (classes / "classnames.txt").write_text("cat\ndog\nemu\nfox\n")
     (fault,) = open_set(classes, "test").faults
     assert str(fault) == (
-        f"{classes / 'test'} has no picture of 2 of its 4 classes, the first is 'emu': "
+        f"{classes / 'test'} has no image of 2 of its 4 classes, the first is 'emu': "
         "mean_per_class_recall is over the others"
     )
 
@@ -236,9 +236,9 @@ def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_sh
     assert [fault.reason for fault in data.faults] == ["has no label (.cls)"] * 2
     (classes / "test" / "nshards.txt").write_text("1")
     write_shard(classes / "test" / "0.tar", 3)
-    assert "has a picture and a label (.cls)" in one_line(classes, "test")
+    assert "has an image and a label (.cls)" in one_line(classes, "test")
     write_shard(captioned / "val" / "0.tar", 3, changes={n: {"txt": b""} for n in range(3)})
-    assert "has a picture and captions" in one_line(captioned, "val")
+    assert "has an image and captions" in one_line(captioned, "val")
 
 
 def test_masks_tell_the_kind_of_a_set_that_says_none(

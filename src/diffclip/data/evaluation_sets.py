@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import diffclip
-from diffclip.data.class_folders import class_folder, class_folder_set
+from diffclip.data.captions import read_text
 from diffclip.data.evaluation_set import EvaluationBatch, EvaluationSet, Kind, check_several
-from diffclip.data.masked_set import MASK, MaskedSet, masked_set
-from diffclip.data.open_published import open_files
-from diffclip.data.published_sets import PUBLISHED, is_there, not_there, place_of
+from diffclip.data.masks import MASK, MaskedSet, masked_set
+from diffclip.data.published_files import class_folder_set, open_files
+from diffclip.data.published_sets import PUBLISHED, class_folder, is_there, not_there, place_of
 from diffclip.data.samples import (
     CAPTION_KEY,
-    PICTURE,
+    IMAGE,
     Fault,
     caption_members,
     captions_of,
@@ -42,7 +42,7 @@ __all__ = [
     "set_folder",
 ]
 
-_EMPTY = "has no picture of"
+_EMPTY = "has no image of"
 _PAIRS = "Questions.csv"
 DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
@@ -147,10 +147,10 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
         )
     check_several(classnames, str(folder / "classnames.txt"))
     templates = _templates(folder)
-    usable, missing = shards.usable({"picture": PICTURE, "label (.cls)": ("cls",)})
+    usable, missing = shards.usable({"image": IMAGE, "label (.cls)": ("cls",)})
     indices, faults = usable.tolist(), shards.faults + missing
     if not indices:
-        raise InputError(f"no sample in {folder / split} has a picture and a label (.cls): {faults[0]}")
+        raise InputError(f"no sample in {folder / split} has an image and a label (.cls): {faults[0]}")
     labels = [label_of(shards.sample(i, ("cls",)), shards.name(i), len(classnames)) for i in indices]
     faults += _empty_classes(folder / split, classnames, labels)
     kind: Kind = "classification"
@@ -158,13 +158,13 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
 
 
 def open_masks(source: str | Path, split: str, root: str | Path | None = None) -> MaskedSet:
-    """Open one split of a set of pictures with masks.
+    """Open one split of a set of images with masks.
 
     Args:
         source, split, root: as for `open_set`; the split is a folder of shards.
 
     Raises:
-        InputError: no such set, folder or split; a set of pairs; no sample with a picture, a mask and a text.
+        InputError: no such set, folder or split; a set of pairs; no sample with an image, a mask and a text.
     """
     folder = set_folder(source, root)
     return _masks(_name(source, folder), split, Shards(_shards(folder, split)), folder)
@@ -184,12 +184,12 @@ def _templates(folder: Path) -> list[str]:
 
 
 def says_empty_classes(fault: Fault) -> bool:
-    """Whether a fault is about classes without a picture, where nothing was skipped."""
+    """Whether a fault is about classes without an image, where nothing was skipped."""
     return fault.reason.startswith(_EMPTY)
 
 
 def _empty_classes(where: Path, classnames: list[str], labels: list[int]) -> list[Fault]:
-    """What is said of classes without a picture, which are in no mean over classes."""
+    """What is said of classes without an image, which are in no mean over classes."""
     seen = set(labels)
     empty = [name for label, name in enumerate(classnames) if label not in seen]
     if not empty:
@@ -199,12 +199,12 @@ def _empty_classes(where: Path, classnames: list[str], labels: list[int]) -> lis
 
 
 def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTION_KEY) -> EvaluationSet:
-    """Pictures with their captions as a set for retrieval.
+    """Images with their captions as a set for retrieval.
 
     Raises:
-        InputError: no sample has a picture and a caption.
+        InputError: no sample has an image and a caption.
     """
-    usable, missing = shards.usable({"picture": PICTURE, "caption": caption_members(caption_key)})
+    usable, missing = shards.usable({"image": IMAGE, "caption": caption_members(caption_key)})
     faults = shards.faults + missing
     indices, captions = [], []
     for i in usable.tolist():
@@ -215,7 +215,7 @@ def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTIO
         except (InputError, OSError) as error:
             faults.append(sample_fault(where, error))
     if not indices:
-        raise InputError(f"no sample in {shards} has a picture and captions (.txt, one a line): {faults[0]}")
+        raise InputError(f"no sample in {shards} has an image and captions (.txt, one a line): {faults[0]}")
     return EvaluationSet(name, split, "retrieval", [], [], shards, indices, captions=captions, faults=faults)
 
 
@@ -250,7 +250,7 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
 
 
 def draw_built_in(workers: int = 1) -> Path:
-    """The folder of the built-in pictures, drawn on first use by so many processes, anew for each version of the
+    """The folder of the built-in images, drawn on first use by so many processes, anew for each version of the
     package."""
     # the scenes are a package above this one, which is therefore named, not imported
     write_scenes = pkgutil.resolve_name("diffclip.scenes:write_scenes")
@@ -291,9 +291,6 @@ def _shard_splits(folder: Path) -> list[str]:
 
 def _lines(file: Path) -> list[str]:
     """The lines of a text file, stripped, up to the last that is not blank; none if there is no such file."""
-    try:
-        return [line.strip() for line in file.read_text(encoding="utf-8-sig").rstrip().splitlines()]
-    except FileNotFoundError:
+    if not file.exists():
         return []
-    except (UnicodeDecodeError, OSError) as error:
-        raise InputError(f"cannot read {file} ({error}): it should be UTF-8 text") from error
+    return [line.strip() for line in read_text(file).rstrip().splitlines()]

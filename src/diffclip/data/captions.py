@@ -1,0 +1,172 @@
+"""Files of captions as people keep them: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file, Kaggle's Flickr8k."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from diffclip.data.images import SUFFIXES
+from diffclip.errors import InputError
+
+Captions = dict[str, list[str]]
+"""The captions by image file, in the order of the file."""
+
+SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json")
+_IMAGE = (
+    "image",
+    "file_name",
+    "filename",
+    "filepath",
+    "image_path",
+    "path",
+    "file",
+    "image_name",
+    "image_id",
+)
+_CAPTION = ("caption", "captions", "text", "sentence", "comment", "description", "title", "raw")
+_TOKEN = re.compile(r"(?P<image>[^\t]+)#\d+\t(?P<caption>.*)")
+
+
+def read_captions(file: Path, image_key: str | None = None, caption_key: str | None = None) -> Captions:
+    """Read the captions of images from a file of any of these kinds; blank ones are left out.
+
+    Args:
+        file: `.csv`, `.tsv` or `.txt` with a header, or without one and two columns; `.token` or `.txt` of
+            `NAME#NUMBER<tab>CAPTION` lines; `.jsonl` with an object a line; `.json` as COCO's, with a list of
+            objects, or with an object from images to captions. Captions may be a list.
+        image_key, caption_key: names of the columns or keys; None: the first usual one that is there.
+
+    Raises:
+        InputError: the file cannot be read, has no such column, or not one caption.
+    """
+    text = read_text(file)
+    kind = file.suffix.lower()
+    if kind in (".jsonl", ".ndjson"):
+        lines = enumerate(text.split("\n"), 1)
+        pairs = _pairs_of([_json(line, f"{file}, line {n}") for n, line in lines if line.strip()],
+                          file, image_key, caption_key)  # fmt: skip
+    elif kind == ".json":
+        found = _json(text, str(file))
+        if isinstance(found, Mapping) and {"images", "annotations"} <= found.keys():
+            return read_coco(file)
+        one = isinstance(found, Mapping)
+        pairs = list(found.items()) if one else _pairs_of(found, file, image_key, caption_key)
+    elif _TOKEN.match(text):
+        matches = [_TOKEN.match(line) for line in text.split("\n")]
+        pairs = [(match["image"], match["caption"]) for match in matches if match]
+    else:
+        pairs = _table(text, file, image_key, caption_key)
+    captions: Captions = {}
+    for image, texts in pairs:
+        own = captions.setdefault(str(image).strip(), [])
+        own += [
+            " ".join(str(one).split()) for one in ([texts] if isinstance(texts, str) else texts or []) if one
+        ]
+    captions = {image: own for image, own in captions.items() if image and any(own)}
+    if not captions:
+        raise InputError(f"{file} has no caption: give lines of an image and a caption")
+    return captions
+
+
+def read_coco(file: Path) -> Captions:
+    """Read COCO's JSON, images in the order of their numbers, as COCO's own reader has them.
+
+    Raises:
+        InputError: it is no such file.
+    """
+    try:
+        content: Any = json.loads(read_text(file))
+        names = {image["id"]: image["file_name"] for image in content["images"]}
+        captions: Captions = {names[number]: [] for number in sorted(names)}
+        for annotation in content["annotations"]:
+            captions[names[annotation["image_id"]]].append(annotation["caption"].strip())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"{file} is not COCO's JSON of captions ({reason}): fetch it again") from error
+    return captions
+
+
+def read_karpathy(file: Path) -> Captions:
+    """Read `NAME.jpg,CAPTION` lines below a header (mehdidc/retrieval_annotations); quotes mean nothing there.
+
+    Raises:
+        InputError: a line is of another form.
+    """
+    captions: Captions = {}
+    for number, line in enumerate(read_text(file).split("\n")[1:], 2):
+        image, comma, caption = line.strip().partition(",")
+        if line.strip() and not (comma and image):
+            raise InputError(f"{file}, line {number}: {line.strip()[:40]!r} is not NAME.jpg,CAPTION")
+        if line.strip():
+            captions.setdefault(image, []).append(caption.strip())
+    return captions
+
+
+def read_text(file: Path) -> str:
+    """Read a text file.
+
+    Raises:
+        InputError: it is no UTF-8 text, or cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"cannot read {file} ({error}): it should be UTF-8 text") from error
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not valid JSON ({error}): correct it") from None
+
+
+def _table(text: str, file: Path, image_key: str | None, caption_key: str | None) -> list[tuple[str, Any]]:
+    first = text.partition("\n")[0]
+    delimiter = next((mark for mark in ("\t", "|", ";") if mark in first), ",")
+    # quotes mean something in comma separated files alone
+    quoting: Any = csv.QUOTE_MINIMAL if delimiter in ",;" else csv.QUOTE_NONE
+    rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting) if any(row)]
+    head = [cell.strip().lower() for cell in rows[0]] if rows else []
+    if rows and rows[0][0].strip().lower().endswith(SUFFIXES):
+        image, caption = 0, len(rows[0]) - 1
+    else:
+        image = _column(head, _IMAGE, image_key, "images", file)
+        caption = _column(head, _CAPTION, caption_key, "captions", file)
+        rows = rows[1:]
+    last = caption == len(head) - 1
+    # a delimiter in a caption that nobody quoted
+    return [
+        (row[image], delimiter.join(row[caption:]) if last else row[caption])
+        for row in rows
+        if len(row) > max(image, caption)
+    ]
+
+
+def _column(names: Iterable[str], usual: Iterable[str], wanted: str | None, what: str, file: Path) -> int:
+    found = [name.lower() for name in names]
+    for name in (wanted.lower(),) if wanted else usual:
+        if name in found:
+            return found.index(name)
+    option = "--image-key" if what == "images" else "--caption-key"
+    raise InputError(
+        f"{file} has no column of {what} among {', '.join(found) or 'none'}: name it with {option} NAME"
+    )
+
+
+def _pairs_of(
+    found: Any, file: Path, image_key: str | None, caption_key: str | None
+) -> list[tuple[str, Any]]:
+    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+        raise InputError(f"{file} is no list of objects: give one object an image, with its captions")
+    pairs = []
+    for one in found:
+        names = list(one)
+        image = names[_column(names, _IMAGE, image_key, "images", file)]
+        pairs.append((one[image], one[names[_column(names, _CAPTION, caption_key, "captions", file)]]))
+    return pairs

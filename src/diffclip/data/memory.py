@@ -1,0 +1,160 @@
+"""Training images decoded once and kept in memory, for many small models that learn from the same images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffclip.data.corpus import Corpus
+from diffclip.data.loader import Batch, Tokenizer, caption_of, decode, steps_of
+from diffclip.data.order import WholeEpoch, seeds_of
+from diffclip.data.samples import Fault
+from diffclip.data.transforms import Crop, TrainTransform
+from diffclip.errors import InputError
+
+
+class MemoryLoader:
+    """`CaptionLoader` with all images in one uint8 tensor [N, H, W, 3], smaller ones in the top left corner.
+
+    Order, captions, crops and mirrors are those of `CaptionLoader` for the same seed. On a CPU batches are equal bit by
+    bit. On a GPU the crops of a batch are made at once where the images lie (`resized_crops`), and values differ by 2
+    of 255 at most.
+
+    Args:
+        corpus: where the samples are; not remote and without a window. All its images are decoded here.
+        transform, tokenizer, batch_size, seed, rank, world: as in `CaptionLoader`.
+        device: where the images lie and batches are made.
+
+    Attributes:
+        corpus, samples, batches_per_epoch, dropped, faults: as in `CaptionLoader`.
+        device: where the images lie.
+
+    Raises:
+        InputError: as `CaptionLoader`; a corpus that is remote or has a window.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        transform: TrainTransform,
+        tokenizer: Tokenizer,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        if corpus.window is not None:
+            raise InputError(
+                f"{corpus} is read window by window, and images in memory need all samples at hand: leave data.window "
+                "out and give local shards, or train without images in memory"
+            )
+        self._steps = steps_of(corpus, batch_size, rank, world)
+        self.faults, self.samples = corpus.faults, corpus.per_epoch
+        self.batches_per_epoch, self.dropped = self._steps.batches, self.samples % batch_size
+        self.corpus, self._seed, self._transform = corpus, seed, transform
+        self.device = device or torch.device("cpu")
+        found = [decode(corpus, i) for i in range(corpus.samples)]
+        self._broken = {i: one for i, one in enumerate(found) if isinstance(one, Fault)}
+        whole = {i: one for i, one in enumerate(found) if not isinstance(one, Fault)}
+        if not whole:
+            raise InputError(f"every image in {corpus} is broken, the first one: {self._broken[0]}")
+        self._keys = {i: one.key for i, one in whole.items()}
+        self._sizes = {i: (one.pixels.shape[1], one.pixels.shape[2]) for i, one in whole.items()}
+        self._captions = {i: one.captions for i, one in whole.items()}
+        texts = [caption for one in whole.values() for caption in one.captions]
+        self._tokens = tokenizer(texts).to(self.device)
+        counts = np.cumsum([0, *(len(one.captions) for one in whole.values())])
+        self._first_caption = dict(zip(whole, counts.tolist(), strict=False))
+        height, width = (max(size[edge] for size in self._sizes.values()) for edge in (0, 1))
+        self._images = torch.zeros(len(found), height, width, 3, dtype=torch.uint8, device=self.device)
+        for i, one in whole.items():
+            self._images[i, : one.pixels.shape[1], : one.pixels.shape[2]] = one.pixels.permute(1, 2, 0)
+
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """This process's part of the batches of an epoch from `start_batch` on."""
+        self.corpus.keep_indexes()
+        order = WholeEpoch(self.corpus.layout, self._steps, self._seed, epoch)
+        for items in order.batches(start_batch):
+            samples = (items % self.corpus.samples).tolist()
+            seeds = seeds_of(self._seed, epoch, items).tolist()
+            whole = [(i, seed) for i, seed in zip(samples, seeds, strict=True) if i in self._keys]
+            rows = [self._first_caption[i] + caption_of(seed, self._captions[i]) for i, seed in whole]
+            yield Batch(
+                self._crops(whole),
+                self._tokens[torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)],
+                [self._keys[i] for i, _ in whole],
+                [self._broken[i] for i in samples if i in self._broken],
+            )
+
+    def close(self) -> None:
+        """Nothing is being read."""
+
+    def _crops(self, whole: list[tuple[int, int]]) -> Tensor:
+        crops = [self._transform.draw(seed, *self._sizes[i]) for i, seed in whole]
+        size = self._transform.image_size
+        if not whole:
+            return torch.empty(0, 3, size, size, dtype=torch.uint8, device=self.device)
+        if self.device.type != "cpu":
+            chosen = torch.tensor([i for i, _ in whole]).to(self.device, non_blocking=True)
+            boxes = torch.tensor(crops, dtype=torch.int64).to(self.device, non_blocking=True)
+            return resized_crops(self._images, chosen, boxes, size, self._transform.interpolation)
+        return torch.stack([self._cut(i, crop) for (i, _), crop in zip(whole, crops, strict=True)])
+
+    def _cut(self, i: int, crop: Crop) -> Tensor:
+        height, width = self._sizes[i]
+        return self._transform.cut(self._images[i, :height, :width].permute(2, 0, 1), crop)
+
+
+def resized_crops(images: Tensor, chosen: Tensor, crops: Tensor, size: int, interpolation: str) -> Tensor:
+    """Cut and resize the crops of a batch at once: `TrainTransform.cut` of each to within 2 of 255 in a photograph.
+
+    A resize with a filter is linear along rows and along columns, so each crop is two matrix products with weights of
+    its own, which are zero outside its box. The filters are those of torch's and Pillow's antialiased resize.
+
+    Args:
+        images: uint8 [N, H, W, 3], smaller ones in the top left corner.
+        chosen: int64 [B], which images.
+        crops: int64 [B, 5], the fields of `Crop`.
+        size: S.
+        interpolation: "bilinear" or "bicubic".
+
+    Returns:
+        uint8 [B, 3, S, S]. All tensors are on one device, which nothing waits for.
+    """
+    top, left, height, width, mirrored = crops.unbind(1)
+    rows = _weights(top, height, images.shape[1], size, interpolation)
+    columns = _weights(left, width, images.shape[2], size, interpolation)
+    columns = torch.where(mirrored.bool()[:, None, None], columns.flip(1), columns)
+    # in bytes between the two as well, as both libraries have it
+    values = torch.einsum("bhwc,bsw->bchs", images[chosen].float(), columns).add_(0.5).floor_().clamp_(0, 255)
+    values = torch.einsum("bchs,bth->bcts", values, rows).add_(0.5).floor_().clamp_(0, 255)
+    return values.to(torch.uint8)
+
+
+def _weights(start: Tensor, length: Tensor, extent: int, size: int, interpolation: str) -> Tensor:
+    """The weight of each of `extent` pixels in each of `size`, float32 [B, size, extent], where the part of length
+    `length` [B] from `start` [B] on is resized."""
+    reach, weigh = (1, _triangle) if interpolation == "bilinear" else (2, _cubic)
+    places = torch.arange(extent, device=start.device) - start[:, None]
+    inside = (places >= 0) & (places < length[:, None])
+    scale = (length / size)[:, None]
+    centers = (torch.arange(size, device=start.device) + 0.5) * scale
+    # one that is enlarged is filtered as wide as its own pixels are apart
+    distance = (places[:, None] + 0.5 - centers[..., None]).abs() / scale.clamp(min=1)[..., None]
+    weights = weigh(distance) * (inside[:, None] & (distance < reach))
+    return weights / weights.sum(2, keepdim=True)
+
+
+def _triangle(distance: Tensor) -> Tensor:
+    return 1 - distance
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Keys (1981) with a = −1/2."""
+    near = (1.5 * distance - 2.5) * distance * distance + 1
+    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+    return torch.where(distance < 1, near, far)
