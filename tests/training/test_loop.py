@@ -508,7 +508,7 @@ def test_an_error_in_validation_loses_no_step(
     recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch
 ) -> None:
     val = zeroed(scenes / "val", tmp_path / "val", range(12))
-    with pytest.raises(InputError, match="every image in"):
+    with pytest.raises(InputError, match="every picture in"):
         loop.train(changed(recipe, data={"val": str(val)}), tmp_path / "run")
     assert read_progress(tmp_path / "run").step == 5
 
