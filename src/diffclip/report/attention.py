@@ -266,7 +266,7 @@ def paper_figures(
     more: list[tuple[str, Image.Image]] = []
     for position in np.random.default_rng(seed).permutation(len(data)).tolist():
         try:
-            image = data.source.picture(data.indices[position])
+            image = data.source.image(data.indices[position])
         except InputError:
             continue
         text = (
