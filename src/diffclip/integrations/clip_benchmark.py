@@ -9,18 +9,18 @@ Its command line takes only the model types that it knows when it reads its argu
 
 from __future__ import annotations
 
-import os
 import sys
-import warnings
 from argparse import Namespace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 
+from diffclip.config import MODEL_NAMES
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_writable, disk_errors
+from diffclip.model_source import find_model, load_for_use
 
 if TYPE_CHECKING:
     from diffclip.data.transforms import EvalTransform
@@ -29,16 +29,14 @@ if TYPE_CHECKING:
 
 MODEL_TYPE = "diffclip"
 RANDOM = "random"
-# What `run_command` puts before the user's own options, of which the last one of a name counts. Theirs for the output
-# has {pretrained}: of a file only its last part, so that checkpoint_best.pt here and there would be one.
+# Put before the user's own options by `run_command`; the last one of a name counts. clip_benchmark's own template for
+# the output names weights by the last part of their path, so that checkpoint_best.pt here and there would be one.
 DEFAULTS = {
     "--model": MODEL_TYPE,
     "--pretrained": RANDOM,
     "--model_type": MODEL_TYPE,
     "--output": "{dataset}_{pretrained_full_path}_{model}_{language}_{task}.json",
 }
-_NEEDED = ("clip_benchmark", "requests", "sklearn")
-_WITH_ACCURACY = ("zeroshot_classification", "linear_probe")
 # How its refusals of a set begin, which it raises as errors of the program
 _REFUSALS = (
     "Classes not specified",
@@ -54,7 +52,7 @@ def register() -> None:
     Raises:
         InputError: the optional group `eval` is not installed.
     """
-    require_group("eval", *_NEEDED)
+    require_group("eval", "clip_benchmark", "requests", "sklearn")
     from clip_benchmark import models
 
     models.TYPE2FUNC[MODEL_TYPE] = load_diffclip
@@ -65,7 +63,7 @@ def register() -> None:
 def load_diffclip(
     model_name: str, pretrained: str | None, cache_dir: str | None = None, device: str | torch.device = "cpu"
 ) -> tuple[CLIP, EvalTransform, Tokenizer]:
-    """A model in evaluation mode on `device`, its picture and its text preparation, as clip_benchmark asks for them.
+    """A model in evaluation mode on `device`, its image and its text preparation, as clip_benchmark asks for them.
 
     Args:
         model_name: any label; one of our models' names must be that of the weights, and tells what a published file
@@ -78,12 +76,8 @@ def load_diffclip(
     Raises:
         InputError: no such weights, or weights of another model than `model_name`.
     """
-    from diffclip.config import MODEL_NAMES
-    from diffclip.model_source import load_for_use
-
-    source = _source(model_name, pretrained)
     named = model_name if model_name in MODEL_NAMES else None
-    loaded = load_for_use(source, named)
+    loaded = load_for_use(_source(model_name, pretrained), named)
     return loaded.model.to(device), loaded.preprocess, loaded.tokenizer
 
 
@@ -98,10 +92,9 @@ def _source(model_name: str, pretrained: str | None) -> str:
 
 
 def run_command(arguments: list[str]) -> None:
-    """clip_benchmark's command line on `arguments`, with `DEFAULTS` for `eval`.
+    """Run clip_benchmark's command line on `arguments`, with `DEFAULTS` for `eval`.
 
-    Folders for results are made, and names of weights with slashes in them name no folder there. What can be known to
-    fail after long work is found out before a model is loaded.
+    Folders for results are made, and names of weights with slashes in them name no folder there.
 
     Raises:
         InputError: the group `eval` is missing, no such weights or set, a linear probe without CUDA, a NumPy that is
@@ -113,7 +106,12 @@ def run_command(arguments: list[str]) -> None:
 
     added = [word for pair in DEFAULTS.items() for word in pair]
     if not arguments or {"-h", "--help"} & set(arguments):
-        _say_what_is_added(" ".join(added))
+        print(
+            "clip_benchmark on our models, for example: diffclip benchmark eval --pretrained runs/clip --dataset "
+            "wds/cifar10 --dataset_root sets/cifar10 --no_amp\n--pretrained takes the MODEL of diffclip evaluate. "
+            f"Unless given otherwise, eval has {' '.join(added)}\n",
+            flush=True,
+        )
     if arguments[:1] == ["eval"]:
         arguments = ["eval", *added, *arguments[1:]]
     before = sys.argv
@@ -145,21 +143,10 @@ def run_command(arguments: list[str]) -> None:
         ) from None
 
 
-def _say_what_is_added(added: str) -> None:
-    print(
-        f"clip_benchmark {version('clip_benchmark')} on our models, for example: diffclip benchmark eval "
-        "--pretrained runs/clip --dataset wds/cifar10 --dataset_root sets/cifar10 --no_amp"
-    )
-    print(
-        f"--pretrained takes what diffclip evaluate takes as MODEL. Unless given otherwise, eval has {added}"
-    )
-    print(flush=True)
-
-
 class _Output(str):
     """A template for a file of results.
 
-    clip_benchmark fills it in before it loads a model and opens the file after the last picture.
+    clip_benchmark fills it in before it loads a model and opens the file after the last image.
     """
 
     def format(self, *args: object, **fields: object) -> str:
@@ -176,49 +163,18 @@ class _Output(str):
 
 
 def _check(chosen: Namespace) -> None:
-    """Raise `InputError` for what would fail later on."""
-    from diffclip.model_source import find_model
-
+    """Raise `InputError` for what would fail after long work."""
     if chosen.task == "linear_probe" and not torch.cuda.is_available():
         raise InputError(
             "clip_benchmark's linear probe needs CUDA, which is not available here: "
             "use diffclip evaluate --task linear-probe, which runs on the CPU"
         )
-    if any(task in _WITH_ACCURACY for task in _tasks(chosen)):
-        _check_accuracy()
+    # it makes a number of an array of one element, which NumPy 2.4 refuses
+    if numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0" and chosen.task != "zeroshot_retrieval":
+        raise InputError(
+            f"clip_benchmark cannot compute its accuracy with NumPy {numpy.__version__}: run pip install 'numpy<2.4'"
+        )
     if chosen.model_type == MODEL_TYPE and not chosen.pretrained_model:
         for model_name in chosen.model:
             for pretrained in chosen.pretrained:
                 find_model(_source(model_name, pretrained))
-
-
-def _tasks(chosen: Namespace) -> set[str]:
-    """The tasks that clip_benchmark will run."""
-    from clip_benchmark import cli
-
-    if chosen.task != "auto":
-        return {chosen.task}
-    names: list[str] = []
-    for name in [chosen.dataset] if isinstance(chosen.dataset, str) else chosen.dataset:
-        if os.path.isfile(name):
-            names += cli.get_dataset_collection_from_file(name)
-        else:
-            names += cli.dataset_collection.get(name, [name])
-    return {cli.get_dataset_default_task(name.removeprefix("wds/")) for name in names}
-
-
-def _check_accuracy() -> None:
-    """Raise `InputError` where clip_benchmark cannot compute its accuracy: 1.6.2 makes a number of a NumPy array of
-    one element, which NumPy 2.4 refuses."""
-    import numpy
-    from clip_benchmark.metrics.zeroshot_classification import accuracy
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            accuracy(torch.eye(2), torch.arange(2))
-        except TypeError:
-            raise InputError(
-                f"clip_benchmark cannot compute its accuracy with NumPy {numpy.__version__}: "
-                "run pip install 'numpy<2.4'"
-            ) from None
