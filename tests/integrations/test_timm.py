@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.models import create_feature_extractor
 from timm.optim import param_groups_weight_decay
 
 import diffclip
@@ -235,6 +236,14 @@ def test_heads_pooling_and_features(dynamic, pictures) -> None:
     _, intermediates = tower.forward_intermediates(pictures, indices=2)
     assert_close(intermediates[-1], expected[-1])
     assert from_file(folder, in_chans=1, num_classes=0)(pictures[:, :1]).shape == (2, 32)
+
+
+def test_nodes_of_its_graph_can_be_taken_out(dynamic, pictures) -> None:
+    model, folder = dynamic
+    extract = create_feature_extractor(from_file(folder, num_classes=0), ["blocks.1.add_1"])
+    (tokens,) = extract(pictures).values()
+    expected = model.visual.forward_intermediates(pictures, indices=[1], intermediates_only=True)[0]
+    assert_close(tokens[:, 1:].mT.reshape(2, 32, 4, 4), expected)
 
 
 def test_training_with_drops_and_checkpointing(pictures) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 import diffclip
 from diffclip import CLIP, CLIPConfig, InputError, TextConfig, VisionConfig
@@ -291,6 +292,9 @@ def test_half_precision_spares_lambda() -> None:
     types = {name: parameter.dtype for name, parameter in theirs.named_parameters()}
     for name, dtype in types.items():
         assert dtype == (torch.float32 if ".lambda_" in name else torch.bfloat16), name
+    layer = from_diffclip(model).vision_model.visual.blocks[0].attn
+    parametrize.register_parametrization(layer, "lambda_q1", torch.nn.Identity())
+    assert layer.to(torch.bfloat16).parametrizations.lambda_q1.original.dtype == torch.float32
     out = theirs(IDS, PIXELS, output_attentions=True)
     assert out.image_embeds.dtype == out.vision_model_output.attentions[0].dtype == torch.bfloat16
     near(out.image_embeds.float(), model.encode_image(PIXELS, normalize=True), 0.05)

@@ -138,13 +138,19 @@ class LambdaAttention(SelfAttention):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LambdaAttention:
         """Move or cast the layer; λ's vectors move along but stay float32, as the published code keeps them."""
-        vectors = LAMBDA_VECTORS if self.lambda_fixed is None else ()
-        before = {name: getattr(self, name).data for name in vectors}
+
+        def vectors() -> dict[str, nn.Parameter]:
+            # by their names' parts: with a parametrization they lie below it
+            named = self.named_parameters()
+            return {
+                name: value for name, value in named if not set(LAMBDA_VECTORS).isdisjoint(name.split("."))
+            }
+
+        before = {name: parameter.data for name, parameter in vectors().items()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, exact in before.items():
-            parameter = getattr(self, name)
+        for name, parameter in vectors().items():
             if parameter.dtype != torch.float32:
-                parameter.data = exact.to(parameter.device)
+                parameter.data = before[name].to(parameter.device)
         return self
 
     def current_lambda(self) -> Tensor:

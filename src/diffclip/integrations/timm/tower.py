@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-from timm.layers import LayerNorm
+from timm.layers import LayerNorm, register_notrace_module
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -37,6 +37,8 @@ class _WithDropout(SelfAttention):
 
 
 _LAYERS = {kind: type(layer.__name__, (_WithDropout, layer), {}) for kind, layer in ATTENTION_LAYERS.items()}
+for _layer in _LAYERS.values():
+    register_notrace_module(_layer)  # a leaf for torch.fx: it looks at its input's shape and device
 
 
 class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm has no types
