@@ -94,11 +94,11 @@ def step_record(model: str, step: int, steps: int, rng: np.random.Generator) -> 
 def records(
     model: str, seed: int | None, level: float, weights: str, rng: np.random.Generator
 ) -> list[Record]:
-    def record(task: str, metric: str, count: int, protocol: str) -> Record:
+    def record(task: str, metric: str, count: int, protocol: str, chance: float) -> Record:
         value = min(1.0, max(0.0, level + 0.01 * float(rng.standard_normal())))
         half = 1.96 * math.sqrt(value * (1 - value) / count)
         return Record(
-            model=f"{model}-{SIZE}",
+            model=model,
             weights=weights,
             task=task,
             dataset="scenes",
@@ -110,12 +110,13 @@ def records(
             high=min(1.0, value + half),
             seed=seed,
             protocol=protocol,
+            chance=chance,
         )
 
     return [
-        record("zero-shot", "acc1", 400, ZERO_SHOT),
-        record("retrieval", "image_retrieval_recall@5", 1000, RETRIEVAL),
-        record("retrieval", "text_retrieval_recall@5", 200, RETRIEVAL),
+        record("zero-shot", "acc1", 400, ZERO_SHOT, 0.1),
+        record("retrieval", "image_retrieval_recall@5", 1000, RETRIEVAL, 0.005),
+        record("retrieval", "text_retrieval_recall@5", 200, RETRIEVAL, 0.005),
     ]
 
 

@@ -30,7 +30,7 @@ from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.integrations.timm.weights import read_for_timm
 from diffclip.integrations.transformers import from_diffclip
 from diffclip.published import infer_config
-from diffclip.report.runs import variant_of_label
+from diffclip.report.frame import variant_of as variant_of_label
 from diffclip.training.of_weights import model_fields
 from diffclip.training.recipe import parse_recipe
 from diffclip.training.weightless import make_batch, weightless

@@ -19,8 +19,6 @@ from diffclip.evaluation.tasks import Setting, run_task
 from diffclip.loading import load
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
-from diffclip.report.runs import read_run
-from diffclip.report.sources import read_outcomes_of
 from diffclip.scenes import write_scenes
 from diffclip.training.checkpoint import STATE_FILE
 from diffclip.training.complete import complete_run
@@ -58,16 +56,14 @@ def run_demo(folder: Path, say: Callable[[str], None]) -> Path:
     models = {run.name: load(run / "checkpoints" / "best") for run in runs}
     test = open_set(scenes / "captions", "test")
     page = write_report(
+        runs,
         folder / "report.html",
-        [read_run(run) for run in runs],
-        [],
         title="CLIP and DiffCLIP on the built-in scenes",
+        command="make demo",
         extras=[
             retrieval_examples(models, test, _EXAMPLES),
             attention_examples(models, test, _ATTENTION_PICTURES),
         ],
-        command="make demo",
-        outcomes=read_outcomes_of(runs),
     )
     say(f"the page: {page}")
     return page

@@ -52,10 +52,9 @@ def test_the_second_map_is_learnt_from_what_the_model_was(
     assert len(second) == 8
     assert not any(torch.equal(before[name], after[name]) for name in second)
     run = read_run(tmp_path / "added")
-    assert run.steps["step"][-1] == 10
-    assert run.init == "fine-tuned"
-    assert all((values[-1] != 0).all() for values in run.lambdas.values())
-    assert all(len(layers) == 2 for layers in run.map_correlations[-1].values())
+    assert run.rows[-1]["step"] == 10
+    assert all(0 not in values for values in run.rows[-1]["lambda"].values())
+    assert all(len(layers) == 2 for layers in run.validations[-1]["map_correlation"].values())
 
 
 def test_a_run_goes_on_by_its_own_recipe_without_the_weights(

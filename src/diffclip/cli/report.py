@@ -1,57 +1,45 @@
-"""`diffclip report`: runs and results as an HTML page, figures, tables, a section of Markdown, or condensed."""
+"""`diffclip report`: runs and results as an HTML page, a Markdown file, figures and tables."""
 
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.errors import InputError
-
 if TYPE_CHECKING:
-    from diffclip.focus.attend import Prepared
-    from diffclip.report.runs import Run
-    from diffclip.report.series import Collection
-
-_TITLE = "CLIP and DiffCLIP"
+    from diffclip.report.page import Extra
 
 
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, result files (.jsonl), or folders of either.", metavar="PATH..."),
+        typer.Argument(
+            help="Run folders, a study, result files (.jsonl), or folders of them.", metavar="RESULTS..."
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option(help="Write one self-contained HTML page to this file.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = _TITLE,
-    tables: Annotated[
-        Path | None,
-        typer.Option(help="Write the paper's tables with these results into this folder, as .md and .tex."),
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the same as Markdown, at most 60 lines, to this file.")
     ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(
-            help="Write the figures into this folder, as .png and .svg; with --markdown those of the section "
-            "(default: figures/ beside the file)."
+            help="Write the figures into this folder as PNG; with --markdown alone, those of the file."
         ),
     ] = None,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Put the numbers that the paper prints beside these.")
-    ] = False,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Put tables and figures into a section of this Markdown file.")
+    tables: Annotated[
+        Path | None, typer.Option(help="Write the tables into this folder, as Markdown and LaTeX.")
     ] = None,
-    section: Annotated[
-        str | None, typer.Option(help="Name of that section: <!-- begin NAME --> … <!-- end NAME -->.")
-    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Put the paper's rows into its tables.")] = False,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     attention: Annotated[
         str | None,
         typer.Option(
-            help="Draw the paper's Figures 2 and 6 with the runs' best weights: where the models look in pictures of "
+            help="Draw the paper's Figures 2 and 6 with the runs' best weights: where the models look in images of "
             "this set (a folder in clip_benchmark's layout, or a name such as scenes).",
             metavar="SET",
         ),
@@ -61,7 +49,7 @@ def report(
         Path | None, typer.Option(help="Condense the runs into this folder, small enough to commit.")
     ] = None,
 ) -> None:
-    """Show which model is better at what, and whether the difference is real.
+    """Show which model is better at which task, and whether the difference is real.
 
     Example: diffclip report results.jsonl --output report.html
 
@@ -71,124 +59,89 @@ def report(
 
     Example: diffclip report runs/clip runs/diffclip --output report.html --attention scenes
 
-    Example: diffclip report benchmarks/results/demo --markdown docs/results.md --section demo
+    Example: diffclip report benchmarks/results/study_cpu --markdown docs/results/study_cpu.md
 
     Example: diffclip report runs/clip runs/diffclip --save benchmarks/results/demo
-
-    Example: diffclip report benchmarks/results/study_cpu --output study.html (a study: the paper's claims, judged)
     """
     from diffclip.errors import InputError, require_group
 
-    if all(place is None for place in (output, tables, figures, markdown, save)):
-        if len(paths) == 1 and (paths[0] / "metrics.jsonl").is_file():
-            from diffclip.report import report_run
+    require_group("report", "matplotlib", "pandas", "jinja2")
+    from diffclip.report import report_run
+    from diffclip.report.runs import METRICS
 
+    if all(place is None for place in (output, tables, figures, markdown, save)):
+        if len(paths) == 1 and (paths[0] / METRICS).is_file():
             typer.echo(f"wrote {report_run(paths[0])}")
             return
         raise InputError(
-            "nothing to write: give --output report.html, --tables FOLDER, --figures FOLDER, "
-            "--markdown FILE --section NAME or --save FOLDER"
+            "nothing to write: give --output report.html, --markdown FILE, --figures FOLDER, --tables FOLDER or "
+            "--save FOLDER"
         )
-    if (markdown is None) != (section is None):
-        raise InputError("--markdown FILE and --section NAME go together: give both")
-
     if attention is not None and output is None and figures is None:
         raise InputError(
             "--attention goes onto a page or among figures: give --output FILE or --figures FOLDER"
         )
 
-    require_group("train", "matplotlib")
-    from diffclip.report.sources import read_outcomes_of, read_sources
-    from diffclip.report.study_data import study_among
-    from diffclip.report.study_strays import strays_sentence
+    from diffclip.report.frame import read_results
+    from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
+    from diffclip.report.save import save_results
 
-    study = study_among(paths)
-    if study is not None and study.strays:
-        typer.echo(f"diffclip: {strays_sentence(study.strays, study.study.recipe)}", err=True)
-    if study is not None and save is not None:
-        raise InputError(f"--save: {paths[0]} is the folder of a study, which is condensed already")
-    runs, records = ([], []) if study else read_sources(paths, say=partial(typer.echo, err=True))
-    if save is not None:
-        from diffclip.report.save import save_results
-
-        typer.echo(
-            f"wrote {save_results([run.folder for run in runs], save, records, read_outcomes_of(paths))}"
-        )
-    if output is None and tables is None and figures is None and markdown is None:
-        return
-
-    from diffclip.report.figures import write_figures, write_tables
-    from diffclip.report.series import collect
-
-    if not runs and not records and not study:
-        raise InputError("nothing to report: give at least one run or one evaluation record")
-    collection = study.collection if study else collect(runs, records, read_outcomes_of(paths))
-    beside = ["--paper"] if paper else []
-    looks = {}
-    if attention is not None:
-        from diffclip.data.evaluation_sets import open_set
-        from diffclip.report.attention import paper_figures
-        from diffclip.report.page import Extra
-
-        made = paper_figures(_models_of(collection), open_set(attention, split))
-        looks = {stem: Extra(head, text, [figure]) for stem, (head, text, figure) in made.items()}
-        beside += ["--attention", attention, *(["--split", split] if split != "test" else [])]
+    built = build_report(read_results(paths), paths, title, paper)
+    looks = _attention(paths, attention, split) if attention else {}
     written: list[Path] = []
+    if save is not None:
+        written.append(save_results(paths, save))
     if output is not None:
-        from diffclip.report.page import write_page
-
-        named = ["--title", title] if title != _TITLE else []
-        command = _command(paths, "--output", output, *named, *beside)
-        head = study.study.title if study and title == _TITLE else title
-        written.append(write_page(output, collection, head, list(looks.values()), command, paper, study))
-    if tables is not None:
-        written += write_tables(tables, collection, paper)
-    if markdown is not None and section is not None:
-        from diffclip.report.markdown import write_section
-
-        folder = figures or markdown.parent / "figures"
-        place = ["--figures", figures] if figures is not None else []
-        command = _command(paths, "--markdown", markdown, "--section", section, *place, *beside)
-        written += write_section(markdown, section, collection, folder, command, paper, study)
+        rest = [*(["--paper"] if paper else []), *(["--attention", attention] if attention else [])]
+        written.append(
+            write_page(output, built, _command(paths, "--output", output, *rest), list(looks.values()))
+        )
+    if markdown is not None:
+        place = ["--figures", figures] if figures else []
+        written += write_markdown(markdown, built, _command(paths, "--markdown", markdown, *place), figures)
     elif figures is not None:
-        written += write_figures(figures, collection, study)
+        written += write_figures(figures, built)
     if figures is not None:
-        from diffclip.report.charts import save_figure
-
-        written += [
-            path for stem, one in looks.items() for path in save_figure(one.figures[0], figures / stem)
-        ]
+        written += [_save_figure(figures / f"{stem}.png", one) for stem, one in looks.items()]
+    if tables is not None:
+        written += write_tables(tables, built)
     for path in written:
         typer.echo(f"wrote {path}")
 
 
-def _command(paths: list[Path], *rest: object) -> str:
-    """The command line that makes the same again."""
-    return shlex.join(["diffclip", "report", *map(str, paths), *map(str, rest)])
-
-
-def _models_of(collection: Collection) -> dict[str, Prepared]:
-    """The best (else last) checkpoint of each model, of its lowest seed that has one, by its label.
-
-    The label names the seed where the collection has several runs of the model.
-
-    Raises:
-        InputError: no run has weights.
-    """
+def _attention(paths: list[Path], name: str, split: str) -> dict[str, Extra]:
+    """Draw where the best (else last) weights of each model look, of the first seed that has any."""
+    from diffclip.data.evaluation_sets import open_set
+    from diffclip.errors import InputError
     from diffclip.model_source import load_for_use
+    from diffclip.report.attention import paper_figures
+    from diffclip.report.page import Extra
+    from diffclip.report.runs import read_run, run_folders
 
-    found: dict[str, Run] = {}
-    for series, run in sorted(collection.runs, key=lambda pair: -1 if pair[1].seed is None else pair[1].seed):
-        if any((run.folder / "checkpoints" / name).exists() for name in ("best", "last")):
-            found.setdefault(series.label, run)
-    if not found:
-        raise InputError(
-            "none of the runs has a checkpoint to look with: name run folders with their weights"
-        )
-    alone = len(found) == len(collection.runs)
     models = {}
-    for name, run in found.items():
-        loaded = load_for_use(str(run.folder))
-        label = name if alone or run.seed is None else f"{name}, seed {run.seed}"
-        models[label] = (loaded.model, loaded.preprocess, loaded.tokenizer)
-    return models
+    for run in map(read_run, (folder for path in paths if path.is_dir() for folder in run_folders(path))):
+        if run.arm not in models and any(
+            (run.folder / "checkpoints" / one).exists() for one in ("best", "last")
+        ):
+            loaded = load_for_use(str(run.folder))
+            models[run.arm] = (loaded.model, loaded.preprocess, loaded.tokenizer)
+    if not models:
+        raise InputError(
+            "--attention: none of the runs has a checkpoint: name run folders with their weights"
+        )
+    made = paper_figures(models, open_set(name, split))
+    return {stem: Extra(head, text, [figure]) for stem, (head, text, figure) in made.items()}
+
+
+def _save_figure(file: Path, one: Extra) -> Path:
+    from diffclip.files import write_atomically
+    from diffclip.report.style import png_of
+
+    with write_atomically(file) as temporary:
+        temporary.write_bytes(png_of(one.figures[0], ground="white"))
+    return file
+
+
+def _command(paths: list[Path], *rest: object) -> str:
+    """Return the command line that makes the same again."""
+    return shlex.join(["diffclip", "report", *map(str, paths), *map(str, rest)])

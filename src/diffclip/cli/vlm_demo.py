@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from diffclip.cli.vlm_evaluate import evaluate_models
-from diffclip.evaluation.records import read_records
 from diffclip.report.page import write_report
 from diffclip.scenes.export import QUESTION_IMAGES
 from diffclip.vlm.demo import DemoSettings, train_models
@@ -37,9 +36,8 @@ def run_vlm_demo(
         questions = open_questions(data, None if blind else images, f"scenes-{topic}", blind=blind)
         evaluate_models([str(run) for run in runs], questions, records, _BATCH, torch.device("cpu"))
     page = write_report(
+        [records],
         folder / PAGE,
-        [],
-        read_records(records),
         title="Language models that see scenes through CLIP and DiffCLIP",
         command=f"diffclip vlm demo --folder {folder}" + (f" --seeds {len(seeds)}" if len(seeds) > 1 else ""),
     )

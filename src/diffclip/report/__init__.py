@@ -1,9 +1,6 @@
-"""Run folders and evaluation records turned into tables, figures and one HTML page.
+"""Reports from result records and run folders: a page, Markdown, figures, and the paper's tables.
 
-`runs` and `sources` read, `series` and `compare` do the arithmetic, `curves`, `lambdas`, `correlations`, `bars`,
-`six_tasks`, `out_of_domain`, `radar`, `focus_charts`, `pictures` and `attention` draw, `tables`, `paper_tables`,
-`focus_tables`, `verdict`, `appendix_c` and `scoreboard` put it into words, `page`, `markdown` and `latex` write, and
-`save` keeps what is worth committing.
+`frame` reads and names, `compare` tests, `tables`, `figures` and `paper` show, `page` writes.
 """
 
 from __future__ import annotations
@@ -12,17 +9,15 @@ from pathlib import Path
 
 
 def report_run(run: str | Path) -> Path:
-    """Write `report.html` about one run into its folder, and return its path.
+    """Write `report.html` about one run into its folder, also while the run goes, and return its path.
 
     Raises:
-        InputError: matplotlib is missing, the run cannot be read, or its folder cannot be written.
+        InputError: a library is missing, the run cannot be read, or its folder cannot be written.
     """
     from diffclip.errors import require_group
 
-    require_group("train", "matplotlib")
+    require_group("report", "matplotlib", "pandas", "jinja2")
     from diffclip.report.page import write_report
-    from diffclip.report.runs import read_run
 
-    found = read_run(run)
-    command = f"diffclip report {found.folder} --output {found.folder / 'report.html'}"
-    return write_report(found.folder / "report.html", [found], [], f"Run {found.name}", command=command)
+    page = Path(run) / "report.html"
+    return write_report([run], page, command=f"diffclip report {run}")

@@ -1,217 +1,177 @@
-"""How much each model differs from CLIP, and whether the difference is more than noise.
-
-Several seeds: differences are paired by seed, and from three pairs on the mean has a Student t interval and
-the p of the paired t-test, which cover the luck of training. Two pairs give a range and no verdict. One pair
-compares two trained models: its interval and p cover the luck of the test set only, see `report.paired`.
-Draws of a task (episodes, what a probe holds out) are averaged before anything else. Where several comparisons
-are shown together, their p are corrected for their number (`corrected`).
-"""
+"""Differences between models, with intervals, p-values and a verdict word: a row a (measure, contrast)."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Sequence
+from typing import Any
 
-from diffclip.evaluation.outcomes import ItemOutcomes
-from diffclip.evaluation.protocol import method_of
-from diffclip.evaluation.significance import ALPHA, holm, over_seeds, paired_by_seed
-from diffclip.report.kept import kept
-from diffclip.report.paired import Basis, paired_difference
-from diffclip.report.series import Collection, Measured, Result, Series, baseline_of
+import pandas as pd
 
-ENOUGH_SEEDS = 3
+from diffclip.evaluation.statistics import ALPHA, MARGIN, above_chance, compare_arms, with_verdicts
+from diffclip.report.frame import Results, is_share, measures_of, percent, values_of, variant_of
 
-Outcome = Literal["higher", "lower", "unclear"]
-Seeds = Mapping[int | None, Measured]
-"""One series in one measure, by training seed."""
+BASELINE, TREATED = "CLIP", "DiffCLIP"
+ONE_RUN = "One run each: another seed or processor can turn this around."
+PAPER_MODELS = ("CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision")
+_SIZE = re.compile(r"-(ViT-\w+-\d+|v\d+x.*)")
+Contrast = tuple[str, str]
+"""(model, baseline)."""
 
 
-class Measure(NamedTuple):
-    """What was measured: numbers of one measure may be compared, others not."""
+def contrasts_of(results: Results) -> list[Contrast]:
+    """Choose the contrasts: those that the study declares, else every model against the CLIP of its size."""
+    models = results.models
+    if results.study:
+        return [
+            (one, other) for one, other in results.study.get("contrasts") or _usual_contrasts(results.study)
+        ]
+    plain = [model for model in models if variant_of(model) == BASELINE]
+    chosen = []
+    for model in models:
+        wanted = model.replace(variant_of(model), BASELINE, 1)
+        against = wanted if wanted in plain else plain[0] if plain else None
+        if against is not None and against != model:
+            chosen.append((model, against))
+    return chosen
 
-    task: str
-    dataset: str
-    split: str
-    metric: str
-    protocol: str
+
+def _usual_contrasts(study: dict[str, Any]) -> list[Contrast]:
+    """Take every arm that names a baseline against it, and every arm of the models against CLIP."""
+    arms = {**study["models"]["arms"], **((study.get("ablations") or {}).get("arms") or {})}
+    chosen = [(arm, BASELINE) for arm in study["models"]["arms"] if arm != BASELINE]
+    return chosen + [(arm, own["against"]) for arm, own in arms.items() if own.get("against")]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean with its 95 % interval (None where there is none); `values` are its parts by seed.
+def primary_of(results: Results) -> tuple[int, Contrast] | None:
+    """Find the measure and the contrast of the study's pre-declared endpoint; None where there is no study.
 
-    `sd` (n − 1) is over training seeds; of a single one, over its `draws`. None where there is one of both.
+    By default DiffCLIP − CLIP on the validation score.
     """
-
-    mean: float
-    low: float | None
-    high: float | None
-    values: dict[int | None, float]
-    sd: float | None = None
-    draws: int = 1
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """`series` minus `baseline` in one measure.
-
-    `p` is that of the difference by itself, `shown_p` corrected for the `tests` that are shown together with it;
-    both None where nothing can be tested. `detectable` is the difference that this number of seeds would have found
-    in 80 % of all cases.
-    """
-
-    measure: Measure
-    series: Series
-    baseline: Series
-    own: Estimate
-    reference: Estimate
-    difference: Estimate
-    basis: Basis
-    p: float | None = None
-    detectable: float | None = None
-    holm_p: float | None = None
-    tests: int = 1
-
-    @property
-    def shown_p(self) -> float | None:
-        return self.p if self.holm_p is None else self.holm_p
-
-    @property
-    def outcome(self) -> Outcome:
-        """Whether the difference is more than luck: `shown_p` below 5 %; two seeds never tell."""
-        if self.shown_p is None or self.shown_p >= ALPHA or self.difference.mean == 0:
-            return "unclear"
-        return "higher" if self.difference.mean > 0 else "lower"
-
-
-def measure_of(result: Result) -> Measure:
-    """The measure that a result belongs to."""
-    record = result.record
-    return Measure(record.task, record.dataset, record.split, record.metric, method_of(record.protocol))
-
-
-def by_series(results: Sequence[Result], measure: Measure) -> dict[Series, dict[int | None, Measured]]:
-    """The results of one measure that have a value, by series and training seed."""
-    found: dict[Series, dict[int | None, list[Result]]] = {}
-    for result in results:
-        if measure_of(result) == measure and result.record.value is not None:
-            found.setdefault(result.series, {}).setdefault(result.seed, []).append(result)
-    return {
-        series: {seed: Measured.of(draws) for seed, draws in seeds.items()} for series, seeds in found.items()
+    if results.study is None:
+        return None
+    declared = {"arm": TREATED, "against": BASELINE, "task": "validation", "metric": "score"}
+    declared |= {
+        key: value for key, value in (results.study.get("primary") or {}).items() if value is not None
     }
+    frame = results.records
+    fits = (frame["task"] == declared["task"]) & (frame["metric"] == declared["metric"])
+    if declared.get("dataset"):
+        fits &= frame["dataset"] == declared["dataset"]
+    if not fits.any():
+        return None
+    return int(frame.loc[fits, "measure"].iloc[0]), (declared["arm"], declared["against"])
 
 
-def estimate(seeds: Seeds) -> Estimate:
-    """The mean over seeds; one seed keeps the interval of its record, of several draws the mean of theirs."""
-    values = {seed: one.value for seed, one in seeds.items()}
-    draws = min(one.draws for one in seeds.values())
-    if len(values) > 1:
-        return _over_seeds(values, draws)
-    (one,) = seeds.values()
-    return Estimate(one.value, one.low, one.high, values, one.sd, draws)
+def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contrast]) -> pd.DataFrame:
+    """Compare models in several measures; all rows but the study's primary one are corrected together (Holm).
 
-
-def compare(collection: Collection) -> list[Comparison]:
-    """Every series against its CLIP in every measure that both have with a seed (and a draw) in common."""
-    return list(_compare(collection))
-
-
-def compare_in(measure: Measure, found: Mapping[Series, Seeds], collection: Collection) -> list[Comparison]:
-    """Every series of `found`, which are those of one measure, against its CLIP."""
-    comparisons = []
-    shown = [one for one in collection.series if one in found]
-    for series in shown:
-        baseline = baseline_of(series, shown)
-        if baseline is None:
+    Returns:
+        A row a measure and contrast that was measured: those of `evaluation.statistics.compare_arms`, and `measure`,
+        `label`, `panel` (one of the six tasks, or the task), `share`, `model_value`, `model_low`, `model_high` (means
+        over seeds of the value and of its item interval), the same of the baseline as `base_…`, `chance`, and
+        `not_above_chance`: neither model is shown to be above chance.
+    """
+    margin = float((results.study or {}).get("margin") or MARGIN)
+    primary = primary_of(results)
+    values, fields = values_of(results.records), measures_of(results.records)
+    parts = []
+    for measure in measures:
+        own = values[values["measure"] == measure]
+        present = set(own["model"])
+        here = [contrast for contrast in contrasts if present.issuperset(contrast)]
+        if not here:
             continue
-        own, reference = _shared(found[series], found[baseline])
-        if own:
-            comparisons.append(_comparison(measure, series, baseline, own, reference, collection.outcomes))
-    return comparisons
+        pair = primary[1] if primary and primary[0] == measure else None
+        found = compare_arms(own[["model", "seed", "value"]], here, primary=pair, margin=margin)
+        row = fields.loc[measure].to_dict()
+        share = is_share(row)
+        means = own.groupby("model")[["value", "low", "high"]].mean()
+        panel = row["dataset"] if row["task"] == "six-tasks" else row["task"]
+        found = found.assign(measure=measure, label=row["label"], panel=panel, share=share)
+        if not share:
+            found["p_equivalent"] = float("nan")
+        for name in ("value", "low", "high"):
+            found[f"model_{name}"] = found["model"].map(means[name])
+            found[f"base_{name}"] = found["against"].map(means[name])
+        chance = own["chance"].dropna()
+        found["chance"] = chance.mean() if len(chance) else float("nan")
+        above = {model: is_above_chance(one) for model, one in own.groupby("model")}
+        pairs = [
+            {above[one], above[other]} for one, other in zip(found["model"], found["against"], strict=True)
+        ]
+        found["not_above_chance"] = [False in pair and True not in pair for pair in pairs]
+        parts.append(found)
+    if not parts:
+        return pd.DataFrame()
+    return with_verdicts(pd.concat(parts, ignore_index=True))
 
 
-def reference_of(comparisons: Iterable[Comparison]) -> str:
-    """What the differences are to: the label of the one CLIP, or CLIP where there are several."""
-    labels = {one.baseline.label for one in comparisons}
-    return labels.pop() if len(labels) == 1 else "CLIP"
+def is_above_chance(values: pd.DataFrame) -> bool | None:
+    """Tell whether a model's values, a row a seed, are shown to be above chance; None without a chance level."""
+    known = values.dropna(subset=["chance", "low", "high"])
+    if known.empty:
+        return None
+    return above_chance(known["value"], float(known["chance"].mean()), known["low"], known["high"]) < ALPHA
 
 
-def corrected(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """The comparisons with their p corrected for being shown together (Holm)."""
-    comparisons = list(comparisons)
-    tested = [one for one in comparisons if one.p is not None]
-    new = iter(holm([one.p for one in tested if one.p is not None]))
-    return [
-        one if one.p is None else replace(one, holm_p=next(new), tests=len(tested)) for one in comparisons
-    ]
+def verdict_text(row: pd.Series, margin: float = MARGIN) -> str:
+    """Word a row's verdict: "better", "equivalent within 1 point", "worse (neither above chance)"."""
+    word = str(row["verdict"])
+    if word == "equivalent":
+        word += f" within {100 * margin:g} point{'s' * (margin != 0.01)}"
+    if row["not_above_chance"] and word != "one run":
+        word += " (neither shown above chance)"
+    return word
 
 
-# a page asks for the verdict and for each kind of table
-@kept
-def _compare(collection: Collection) -> tuple[Comparison, ...]:
-    measures = dict.fromkeys(measure_of(result) for result in collection.results)
-    return tuple(
-        one
-        for measure in measures
-        for one in compare_in(measure, by_series(collection.results, measure), collection)
+def verdict_class(row: pd.Series) -> str:
+    """Name the color of a row's verdict; none where nothing was shown to be above chance."""
+    return (
+        str(row["verdict"]) if row["verdict"] in ("better", "worse") and not row["not_above_chance"] else ""
     )
 
 
-def _shared(own: Seeds, reference: Seeds) -> tuple[Seeds, Seeds]:
-    """Both in the seeds, and of each seed the draws, that both have."""
-    ours, theirs = {}, {}
-    for seed in own:
-        if seed in reference:
-            draws = own[seed].drawn & reference[seed].drawn
-            if draws:
-                ours[seed], theirs[seed] = own[seed].only(draws), reference[seed].only(draws)
-    return ours, theirs
-
-
-def _comparison(
-    measure: Measure,
-    series: Series,
-    baseline: Series,
-    own: Seeds,
-    reference: Seeds,
-    outcomes: Mapping[str, ItemOutcomes],
-) -> Comparison:
-    both = estimate(own), estimate(reference)
-    values = {seed: own[seed].value - reference[seed].value for seed in own}
-    draws = min(one.draws for one in own.values())
-    if len(values) == 1:
-        (seed,) = values
-        found = paired_difference(own[seed], reference[seed], outcomes)
-        sd = _sd_over_draws(own[seed], reference[seed])
-        difference = Estimate(found.mean, found.low, found.high, values, sd, draws)
-        return Comparison(measure, series, baseline, *both, difference, found.basis, found.p)
-    difference = _over_seeds(values, draws)
-    if len(values) < ENOUGH_SEEDS:
-        return Comparison(measure, series, baseline, *both, difference, "seeds")
-    first, second = (
-        {number: one.value for number, one in enumerate(seeds[seed] for seed in values)}
-        for seeds in (own, reference)
+def headline(results: Results, comparisons: pd.DataFrame) -> str:
+    """Sum up in one sentence: the primary endpoint of a study, else how many measures have which verdict."""
+    if comparisons.empty:
+        models = results.models
+        if not models:
+            return "No results yet."
+        return f"{', '.join(models)}: there is no {BASELINE} to compare with, so nothing is tested."
+    first = comparisons.iloc[0]
+    if (comparisons["verdict"] == "one run").all():
+        unit = " %" if first["share"] else ""
+        return (
+            f"{first['model']} {percent(first['model_value'], first['share'])}{unit} and {first['against']} "
+            f"{percent(first['base_value'], first['share'])}{unit} on {first['label']}. {ONE_RUN}"
+        )
+    primary = comparisons[comparisons["primary"]]
+    if len(primary):
+        row = primary.iloc[0]
+        return (
+            f"{row['model']} − {row['against']} on {row['label']}, the primary endpoint: "
+            f"{percent(row['difference'], sign=True)} points (95 % interval {percent(row['low'], sign=True)} to "
+            f"{percent(row['high'], sign=True)}, {row['seeds']} seeds): {verdict_text(row)}."
+        )
+    counts = (
+        comparisons["verdict"].mask(comparisons["not_above_chance"], "not shown above chance").value_counts()
     )
-    test = paired_by_seed(first, second)
-    return Comparison(measure, series, baseline, *both, difference, "seeds", test.p, test.detectable)
+    told = ", ".join(f"{word} in {count}" for word, count in counts.items())
+    tested = list(dict.fromkeys(comparisons["model"]))
+    named = " and ".join(tested) if len(tested) < 3 else f"{len(tested)} models"
+    count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
+    return f"{named} against {first['against']} in {count} over {_seeds(comparisons)} seeds: {told}."
 
 
-def _sd_over_draws(own: Measured, reference: Measured) -> float | None:
-    pairs = zip(own.results, reference.results, strict=True)
-    differences = [ours.value - theirs.value for ours, theirs in pairs]
-    return statistics.stdev(differences) if len(differences) > 1 else None
+def is_paper_model(model: str) -> bool:
+    """Tell whether a model is one that the paper trained, of any size: no ablation and no change of the recipe."""
+    variant = variant_of(model)
+    return variant in PAPER_MODELS and (
+        model == variant or bool(_SIZE.fullmatch(model.removeprefix(variant)))
+    )
 
 
-def _over_seeds(values: dict[int | None, float], draws: int) -> Estimate:
-    """Two seeds: their range. More: the t interval of the mean."""
-    numbers = list(values.values())
-    summary = over_seeds(numbers)
-    if len(numbers) < ENOUGH_SEEDS:
-        return Estimate(summary.mean, min(numbers), max(numbers), values, summary.sd, draws)
-    return Estimate(summary.mean, summary.low, summary.high, values, summary.sd, draws)
+def _seeds(comparisons: pd.DataFrame) -> str:
+    few, many = comparisons["seeds"].min(), comparisons["seeds"].max()
+    return str(few) if few == many else f"{few} to {many}"

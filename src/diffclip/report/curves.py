@@ -1,256 +1,271 @@
-"""Curves over training: loss and accuracy in the batch, validation, and the rest of the telemetry."""
+"""Figures of trainings: loss, validation, λ, the sweep, and results over checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from diffclip.report.charts import Chart, Key, Panel, percent, thousands
-from diffclip.report.compare import ENOUGH_SEEDS
-from diffclip.report.metrics import VALIDATION_ORDER, chance_text, metric_name, recall_chance
-from diffclip.report.runs import Run
-from diffclip.report.series import Collection, Series
-from diffclip.report.style import MUTED, SEED_STYLES, LineStyle, colours_of
-from diffclip.report.telemetry_file import Array
-
-_POINTS = 300  # of a curve in a figure; more cannot be seen and would bloat the file
-_RAW_RUNS = 4  # with more runs the single steps only hide the averages
-_TELEMETRY = {
-    "logit_scale": "Logit scale",
-    "grad_norm": "Gradient norm",
-    "lr": "Learning rate",
-    "samples_per_second": "Samples a second",
-}
+from diffclip.report.figures import DASHED, Chart, add_legend, few_models
+from diffclip.report.frame import Results, headlines, in_order, measures_of
+from diffclip.report.runs import TELEMETRY
+from diffclip.report.style import INK, WIDTH, colors_of, new_figure, style
 
 
-def training_chart(collection: Collection) -> Chart:
-    """Loss and accuracy within the batch: each step faint, the moving average strong."""
-    panels = [Panel("Training loss", _curves(collection, "loss"))]
-    if any("accuracy" in run.steps for _, run in collection.runs):
-        panels.append(
-            Panel("Training accuracy within the batch", _curves(collection, "accuracy", as_percent=True))
+def training_chart(results: Results) -> Chart | None:
+    """Draw the training loss and the validation score over steps, a line a run and a strong one an arm's mean."""
+    curves = _shown_curves(results)
+    if not curves:
+        return None
+    scored = any(curve["validation"]["score"] for curve in curves)
+    colors = colors_of(results.models)
+    models = in_order(dict.fromkeys(curve["arm"] for curve in curves))
+    with style():
+        figure = new_figure(WIDTH, 5.2 if scored else 2.9)
+        grid = figure.subplots(1 + scored, 1, squeeze=False).ravel()
+        _lines(grid[0], curves, colors, lambda curve: (curve["step"], curve["loss"]), "training loss")
+        losses = np.concatenate([np.array(curve["loss"], float) for curve in curves])
+        grid[0].set_ylim(top=float(np.nanquantile(losses, 0.98)) * 1.05)
+        if scored:
+
+            def score(curve: dict[str, Any]) -> tuple[Any, Any]:
+                points = np.array(curve["validation"]["score"], float)
+                return curve["validation"]["step"], 100 * points
+
+            _lines(grid[1], curves, colors, score, "validation score, %")
+            chance = results.records[results.records["task"] == "validation"]["chance"].dropna()
+            if len(chance):
+                grid[1].axhline(100 * chance.mean(), color=INK, linestyle=DASHED, linewidth=1)
+            grid[1].set_ylim(0)
+        add_legend(figure, models, colors_of(results.models))
+    dashed = " Dashed: chance." if scored and results.records["task"].eq("validation").any() else ""
+    return Chart(
+        "training",
+        "Training",
+        "Loss, and the validation score (mean of six recalls, in percent) that chooses the "
+        f"checkpoint. Thin: single runs; thick: their mean.{dashed}",
+        figure,
+    )
+
+
+def lambda_chart(results: Results) -> Chart | None:
+    """Draw λ and the correlation of both attention maps by layer at the end of training, a line a run."""
+    curves = [curve for curve in _shown_curves(results) if curve.get("lambda")]
+    if not curves:
+        return None
+    kinds = [("λ", lambda curve, tower: (curve["lambda"].get(tower) or [None])[-1])]
+    if any((curve["validation"].get("map_correlation") or {}) for curve in curves):
+        kinds.append(
+            (
+                "correlation of A1 and A2",
+                lambda curve, tower: (
+                    (curve["validation"].get("map_correlation") or {}).get(tower) or [None]
+                )[-1],
+            )
         )
+    towers = [tower for tower in ("vision", "text") if any(curve["lambda"].get(tower) for curve in curves)]
+    models = in_order(dict.fromkeys(curve["arm"] for curve in curves))
+    with style():
+        figure = new_figure(WIDTH, 2.5 * len(kinds) + 0.3)
+        grid = figure.subplots(len(kinds), len(towers), squeeze=False, sharey="row")
+        colors = colors_of(results.models)
+        for row, (label, read) in zip(grid, kinds, strict=True):
+            for axes, tower in zip(row, towers, strict=True):
+                for curve in curves:
+                    line = read(curve, tower)
+                    if line:
+                        layers = range(1, len(line) + 1)
+                        axes.plot(
+                            layers,
+                            line,
+                            "o-",
+                            color=colors[curve["arm"]],
+                            markersize=3,
+                            linewidth=1.2,
+                            alpha=0.8,
+                        )
+                axes.set_title(f"{tower} tower", fontsize=9.5)
+                axes.set_xlabel("layer")
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                if label != "λ":
+                    axes.axhline(0, color=INK, linewidth=0.8)
+            row[0].set_ylabel(label)
+        add_legend(figure, models, colors_of(results.models))
     return Chart(
-        name="training",
-        title="Training",
-        caption=f"Moving average over 5 % of the run{_detail(collection)} A sample: a picture and a caption.",
-        panels=panels,
-        legend=_legend(collection),
+        "lambda",
+        "λ and the two maps",
+        "λ of each layer after the last step, and the correlation of its two attention "
+        "maps at the last validation; a line a run.",
+        figure,
     )
 
 
-def validation_chart(collection: Collection) -> Chart | None:
-    """Recall on the validation split of the training data over training; None where no run was validated.
-
-    Chance is drawn where validations say how many `pictures` and `captions` they looked at.
-    """
-    present = {name for _, run in collection.runs for row in run.validation for name in row}
-    metrics = [name for name in VALIDATION_ORDER if name in present]
-    if not metrics:
+def lambda_training_chart(results: Results) -> Chart | None:
+    """Draw λ over training, a panel an arm and tower, a line a layer (the mean over seeds)."""
+    curves = [curve for curve in _shown_curves(results) if curve.get("lambda")]
+    shown = [
+        (arm, tower)
+        for arm in in_order(dict.fromkeys(curve["arm"] for curve in curves))
+        for tower in ("vision", "text")
+        if any(curve["arm"] == arm and curve["lambda"].get(tower) for curve in curves)
+    ][:8]
+    if not shown:
         return None
-
-    def panel(metric: str) -> Panel:
-        def draw(axes: Axes) -> None:
-            curves: dict[Series, list[tuple[Array, Array]]] = {}
-            for (series, run), colour, line in _styled(collection):
-                rows = [row for row in run.validation if metric in row]
-                if not rows:
-                    continue
-                x = np.array([row.get("samples", row["step"]) for row in rows])
-                y = np.array([row[metric] for row in rows])
-                curves.setdefault(series, []).append((x, y))
-                if _seeds_of(collection, series) >= ENOUGH_SEEDS:
-                    axes.plot(x, y, color=colour, linestyle=line, linewidth=0.9, alpha=0.6)
-                else:
-                    axes.plot(x, y, color=colour, linestyle=line, marker="o", markersize=3.5)
-            _means(axes, collection, curves)
-            axes.set_ylim(bottom=0)
-            chance = _validation_chance(collection, metric)
-            if chance is not None:
-                _chance_line(axes, chance)
-            percent("y", axes)
-            _samples_axis(axes)
-
-        return Panel(f"Validation {metric_name(metric)}", draw)
-
-    return Chart(
-        name="validation",
-        title="Validation during training",
-        caption="On the validation split of the training data, from which the best checkpoint is chosen.",
-        panels=[panel(metric) for metric in metrics],
-        legend=_legend(collection),
-    )
+    deepest = 1
+    with style():
+        figure = new_figure(WIDTH, 2.0 * math.ceil(len(shown) / 2) + 0.5)
+        grid = figure.subplots(math.ceil(len(shown) / 2), 2, squeeze=False, sharey=True).ravel()
+        for axes, (arm, tower) in zip(grid, shown, strict=False):
+            own = [curve for curve in curves if curve["arm"] == arm and curve["lambda"].get(tower)]
+            least = min(len(curve["step"]) for curve in own)
+            mean = np.mean([np.array(curve["lambda"][tower], float)[:least] for curve in own], axis=0)
+            deepest = max(deepest, mean.shape[1])
+            for layer, line in enumerate(mean.T):
+                color = mpl.colormaps["viridis"](0.9 * layer / max(mean.shape[1] - 1, 1))
+                axes.plot(own[0]["step"][:least], line, color=color, linewidth=1.3)
+            axes.set_title(f"{arm}, {tower}", fontsize=9)
+        for axes in grid[len(shown) :]:
+            axes.set_visible(False)
+        for axes in grid[::2]:
+            axes.set_ylabel("λ")
+        grid[0].set_xlabel("step")
+        keys = [
+            Line2D(
+                [],
+                [],
+                color=mpl.colormaps["viridis"](0.9 * layer / max(deepest - 1, 1)),
+                label=f"layer {layer + 1}",
+            )
+            for layer in range(deepest)
+        ]
+        figure.legend(handles=keys, loc="outside upper left", ncols=6 if deepest > 4 else deepest, fontsize=8)
+    return Chart("lambda_training", "λ during training", "λ of each layer, mean over seeds.", figure)
 
 
-def telemetry_chart(collection: Collection) -> Chart | None:
-    """Logit scale, gradient norm, learning rate and speed; None where no run recorded any of them."""
-    present = [name for name in _TELEMETRY if any(name in run.steps for _, run in collection.runs)]
-    if not present:
+def sweep_chart(results: Results) -> Chart | None:
+    """Draw the validation score of a study's sweep over the learning rate, a line a model and weight decay."""
+    runs = results.runs
+    sweep = runs[runs["group"] == "sweep"] if len(runs) else runs
+    if not len(sweep):
         return None
-    return Chart(
-        name="telemetry",
-        title="Telemetry",
-        caption=f"Moving average over 5 % of the run{_detail(collection)}",
-        panels=[Panel(_TELEMETRY[name], _curves(collection, name), height=2.4) for name in present],
-        legend=_legend(collection),
-    )
-
-
-def smooth(values: Array, share: float = 0.05) -> Array:
-    """Centred moving average over `share` of `values` [n]; cut off at the ends, NaN left out."""
-    half = int(len(values) * share / 2)
-    known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    index = np.arange(len(values))
-    start, stop = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
-    with np.errstate(invalid="ignore"):
-        averages: Array = (sums[stop] - sums[start]) / (counts[stop] - counts[start])
-    return averages
-
-
-def samples_of(run: Run) -> Array:
-    """The x axis of a run, [T]: samples seen, or steps where samples are unknown."""
-    return run.steps.get("samples", run.steps["step"])
-
-
-def thinned(*arrays: Array) -> tuple[Array, ...]:
-    """The same few hundred positions of arrays of equal length, the last one among them."""
-    positions = np.unique(
-        np.linspace(0, len(arrays[0]) - 1, min(_POINTS, len(arrays[0]))).round().astype(int)
-    )
-    return tuple(array[positions] for array in arrays)
-
-
-def extremes(x: Array, y: Array) -> tuple[Array, Array]:
-    """A curve of few enough points to draw: where there are more, the least and the greatest of each stretch."""
-    if len(y) <= 2 * _POINTS:
-        return x, y
-    filled = np.where(np.isfinite(y), y, np.nan)
-    positions = []
-    for stretch in np.array_split(np.arange(len(y)), _POINTS):
-        known = stretch[~np.isnan(filled[stretch])]
-        if len(known):
-            positions += sorted({known[filled[known].argmin()], known[filled[known].argmax()]})
-    return x[positions], y[positions]
-
-
-def _curves(collection: Collection, name: str, as_percent: bool = False) -> Callable[[Axes], None]:
-    def draw(axes: Axes) -> None:
-        curves: dict[Series, list[tuple[Array, Array]]] = {}
-        for (series, run), colour, line in _styled(collection):
-            if name not in run.steps:
-                continue
-            x, strong = thinned(samples_of(run), smooth(run.steps[name]))
-            if len(collection.runs) <= _RAW_RUNS:
+    models = in_order(dict.fromkeys(sweep["arm"]))
+    decays = sorted(sweep["weight_decay"].unique())
+    lines = ["-", "--", ":", "-."]
+    with style():
+        figure = new_figure(WIDTH, 2.9)
+        axes = figure.subplots()
+        for model, color in colors_of(models).items():
+            for decay, line in zip(decays, lines, strict=False):
+                own = sweep[(sweep["arm"] == model) & (sweep["weight_decay"] == decay)].sort_values("lr")
+                label = f"{model}, weight decay {decay:g}"
                 axes.plot(
-                    *extremes(samples_of(run), run.steps[name]), color=colour, alpha=0.16, linewidth=0.7
+                    own["lr"],
+                    100 * own["score"].astype(float),
+                    line,
+                    marker="o",
+                    markersize=4,
+                    color=color,
+                    label=label,
                 )
-            curves.setdefault(series, []).append((x, strong))
-            several = _seeds_of(collection, series) >= ENOUGH_SEEDS
-            axes.plot(
-                x,
-                strong,
-                color=colour,
-                linestyle=line,
-                linewidth=0.9 if several else 1.8,
-                alpha=0.6 if several else 1,
-            )
-        _means(axes, collection, curves)
-        _limit(axes, [strong for own in curves.values() for _, strong in own])
-        if as_percent:
-            percent("y", axes)
-        _samples_axis(axes)
-
-    return draw
-
-
-def _seeds_of(collection: Collection, series: Series) -> int:
-    return sum(owner == series for owner, _ in collection.runs)
-
-
-def _means(axes: Axes, collection: Collection, curves: dict[Series, list[tuple[Array, Array]]]) -> None:
-    """The mean over seeds, as far as all of them got, where there are enough seeds to lose sight of them."""
-    colours = colours_of(collection.series)
-    for series, own in curves.items():
-        if len(own) >= ENOUGH_SEEDS:
-            x = min((x for x, _ in own), key=lambda x: float(x[-1]))
-            axes.plot(
-                x,
-                np.mean([np.interp(x, *curve) for curve in own], axis=0),
-                color=colours[series],
-                linewidth=2.2,
-            )
-
-
-def _limit(axes: Axes, curves: Sequence[Array]) -> None:
-    """Fit the y axis to the strong curves with room about them: one wild step must not flatten the rest."""
-    values = np.concatenate(curves) if curves else np.array([])
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return
-    low, high = float(values.min()), float(values.max())
-    room = 0.08 * (high - low) or 0.05 * abs(high) or 0.05
-    bottom = low - room
-    axes.set_ylim(max(0.0, bottom) if low >= 0 else bottom, high + room)
-
-
-def _samples_axis(axes: Axes) -> None:
-    thousands(axes)
-    axes.set_xlabel("samples seen")
-
-
-def _validation_chance(collection: Collection, metric: str) -> float | None:
-    """The chance level that all validations share."""
-    levels = {
-        recall_chance(metric, int(row.get("pictures", 0)), int(row.get("captions", 0)))
-        for _, run in collection.runs
-        for row in run.validation
-    }
-    return levels.pop() if len(levels) == 1 else None
-
-
-def _chance_line(axes: Axes, chance: float) -> None:
-    axes.axhline(chance, color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
-    axes.annotate(
-        f"chance {chance_text(chance)}",
-        (1, chance),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=8.5,
-        color=MUTED,
+        axes.set_xscale("log")
+        rates = sorted(sweep["lr"].unique())
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates], fontsize=8)
+        axes.minorticks_off()
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel("validation score, %")
+        axes.set_ylim(0)
+        figure.legend(loc="outside upper left", ncols=2, fontsize=8)
+    return Chart(
+        "sweep", "Sweep", "Best validation score of each run of the sweep, one seed, in percent.", figure
     )
 
 
-def _styled(
-    collection: Collection,
-) -> list[tuple[tuple[Series, Run], str, LineStyle]]:
-    """Each run with the colour of its series and the line style of its seed."""
-    colours, styles = colours_of(collection.series), _seed_styles(collection)
-    return [((series, run), colours[series], styles[run.seed]) for series, run in collection.runs]
+def telemetry_chart(results: Results) -> Chart | None:
+    """Draw accuracy in the batch, logit scale, gradient norm, learning rate and speed of run folders."""
+    curves = [curve for curve in results.curves if curve.get("telemetry")]
+    names = [name for name in TELEMETRY if any(name in curve["telemetry"] for curve in curves)]
+    if not names:
+        return None
+    colors = colors_of(results.models)
+    models = in_order(dict.fromkeys(curve["arm"] for curve in curves))
+    with style():
+        figure = new_figure(WIDTH, 1.9 * len(names) + 0.3)
+        grid = figure.subplots(len(names), 1, squeeze=False).ravel()
+        for axes, name in zip(grid, names, strict=True):
+            own = [curve for curve in curves if name in curve["telemetry"]]
+            _lines(
+                axes,
+                own,
+                colors,
+                lambda curve, name=name: (curve["step"], curve["telemetry"][name]),
+                TELEMETRY[name],
+            )
+        add_legend(figure, models, colors_of(results.models))
+    return Chart("telemetry", "Telemetry", "Thin: single runs; thick: their mean.", figure)
 
 
-def _seed_styles(collection: Collection) -> dict[int | None, LineStyle]:
-    seeds = sorted({run.seed for _, run in collection.runs}, key=lambda seed: (seed is not None, seed or 0))
-    return {seed: SEED_STYLES[index % len(SEED_STYLES)] for index, seed in enumerate(seeds)}
+def course_chart(results: Results) -> Chart | None:
+    """Draw measures over the checkpoints of trainings that were followed; at most eight measures."""
+    course = results.course
+    if course.empty:
+        return None
+    fields = measures_of(course)
+    chosen = headlines(course)[:8]
+    models = in_order(dict.fromkeys(course["model"]))
+    colors = colors_of(results.models)
+    with style():
+        figure = new_figure(WIDTH, 2.2 * len(chosen) + 0.3)
+        for axes, measure in zip(figure.subplots(len(chosen), 1, squeeze=False).ravel(), chosen, strict=True):
+            own = course[course["measure"] == measure]
+            for (model, _), line in own.groupby(["model", "seed"], dropna=False):
+                points = 100 * line.groupby("steps")["value"].mean()
+                axes.plot(points.index.to_numpy(float), points, "o-", markersize=3.5, color=colors[model])
+            chance = own["chance"].dropna()
+            if len(chance):
+                axes.axhline(100 * chance.mean(), color=INK, linestyle=DASHED, linewidth=1)
+            axes.set_title(fields.loc[measure, "label"], fontsize=9.5)
+            axes.set_ylabel("%")
+        axes.set_xlabel("step")
+        add_legend(figure, models, colors_of(results.models))
+    return Chart(
+        "checkpoints", "Results over training", "In percent, of each checkpoint. Dashed: chance.", figure
+    )
 
 
-def _detail(collection: Collection) -> str:
-    """What the thin lines of a training curve are."""
-    raw = ", faint: single steps" if len(collection.runs) <= _RAW_RUNS else ""
-    several = any(_seeds_of(collection, series) >= ENOUGH_SEEDS for series in collection.series)
-    return raw + ("; thin: seeds, thick: their mean." if several else ".")
+def _shown_curves(results: Results) -> list[dict[str, Any]]:
+    curves = [curve for curve in results.curves if curve.get("group") in (None, "models") and curve["step"]]
+    models = few_models(list(dict.fromkeys(curve["arm"] for curve in curves)))
+    return [curve for curve in curves if curve["arm"] in models]
 
 
-def _legend(collection: Collection) -> list[Key]:
-    colours, styles = colours_of(collection.series), _seed_styles(collection)
-    trained = dict.fromkeys(series for series, _ in collection.runs)
-    keys = [Key(series.label, colours[series]) for series in trained]
-    if 1 < len(styles) <= len(SEED_STYLES):
-        keys += [Key(f"seed {seed}", MUTED, line) for seed, line in styles.items()]
-    return keys
+def _lines(
+    axes: Axes, curves: Sequence[dict[str, Any]], colors: dict[str, str], read: Any, label: str
+) -> None:
+    """Draw a thin line a run, and a thick one for the mean of an arm's runs over the steps that they share."""
+    for model, color in colors.items():
+        own = [read(curve) for curve in curves if curve["arm"] == model]
+        own = [(np.array(x, float), np.array(y, float)) for x, y in own if len(x)]
+        single = len(own) == 1
+        for x, y in own:
+            axes.plot(
+                x,
+                y,
+                color=color,
+                linewidth=1.6 if single else 0.7,
+                alpha=1 if single else 0.5,
+                marker="o" if len(x) < 12 else None,
+                markersize=3,
+            )
+        if len(own) > 1:
+            shared = own[0][0][own[0][0] <= min(x[-1] for x, _ in own)]
+            axes.plot(
+                shared, np.mean([np.interp(shared, x, y) for x, y in own], axis=0), color=color, linewidth=2
+            )
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)

@@ -1,12 +1,15 @@
-"""Examples made by trained models for a report: what they retrieve, and where their class token looks."""
+"""Examples made by trained models for a page: images that they retrieve, and where their class token looks."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
 from diffclip.data.evaluation_sets import EvaluationSet
@@ -15,16 +18,17 @@ from diffclip.focus import class_token_maps
 from diffclip.focus.attend import Prepared
 from diffclip.report.attention import Cell, grid_figure, paper_figures
 from diffclip.report.page import Extra
-from diffclip.report.pictures import caption_examples_figure, retrieval_examples_figure
+from diffclip.report.style import INK, MUTED, RIGHT, new_figure, style
 
 _TOP = 5
-_SIDE = 128  # pixels of a picture on the page
+_WIDTH = 8.0
+_SIDE = 128  # pixels of an image
 
 
 def retrieval_examples(
     models: Mapping[str, Prepared], data: EvaluationSet, count: int, seed: int = 0
 ) -> Extra:
-    """For `count` captions the best pictures of each model, and for as many pictures the best captions.
+    """Show for `count` captions the best images of each model, and for as many images the best captions.
 
     The queries are drawn with `seed` from the whole set, so that nobody chose them.
     """
@@ -32,60 +36,104 @@ def retrieval_examples(
     owners = np.repeat(np.arange(len(data)), [len(own) for own in data.captions])
     scores = {label: _scores(loaded, data) for label, loaded in models.items()}
     drawn = np.random.default_rng(seed).choice(len(data), 2 * count, replace=False)
-    queries = [int(np.flatnonzero(owners == picture)[0]) for picture in drawn[:count]]
-    to_pictures = {label: _best(score[queries]) for label, score in scores.items()}
-    to_captions = {label: _best(score.T[drawn[count:]]) for label, score in scores.items()}
-    shown = np.unique(np.concatenate([*map(np.ravel, to_pictures.values()), drawn]))
-    pictures = {int(i): _picture(data, int(i)) for i in shown}
-    gallery = _stack([pictures.get(i) for i in range(len(data))], next(iter(pictures.values())))
+    queries = [int(np.flatnonzero(owners == image)[0]) for image in drawn[:count]]
     return Extra(
         "Retrieved examples",
-        f"Queries drawn at random from {data.name}, {data.split} split, {len(data):,} pictures with "
-        f"{len(captions):,} captions; the right answer is framed or marked in green.",
+        f"Queries drawn at random from {data.name}, {data.split} split, {len(data):,} images with {len(captions):,} "
+        "captions; the right answer is framed or marked in green.",
         [
-            retrieval_examples_figure(
-                [captions[q] for q in queries], gallery, to_pictures, [int(owners[q]) for q in queries]
-            ),
-            caption_examples_figure(
-                gallery[drawn[count:]],
-                captions,
-                to_captions,
-                [np.flatnonzero(owners == picture).tolist() for picture in drawn[count:]],
-            ),
+            _images_for_captions(data, captions, owners, queries, scores),
+            _captions_for_images(data, captions, owners, drawn[count:], scores),
         ],
     )
 
 
-def attention_examples(
-    models: Mapping[str, Prepared], data: EvaluationSet, count: int, seed: int = 1
-) -> Extra:
-    """Where the class token of each model's last layer looks in `count` pictures drawn with `seed`, and what speaks for
-    a text in two (the paper's Figure 2)."""
+def attention_examples(models: Mapping[str, Prepared], data: EvaluationSet, count: int, seed: int = 1) -> Extra:
+    """Show where the class token of each model's last layer looks in `count` images drawn with `seed`, and which
+    patches speak for a text in two (the paper's Figure 2)."""
     drawn = np.random.default_rng(seed).choice(len(data), count, replace=False)
-    maps = {}
+    images = [_image(data, int(position)) for position in drawn]
+    maps: dict[str, npt.NDArray[np.float32]] = {}
     for label, (model, preprocess, _) in models.items():
-        images = torch.stack([preprocess(_read(data, int(i))) for i in drawn])
-        for name, values in class_token_maps(model, images).items():
+        for name, values in class_token_maps(model, torch.stack([preprocess(one) for one in images])).items():
             maps[f"{label}\n{name}"] = values.numpy()
     rows = []
-    for row, position in enumerate(drawn):
-        image = _picture(data, int(position))
-        cells = [Cell(image, one[row], "" if row else title) for title, one in maps.items()]
-        rows.append([Cell(image, title="" if row else "image"), *cells])
+    for row, image in enumerate(images):
+        pixels = np.asarray(image.resize((_SIDE, _SIDE)))
+        cells = [Cell(pixels, one[row], "" if row else title) for title, one in maps.items()]
+        rows.append([Cell(pixels, title="" if row else "image"), *cells])
     return Extra(
         "Attention",
-        "What the class token attends to in the last vision layer, mean over heads. A1 and A2 are the two maps of "
-        "differential attention; the signed A1 − λ·A2 is what multiplies the values. Then, what speaks for a text: two "
-        "pictures, each with its own caption and the other's.",
-        [
-            grid_figure(rows),
-            paper_figures(models, data, seed)["figure_2"][-1],
-        ],
+        "Attention of the class token in the last vision layer, mean over heads: A1 and A2 are the two maps of "
+        "differential attention, and the signed A1 − λ·A2 multiplies the values. Then two images, each with its own "
+        "caption and the other's: which patches speak for each.",
+        [grid_figure(rows), paper_figures(models, data, seed)["figure_2"][-1]],
     )
+
+
+def _images_for_captions(
+    data: EvaluationSet,
+    captions: Sequence[str],
+    owners: npt.NDArray[np.intp],
+    queries: Sequence[int],
+    scores: Mapping[str, npt.NDArray[np.float32]],
+) -> Figure:
+    with style():
+        figure = new_figure(_WIDTH, (1.5 * len(scores) + 0.35) * len(queries))
+        for part, query in zip(
+            figure.subfigures(len(queries), 1, squeeze=False).ravel(), queries, strict=True
+        ):
+            part.suptitle(
+                textwrap.fill(f"“{captions[query]}”", 95), fontsize=9.5, x=0.01, ha="left", style="italic"
+            )
+            for row, (label, score) in zip(
+                part.subplots(len(scores), _TOP, squeeze=False), scores.items(), strict=True
+            ):
+                for axes, best in zip(row, np.argsort(-score[query], kind="stable")[:_TOP], strict=True):
+                    _show(axes, _image(data, int(best)), RIGHT if best == owners[query] else None)
+                row[0].set_ylabel(label, fontsize=9)
+        return figure
+
+
+def _captions_for_images(
+    data: EvaluationSet,
+    captions: Sequence[str],
+    owners: npt.NDArray[np.intp],
+    drawn: npt.NDArray[np.intp],
+    scores: Mapping[str, npt.NDArray[np.float32]],
+) -> Figure:
+    with style():
+        figure = new_figure(_WIDTH, max(1.4, 1.15 * len(scores)) * len(drawn))
+        grid = figure.subplots(len(drawn), 2, squeeze=False, width_ratios=(1, 4))
+        for (left, right), image in zip(grid, drawn, strict=True):
+            _show(left, _image(data, int(image)))
+            right.set_axis_off()
+            lines = []
+            for label, score in scores.items():
+                lines.append((label, MUTED))
+                for best in np.argsort(-score[:, image], kind="stable")[:_TOP]:
+                    own = owners[best] == image
+                    text = textwrap.shorten(captions[best], 78, placeholder=" …")
+                    lines.append((f"{'✓' if own else '   '} {text}", RIGHT if own else INK))
+            for line, (text, color) in enumerate(lines):
+                y = 1 - (line + 0.5) / len(lines)
+                right.text(0, y, text, fontsize=8, color=color, va="center", transform=right.transAxes)
+        return figure
+
+
+def _show(axes: Axes, image: Image.Image, frame: str | None = None) -> None:
+    axes.imshow(image, cmap="gray" if image.mode == "L" else None)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(frame is not None)
+        spine.set_edgecolor(frame or INK)
+        spine.set_linewidth(3)
 
 
 def _scores(loaded: Prepared, data: EvaluationSet) -> npt.NDArray[np.float32]:
-    """Cosine of every caption with every picture, [M, N]."""
+    """Return the cosine of every caption with every image, [M, N]."""
     model, preprocess, tokenizer = loaded
     batches = ((batch.images, batch.captions or []) for batch in data.batches(preprocess, 256))
     with torch.inference_mode():
@@ -94,25 +142,8 @@ def _scores(loaded: Prepared, data: EvaluationSet) -> npt.NDArray[np.float32]:
     return scores
 
 
-def _best(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
-    return np.argsort(-scores, axis=1, kind="stable")[:, :_TOP]
-
-
-def _read(data: EvaluationSet, position: int) -> Image.Image:
-    return data.source.image(data.indices[position])
-
-
-def _picture(data: EvaluationSet, position: int) -> npt.NDArray[np.uint8]:
-    picture = _read(data, position)
-    side = min(*picture.size)
-    left, top = (picture.width - side) // 2, (picture.height - side) // 2
-    square = picture.crop((left, top, left + side, top + side))
-    return np.asarray(square.resize((_SIDE, _SIDE)))
-
-
-def _stack(
-    pictures: Sequence[npt.NDArray[np.uint8] | None], like: npt.NDArray[np.uint8]
-) -> npt.NDArray[np.uint8]:
-    """[N, H, W, 3]; pictures that nothing shows are left black."""
-    blank = np.zeros_like(like)
-    return np.stack([blank if picture is None else picture for picture in pictures])
+def _image(data: EvaluationSet, position: int) -> Image.Image:
+    image = data.source.image(data.indices[position])
+    side = min(*image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side)).convert("RGB")

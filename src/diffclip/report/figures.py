@@ -1,80 +1,353 @@
-"""All figures and all tables of a report, and their files."""
+"""The figures of a report: forest plots, bars, a radar, and curves, each a matplotlib figure with a caption."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from diffclip.files import write_text
-from diffclip.report.bars import metric_chart
-from diffclip.report.charts import Chart, save_chart
-from diffclip.report.correlations import correlation_chart
-from diffclip.report.course import course_chart
-from diffclip.report.curves import training_chart, validation_chart
-from diffclip.report.focus_charts import focus_charts
-from diffclip.report.lambdas import lambda_chart, lambda_training_chart
-from diffclip.report.latex import sheet_latex
-from diffclip.report.out_of_domain import out_of_domain_chart
-from diffclip.report.paper_tables import paper_sheets
-from diffclip.report.pope_sheet import pope_sheets
-from diffclip.report.radar import radar_chart
-from diffclip.report.series import Collection
-from diffclip.report.sheet import sheet_markdown
-from diffclip.report.six_tasks import is_broad, six_tasks_chart
-from diffclip.report.study_data import StudyData
-from diffclip.report.study_section import study_charts
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.projections.polar import PolarAxes
 
+from diffclip.report.compare import is_paper_model, verdict_text
+from diffclip.report.frame import (
+    DATASETS,
+    PANELS,
+    Results,
+    in_order,
+    is_share,
+    measures_of,
+    percent,
+    values_of,
+)
+from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure, style
 
-def result_charts(collection: Collection) -> list[Chart]:
-    """The figures of results that there is data for; six tasks stand in for many sets."""
-    first = six_tasks_chart(collection) if is_broad(collection) else metric_chart(collection)
-    charts = [first, out_of_domain_chart(collection), radar_chart(collection)]
-    return [chart for chart in charts if chart is not None]
-
-
-def training_charts(collection: Collection) -> list[Chart]:
-    """The figures of training that there is data for, but those of λ."""
-    charts: list[Chart | None] = [course_chart(collection)]
-    if collection.runs:
-        charts += [training_chart(collection), validation_chart(collection)]
-    return [chart for chart in charts if chart is not None]
+DASHED = (0, (4, 3))
 
 
-def lambda_charts(collection: Collection) -> list[Chart]:
-    """The figures of λ, and of how alike the maps are that it weighs, that there is data for."""
-    charts = (lambda_chart(collection), lambda_training_chart(collection), correlation_chart(collection))
-    return [chart for chart in charts if chart is not None]
+@dataclass(frozen=True)
+class Chart:
+    """A figure with the name of its file, its title and a caption that says axis, unit and marks."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
 
 
-def all_charts(collection: Collection, study: StudyData | None = None) -> list[Chart]:
-    """Every figure that there is data for, in the order of a report; those of a study first."""
-    return [
-        *(study_charts(study) if study else []),
-        *result_charts(collection),
-        *(chart for own in focus_charts(collection).values() for chart in own),
-        *training_charts(collection),
-        *lambda_charts(collection),
-    ]
+def forest_chart(
+    results: Results,
+    comparisons: pd.DataFrame,
+    title: str,
+    name: str = "forest",
+    by: str = "label",
+    paper: dict[tuple[str, str, str], float] | None = None,
+    margin: float = 0.01,
+) -> Chart | None:
+    """Draw differences in points with their intervals, a row a measure or an arm, with seeds as dots.
 
-
-def write_figures(folder: str | Path, collection: Collection, study: StudyData | None = None) -> list[Path]:
-    """Write every figure as `NAME.png` and `NAME.svg` into `folder`.
-
-    Raises:
-        InputError: the folder cannot be written.
+    Args:
+        comparisons: rows of `compare`; metrics that are no shares are left out.
+        by: the column that names the rows: "label" (measures) or "model" (arms).
+        paper: the paper's gains as fractions, by (task, model, baseline).
     """
-    return [path for chart in all_charts(collection, study) for path in save_chart(chart, Path(folder))]
+    rows = comparisons[comparisons["share"]] if len(comparisons) else comparisons
+    if not len(rows):
+        return None
+    values = values_of(results.records)
+    colors = colors_of(results.models)
+    ends = np.nan_to_num(np.abs(rows[["difference", "low", "high"]].to_numpy(float)))
+    reach = min(1.25 * 100 * float(ends.max() or 0.01), 100.0)
+    several = rows["model"].nunique() > 1 and by == "label"
+    with style():
+        figure = new_figure(WIDTH, 0.75 + 0.47 * len(rows))
+        axes = figure.subplots()
+        marks = set()
+        for y, (_, row) in enumerate(rows.iterrows()):
+            color = colors[row["model"]]
+            name_ = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
+            name_ += f" · {row['model']}" if several else ""
+            told = percent(row["difference"], sign=True)
+            told += "" if row["verdict"] == "one run" else f"  {verdict_text(row, margin).split(' (')[0]}"
+            axes.text(0, y - 0.32, name_, transform=axes.get_yaxis_transform(), fontsize=9, color=INK)
+            axes.text(
+                1, y - 0.32, told, transform=axes.get_yaxis_transform(), fontsize=8.5, ha="right", color=MUTED
+            )
+            if not math.isnan(row["low"]):
+                axes.plot([100 * row["low"], 100 * row["high"]], [y, y], color=color, linewidth=2.2)
+            one, other = (_seeds(values, row["measure"], row[side]) for side in ("model", "against"))
+            dots = (one - other).dropna()
+            if len(dots) > 1:
+                axes.plot(100 * dots, [y + 0.16] * len(dots), ".", color=color, alpha=0.55, markersize=5)
+                marks.add("seed")
+            axes.plot(100 * row["difference"], y, "o", color=color, markersize=6)
+            chance = 100 * (row["chance"] - row["base_value"])
+            if not math.isnan(chance) and abs(chance) < reach:
+                axes.plot(chance, y, "x", color=MUTED, markersize=6)
+                marks.add("chance")
+            gain = (paper or {}).get((row["panel"], row["model"], row["against"]))
+            if gain is not None and abs(100 * gain) < reach:
+                axes.plot(
+                    100 * gain, y, marker="D", markerfacecolor="none", color=INK, markersize=5, linestyle=""
+                )
+                marks.add("paper")
+        axes.axvline(0, color=INK, linewidth=1)
+        axes.axvspan(-100 * margin, 100 * margin, color=GRID, alpha=0.6, linewidth=0)
+        axes.set_ylim(len(rows) - 0.6, -0.75)
+        axes.set_xlim(-reach, reach)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.grid(False, axis="y")
+        axes.set_xlabel("difference, percentage points")
+        if marks:
+            _marks(figure, marks)
+    kinds = {
+        "seed": "small dots are seeds",
+        "chance": "× the difference at chance",
+        "paper": "◇ the paper's gain",
+    }
+    told = "; ".join(text for mark, text in kinds.items() if mark in marks)
+    bars = (
+        "lines are 95 % intervals over seeds" if rows["low"].notna().any() else "one run each, so no interval"
+    )
+    return Chart(
+        name,
+        title,
+        f"Differences in percentage points; {bars}; {told + '; ' if told else ''}grey band: "
+        f"±{100 * margin:g} point, within which differences count as equivalent.",
+        figure,
+    )
 
 
-def write_tables(folder: str | Path, collection: Collection, paper: bool = False) -> list[Path]:
-    """Write every table laid out as the paper's as `NAME.md` and `NAME.tex` into `folder`.
+def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart | None:
+    """Draw values of single runs with their intervals over items, a row a measure."""
+    fields, values = measures_of(results.records), values_of(results.records)
+    shown = [measure for measure in measures if is_share(fields.loc[measure])]
+    if not shown:
+        return None
+    colors = colors_of(results.models)
+    models = few_models(list(dict.fromkeys(values["model"])))
+    with style():
+        figure = new_figure(WIDTH, 0.9 + (0.3 + 0.16 * len(models)) * len(shown))
+        axes = figure.subplots()
+        for row, measure in enumerate(shown):
+            own = values[values["measure"] == measure]
+            axes.text(
+                0, row - 0.38, fields.loc[measure, "label"], transform=axes.get_yaxis_transform(), fontsize=9
+            )
+            for place, model in enumerate(models):
+                value, low, high = _estimate(own[own["model"] == model])
+                y = row - 0.2 + 0.6 * (place + 0.5) / len(models)
+                axes.plot([low, high], [y, y], color=colors[model], linewidth=2)
+                axes.plot(value, y, "o", color=colors[model], markersize=5)
+            chance = own["chance"].dropna()
+            if len(chance):
+                axes.plot(
+                    [100 * chance.mean()] * 2,
+                    [row - 0.2, row + 0.45],
+                    color=INK,
+                    linestyle=DASHED,
+                    linewidth=1,
+                )
+        axes.set_ylim(len(shown) - 0.5, -0.75)
+        axes.set_xlim(0, 100)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.grid(False, axis="y")
+        axes.set_xlabel("%")
+        add_legend(figure, models, colors)
+    return Chart(
+        "values", title, "Values in percent, with 95 % intervals over the test items. Dashed: chance.", figure
+    )
 
-    Raises:
-        InputError: the folder cannot be written.
-    """
-    written = []
-    for sheet in [*paper_sheets(collection, paper), *pope_sheets(collection, paper)]:
-        for suffix, text in ((".md", sheet_markdown(sheet)), (".tex", sheet_latex(sheet))):
-            path = Path(folder, sheet.name + suffix)
-            write_text(path, text)
-            written.append(path)
-    return written
+
+def six_tasks_chart(results: Results) -> Chart | None:
+    """Draw the paper's Figures 1 and 5: six tasks, each the mean over its sets, a bar a model."""
+    frame = results.records
+    own = frame[(frame["task"] == "six-tasks") & (frame["metric"] == "average")]
+    panels = [panel for panel in PANELS if (own["dataset"] == panel).any()]
+    if not panels:
+        return None
+    models = few_models(own["model"].unique())
+    columns = min(3, len(panels))
+    with style():
+        figure = new_figure(WIDTH * 1.15, 2.1 * math.ceil(len(panels) / columns) + 0.3)
+        grid = figure.subplots(math.ceil(len(panels) / columns), columns, squeeze=False).ravel()
+        for axes, panel in zip(grid, panels, strict=False):
+            _bars(axes, _widest(own[own["dataset"] == panel]), models, colors_of(results.models))
+            axes.set_title(panel[0].upper() + panel[1:], fontsize=9.5)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        for axes in grid[::columns]:
+            axes.set_ylabel("%")
+        add_legend(figure, models, colors_of(results.models))
+    return Chart(
+        "six_tasks", "Six tasks", f"Means over the sets of each task, in percent. {_WHISKERS}", figure
+    )
+
+
+def out_of_domain_chart(results: Results) -> Chart | None:
+    """Draw the paper's Figure 3: a set, its shifts and their mean, a bar a model."""
+    frame = results.records
+    families = frame[(frame["task"] == "out-of-domain") & (frame["metric"] == "mean_of_shifts")]
+    if families.empty:
+        return None
+    groups: list[tuple[str, pd.DataFrame]] = []
+    accuracy = frame[(frame["task"] == "zero-shot") & (frame["metric"] == "acc1")]
+    labels = measures_of(accuracy)["label"]
+    for base, family in families.groupby("dataset", sort=False):
+        shifts = {name for of in family["of"].dropna() for name in of}
+        kin = accuracy[(accuracy["dataset"] == base) | accuracy["dataset"].isin(shifts)]
+        for measure, own in kin.groupby("measure", sort=False):
+            groups.append((labels[measure].partition(", ")[2], own))
+        groups.append((f"{DATASETS.get(base, base)}, mean of shifts", _widest(family)))
+    models = few_models(families["model"].unique())
+    with style():
+        figure = new_figure(WIDTH, 0.9 + 0.24 * len(groups) * max(len(models), 2))
+        axes = figure.subplots()
+        height = 0.8 / len(models)
+        colors = colors_of(results.models)
+        values = values_of(frame)
+        for y, (_, own) in enumerate(groups):
+            seen = values[values["measure"].isin(own["measure"].unique())]
+            for place, model in enumerate(models):
+                value, low, high = _estimate(seen[seen["model"] == model])
+                at = y - 0.4 + height * (place + 0.5)
+                axes.barh(at, value, height * 0.9, color=colors[model])
+                axes.plot([low, high], [at, at], color=INK, linewidth=0.9)
+            chance = seen["chance"].dropna()
+            if len(chance):
+                axes.plot(
+                    [100 * chance.mean()] * 2, [y - 0.45, y + 0.45], color=INK, linestyle=DASHED, linewidth=1
+                )
+        axes.set_yticks(range(len(groups)), [textwrap.fill(label, 22) for label, _ in groups])
+        axes.invert_yaxis()
+        axes.set_xlim(0)
+        axes.grid(False, axis="y")
+        axes.set_xlabel("zero-shot top-1, %")
+        add_legend(figure, models, colors_of(results.models))
+    return Chart(
+        "out_of_domain",
+        "Out of domain",
+        f"Zero-shot top-1 in percent on sets, their shifts and the mean of the "
+        f"shifts, without training on any. {_WHISKERS}",
+        figure,
+    )
+
+
+def pairs_chart(results: Results) -> Chart | None:
+    """Draw the paper's Figure 4: the share of right pairs by pattern (MMVP-VLM) as a radar."""
+    frame = results.records
+    own = frame[(frame["task"] == "mmvp") & frame["metric"].str.startswith("pair_accuracy/")]
+    if own["metric"].nunique() < 3:
+        return None
+    own = own[own["dataset"] == own["dataset"].iloc[0]]
+    models = few_models(own["model"].unique())
+    table = own.pivot_table(index="metric", columns="model", values="value", aggfunc="mean", sort=False)
+    angles = np.linspace(0, 2 * math.pi, len(table), endpoint=False)
+    names = [textwrap.fill(metric.partition("/")[2], 16) for metric in table.index]
+    chance = float(own["chance"].mean()) if own["chance"].notna().any() else 0.25
+    with style():
+        figure = new_figure(WIDTH, 4.9)
+        axes = figure.subplots(subplot_kw={"projection": "polar"})
+        assert isinstance(axes, PolarAxes)
+        axes.set_theta_zero_location("N")
+        axes.set_theta_direction(-1)
+        for model in models:
+            color = colors_of(results.models)[model]
+            line = 100 * table[model].to_numpy(float)
+            axes.plot(
+                [*angles, angles[0]], [*line, line[0]], "o-", color=color, linewidth=1.8, markersize=3.5
+            )
+            axes.fill(angles, line, color=color, alpha=0.08)
+        around = np.linspace(0, 2 * math.pi, 100)
+        axes.plot(around, [100 * chance] * 100, color=INK, linestyle=DASHED, linewidth=1)
+        axes.set_xticks(angles, names, fontsize=8)
+        axes.set_ylim(0, max(50, 110 * np.nanmax(table.to_numpy(float))))
+        axes.spines["polar"].set_visible(False)
+        axes.set_rlabel_position(180 / len(table))
+        add_legend(figure, models, colors_of(results.models))
+    pairs = int(own["count"].iloc[0])
+    return Chart(
+        "minimal_pairs",
+        "Minimal pairs",
+        f"Share of pairs, in percent, of which both statements pick their own image; "
+        f"{pairs} pairs a pattern. Dashed: chance, {percent(chance)} %.",
+        figure,
+    )
+
+
+_WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
+
+
+def _seeds(values: pd.DataFrame, measure: int, model: str) -> pd.Series:
+    own = values[(values["measure"] == measure) & (values["model"] == model)]
+    return own.set_index("seed")["value"]
+
+
+def _marks(figure: Figure, marks: set[str]) -> None:
+    shapes = {
+        "seed": Line2D([], [], marker=".", linestyle="", color=MUTED, label="a seed"),
+        "chance": Line2D([], [], marker="x", linestyle="", color=MUTED, label="chance"),
+        "paper": Line2D(
+            [], [], marker="D", linestyle="", color=INK, markerfacecolor="none", label="gain in the paper"
+        ),
+    }
+    handles = [shape for name, shape in shapes.items() if name in marks]
+    figure.legend(handles=handles, loc="outside lower right", ncols=3, fontsize=8.5)
+
+
+def few_models(models: Sequence[str]) -> list[str]:
+    """Choose the models of a figure: all where they are few, else those that the paper has."""
+    ordered = in_order(list(models))
+    return (
+        ordered if len(ordered) <= 5 else [model for model in ordered if is_paper_model(model)] or ordered[:5]
+    )
+
+
+def _widest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the measure that most models have: numbers of two measures do not stand side by side."""
+    return frame[frame["measure"] == frame.groupby("measure")["model"].nunique().idxmax()]
+
+
+def _estimate(values: pd.DataFrame) -> tuple[float, float, float]:
+    """Return value and whisker ends in percent: ± one sd over seeds, else the interval over items, within 0 and 100."""
+    if values.empty:
+        return math.nan, math.nan, math.nan
+    mean = float(values["value"].mean())
+    low, high = float(values["low"].mean()), float(values["high"].mean())
+    if len(values) > 1:
+        sd = float(values["value"].std(ddof=1))
+        low, high = mean - sd, mean + sd
+    return 100 * mean, 100 * max(low, 0.0), 100 * min(high, 1.0)
+
+
+def _bars(axes: Axes, records: pd.DataFrame, models: Sequence[str], colors: dict[str, str]) -> None:
+    values = values_of(records)
+    for place, model in enumerate(models):
+        value, low, high = _estimate(values[values["model"] == model])
+        axes.bar(place, value, 0.75, color=colors[model])
+        axes.plot([place, place], [low, high], color=INK, linewidth=1)
+        if not math.isnan(value):
+            top = value if math.isnan(high) else high
+            axes.annotate(
+                f"{value:.1f}", (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=8
+            )
+    chance = records["chance"].dropna()
+    if len(chance):
+        axes.axhline(100 * chance.mean(), color=INK, linestyle=DASHED, linewidth=1)
+    axes.set_xticks([])
+    axes.margins(y=0.15)
+    axes.set_ylim(0)
+    axes.grid(False, axis="x")
+
+
+def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) -> None:
+    keys = [Line2D([], [], color=colors[model], linewidth=4, label=model) for model in models]
+    longest = max(map(len, models), default=1)
+    figure.legend(handles=keys, loc="outside upper left", ncols=max(1, min(4, 56 // (longest + 6))))

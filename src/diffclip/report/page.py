@@ -1,280 +1,272 @@
-"""One self-contained HTML page about runs and their results: no script, nothing loaded from elsewhere."""
+"""A report as one self-contained HTML page or a Markdown file, and its figures and tables as files."""
 
 from __future__ import annotations
 
-import html
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
-from diffclip.errors import InputError
-from diffclip.evaluation.outcomes import ItemOutcomes
-from diffclip.evaluation.records import Record
-from diffclip.files import write_text
-from diffclip.report.chart_html import chart_html
-from diffclip.report.compare import reference_of
-from diffclip.report.curves import telemetry_chart
-from diffclip.report.figures import lambda_charts, result_charts, training_charts
-from diffclip.report.focus_section import focus_html
-from diffclip.report.metrics import VALIDATION_ORDER, metric_name, percentage
-from diffclip.report.origin import limits, origin_table, versions
-from diffclip.report.paper_tables import paper_sheets
-from diffclip.report.pope_section import notice, pope_html
-from diffclip.report.run_cards import finished_cards, going_cards
-from diffclip.report.runs import Run
-from diffclip.report.scoreboard import scoreboard
-from diffclip.report.series import Collection, Series, collect
-from diffclip.report.sheet import Sheet, sheet_html
-from diffclip.report.six_tasks import is_broad
-from diffclip.report.study_data import StudyData
-from diffclip.report.study_section import MODELS, study_html
-from diffclip.report.study_verdict import verdict as study_verdict
-from diffclip.report.style import dark_rules, data_uri, png_of
-from diffclip.report.tables import result_tables, to_html
-from diffclip.report.verdict import basis, judge
+from diffclip.evaluation.statistics import MARGIN
+from diffclip.files import write_atomically, write_text
+from diffclip.report import curves, figures
+from diffclip.report.compare import ONE_RUN, compare, contrasts_of, headline, primary_of
+from diffclip.report.figures import Chart
+from diffclip.report.frame import Results, headlines, read_results
+from diffclip.report.paper import claims_table, gains_in_words, marks, paper_tables
+from diffclip.report.runs import METRICS, read_run, run_facts, run_folders
+from diffclip.report.style import data_uri, png_of, with_palette
+from diffclip.report.tables import (
+    Table,
+    all_values,
+    comparison_table,
+    layers_table,
+    runs_table,
+    values_table,
+)
 
-_FEW_SETS = 4
+_DPI, _WIDE_DPI = 110, 160
+_OF_PAPER = "The paper's figures and tables"
+_IN_MARKDOWN = ("Arms and ablations", "The paper's claims")
 
 
 @dataclass(frozen=True)
 class Extra:
-    """A section of figures, as `pictures` and `attention` make them, with a text before them."""
+    """A section of figures with a text before them."""
 
     title: str
     text: str
     figures: list[Figure] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Section:
+    """A folded section of a page."""
+
+    title: str
+    charts: list[Chart] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    text: str = ""
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page says: one sentence, forest plots, one table, and sections to unfold."""
+
+    title: str
+    headline: str
+    charts: list[Chart]
+    table: Table | None
+    sections: list[Section]
+    protocols: list[str]
+
+
+def build_report(
+    results: Results, paths: Sequence[str | Path] = (), title: str | None = None, printed: bool = False
+) -> Report:
+    """Choose what a report shows of `results`, which were read from `paths`, and draw it.
+
+    With `printed` the paper's tables have the paper's rows, too.
+    """
+    primary, contrasts = primary_of(results), contrasts_of(results)
+    measures = headlines(results.records)
+    margin = float((results.study or {}).get("margin") or MARGIN)
+    charts: list[Chart | None] = []
+    sections = _run_sections(paths)
+    if primary:
+        first = [primary[0], *(measure for measure in measures if measure != primary[0])]
+        tasks = compare(results, first, [primary[1]])
+        arms = compare(results, [primary[0]], contrasts)
+    else:
+        tasks, arms = compare(results, measures, contrasts), pd.DataFrame()
+    table = None
+    if len(tasks) and not (tasks["verdict"] == "one run").all():
+        pairs = tasks[["model", "against"]].drop_duplicates()
+        name = " − ".join(pairs.iloc[0]) if len(pairs) == 1 else f"Models − {tasks['against'].iloc[0]}"
+        charts.append(figures.forest_chart(results, tasks, f"{name} by task", paper=marks(), margin=margin))
+        table = comparison_table(results, tasks, f"{name} by task", paper=gains_in_words())
+    elif len(results.records):
+        note = f"{ONE_RUN} In brackets: 95 % interval over the test items."
+        charts.append(figures.values_chart(results, measures, "Values"))
+        table = values_table(results, measures, "Values by task (%)", note, "comparison")
+    if len(arms) > 1:
+        what = str(arms["label"].iloc[0])
+        charts.append(figures.forest_chart(results, arms, f"Arms: {what}", "arms", "model", margin=margin))
+        sections.append(
+            Section("Arms and ablations", [], [comparison_table(results, arms, f"Arms: {what}", "model")])
+        )
+    claims = claims_table(results)
+    if claims and len(tasks):
+        sections.append(Section("The paper's claims", [], [claims]))
+    drawn = [
+        figures.six_tasks_chart(results),
+        figures.out_of_domain_chart(results),
+        figures.pairs_chart(results),
+    ]
+    papers = paper_tables(results, printed)
+    if any(drawn) or papers:
+        sections.append(Section(_OF_PAPER, _present(drawn), papers, open=printed))
+    trained = [
+        curves.training_chart(results),
+        curves.lambda_chart(results),
+        curves.lambda_training_chart(results),
+    ]
+    trained += [curves.course_chart(results), curves.sweep_chart(results), curves.telemetry_chart(results)]
+    if any(trained):
+        sections.append(Section("Training", _present(trained), [], open=results.records.empty))
+    if len(results.records):
+        layers = layers_table(results)
+        sections.append(Section("Every number", [], [*all_values(results), *([layers] if layers else [])]))
+    runs = runs_table(results)
+    if runs:
+        sections.append(Section("Runs", [], [runs]))
+    said = headline(results, tasks)
+    return Report(
+        title or _title(results, paths), said, _present(charts), table, sections, _protocols(results)
+    )
+
+
 def write_report(
+    paths: Sequence[str | Path],
     output: str | Path,
-    runs: Sequence[Run],
-    records: Sequence[Record],
-    title: str = "CLIP and DiffCLIP",
+    title: str | None = None,
+    command: str = "",
     extras: Sequence[Extra] = (),
-    command: str | None = None,
-    outcomes: Mapping[str, ItemOutcomes] | None = None,
-    paper: bool = False,
 ) -> Path:
-    """Write the report to `output`, whole or not at all, and return its path.
+    """Write the report about run folders, record files or a study to one HTML file, whole or not at all.
 
     Args:
-        output: the HTML file.
-        runs: training runs; their own records need not be among `records`.
-        records: further evaluation records.
-        title: the page's heading.
-        extras: sections of retrieved examples, attention pictures and the like.
-        command: what made the page, shown on it.
-        outcomes: of single items, by the key of their record; paired tests need them.
-        paper: show the paper's numbers beside these.
+        title: the heading; by default the study's title, the run's name, or "CLIP and DiffCLIP".
+        command: the command that makes the page, shown on it.
 
     Raises:
-        InputError: there is neither a run nor a record, or `output` cannot be written.
+        InputError: nothing to report, a file cannot be read, or `output` cannot be written.
     """
-    return write_page(output, collect(runs, records, outcomes), title, extras, command, paper)
+    return write_page(output, build_report(read_results(paths), paths, title), command, extras)
 
 
-def write_page(
-    output: str | Path,
-    collection: Collection,
-    title: str = "CLIP and DiffCLIP",
-    extras: Sequence[Extra] = (),
-    command: str | None = None,
-    paper: bool = False,
-    study: StudyData | None = None,
-) -> Path:
-    """`write_report` for what has been collected already; `study` is that whose models were.
+def write_page(output: str | Path, report: Report, command: str = "", extras: Sequence[Extra] = ()) -> Path:
+    """Write a report that was built to one HTML file, whole or not at all.
 
     Raises:
-        InputError: there is neither a run nor a record, or `output` cannot be written.
+        InputError: `output` cannot be written.
     """
-    if not collection.runs and not collection.results and study is None:
-        raise InputError("nothing to report: give at least one run or one evaluation record")
-    write_text(output, page(collection, title, extras, command, paper, study))
+    from jinja2 import Environment
+
+    source = files("diffclip.report").joinpath("page.html.j2").read_text("utf-8")
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
+    page = template.render(
+        report=report,
+        extras=extras,
+        command=command,
+        versions=f"Python {platform.python_version()}, diffclip {version('diffclip')}, torch {version('torch')}",
+        image=lambda figure: data_uri(with_palette(png_of(figure, _WIDE_DPI, "white"))),
+    )
+    write_text(output, page)
     return Path(output)
 
 
-def page(
-    collection: Collection,
-    title: str,
-    extras: Sequence[Extra] = (),
-    command: str | None = None,
-    paper: bool = False,
-    study: StudyData | None = None,
-) -> str:
-    """The report as HTML text; with `paper`, the paper's numbers stand beside these.
+def write_markdown(
+    output: str | Path, report: Report, command: str = "", folder: str | Path | None = None
+) -> list[Path]:
+    """Write a report as a short Markdown file, at most 60 lines, with its forest plots as PNG files.
 
-    With `study`, whose models the collection then is, its verdict heads the page, and theirs becomes a section.
+    Args:
+        folder: where the figures go; by default `figures/` beside the file. Their names begin with the file's.
+
+    Returns:
+        The files that were written.
     """
-    now = time.time()
-    going = going_cards(collection.runs, now)
-    sections = [("Progress", going)] if going else []
-    head = f"{_verdict(collection)}{_notice(collection)}"
-    if study:
-        sections += [*study_html(study), *([(MODELS, head)] if collection.runs else [])]
-        head = f"<p>{html.escape(study_verdict(study))}</p>"
-    looks = focus_html(collection)
-    sections += [*_results(collection, paper), *([("Focus", looks)] if looks else [])]
-    answers = pope_html(collection, paper)
-    sections += [("POPE", answers)] if answers else []
-    sections += [*_training(collection), *_lambdas(collection)]
-    sections += [(extra.title, _extra(extra)) for extra in extras]
-    sections.append(("How it was made", _origin(collection, command, now, study)))
-    links = "".join(f'<a href="#{_anchor(name)}">{html.escape(name)}</a>' for name, _ in sections)
-    body = "".join(
-        f'<section id="{_anchor(name)}"><h2>{html.escape(name)}</h2>{content}</section>'
-        for name, content in sections
-    )
-    kicker = " · ".join(filter(None, (_subject(collection), collection.architecture)))
-    css = files("diffclip.report").joinpath("page.css").read_text("utf-8")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{css}{dark_rules()}</style></head><body><main>"
-        f'<header><p class="kicker">{html.escape(kicker)}</p><h1>{html.escape(title)}</h1>'
-        f"{head}</header><nav>{links}</nav>{body}"
-        f"<footer>{html.escape(versions())}</footer></main></body></html>\n"
-    )
+    output = Path(output)
+    place = Path(folder) if folder else output.parent / "figures"
+    written, shown = [], []
+    for chart in report.charts:
+        file = place / f"{output.stem}_{chart.name}.png"
+        _write_png(file, chart.figure)
+        written.append(file)
+        shown.append(f"![{chart.title}]({Path(os.path.relpath(file, output.parent)).as_posix()})")
+    lines = [f"# {report.title}", "", report.headline, ""]
+    lines += [" ".join(shown), "", report.charts[0].caption, ""] if shown else []
+    if report.table:
+        lines += [report.table.to_markdown(), "", report.table.note, ""]
+    for section in report.sections:
+        if section.title in _IN_MARKDOWN:
+            lines += [f"## {section.title}", _not_twice(section.tables[0], report.table).to_markdown(), ""]
+    lines += [f"`{command}`"] if command else []
+    write_text(output, "\n".join(lines).rstrip() + "\n")
+    return [output, *written]
 
 
-def _results(collection: Collection, paper: bool) -> list[tuple[str, str]]:
-    """A section a figure, each with its table, and one of tables; what is of single sets is folded where many are."""
-    charts, sheets = result_charts(collection), paper_sheets(collection, paper)
-    broad = is_broad(collection)
-    sections = []
+def write_figures(folder: str | Path, report: Report) -> list[Path]:
+    """Write every figure of the report as PNG into `folder`, and return the files."""
+    charts = [*report.charts, *(chart for section in report.sections for chart in section.charts)]
     for chart in charts:
-        own = [sheet for sheet in sheets if sheet.name.startswith(chart.name)]
-        sections.append((chart.title, chart_html(chart) + _folded("The numbers", own, paper)))
-        sheets = [sheet for sheet in sheets if sheet not in own]
-    single = _single_sets(collection)
-    if charts and not broad:
-        # few numbers: the tables of single sets say all there is
-        sections[0] = (sections[0][0], sections[0][1] + single)
-        return [*sections, ("Tables", "".join(map(sheet_html, sheets)))] if paper and sheets else sections
-    if charts or sheets:
-        details = f"<details><summary>Every set, every number</summary>{single}</details>"
-        sections.append(("Tables", "".join(map(sheet_html, sheets)) + details))
+        _write_png(Path(folder) / f"{chart.name}.png", chart.figure)
+    return [Path(folder) / f"{chart.name}.png" for chart in charts]
+
+
+def write_tables(folder: str | Path, report: Report) -> list[Path]:
+    """Write the first table, the claims and the paper's tables as Markdown and LaTeX, and return the files."""
+    tables = [report.table] if report.table else []
+    chosen = (*_IN_MARKDOWN, _OF_PAPER)
+    tables += [table for section in report.sections if section.title in chosen for table in section.tables]
+    written = []
+    for table in tables:
+        markdown = f"{table.title}\n\n{table.to_markdown()}\n\n{table.note}\n"
+        for suffix, text in ((".md", markdown), (".tex", table.to_latex())):
+            written.append(Path(folder) / f"{table.name}{suffix}")
+            write_text(written[-1], text)
+    return written
+
+
+def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
+    """Tell of each run folder among the paths how far it is and how it was started; open while one goes."""
+    folders = [run for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
+    sections = []
+    for folder in folders:
+        facts = run_facts(read_run(folder))
+        table = Table("facts", "", pd.DataFrame(facts, columns=["", folder.resolve().name]))
+        sections.append(
+            Section(f"Run {folder.resolve().name}: {facts[0][1]}", [], [table], open=len(folders) == 1)
+        )
     return sections
 
 
-def _folded(summary: str, sheets: Sequence[Sheet], unfolded: bool) -> str:
-    content = "".join(map(sheet_html, sheets))
-    state = " open" if unfolded else ""
-    return f"<details{state}><summary>{summary}</summary>{content}</details>" if sheets else ""
+def _protocols(results: Results) -> list[str]:
+    """List how the numbers were measured, once each."""
+    frame = results.records[~results.records["task"].isin(["six-tasks", "out-of-domain", "training", "cost"])]
+    return [str(text) for text in dict.fromkeys(frame["protocol"]) if text][:40]
 
 
-def _single_sets(collection: Collection) -> str:
-    tables = "".join(map(to_html, result_tables(collection, every_seed=False)))
-    if tables and any(len(seeds) > 1 for seeds in _seeds(collection).values()):
-        every = "".join(map(to_html, result_tables(collection)))
-        tables += f"<details><summary>Every seed</summary>{every}</details>"
-    return tables
+def _title(results: Results, paths: Sequence[str | Path]) -> str:
+    if results.study and results.study.get("title"):
+        return str(results.study["title"])
+    if len(paths) == 1 and (Path(paths[0]) / METRICS).is_file():
+        return f"Run {Path(paths[0]).resolve().name}"
+    return "CLIP and DiffCLIP"
 
 
-def _seeds(collection: Collection) -> dict[Series, set[int | None]]:
-    seeds: dict[Series, set[int | None]] = {}
-    for result in collection.results:
-        seeds.setdefault(result.series, set()).add(result.seed)
-    return seeds
+def _not_twice(table: Table, first: Table | None) -> Table:
+    """Leave out the claims that the first table has with the paper's gains."""
+    if first is None or "claim" not in table.frame or "paper" not in first.frame:
+        return table
+    known = table.frame["claim"].isin([first.title.partition(" by ")[0]]) & table.frame[
+        "paper"
+    ].str.startswith("CC")
+    return replace(table, frame=table.frame[~known])
 
 
-def _training(collection: Collection) -> list[tuple[str, str]]:
-    charts = training_charts(collection)
-    if not charts:
-        return []
-    content = "".join(map(chart_html, charts))
-    telemetry = telemetry_chart(collection) if collection.runs else None
-    if telemetry:
-        content += f"<details><summary>More telemetry</summary>{chart_html(telemetry)}</details>"
-    return [("Training", content)]
+def _present(charts: Sequence[Chart | None]) -> list[Chart]:
+    return [chart for chart in charts if chart is not None]
 
 
-def _lambdas(collection: Collection) -> list[tuple[str, str]]:
-    charts = lambda_charts(collection)
-    intro = (
-        "<p>A differential layer subtracts λ times a second attention map from the first, "
-        "A = softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ). λ is learned, one a layer, and starts at λ_init.</p>"
-    )
-    return [("λ", intro + "".join(map(chart_html, charts)))] if charts else []
-
-
-def _extra(extra: Extra) -> str:
-    images = "".join(
-        f'<img src="{data_uri(png_of(figure, ground="white"))}" alt="{html.escape(extra.title)}">'
-        for figure in extra.figures
-    )
-    return f'<p>{html.escape(extra.text)}</p><div class="panels">{images}</div>'
-
-
-def _origin(collection: Collection, command: str | None, now: float, study: StudyData | None) -> str:
-    parts = []
-    if collection.runs:
-        parts.append(to_html(origin_table(collection)))
-        cards = finished_cards(collection.runs, now)
-        state = " open" if len(collection.runs) == 1 else ""
-        parts += [f"<details{state}><summary>Where each run was made</summary>{cards}</details>"] * bool(
-            cards
-        )
-        unknown = limits(collection, swept=bool(study and study.chosen))
-        parts += [f"<p>{html.escape(unknown)}</p>"] if unknown else []
-        parts.append("<p>Any of these runs, again:</p><pre>diffclip train RUN/recipe.yaml --run FOLDER</pre>")
-    if command:
-        parts.append(f"<p>This page:</p><pre>{html.escape(command)}</pre>")
-    return "".join(parts)
-
-
-def _verdict(collection: Collection) -> str:
-    verdict = judge(collection)
-    if verdict is None:
-        return _progress(collection)
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdict.lines)
-    note = ""
-    if verdict.comparisons:
-        bracket = html.escape(" or ".join(dict.fromkeys(basis(one) for one in verdict.comparisons)))
-        reference = html.escape(reference_of(verdict.comparisons))
-        note = f'<p class="note">Beneath each value: difference to {reference} in points, {bracket}.</p>'
-    return (
-        f'<p class="headline">{html.escape(verdict.headline)}</p>'
-        + (f'<ul class="headline">{lines}</ul>' if lines else "")
-        + f'<p class="caveat">{html.escape(verdict.caveat)}</p>{scoreboard(collection, verdict)}{note}'
-    )
-
-
-def _notice(collection: Collection) -> str:
-    said = notice(collection)
-    return f'<p class="caveat">{html.escape(said)}</p>' if said else ""
-
-
-def _progress(collection: Collection) -> str:
-    """What can be said before anything was evaluated: the best validation of each run."""
-    lines = []
-    for series, run in collection.runs:
-        if run.best is not None:
-            metrics = [name for name in VALIDATION_ORDER if name in run.best]
-            reached = ", ".join(f"{metric_name(name)} {percentage(run.best[name])}" for name in metrics)
-            lines.append(
-                f"{series.label}, seed {run.seed}: {reached} after epoch {run.best.get('epoch', 0):.0f}"
-            )
-    head = "Best validation so far:" if lines else "Neither validated nor evaluated yet."
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
-    return (
-        f'<p class="headline">{head}</p>'
-        + (f'<ul class="headline">{items}</ul>' if items else "")
-        + '<p class="caveat">This page shows training only: no test set has been evaluated.</p>'
-    )
-
-
-def _subject(collection: Collection) -> str:
-    """How much the page is about: "2 models, 6 runs, scenes"."""
-    datasets = collection.datasets
-    counts = [f"{len(collection.series)} model{'s' * (len(collection.series) != 1)}"]
-    if collection.runs:
-        counts.append(f"{len(collection.runs)} run{'s' * (len(collection.runs) != 1)}")
-    return ", ".join([*counts, *(datasets if len(datasets) <= _FEW_SETS else [f"{len(datasets)} sets"])])
-
-
-def _anchor(name: str) -> str:
-    return name.lower().replace(" ", "-")
+def _write_png(file: Path, figure: Figure) -> None:
+    with write_atomically(file) as temporary:
+        temporary.write_bytes(with_palette(png_of(figure, _DPI, "white")))

@@ -34,11 +34,15 @@ def vague(name: str, unclear_ratios: Mapping[str, float]) -> str | None:
 
 def paper_line() -> str:
     """How often the paper's own models say yes."""
-    numbers = paper_numbers().answers
-    ratios = {f"{row.model} {row.split}": numbers.yes_ratio(row) / 100 for row in numbers.rows}
+    numbers = paper_numbers()["answers"]
+    ratios = {}
+    for row in numbers["rows"]:
+        questions, yes = numbers["counts"][row["split"]]
+        # of all questions, yes · recall are right yeses, and precision is their share of all yeses
+        ratios[f"{row['model']} {row['split']}"] = yes / questions * row["recall"] / row["precision"]
     return (
-        f"In the paper's own {numbers.source}, {_range(ratios)} of the answers are yes, as follows from its accuracy, "
-        "precision and recall."
+        f"In the paper's own {numbers['source']}, {_range(ratios)} of the answers are yes, as follows from its "
+        "accuracy, precision and recall."
     )
 
 

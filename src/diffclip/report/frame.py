@@ -1,0 +1,382 @@
+"""Result records as one table: measures, arms, seeds, and the names that people read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from diffclip.config import ABLATIONS, VARIANTS
+from diffclip.errors import InputError
+from diffclip.evaluation.records import MEASURE, RESULTS_FILE, load_records
+
+STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "study.yaml", "runs.jsonl", "curves.jsonl", "timing.json"
+PANELS = ("linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain")
+"""The tasks of the paper's Figures 1 and 5, in its order: the `dataset` of records of the task `six-tasks`."""
+PER_CLASS = ("fgvc_aircraft", "pets", "caltech101", "flowers")
+"""Sets whose linear probes the paper reports as mean per-class recall."""
+
+DATASETS = {
+    "caltech101": "Caltech-101",
+    "dtd": "DTD",
+    "pets": "Pets",
+    "flowers": "Flowers",
+    "sun397": "SUN397",
+    "fgvc_aircraft": "Aircraft",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "food101": "Food-101",
+    "flickr30k": "Flickr30k",
+    "flickr8k": "Flickr8k",
+    "mscoco_captions": "COCO",
+    "imagenet1k": "ImageNet",
+    "imagenetv2": "ImageNet-V2",
+    "imagenet-a": "ImageNet-A",
+    "imagenet-r": "ImageNet-R",
+    "imagenet_sketch": "ImageNet-Sketch",
+    "oxford_pets3": "Oxford Pets (masks)",
+    "mmvp": "MMVP-VLM",
+    "scenes-mmvp": "scenes (pairs)",
+}
+METRICS = {
+    "acc1": "top-1",
+    "acc5": "top-5",
+    "mean_per_class_recall": "mean per class",
+    "pair_accuracy": "right pairs",
+    "mean_per_pattern_accuracy": "right pairs, mean over patterns",
+    "statement_accuracy": "right statements",
+    "average": "average",
+    "mean_of_shifts": "mean of the shifts",
+    "mean_of_all": "mean of base and shifts",
+    "drop": "drop from base to shifts",
+    "score": "validation score",
+    "f1": "F1",
+    "yes_ratio": "answers yes",
+    "unclear_ratio": "unclear answers",
+    "auroc": "area under ROC",
+    "ap": "average precision",
+    "inside": "share on the object",
+    "inside_over_area": "lift on the object",
+    "pointing": "pointing game",
+    "entropy": "entropy",
+    "effective_patches": "effective patches",
+    "class_token": "share of the class token",
+    "top10": "share of the ten strongest patches",
+    "background10": "share of the ten strongest background patches",
+    "lambda": "λ",
+    "map_correlation": "correlation of A1 and A2",
+    "A1_A2_correlation": "correlation of A1 and A2",
+    "step_seconds": "seconds a step",
+    "peak_memory": "peak memory (bytes)",
+}
+MAPS = {"A1_minus_A2": "A1 − A2"}
+_TASKS = {
+    "zero-shot": "zero-shot",
+    "linear-probe": "linear probe",
+    "few-shot": "few-shot",
+    "mmvp": "minimal pairs",
+    "pope": "POPE",
+    "pope-blind": "POPE without the image",
+    "sugarcrepe": "SugarCrepe",
+    "out-of-domain": "out of domain",
+}
+_BARE = ("retrieval", "six-tasks", "validation", "training", "cost")
+"""Tasks that the metric's own label names already."""
+
+HEADLINES = {
+    "six-tasks": ("average",),
+    "retrieval": ("image_retrieval_recall@5", "text_retrieval_recall@5"),
+    "zero-shot": ("acc1",),
+    "few-shot": ("acc1",),
+    "mmvp": ("pair_accuracy",),
+    "focus": ("auroc",),
+    "pope": ("accuracy",),
+    "pope-blind": ("accuracy",),
+    "out-of-domain": ("mean_of_shifts",),
+    "validation": ("score",),
+}
+"""The metrics of a task that the first table shows; of other tasks the first that is recorded."""
+_ASIDE = ("training", "cost")
+_AVERAGED = ("linear-probe", "few-shot", "retrieval", "zero-shot", "out-of-domain")
+_NOT_SHARES = ("inside_over_area", "effective_patches", "lambda", "map_correlation", "A1_A2_correlation")
+_ORDER = (*VARIANTS, *ABLATIONS)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a report is about.
+
+    Attributes:
+        records: a row a record of the last checkpoint, with `measure` (a number a measure) added. Models that share
+            a name have their weights in it.
+        course: records of all checkpoints of trainings that were followed; empty where none was.
+        curves: a mapping a run as in `curves.jsonl`.
+        runs: a row a run of a study; empty without one.
+        study: the resolved study, None without one.
+        timing: step times of the arms in turns, by arm.
+    """
+
+    records: pd.DataFrame
+    course: pd.DataFrame
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    study: dict[str, Any] | None = None
+    timing: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def models(self) -> list[str]:
+        """The models in the order of figures: CLIP first."""
+        names = [*self.records["model"], *(curve["arm"] for curve in self.curves)]
+        return in_order(dict.fromkeys(names))
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of training seeds of a model."""
+        return 0 if self.records.empty else int(self.records.groupby("model")["seed"].nunique().max())
+
+
+def read_results(paths: Sequence[str | Path]) -> Results:
+    """Read records, and beside them curves, runs and the study, from files and folders.
+
+    Raises:
+        InputError: a path is missing or holds nothing to report, or a file cannot be read.
+    """
+    from diffclip.report.runs import curve_of, run_folders
+
+    sources = [Path(path) for path in paths]
+    for path in sources:
+        if not path.exists():
+            raise InputError(
+                f"{path} does not exist: give run folders, result files (.jsonl) or folders of either"
+            )
+    with_records = [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
+    folders = [path for path in sources if path.is_dir()]
+    curves = [
+        line for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for line in read_lines(file)
+    ]
+    curves += [curve_of(run) for folder in folders for run in run_folders(folder)]
+    if not with_records and not curves:
+        named = ", ".join(map(str, sources))
+        raise InputError(
+            f"nothing to report in {named}: no {RESULTS_FILE}, and no run has made its first step"
+        )
+    records = load_records(with_records)
+    if records.empty and not curves:
+        raise InputError(f"nothing to report in {', '.join(map(str, sources))}: no records")
+    found = next((folder for folder in folders if (folder / STUDY_FILE).is_file()), None)
+    if found is None:
+        return results_of(records, curves)
+    runs = read_lines(found / RUNS_FILE) if (found / RUNS_FILE).is_file() else []
+    timing = json.loads((found / TIMING_FILE).read_text("utf-8")) if (found / TIMING_FILE).is_file() else {}
+    study = yaml.safe_load((found / STUDY_FILE).read_text("utf-8"))
+    return results_of(records, curves, pd.DataFrame(runs), study, timing.get("arms", {}))
+
+
+def results_of(
+    records: pd.DataFrame,
+    curves: list[dict[str, Any]] | None = None,
+    runs: pd.DataFrame | None = None,
+    study: dict[str, Any] | None = None,
+    timing: dict[str, Any] | None = None,
+) -> Results:
+    """Sort a table of records, as `load_records` returns it, into `Results`."""
+    frame = records[records["value"].notna()].copy()
+    frame["measure"] = frame.groupby(list(MEASURE), dropna=False, sort=False).ngroup()
+    frame = _told_apart(frame)
+    last = frame.groupby(["measure", "model", "seed"], dropna=False)["steps"].transform("max")
+    followed = frame.groupby(["measure", "model", "seed"], dropna=False)["steps"].transform("nunique") > 1
+    course = frame[followed]
+    frame = frame[frame["steps"].isna() | (frame["steps"] == last)]
+    frame = frame.drop_duplicates(["measure", "model", "seed", "draw"], keep="last")
+    empty = pd.DataFrame() if runs is None else runs
+    return Results(frame.reset_index(drop=True), course, curves or [], empty, study, timing or {})
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read JSON objects, one a line; a line cut short is left out.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    rows = []
+    for line in lines:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def values_of(records: pd.DataFrame) -> pd.DataFrame:
+    """Average draws: a row a (measure, model, seed) with value, low, high, count, chance."""
+    frame = records.assign(seed=records["seed"].fillna(-1).astype(int))
+    return (
+        frame.groupby(["measure", "model", "seed"], sort=False)
+        .agg({"value": "mean", "low": "mean", "high": "mean", "count": "first", "chance": "first"})
+        .reset_index()
+    )
+
+
+def measures_of(records: pd.DataFrame) -> pd.DataFrame:
+    """List the measures, indexed by `measure`: their fields and `label`, in the order of the records."""
+    columns = [*MEASURE, "chance"]
+    found = (
+        records.groupby("measure", sort=False)[columns].first()
+        if len(records)
+        else pd.DataFrame(columns=columns)
+    )
+    # `first` skips missing values, which is right for chance, and the other fields are the same throughout
+    return found.assign(label=[measure_label(row) for row in found.to_dict("records")])
+
+
+def headlines(records: pd.DataFrame) -> list[int]:
+    """Choose the measures of the first table and of the forest plot: every task that was measured has one.
+
+    Where the averages over six tasks are there, they stand for the sets that they are over.
+    """
+    frame = records[records["layer"].isna() & records["head"].isna() & records["corruption"].isna()]
+    frame = frame[~frame["task"].isin(_ASIDE)]
+    panels = [one for one in PANELS if ((frame["task"] == "six-tasks") & (frame["dataset"] == one)).any()]
+    chosen: list[int] = []
+    for panel in panels:
+        own = frame[
+            (frame["task"] == "six-tasks") & (frame["dataset"] == panel) & (frame["metric"] == "average")
+        ]
+        if len(own):
+            chosen.append(int(own.groupby("measure")["model"].nunique().idxmax()))
+    rest = frame[frame["task"] != "six-tasks"]
+    if chosen:
+        rest = rest[~rest["task"].isin(_AVERAGED)]
+    for (task, dataset), own in rest.groupby(["task", "dataset"], sort=False):
+        wanted = list(HEADLINES.get(str(task), own["metric"].iloc[:1]))
+        if task == "linear-probe":
+            wanted = ["mean_per_class_recall" if dataset in PER_CLASS else "acc1"]
+        if task == "focus" and own["map"].eq("relevance").any():
+            own = own[own["map"] == "relevance"]
+        if own["split"].eq("overall").any():
+            own = own[own["split"].str.startswith("overall")]
+        own = own[own["metric"].isin(wanted)] if own["metric"].isin(wanted).any() else own[:1]
+        chosen += [int(measure) for measure in own["measure"].unique()]
+    return chosen
+
+
+def in_order(models: Iterable[str]) -> list[str]:
+    """Sort models: CLIP, DiffCLIP, its variants, ablations, then others as they come."""
+    names = list(models)
+    ranks = {name: position for position, name in enumerate(_ORDER)}
+    return sorted(
+        names, key=lambda name: (ranks.get(variant_of(name), len(ranks)), len(name), names.index(name))
+    )
+
+
+def variant_of(model: str) -> str:
+    """Find the variant or ablation in a model's name: "DiffCLIP-vision" of "DiffCLIP-vision-ViT-B-16"."""
+    fitting = [name for name in _ORDER if model == name or model.startswith((f"{name}-", f"{name} "))]
+    return max(fitting, key=len, default=model)
+
+
+def dataset_label(row: Mapping[str, Any]) -> str:
+    """Name a record's set for people, with its corruption: "CIFAR-10, noise 3"."""
+    name = DATASETS.get(row["dataset"], str(row["dataset"]))
+    return f"{name}, {row['corruption']} {row['severity']}" if _has(row, "corruption") else name
+
+
+def metric_label(row: Mapping[str, Any]) -> str:
+    """Name a record's task and metric for people, without the set: "zero-shot top-1", "text→image R@5"."""
+    metric = str(row["metric"])
+    base, _, pattern = metric.partition("/")
+    kind, found, k = base.partition("_retrieval_recall@")
+    if found:
+        name = f"{'text→image' if kind == 'image' else 'image→text'} R@{k}"
+    else:
+        name = METRICS.get(base, base.replace("_", " "))
+    task = str(row["task"])
+    if task == "six-tasks":
+        name = "" if base == "average" else name
+    elif task == "focus":
+        name = f"focus: {name}"
+    elif task not in _BARE:
+        name = f"{_TASKS.get(task, task)} {name}"
+    return f"{name}: {pattern}" if pattern else name
+
+
+def measure_label(row: Mapping[str, Any]) -> str:
+    """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "Out of domain"."""
+    if row["task"] == "six-tasks":
+        subject = str(row["dataset"])
+        subject = subject[0].upper() + subject[1:]
+        return ", ".join(filter(None, (subject, metric_label(row))))
+    parts = [metric_label(row)]
+    if row["task"] not in _ASIDE:
+        parts.append(dataset_label(row))
+        parts += (
+            [str(row["split"])] if str(row["task"]).startswith("pope") and row["split"] != "overall" else []
+        )
+    if _has(row, "map") and not (row["task"] == "focus" and row["map"] == "relevance"):
+        parts.append(MAPS.get(row["map"], str(row["map"])))
+    parts += [f"{name} {int(row[name])}" for name in ("layer", "head") if _has(row, name)]
+    return ", ".join(parts)
+
+
+def is_share(row: Mapping[str, Any]) -> bool:
+    """Tell whether a metric is a share, which is shown in percent."""
+    return row["task"] != "cost" and row["metric"] not in _NOT_SHARES
+
+
+def percent(value: float | None, share: bool = True, sign: bool = False) -> str:
+    """Write a fraction as "48.3" (percent), or a number that is no share as it is; a dash for None."""
+    if value is None or pd.isna(value):
+        return "–"
+    text = f"{100 * value if share else value:{'+' if sign else ''}.{1 if share else 2}f}"
+    return text.lstrip("+-") if float(text) == 0 else text.replace("-", "−")
+
+
+def interval(low: float | None, high: float | None, share: bool = True, sign: bool = False) -> str:
+    """Write an interval as "46.1 to 50.5"; empty where a bound is missing."""
+    if low is None or high is None or pd.isna(low) or pd.isna(high):
+        return ""
+    return f"{percent(low, share, sign)} to {percent(high, share, sign)}"
+
+
+def p_text(p: float | None) -> str:
+    """Write a p-value with two digits: "0.34", "0.007", "< 0.001"; a value below 0.05 is never rounded up to it."""
+    if p is None or pd.isna(p):
+        return "–"
+    if p < 0.001:
+        return "< 0.001"
+    return "0.049" if 0.0495 <= p < 0.05 else f"{p:.{1 if p < 0.0095 else 2}g}"
+
+
+def _has(row: Mapping[str, Any], name: str) -> bool:
+    value = row.get(name)
+    return value is not None and not pd.isna(value)
+
+
+def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add the name of their weights to models that share a name, a measure and a seed."""
+    key = ["measure", "model", "seed", "draw", "steps"]
+    twice = frame.groupby(key, dropna=False)["weights"].transform("nunique") > 1
+    shared = frame["model"].isin(frame.loc[twice, "model"].unique())
+    names = [
+        f"{model} ({weights_name(weights)})"
+        for model, weights in zip(frame.loc[shared, "model"], frame.loc[shared, "weights"], strict=True)
+    ]
+    frame.loc[shared, "model"] = names
+    return frame
+
+
+def weights_name(weights: str) -> str:
+    """Name weights by their run's folder or file: "CLIP-s0" of "runs/CLIP-s0/checkpoints/best"."""
+    parts = Path(weights).parts
+    if "checkpoints" in parts[1:]:
+        return parts[parts.index("checkpoints", 1) - 1]
+    return parts[-1] if parts else weights

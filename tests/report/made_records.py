@@ -1,0 +1,188 @@
+"""Records with made-up but reproducible numbers: models over seeds on a few tasks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from diffclip.evaluation.records import Record, write_records
+
+SETS = ("cifar10", "caltech101")
+PATTERNS = ("Orientation and Direction", "Color and Appearance", "Quantity and Count")
+
+
+def made(
+    levels: Mapping[str, float], seeds: Sequence[int] = (0, 1, 2), noise: float = 0.004, draws: int = 1
+) -> list[Record]:
+    """Records of models whose values lie around `levels`, on tasks as a suite has them."""
+    found = []
+    for model, level in levels.items():
+        for seed in seeds:
+            rng = np.random.default_rng([seed, len(model)])
+
+            def value(shift: float = 0.0, level: float = level, rng: Any = rng) -> float:
+                return float(np.clip(level + shift + noise * rng.standard_normal(), 0.001, 0.999))
+
+            about = {"model": model, "seed": seed, "weights": f"{model}-s{seed}/checkpoints/best"}
+            for name in SETS:
+                found.append(one(about, "zero-shot", name, "acc1", value(), chance=0.1))
+                found += [
+                    one(
+                        about,
+                        "linear-probe",
+                        name,
+                        "mean_per_class_recall" if name == "caltech101" else "acc1",
+                        value(0.1),
+                        chance=0.1,
+                        draw=draw,
+                    )
+                    for draw in range(draws)
+                ]
+                found += [
+                    one(about, "few-shot", name, "acc1", value(0.2), chance=0.2, draw=d) for d in range(draws)
+                ]
+            found.append(
+                one(
+                    about,
+                    "zero-shot",
+                    "cifar10",
+                    "acc1",
+                    value(-0.05),
+                    chance=0.1,
+                    corruption="noise",
+                    severity=3,
+                )
+            )
+            for direction in ("image", "text"):
+                for k in (1, 5):
+                    metric = f"{direction}_retrieval_recall@{k}"
+                    found.append(one(about, "retrieval", "flickr8k", metric, value(), chance=0.005 * k))
+            for panel, shift in (
+                ("linear probing", 0.1),
+                ("few-shot", 0.2),
+                ("image retrieval", 0.0),
+                ("text retrieval", 0.0),
+                ("zero-shot", 0.0),
+                ("out of domain", -0.05),
+            ):
+                found.append(one(about, "six-tasks", panel, "average", value(shift), chance=0.1, of=SETS))
+            found.append(
+                one(
+                    about,
+                    "out-of-domain",
+                    "cifar10",
+                    "mean_of_shifts",
+                    value(-0.05),
+                    chance=0.1,
+                    of=("cifar10, noise",),
+                )
+            )
+            for pattern in PATTERNS:
+                found.append(
+                    one(about, "mmvp", "mmvp", f"pair_accuracy/{pattern}", value(-0.3), count=15, chance=0.25)
+                )
+            found.append(one(about, "mmvp", "mmvp", "pair_accuracy", value(-0.3), count=135, chance=0.25))
+            found.append(
+                one(about, "focus", "oxford_pets3", "auroc", value(0.1), chance=0.5, map="relevance")
+            )
+            found.append(
+                one(about, "focus", "oxford_pets3", "auroc", value(0.1), chance=0.5, map="relevance", layer=1)
+            )
+    return found
+
+
+def one(about: Mapping[str, Any], task: str, dataset: str, metric: str, value: float, **facts: Any) -> Record:
+    """A record with an interval over `count` items."""
+    count = facts.pop("count", 1000)
+    half = 1.96 * math.sqrt(max(value * (1 - value), 0) / count)
+    fields = {"low": max(0.0, value - half), "high": min(1.0, value + half), "chance": None}
+    return Record(
+        **{
+            **about,
+            "task": task,
+            "dataset": dataset,
+            "split": "test",
+            "metric": metric,
+            "value": value,
+            "count": count,
+            "protocol": f"{task}, as made up",
+            **fields,
+            **facts,
+        }
+    )
+
+
+def frame_of(records: Sequence[Record]) -> pd.DataFrame:
+    return pd.DataFrame([record.model_dump() for record in records], columns=list(Record.model_fields))
+
+
+def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] = (0, 1, 2)) -> Path:
+    """A study's folder as `diffclip study` leaves it, with a validation score by model."""
+    records = made(levels, seeds)
+    for model, level in levels.items():
+        for seed in seeds:
+            about = {"model": model, "seed": seed, "weights": "best"}
+            noise = 0.001 * math.sin(7 * seed + len(model))
+            records.append(one(about, "validation", "flickr8k", "score", level / 5 + noise, split="val"))
+            records.append(
+                one(about, "cost", "flickr8k", "parameters", 1000 + (model != "CLIP"), low=None, high=None)
+            )
+    write_records(folder / "results.jsonl", records)
+    arms = {model: {"against": None} for model in levels}
+    study = {
+        "title": "A made-up study",
+        "models": {"arms": arms},
+        "margin": 0.01,
+        "primary": {
+            "arm": "DiffCLIP",
+            "against": "CLIP",
+            "task": "validation",
+            "dataset": "flickr8k",
+            "metric": "score",
+        },
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    runs = [
+        {
+            "run": f"sweep/{model}-lr{lr}",
+            "group": "sweep",
+            "arm": model,
+            "seed": 100,
+            "lr": lr,
+            "weight_decay": 0.1,
+            "score": 0.05,
+            "diverged": None,
+            "steps": 100,
+            "seconds": 60.0,
+        }
+        for model in levels
+        for lr in (1e-4, 1e-3)
+    ]
+    curves = [
+        {
+            "run": f"models/{model}-s{seed}",
+            "group": "models",
+            "arm": model,
+            "seed": seed,
+            "step": [1, 50, 100],
+            "loss": [5.0, 4.0, 3.0],
+            "lambda": {} if model == "CLIP" else {"vision": [[0.8, 0.7]] * 3},
+            "validation": {
+                "step": [50, 100],
+                "score": [0.02, 0.05],
+                "map_correlation": {} if model == "CLIP" else {"vision": [[-0.2, -0.3]] * 2},
+            },
+        }
+        for model in levels
+        for seed in seeds
+    ]
+    for name, lines in (("runs", runs), ("curves", curves)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder

@@ -1,0 +1,107 @@
+"""Comparisons of models over seeds, and their verdict words."""
+
+from __future__ import annotations
+
+import pytest
+from made_records import frame_of, made, one, write_study
+
+from diffclip.evaluation.statistics import compare_arms
+from diffclip.report.compare import (
+    compare,
+    contrasts_of,
+    headline,
+    is_paper_model,
+    primary_of,
+    verdict_class,
+    verdict_text,
+)
+from diffclip.report.frame import headlines, read_results, results_of, values_of
+
+
+def compared(levels, **options):
+    results = results_of(frame_of(made(levels, **options)))
+    return results, compare(results, headlines(results.records), contrasts_of(results))
+
+
+def test_a_row_is_what_the_statistics_say_of_its_measure():
+    results, found = compared({"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-vision": 0.41})
+    row = found[found["model"] == "DiffCLIP"].iloc[0]
+    values = values_of(results.records)
+    own = values[values["measure"] == row["measure"]]
+    expected = compare_arms(own[["model", "seed", "value"]], [("DiffCLIP", "CLIP")]).iloc[0]
+    for name in ("difference", "low", "high", "p", "detectable"):
+        assert row[name] == pytest.approx(expected[name])
+    assert row["p_holm"] >= row["p"]
+    assert len(found) == 2 * 8
+
+
+def test_a_real_difference_is_better_and_equal_models_are_equivalent():
+    _, found = compared({"CLIP": 0.4, "DiffCLIP": 0.5}, noise=0.002)
+    assert set(found["verdict"]) == {"better"}
+    _, found = compared({"CLIP": 0.4, "DiffCLIP": 0.4}, noise=0.0005)
+    assert verdict_text(found.iloc[0]) == "equivalent within 1 point"
+    assert verdict_class(found.iloc[0]) == ""
+
+
+def test_a_difference_between_scores_that_are_not_above_chance_says_so_and_has_no_color():
+    _, found = compared({"CLIP": 0.4, "DiffCLIP": 0.5}, noise=0.002)
+    pairs = found[found["panel"] == "mmvp"].iloc[0]
+    assert pairs["base_value"] < pairs["model_value"] < pairs["chance"]
+    assert verdict_text(pairs) == "better (neither shown above chance)"
+    assert verdict_class(pairs) == ""
+
+
+def test_one_run_decides_nothing():
+    results, found = compared({"CLIP": 0.2, "DiffCLIP": 0.6}, seeds=(0,))
+    assert set(found["verdict"]) == {"one run"}
+    assert found["p"].isna().all()
+    said = headline(results, found)
+    assert said.endswith("One run each: another seed or processor can turn this around.")
+    assert "better" not in said
+
+
+def test_a_study_has_one_primary_endpoint(tmp_path):
+    results = read_results([write_study(tmp_path, {"CLIP": 0.4, "DiffCLIP": 0.4, "DiffCLIP-vision": 0.4})])
+    measure, pair = primary_of(results)
+    assert pair == ("DiffCLIP", "CLIP")
+    assert contrasts_of(results) == [("DiffCLIP", "CLIP"), ("DiffCLIP-vision", "CLIP")]
+    found = compare(results, [measure, *headlines(results.records)[:2]], [pair])
+    assert found["primary"].tolist() == [True, False, False]
+    assert found["p_holm"][0] == found["p"][0]
+    assert "the primary endpoint" in headline(results, found)
+
+
+def test_models_are_compared_with_the_clip_of_their_size():
+    names = ("CLIP-ViT-B-32", "CLIP-ViT-B-16", "DiffCLIP-ViT-B-16", "DiffCLIP-ViT-B-32")
+    results = results_of(frame_of(made(dict.fromkeys(names, 0.4), seeds=(0,))))
+    pairs = dict(contrasts_of(results))
+    assert pairs["DiffCLIP-ViT-B-16"] == "CLIP-ViT-B-16"
+    assert pairs["DiffCLIP-ViT-B-32"] == "CLIP-ViT-B-32"
+
+
+def test_without_a_clip_nothing_is_compared():
+    results, found = compared({"mine": 0.4, "yours": 0.5})
+    assert found.empty
+    assert "nothing is tested" in headline(results, found)
+
+
+def test_weights_without_a_seed_are_one_run_each():
+    records = [
+        one({"model": name, "seed": None, "weights": name}, "zero-shot", "cifar10", "acc1", level)
+        for name, level in (("CLIP", 0.3), ("DiffCLIP", 0.4))
+    ]
+    results = results_of(frame_of(records))
+    found = compare(results, headlines(results.records), contrasts_of(results))
+    assert found["verdict"].tolist() == ["one run"]
+    assert found["difference"].item() == pytest.approx(0.1)
+
+
+def test_ablations_are_not_the_papers_models():
+    names = (
+        "CLIP",
+        "DiffCLIP-vision-ViT-B-16",
+        "CLIP-half-heads",
+        "DiffCLIP-no-norm",
+        "DiffCLIP-v192x6x6p16-t192x4x6",
+    )
+    assert [is_paper_model(name) for name in names] == [True, True, False, False, True]

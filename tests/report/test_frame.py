@@ -1,0 +1,103 @@
+"""Records sorted into measures and models, and the names that people read."""
+
+from __future__ import annotations
+
+import pytest
+from made_records import frame_of, made, one
+
+from diffclip.errors import InputError
+from diffclip.report.frame import (
+    headlines,
+    in_order,
+    interval,
+    measure_label,
+    measures_of,
+    metric_label,
+    p_text,
+    percent,
+    read_results,
+    results_of,
+    values_of,
+    variant_of,
+)
+
+ABOUT = {"model": "CLIP", "seed": 0, "weights": "runs/CLIP-s0/checkpoints/best"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        (("zero-shot", "cifar10", "acc1"), "zero-shot top-1, CIFAR-10"),
+        (("retrieval", "flickr8k", "image_retrieval_recall@5"), "text→image R@5, Flickr8k"),
+        (("linear-probe", "pets", "mean_per_class_recall"), "linear probe mean per class, Pets"),
+        (("mmvp", "mmvp", "pair_accuracy/Texts"), "minimal pairs right pairs: Texts, MMVP-VLM"),
+        (("six-tasks", "out of domain", "average"), "Out of domain"),
+        (("validation", "flickr8k", "score"), "validation score, Flickr8k"),
+        (("sugarcrepe", "sugarcrepe", "swap_obj"), "SugarCrepe swap obj, sugarcrepe"),
+    ],
+)
+def test_measures_have_names_that_people_use(fields, label):
+    assert measure_label(one(ABOUT, *fields, 0.5).model_dump()) == label
+
+
+def test_a_label_tells_map_layer_head_and_corruption():
+    seen = one(ABOUT, "focus", "scenes", "auroc", 0.5, map="A1", layer=2, head=3).model_dump()
+    assert measure_label(seen) == "focus: area under ROC, scenes, A1, layer 2, head 3"
+    noisy = one(ABOUT, "zero-shot", "cifar10", "acc1", 0.5, corruption="noise", severity=3).model_dump()
+    assert measure_label(noisy) == "zero-shot top-1, CIFAR-10, noise 3"
+    assert metric_label(noisy) == "zero-shot top-1"
+
+
+def test_draws_are_averaged_within_a_seed():
+    results = results_of(frame_of(made({"CLIP": 0.4}, seeds=(0,), draws=3)))
+    values = values_of(results.records)
+    assert len(values) == values["measure"].nunique()
+    few = results.records[(results.records["task"] == "few-shot") & (results.records["dataset"] == "cifar10")]
+    mean = values[values["measure"] == few["measure"].iloc[0]]["value"].item()
+    assert mean == pytest.approx(few["value"].mean())
+
+
+def test_every_task_has_a_headline_and_averages_stand_for_their_sets():
+    results = results_of(frame_of(made({"CLIP": 0.4, "DiffCLIP": 0.4})))
+    fields = measures_of(results.records).loc[headlines(results.records)]
+    assert list(fields["task"]) == ["six-tasks"] * 6 + ["mmvp", "focus"]
+    single = results.records[results.records["task"] != "six-tasks"]
+    tasks = set(measures_of(single).loc[headlines(single), "task"])
+    assert tasks == {"zero-shot", "linear-probe", "few-shot", "retrieval", "mmvp", "focus", "out-of-domain"}
+
+
+def test_weights_of_one_name_are_told_apart_and_a_record_given_twice_counts_once():
+    first, second = made({"CLIP": 0.4}, seeds=(0,)), made({"CLIP": 0.4}, seeds=(0,))
+    assert results_of(frame_of(first + first)).models == ["CLIP"]
+    assert len(results_of(frame_of(first + first)).records) == len(first)
+    other = [record.model_copy(update={"weights": "runs/other-s0/checkpoints/best"}) for record in second]
+    assert results_of(frame_of(first + other)).models == ["CLIP (CLIP-s0)", "CLIP (other-s0)"]
+
+
+def test_the_last_checkpoint_of_a_followed_training_counts():
+    course = [one(ABOUT, "zero-shot", "cifar10", "acc1", 0.01 * step, steps=step) for step in (10, 20, 30)]
+    results = results_of(frame_of(course))
+    assert results.records["value"].tolist() == [0.3]
+    assert len(results.course) == 3
+
+
+def test_models_come_with_clip_first():
+    names = ["DiffCLIP-vision-ViT-B-16", "mine", "DiffCLIP", "CLIP", "DiffCLIP-no-norm"]
+    assert in_order(names) == ["CLIP", "DiffCLIP", "DiffCLIP-vision-ViT-B-16", "DiffCLIP-no-norm", "mine"]
+    assert variant_of("DiffCLIP-dynamic-ViT-B-16") == "DiffCLIP-dynamic"
+
+
+def test_numbers_are_written_for_readers():
+    assert percent(0.4832) == "48.3"
+    assert percent(-0.0123, sign=True) == "−1.2"
+    assert percent(-0.0001, sign=True) == "0.0"
+    assert percent(None) == "–"
+    assert interval(0.1, 0.2) == "10.0 to 20.0"
+    assert [p_text(p) for p in (0.0004, 0.0071, 0.0499, 0.34)] == ["< 0.001", "0.007", "0.049", "0.34"]
+
+
+def test_a_path_with_nothing_to_report_is_refused(tmp_path):
+    with pytest.raises(InputError, match="nothing to report"):
+        read_results([tmp_path])
+    with pytest.raises(InputError, match="does not exist"):
+        read_results([tmp_path / "gone"])

@@ -1,0 +1,169 @@
+"""Pages, Markdown files, figures and tables of results."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from made_records import frame_of, made, write_study
+from PIL import Image
+from run_folders import make_run
+
+from diffclip.evaluation.records import write_records
+from diffclip.report import report_run
+from diffclip.report.frame import read_results, results_of
+from diffclip.report.page import build_report, write_figures, write_markdown, write_report, write_tables
+from diffclip.report.paper import claims_table, paper_gains, paper_numbers, paper_tables
+
+LEVELS = {"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-dynamic": 0.4, "DiffCLIP-vision": 0.42}
+
+
+@pytest.fixture
+def study(tmp_path):
+    return write_study(tmp_path / "study", {**LEVELS, "DiffCLIP-no-norm": 0.3})
+
+
+def text_of(page) -> str:
+    """The page without its style and images."""
+    text = re.sub(r"<style>.*?</style>|src=\"data:[^\"]*\"", "", page.read_text("utf-8"), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", text).split())
+
+
+def test_the_page_of_a_study_is_headline_forest_table_and_the_rest_folded(study, tmp_path):
+    page = write_report([study], tmp_path / "page.html", command="diffclip report study")
+    source, text = page.read_text("utf-8"), text_of(page)
+    assert "DiffCLIP − CLIP on validation score, Flickr8k, the primary endpoint: +1." in text
+    assert source.index("DiffCLIP − CLIP by task") < source.index("<table") < source.index("<details")
+    assert "http" not in re.sub(r"src=\"data:[^\"]*\"", "", source)
+    for title in (
+        "Arms and ablations",
+        "The paper's claims",
+        "Training",
+        "Every number",
+        "Runs",
+        "How it was made",
+    ):
+        assert f"<summary>{html.escape(title)}</summary>" in source
+    assert 'class="short better"' in source
+    assert "diffclip report study" in text
+
+
+def test_one_run_a_model_has_no_verdict_no_color_and_no_p(tmp_path):
+    write_records(tmp_path / "results.jsonl", made(LEVELS, seeds=(0,)))
+    page = write_report([tmp_path / "results.jsonl"], tmp_path / "page.html")
+    text = text_of(page)
+    assert "One run each: another seed or processor can turn this around." in text
+    for word in ("better", "worse", "equivalent", "undecided", "verdict", " p "):
+        assert word not in text.replace("Figures", "")
+    assert not re.search(r'class="[^"]*(better|worse)', page.read_text("utf-8"))
+    results = results_of(frame_of(made(LEVELS, seeds=(0,))))
+    for file in write_tables(tmp_path / "tables", build_report(results)):
+        assert "better" not in file.read_text("utf-8")
+
+
+def test_the_markdown_has_at_most_60_lines_and_png_beside_it(study, tmp_path):
+    written = write_markdown(
+        tmp_path / "docs" / "results" / "study.md",
+        build_report(read_results([study])),
+        "diffclip report study",
+    )
+    lines = written[0].read_text("utf-8").splitlines()
+    assert len(lines) <= 60
+    assert lines[0] == "# A made-up study"
+    assert "![DiffCLIP − CLIP by task](figures/study_forest.png)" in "\n".join(lines)
+    assert any(line.startswith("| validation score, Flickr8k |") for line in lines)
+    assert [path.name for path in written[1:]] == ["study_forest.png", "study_arms.png"]
+    assert all(Image.open(path).format == "PNG" for path in written[1:])
+
+
+def test_figures_are_png_and_the_same_each_time(study, tmp_path):
+    report = build_report(read_results([study]))
+    first, again = write_figures(tmp_path / "one", report), write_figures(tmp_path / "two", report)
+    names = {path.stem for path in first}
+    assert names == {
+        "forest",
+        "arms",
+        "six_tasks",
+        "out_of_domain",
+        "minimal_pairs",
+        "training",
+        "lambda",
+        "lambda_training",
+        "sweep",
+    }
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
+def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):
+    results = results_of(frame_of(made(LEVELS, draws=3)))
+    tables = {table.name: table for table in paper_tables(results, printed=True)}
+    assert list(tables) == [
+        "six_tasks",
+        "classification",
+        "retrieval",
+        "minimal_pairs",
+        "linear_probe_spread",
+        "few_shot_spread",
+    ]
+    printed = tables["classification"].frame.set_index("model")
+    assert printed.loc["DiffCLIP, CC3M, linear probe (paper)", "Caltech-101"] == "76.2 (+3.7)"
+    assert float(printed.loc["CLIP, linear probe", "CIFAR-10"]) == pytest.approx(50, abs=1)
+    six = tables["six_tasks"].frame.set_index("model")
+    assert six.loc["DiffCLIP-vision, CC12M (paper)", "Out of domain"] == "(+2.3)"
+    assert six.loc["DiffCLIP, CC12M (paper)", "Zero-shot"] == "33.8 (+2.0)"
+    assert tables["few_shot_spread"].frame.iloc[-1]["CIFAR-10"] == "79.8 ± 0.1"
+    assert "±" in tables["linear_probe_spread"].frame.iloc[0]["Caltech-101"]
+    assert "p = 0.42" in tables["minimal_pairs"].note
+
+
+def test_tables_are_written_as_markdown_and_latex(study, tmp_path):
+    files = write_tables(tmp_path, build_report(read_results([study]), printed=True))
+    latex = (tmp_path / "comparison.tex").read_text("utf-8")
+    assert r"\toprule" in latex
+    assert r"95 \% interval" in latex
+    assert "−" not in latex
+    assert {path.suffix for path in files} == {".md", ".tex"}
+    assert "| DiffCLIP − CLIP |" in (tmp_path / "claims.md").read_text("utf-8")
+
+
+def test_the_claims_of_section_4_6_are_judged(study):
+    table = claims_table(read_results([study])).frame
+    vision = table[table["claim"] == "DiffCLIP-vision − CLIP"].set_index("task")["paper"].to_dict()
+    assert vision == {
+        "linear probing": "CC12M +0.1",
+        "few-shot": "CC12M +0.3",
+        "image retrieval": "CC12M +0.4",
+        "text retrieval": "CC12M +1.2",
+        "zero-shot": "CC12M +1.9",
+        "out of domain": "CC12M +2.3",
+    }
+    assert table[table["task"] == "parameters"]["difference"].item() == "+0.1000 %"
+
+
+def test_the_printed_numbers_agree_with_each_other():
+    for table in paper_numbers()["tables"]:
+        for row in table["rows"]:
+            assert len(row["values"]) == len(table["sets"])
+            if row.get("average"):
+                assert row["average"] == pytest.approx(sum(row["values"]) / len(row["values"]), abs=0.11)
+    assert paper_gains()["mmvp", "DiffCLIP", "CLIP"] == {"CC12M": 5.7}
+
+
+def test_a_run_has_a_page_of_its_own_while_it_goes(tmp_path):
+    run = make_run(tmp_path / "DiffCLIP-s0", evaluated=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "lo')
+    text = text_of(report_run(run))
+    assert "Run DiffCLIP-s0: going" in text
+    assert "Training" in text
+    assert "step 40" in text
+
+
+def test_runs_and_their_results_share_names_and_colors(tmp_path):
+    for model, level in (("CLIP", 0.2), ("DiffCLIP", 0.6)):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{model}-s{seed}", model, seed, level=level)
+    text = text_of(write_report([tmp_path], tmp_path / "page.html"))
+    assert "DiffCLIP − CLIP by task" in text
+    assert "better" in text
