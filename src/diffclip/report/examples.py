@@ -48,7 +48,9 @@ def retrieval_examples(
     )
 
 
-def attention_examples(models: Mapping[str, Prepared], data: EvaluationSet, count: int, seed: int = 1) -> Extra:
+def attention_examples(
+    models: Mapping[str, Prepared], data: EvaluationSet, count: int, seed: int = 1
+) -> Extra:
     """Show where the class token of each model's last layer looks in `count` images drawn with `seed`, and which
     patches speak for a text in two (the paper's Figure 2)."""
     drawn = np.random.default_rng(seed).choice(len(data), count, replace=False)
