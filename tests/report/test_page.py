@@ -77,10 +77,9 @@ def test_the_markdown_has_at_most_60_lines_and_png_beside_it(study, tmp_path):
     assert all(Image.open(path).format == "PNG" for path in written[1:])
 
 
-def test_figures_are_png_and_the_same_each_time(study, tmp_path):
+def test_a_study_has_the_papers_figures_as_png(study, tmp_path):
     report = build_report(read_results([study]))
-    first, again = write_figures(tmp_path / "one", report), write_figures(tmp_path / "two", report)
-    names = {path.stem for path in first}
+    names = {path.stem for path in write_figures(tmp_path, report)}
     assert names == {
         "forest",
         "arms",
@@ -92,7 +91,6 @@ def test_figures_are_png_and_the_same_each_time(study, tmp_path):
         "lambda_training",
         "sweep",
     }
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 
 def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):
