@@ -49,7 +49,6 @@ bench: $(READY)
 	$(RUN) benchmarks.loader
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
-	$(RUN) benchmarks.recipes --document docs/scaling.md
 
 # On a machine with a GPU, with its own interpreter and packages: make bench-gpu PYTHON=python3 DATA=… OUT=…
 # (DEVICE=cpu rehearses them without one.)

@@ -24,7 +24,7 @@ from diffclip.evaluation.runner import Sets
 from diffclip.evaluation.suite import SUITES
 from diffclip.report.save import save_results
 from diffclip.study.evaluate import evaluate_run
-from diffclip.training.complete import complete_run
+from diffclip.training.loop import train
 from diffclip.training.recipe import read_recipe
 
 
@@ -43,7 +43,7 @@ def train_and_evaluate(options: argparse.Namespace) -> Path:
             where = [f"data.{split}={options.data / options.train / split}" for split in ("train", "val")]
             recipe = read_recipe(options.recipe, [f"model={model}", f"seed={seed}", *where, *options.set])
             run = runs / f"{model}-s{seed}"
-            complete_run(recipe, run, print)
+            train(recipe, run, resume=True)
             evaluate_run(run, options.suite, sets, device, partial(print, f"{run.name}:", flush=True))
             finished.append(run)
     return save_results(finished, options.output or Path("benchmarks/results") / options.recipe)

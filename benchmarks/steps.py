@@ -1,4 +1,4 @@
-"""A model with its optimiser, and batches for it."""
+"""A model with its optimizer, and batches for it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import config_of
-from diffclip.training.optimiser import make_optimiser
+from diffclip.training.optimizer import make_optimizer
 from diffclip.training.recipe import read_recipe
 
 Batch = tuple[Tensor, Tensor]
 
 
 class Steps:
-    """One model with its optimiser; calling it takes one step of `kind` on `batch`."""
+    """One model with its optimizer; calling it takes one step of `kind` on `batch`."""
 
     def __init__(self, model: nn.Module, device: torch.device, precision: str) -> None:
         self.model = model.to(device)
         # a rate so small that a made-up batch cannot make the weights infinite
-        self.optimiser = make_optimiser(self.model, read_recipe("flickr8k_cpu", ["lr=1e-6"]))
+        self.optimizer = make_optimizer(self.model, read_recipe("flickr8k_cpu", ["lr=1e-6"]))
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
     def __call__(self, kind: str, batch: Batch) -> None:
@@ -28,8 +28,8 @@ class Steps:
                 self.model(*batch)
             return
         self._loss(batch).backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def _loss(self, batch: Batch) -> Tensor:
         with self.autocast:
@@ -53,9 +53,9 @@ class Steps:
         return sum(found.values())
 
     def resident(self) -> int:
-        """Bytes of weights and of the optimiser's state."""
+        """Bytes of weights and of the optimizer's state."""
         state = [
-            x for entry in self.optimiser.state.values() for x in entry.values() if isinstance(x, Tensor)
+            x for entry in self.optimizer.state.values() for x in entry.values() if isinstance(x, Tensor)
         ]
         tensors = [*self.model.parameters(), *self.model.buffers(), *state]
         return sum(x.numel() * x.element_size() for x in tensors)

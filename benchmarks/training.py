@@ -142,7 +142,7 @@ def _tried(work: Callable[[], dict[str, Any]], steps: Steps) -> dict[str, Any]:
         return work()
     except Exception as error:  # a model that fails must not take the others along
         why = reason(error)
-    steps.optimiser.zero_grad()
+    steps.optimizer.zero_grad()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return {"why": why}

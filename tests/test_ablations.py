@@ -31,9 +31,8 @@ from diffclip.integrations.timm.weights import read_for_timm
 from diffclip.integrations.transformers import from_diffclip
 from diffclip.published import infer_config
 from diffclip.report.frame import variant_of as variant_of_label
-from diffclip.training.of_weights import model_fields
-from diffclip.training.recipe import parse_recipe
-from diffclip.training.weightless import make_batch, weightless
+from diffclip.training.plan import make_batch, weightless
+from diffclip.training.recipe import model_fields, parse_recipe
 from diffclip.weights import save_published
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -334,6 +333,6 @@ def test_what_looks_into_a_model_works(name: str) -> None:
     assert [float(maps.lam) for maps in seen] == pytest.approx(model.lambdas()["visual"].tolist())
     traced = torch.export.export(Tower(model, "image"), (pictures(),)).module()
     torch.testing.assert_close(traced(pictures()), model.encode_image(pictures(), normalize=True))
-    with weightless(model.config, "auto") as counted:
+    with weightless(model.config) as counted:
         images, tokens = make_batch(model.config, 2)
         assert counted(images, tokens)["image_features"].shape == (2, 16)

@@ -21,7 +21,7 @@ from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.scenes import write_scenes
 from diffclip.training.checkpoint import STATE_FILE
-from diffclip.training.complete import complete_run
+from diffclip.training.loop import train
 from diffclip.training.recipe import read_recipe
 
 MODELS = ("CLIP", "DiffCLIP")
@@ -76,7 +76,8 @@ def _train(folder: Path, scenes: Path, model: str, say: Callable[[str], None]) -
         RECIPE,
         [f"model={model}", *(f"data.{split}={scenes / 'captions' / split}" for split in ("train", "val"))],
     )
-    complete_run(recipe, run, say)
+    say(f"{model}: training in {run}")
+    train(recipe, run, resume=True)
     return run
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -243,10 +244,7 @@ def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | 
     state = model.state_dict() if state is None else state
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with write_atomically(folder / WEIGHTS_FILE) as temporary:
-        try:
-            save_file(state, temporary, metadata={CONFIG_KEY: model.config.model_dump_json()})
-        except SafetensorError as error:
-            raise as_disk_error(error) from error
+        save_tensors(state, temporary, {CONFIG_KEY: model.config.model_dump_json()})
     write_text(folder / CONFIG_FILE, model.config.model_dump_json(indent=2) + "\n")
 
 
@@ -265,6 +263,21 @@ def save_published(model: CLIP, file: str | Path) -> None:
     }
     with write_atomically(file) as temporary:
         save_torch(contents, temporary)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file that others may read as the umask allows (the library makes it its owner's alone).
+
+    Raises:
+        OSError: a full disk, or no permission.
+    """
+    try:
+        save_file(dict(tensors), file, metadata=metadata)
+    except SafetensorError as error:
+        raise as_disk_error(error) from error
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
 
 
 def save_torch(contents: object, file: Path) -> None:

@@ -24,7 +24,9 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fields(scenes: Path) -> dict[str, Any]:
     """The fields of a recipe: 3 epochs of 5 steps."""
     data = {"train": str(scenes / "train"), "val": str(scenes / "val")}
-    return tiny_recipe(size=32, width=32, layers=2, heads=4, epochs=3, lr=1e-3, weight_decay=0.1, data=data)
+    return tiny_recipe(
+        size=32, width=32, layers=2, heads=4, epochs=3, lr=1e-3, weight_decay=0.1, precision="fp32", data=data
+    )
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import torch
 from diffclip.config import variant_config
 from diffclip.model import CLIP
 from diffclip.training.accumulate import backward_in_parts, backward_whole
-from diffclip.training.distributed import Hardware, average_small, clip_gradients, make_fabric
-from diffclip.training.exchange import means
+from diffclip.training.distributed import average_small, clip_gradients, make_fabric, means
+from diffclip.training.launch import Hardware
 from diffclip.training.losses import accuracy_within, make_criterion
 
 BATCH = 12
@@ -86,7 +86,7 @@ def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, An
     accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
     told = means(fabric, value, accuracy)
     gradients = gradients_of(model)
-    norm = clip_gradients(model, 0.01)
+    norm = clip_gradients(fabric, model, 0.01)
     return {
         "loss": told[0],
         "accuracy": told[1],

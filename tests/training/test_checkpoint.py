@@ -13,48 +13,50 @@ from diffclip import InputError
 from diffclip.training.checkpoint import (
     Progress,
     choose_checkpoint,
+    damage,
     read_progress,
     restore_checkpoint,
     save_checkpoint,
 )
-from diffclip.training.intact import damage
 from diffclip.training.losses import make_criterion
-from diffclip.training.optimiser import parameter_groups
+from diffclip.training.optimizer import parameter_groups
 
 ALONE = SimpleNamespace(global_rank=0, world_size=1, device=torch.device("cpu"))
 
 
 def stepped(steps: int = 2) -> tuple[torch.nn.Module, torch.optim.AdamW]:
     model = made_model()
-    optimiser = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         make_criterion("clip", True)(**model(*made_batch())).backward()
-        optimiser.step()
-    return model, optimiser
+        optimizer.step()
+    return model, optimizer
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Checkpoints of the steps 1, 2 and 3, the second of them the best."""
-    model, optimiser = stepped()
+    model, optimizer = stepped()
     for step in (1, 2, 3):
         progress = Progress(step, epoch=step, samples=12 * step)
-        save_checkpoint(ALONE, tmp_path, model, optimiser, progress, best=step == 2, keep_every=1)
+        save_checkpoint(ALONE, tmp_path, model, optimizer, progress, best=step == 2, keep_every=1)
     return tmp_path
 
 
-def test_the_state_of_the_optimiser_comes_back_exactly(run: Path) -> None:
-    model, optimiser = stepped()
+def test_the_state_of_the_optimizer_comes_back_exactly(run: Path) -> None:
+    model, optimizer = stepped()
     fresh = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
     assert restore_checkpoint(ALONE, run / "checkpoints" / "last", model, fresh, 0) == Progress(3, 3, 0, 36)
     for parameter in model.parameters():
-        before, after = optimiser.state[parameter], fresh.state[parameter]
+        before, after = optimizer.state[parameter], fresh.state[parameter]
         assert before.keys() == after.keys() == {"step", "exp_avg", "exp_avg_sq"}
         assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training.pt", "optimiser-00000-of-00001.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "training.json", "optimizer-00000-of-00001.safetensors"]
+)
 @pytest.mark.parametrize("how", ["cut", "changed", "missing"])
 def test_damage_to_any_file_is_found(name: str, how: str, run: Path) -> None:
     folder = run / "checkpoints" / "step_00000003"
@@ -82,7 +84,7 @@ def test_damage_to_any_file_is_found(name: str, how: str, run: Path) -> None:
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"training.pt": 3}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"training.json": 3}'])
 def test_a_list_of_files_that_is_none_is_damage(content: str, run: Path) -> None:
     folder = run / "checkpoints" / "step_00000003"
     (folder / "files.json").write_text(content)
@@ -103,9 +105,9 @@ def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
 def test_the_state_of_another_model_is_an_error(run: Path) -> None:
     model = made_model("siglip")
     del model.token_embedding
-    optimiser = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(InputError, match="is no training state of this model") as error:
-        restore_checkpoint(ALONE, run / "checkpoints" / "last", model, optimiser, 0)
+        restore_checkpoint(ALONE, run / "checkpoints" / "last", model, optimizer, 0)
     assert "\n" not in str(error.value)
 
 
@@ -113,8 +115,8 @@ def test_leftovers_of_a_killed_writer_are_removed(run: Path) -> None:
     left = run / "checkpoints" / ".0123abcd.tmp"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    model, optimiser = stepped()
-    save_checkpoint(ALONE, run, model, optimiser, Progress(4, epoch=4))
+    model, optimizer = stepped()
+    save_checkpoint(ALONE, run, model, optimizer, Progress(4, epoch=4))
     assert not left.exists()
     kept = {path.name for path in (run / "checkpoints").iterdir()}
     assert kept == {"last", "previous", "best", "step_00000002", "step_00000003", "step_00000004"}

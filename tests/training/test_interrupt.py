@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,13 @@ import pytest
 import torch
 from test_loop import changed, lines, without_times
 
+from diffclip.errors import StoppedError
 from diffclip.training import loop, start
 from diffclip.training.checkpoint import read_progress
-from diffclip.training.interrupt import StoppedError
 from diffclip.training.recipe import Recipe
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(
     number: signal.Signals, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,9 +54,8 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(
 def test_a_run_that_is_asked_early_says_so(
     when: str, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = "open_validation_data" if when == "while it prepares" else "start_telemetry"
-    module = start if when == "while it prepares" else loop
-    work = getattr(module, place)
+    place = "open_validation_data" if when == "while it prepares" else "open_logger"
+    work = getattr(start, place)
 
     def ask(*arguments: Any, **options: Any) -> Any:
         done = work(*arguments, **options)
@@ -61,8 +63,37 @@ def test_a_run_that_is_asked_early_says_so(
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, place, ask)
-        with pytest.raises(StoppedError, match="before its first step: start it again") as error:
+        patch.setattr(start, place, ask)
+        with pytest.raises(
+            StoppedError, match="before its first step: run the command again with --resume"
+        ) as error:
             loop.train(recipe, tmp_path / "run")
     assert error.value.exit_code == 75
-    assert loop.train(recipe, tmp_path / "run").progress.step == 15
+    assert loop.train(recipe, tmp_path / "run", resume=True).progress.step == 15
+
+
+def test_a_signal_during_the_imports_is_a_stop_too(recipe_file: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "diffclip.cli",
+        "train",
+        str(recipe_file),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not _catches_sigterm(process.pid):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert told == "diffclip: asked to stop before the first step: run the command again with --resume\n"
+
+
+def _catches_sigterm(pid: int) -> bool:
+    [line] = [
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")
+    ]
+    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)

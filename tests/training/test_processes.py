@@ -78,7 +78,7 @@ def test_two_processes_make_the_run_of_one(alone: Path, recipe: Recipe, tmp_path
         for tower, layers in correlations[0].items():
             assert correlations[1][tower] == pytest.approx(layers, abs=0.02)
     assert f"{run}: 15 steps, 120 samples" in told
-    assert told.count("15 steps") == 1  # one process tells it
+    assert told.count("15 steps, 120 samples") == 1  # one process tells it
     assert "Warning" not in told
     about = json.loads((run / "about.json").read_text())["starts"]
     assert [(start["processes"]["world"], start["ended"]["how"]) for start in about] == [(2, "finished")]
@@ -167,11 +167,10 @@ def test_processes_may_be_started_by_others(
     file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
     file.write_text(to_yaml(changed(recipe, epochs=1, warmup_epochs=0, lr_end=0, data={"val": None})))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = ["diffclip.cli", "train", str(file), "--run", str(run), "--accelerator", "cpu"]
+    # torchrun would take --run for an option of its own
+    arguments = ["diffclip.cli", "train", str(file), "-r", str(run), "--accelerator", "cpu"]
     if launcher == "torchrun":
         torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
-        # without "--" torchrun would take --run for an option of its own
-        arguments.insert(1, "--")
         commands = [([sys.executable, "-m", *torchrun, *arguments], environment)]
     else:
         commands = []
@@ -228,18 +227,20 @@ def test_a_first_process_that_cannot_write_ends_the_others(recipe: Recipe, tmp_p
     assert "Traceback" not in told
 
 
-def test_a_process_that_is_killed_is_told_in_one_line(recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_ends_the_other_with_one_line(
+    rank: int, recipe: Recipe, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     process = start(changed(recipe, epochs=60, data={"val": None}), run)
     while not (run / "metrics.jsonl").is_file() or len(metrics_so_far(run)) < 2:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    [second] = [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(int(second), signal.SIGKILL)
+    ranks = [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(ranks[rank]), signal.SIGKILL)
     _, told = process.communicate(timeout=300)
     assert process.returncode == 1, told
     [line] = [line for line in told.splitlines() if line.startswith("diffclip: ")]
-    assert "process 0 of 2 lost another one" in line
-    assert "go on with --resume" in line
+    assert line == f"diffclip: process {rank} of 2 was killed by signal 9: go on with --resume"
     assert "Traceback" not in told

@@ -11,8 +11,7 @@ import yaml
 from diffclip import CLIP, InputError
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, CLIPConfig, named_config
 from diffclip.loading import read_config
-from diffclip.training.of_weights import model_fields
-from diffclip.training.recipe import parse_recipe, read_recipe, recipe_folders, to_yaml
+from diffclip.training.recipe import model_fields, parse_recipe, read_recipe, recipe_folders, to_yaml
 from diffclip.weights import save_weights
 
 

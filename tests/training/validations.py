@@ -14,7 +14,8 @@ from gradients import made_model
 from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError
-from diffclip.training.distributed import Hardware, make_fabric
+from diffclip.training.distributed import make_fabric
+from diffclip.training.launch import Hardware
 from diffclip.training.recipe import parse_recipe
 from diffclip.training.validation import validate
 

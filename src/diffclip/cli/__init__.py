@@ -1,1 +1,21 @@
-"""The command line: one file a command, each of which parses, calls the library and shows."""
+"""The command line. What must be set before torch loads is set here, as Python imports this file first."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+# Threads that wait sleep: beside another busy program a training step takes a quarter of the time, and alone as long
+# as with spinning ones (docs/performance.md). Processes that are started from here take it over.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _stop_early(number: int, frame: FrameType | None) -> None:
+    """End a training that has nothing to save yet, or nothing more, as the training loop does: with exit code 75."""
+    if "DIFFCLIP_LAUNCHED_BY" not in os.environ:  # else the process that launched this one says it
+        os.write(2, b"diffclip: asked to stop before the first step: run the command again with --resume\n")
+    os._exit(75)
+
+
+if "train" in sys.argv[1:3]:
+    signal.signal(signal.SIGTERM, _stop_early)

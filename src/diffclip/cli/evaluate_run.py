@@ -185,7 +185,7 @@ def _sources(request: Request) -> Iterator[str]:
     if request.watch is None:
         yield from request.models
         return
-    from diffclip.training.watch import checkpoints_of
+    from diffclip.training.checkpoint import checkpoints_of
 
     run, told = request.watch, False
 

@@ -138,5 +138,12 @@ def _leave(message: str, code: int) -> NoReturn:
     except OSError:
         _drop_output()
     line = " ".join(message.split())
+    if (
+        "DIFFCLIP_LAUNCHED_BY" in os.environ
+    ):  # one of several processes: the one that launched them says the line
+        from diffclip.training.launch import leave_word
+
+        leave_word(line)
+        sys.exit(code)
     print(f"diffclip: {line or 'no command given: see diffclip --help'}", file=sys.stderr)
     sys.exit(code)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from diffclip.cli.train import InterruptedRun
+from typer.exceptions import TyperException
 
 if TYPE_CHECKING:
     from diffclip.study.grid import Tally
@@ -106,7 +105,9 @@ def study(
         more = f"; {len(tally.failures) - 1} more failed, see above" if len(tally.failures) > 1 else ""
         raise kind(f"{first.planned} failed: {first.failure}{more} ({_progress(tally)})")
     if tally.stopped == signal.SIGINT:
-        raise InterruptedRun(f"interrupted: {_progress(tally)}")
+        error = TyperException(f"interrupted: {_progress(tally)}")
+        error.exit_code = 130
+        raise error
     if isinstance(tally.stopped, int):
         raise StoppedError(f"asked to stop: {_progress(tally)}")
     if not as_json:

@@ -121,7 +121,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _time(seconds: float | None, left: int, place: Place) -> str:
-    from diffclip.training.pace import duration
+    from diffclip.training.logging import duration
 
     at_a_time = f"{place.side_by_side} at a time on {place.device}"
     if not left:

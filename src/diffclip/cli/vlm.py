@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from diffclip.cli.train import InterruptedRun
 from diffclip.cli.vlm_evaluate import evaluate
 
 vlm = typer.Typer(help="A language model that sees through DiffCLIP: train it, ask it.", no_args_is_help=True)
@@ -74,13 +73,6 @@ def train(
     is_first = os.environ.get("RANK", "0") == "0"
     try:
         steps = train_stage(resolved, stage, run, resume)
-    except KeyboardInterrupt:
-        if not is_first:
-            raise typer.Exit(InterruptedRun.exit_code) from None
-        from diffclip.vlm.run import last_checkpoint
-
-        way_on = "go on with --resume" if last_checkpoint(run) else "there is no checkpoint yet, start again"
-        raise InterruptedRun(f"interrupted: {way_on}") from None
     except DiffCLIPError as error:
         if error.shared and not is_first:
             raise typer.Exit(error.exit_code) from None

@@ -11,7 +11,7 @@ from diffclip.errors import InputError
 from diffclip.study.folder import diverged_at, is_finished
 from diffclip.study.plan import Planned, Settings, grid_runs, sweep_runs
 from diffclip.study.recipe import Study
-from diffclip.training.telemetry import VALIDATION_FILE
+from diffclip.training.run_folder import VALIDATION_FILE
 
 DIVERGED = -math.inf
 """The score of a run that diverged: it is never chosen."""

@@ -27,7 +27,7 @@ from diffclip.study.ready import draw_for_suites
 from diffclip.study.recipe import Study
 from diffclip.study.timing import read_timing, time_arms
 from diffclip.study.workers import Here, Processes, Workers
-from diffclip.training.pace import duration
+from diffclip.training.logging import duration
 
 _POLL = 0.5  # seconds
 _ON_A_GPU = 14

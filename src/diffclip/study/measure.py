@@ -15,9 +15,8 @@ import torch
 import diffclip
 from diffclip.files import write_text
 from diffclip.model import CLIP
-from diffclip.training.about import read_starts
 from diffclip.training.recipe import Recipe
-from diffclip.training.telemetry import METRICS_FILE
+from diffclip.training.run_folder import METRICS_FILE, read_starts
 
 MEASURED_FILE = "measured.json"
 """In the folder of a run that a study has trained: the part of its cost that its telemetry does not tell."""

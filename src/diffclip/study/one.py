@@ -26,8 +26,8 @@ from diffclip.study.folder import COST_FILE, data_of, misfit, other_recipe
 from diffclip.study.measure import MEASURED_FILE, cost_of, watch_training
 from diffclip.study.plan import Group, Planned
 from diffclip.study.recipe import Study
-from diffclip.training.complete import complete_run
-from diffclip.training.distributed import Hardware
+from diffclip.training.launch import Hardware
+from diffclip.training.loop import train
 from diffclip.training.recipe import Recipe, read_recipe, to_yaml
 from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, lock_folder
 
@@ -36,8 +36,8 @@ TELEMETRY_BYTES: dict[Group, int] = {"sweep": 4_000, "models": 10_000, "ablation
 SCENES = "scenes"
 """The folders in RUNS of scenes that a study draws, and of decoded pictures, which all workers share."""
 _PATIENCE = 60.0  # seconds
-_SPACING = 30.0
-"""Seconds between two checkpoints of a run, but for the best ones: an epoch may take two."""
+_CHECKPOINT_EVERY = 500
+"""Steps between two checkpoints of a run, but for the best ones: an epoch may take two seconds."""
 
 Condense = Callable[[Path, Path, int], None]
 """(run folder, destination, bytes of telemetry): leaves there what is worth keeping of a run."""
@@ -77,7 +77,7 @@ class Place:
         here = {f"data.{split}": str(folder / split) for split in ("train", "val")}
         if self.attention_backend is not None:
             here["attention_backend"] = self.attention_backend
-        return study.training(planned.change, here)
+        return study.training({"checkpoint_every": _CHECKPOINT_EVERY} | planned.change, here)
 
     def draw_scenes(self, study: Study, workers: int) -> bool:
         """Draw the scenes that the study trains on, if it does; whether there was something to draw.
@@ -132,7 +132,7 @@ class Work:
         """The step where the run diverged; None where it ended well."""
         hardware = Hardware(accelerator=self._device.type)
         try:
-            complete_run(recipe, run, _say, True, hardware, _SPACING)
+            train(recipe, run, True, hardware, memory=True)
         except DivergedError as error:
             _say(str(error))
             return error.step

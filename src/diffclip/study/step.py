@@ -11,9 +11,10 @@ from torch import Tensor
 
 from diffclip.data.transforms import normalise
 from diffclip.training.accumulate import backward_of_batch
-from diffclip.training.distributed import Hardware, clip_gradients, compile_blocks, make_fabric
+from diffclip.training.distributed import clip_gradients, compile_blocks, make_fabric
+from diffclip.training.launch import Hardware
 from diffclip.training.losses import make_criterion
-from diffclip.training.optimiser import MAX_LOGIT_SCALE, make_optimiser
+from diffclip.training.optimizer import MAX_LOGIT_SCALE, make_optimizer
 from diffclip.training.recipe import Recipe
 from diffclip.training.start import build_model
 
@@ -29,12 +30,12 @@ class Step:
         self._recipe, self._device, self._batch = recipe, device, batch
         fabric: Any = make_fabric(Hardware(accelerator=device.type).resolved(), recipe.precision)
         fabric.launch()
-        self._backward = fabric.backward
+        self._fabric, self._backward = fabric, fabric.backward
         self.model = build_model(recipe).train()
         if recipe.compile:
             compile_blocks(self.model)
         self._wrapped = fabric.setup_module(self.model)
-        self._optimiser = make_optimiser(self.model, recipe.model_copy(update={"lr": _LR}))
+        self._optimiser = make_optimizer(self.model, recipe.model_copy(update={"lr": _LR}))
         self._wrapped_optimiser = fabric.setup_optimizers(self._optimiser)
         self._criterion = make_criterion(recipe.loss, recipe.gather_with_grad)
 
@@ -59,7 +60,7 @@ class Step:
     def __call__(self) -> None:
         step = self._forward, self._criterion, *self._batch, self._backward
         loss, _ = backward_of_batch(*step, self._recipe.micro_batch, nullcontext)
-        norm = clip_gradients(self.model, self._recipe.clip_grad_norm)
+        norm = clip_gradients(self._fabric, self.model, self._recipe.clip_grad_norm)
         torch.stack((loss, norm)).tolist()  # training waits for them: it takes no step that is not finite
         self._wrapped_optimiser.step()
         self._optimiser.zero_grad()

@@ -22,8 +22,8 @@ from diffclip.files import check_writable, disk_errors, write_text
 from diffclip.study.plan import Planned
 from diffclip.study.recipe import BASELINE, Study
 from diffclip.study.step import Step, make_batch
-from diffclip.training.about import cpu_name
 from diffclip.training.recipe import Recipe
+from diffclip.training.run_folder import cpu_name
 
 if TYPE_CHECKING:
     from diffclip.study.one import Place

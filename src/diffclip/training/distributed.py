@@ -1,138 +1,40 @@
-"""Processes: how many, how they share the model, and what they must agree on. Lightning Fabric does the work.
+"""The work of several processes on one model, done by Lightning Fabric, and what they must agree on.
 
-One process a device. They are started by this program (`--devices`), by `torchrun`, or by SLURM's `srun`; the last two
-say so in the environment.
+Every process runs the same loop. `agreed_batches` stands around its steps: all processes make each step with as many
+samples, stop after the same one, and see each other's errors.
 """
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
 import logging
 import os
-import signal
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from diffclip.errors import DiffCLIPError, InputError, unknown
+from diffclip.data.loader import Batch
+from diffclip.errors import DiffCLIPError, InputError
 from diffclip.model import CLIP
-from diffclip.training.optimiser import small_parameters
+from diffclip.training.launch import Hardware, StopRequest, leave_word
+from diffclip.training.optimizer import small_parameters
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-STRATEGIES, ACCELERATORS = ("auto", "ddp", "fsdp"), ("auto", "cuda", "cpu")
-# PR_SET_PDEATHSIG of sys/prctl.h
-_SIGNAL_OF_DEAD_PARENT = 1
-# holds the process that starts the others of its node
-STARTED_BY = "DIFFCLIP_STARTED_BY"
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """Where a run runs. It changes none of its numbers, but for the order of sums.
-
-    `devices` a node; "auto" takes all GPUs, or one process on a CPU. "auto" as the strategy is "ddp" (a copy of the
-    model a process) where there are several processes; "fsdp" shares weights, gradients and the optimiser's state out.
-    """
-
-    devices: int | Literal["auto"] = 1
-    nodes: int = 1
-    strategy: str = "auto"
-    accelerator: str = "auto"
-
-    def resolved(self) -> Hardware:
-        """With numbers: from the environment where `torchrun` or `srun` has started the processes.
-
-        Raises:
-            InputError: unknown strategy, no such accelerator, or fewer GPUs than asked for.
-        """
-        if self.strategy not in STRATEGIES:
-            raise InputError(f"unknown strategy {self.strategy!r}: choose from: {', '.join(STRATEGIES)}")
-        if self.accelerator not in ACCELERATORS:
-            raise unknown("accelerator", self.accelerator, ACCELERATORS)
-        if self.nodes > 1 and started_outside() is None and "MASTER_ADDR" not in os.environ:
-            raise InputError(
-                f"{self.nodes} nodes meet at the address of the first: set MASTER_ADDR to it and MASTER_PORT to a free "
-                "port on every node, and NODE_RANK to the node's number from 0"
-            )
-        cuda = torch.cuda.is_available() and self.accelerator != "cpu"
-        if self.accelerator == "cuda" and not cuda:
-            raise InputError("there is no usable GPU: leave the accelerator out, or take accelerator cpu")
-        outside = started_outside()
-        if outside is not None:
-            devices, nodes = outside
-            if self.devices not in ("auto", 1, devices) or self.nodes not in (1, nodes):
-                raise InputError(
-                    f"{self.devices} devices on {self.nodes} nodes are asked for, and {devices} processes on each of "
-                    f"{nodes} nodes were started: leave --devices and --nodes out under torchrun and srun"
-                )
-        else:
-            devices = self.devices if self.devices != "auto" else (torch.cuda.device_count() if cuda else 1)
-            nodes = self.nodes
-        if devices < 1 or nodes < 1:
-            raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
-        if cuda and devices > torch.cuda.device_count():
-            way_out = "lower --devices" if outside is None else "give each process all GPUs of its node"
-            raise InputError(
-                f"{devices} processes a node need as many GPUs, and {torch.cuda.device_count()} are seen: {way_out}"
-            )
-        return Hardware(devices, nodes, self.strategy, "cuda" if cuda else "cpu")
-
-    @property
-    def world(self) -> int:
-        """How many processes there are in all; `devices` must be resolved."""
-        return int(self.devices) * self.nodes
-
-    def rank(self) -> int:
-        """Which of all processes this one is, known before they meet."""
-        for name in ("RANK", "SLURM_PROCID"):
-            if started_outside() is not None and name in os.environ:
-                return int(os.environ[name])
-        return int(os.environ.get("NODE_RANK", "0")) * int(self.devices) + local_rank()
-
-
-def started_outside() -> tuple[int, int] | None:
-    """(processes a node, nodes) where `torchrun` or `srun` has started this process."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        return devices, int(os.environ["WORLD_SIZE"]) // devices
-    if {"SLURM_PROCID", "SLURM_NTASKS"} <= os.environ.keys() and os.environ.get("SLURM_JOB_NAME") not in (
-        "bash",
-        "interactive",
-    ):
-        nodes = int(os.environ.get("SLURM_NNODES", "1"))
-        return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
-    return None
-
-
-def local_rank() -> int:
-    """Which of its node's processes this one is, known before they meet."""
-    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
-
-
-def started_by_us() -> bool:
-    """Whether another process of this program, on this machine, has started this one."""
-    return STARTED_BY in os.environ and local_rank() > 0
-
-
-def is_alone() -> bool:
-    """Whether no other process waits for this one yet: it is the first of its node and starts the others itself, and
-    there is no other node."""
-    return not local_rank() and started_outside() is None and "NODE_RANK" not in os.environ
+Value = TypeVar("Value")
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
 
 
 def make_fabric(hardware: Hardware, precision: str) -> Fabric:
-    """Fabric for resolved `hardware`, not launched yet."""
+    """Fabric for resolved `hardware`, not launched yet; `precision` as in a recipe."""
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-
-    from diffclip.training.processes import OwnProcesses
 
     for name in ("lightning.fabric", "lightning.pytorch"):  # they announce what the recipe says
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -151,33 +53,28 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
         devices=hardware.devices,
         num_nodes=hardware.nodes,
         strategy=strategy,
-        plugins=OwnProcesses() if hardware.world > 1 and started_outside() is None else None,
-        precision="bf16-mixed" if precision == "bf16" else "32-true",
+        precision="bf16-mixed" if native_precision(precision, hardware.accelerator) == "bf16" else "32-true",
     )
 
 
-def launch(fabric: Fabric, hardware: Hardware) -> None:
-    """Start the other processes of this node, unless something outside has, and meet those of all nodes.
+def native_precision(precision: str, accelerator: str) -> str:
+    """Resolve `auto` to "bf16" where the hardware multiplies bfloat16 natively, else to "fp32".
 
-    Raises:
-        InputError: there is no command that the others could run.
-        DiffCLIPError: the process that started this one is gone.
+    A processor without AMX or AVX512-BF16 takes twice the time for bfloat16 (docs/performance.md).
     """
-    from diffclip.training.processes import start_others
-
-    if started_by_us() and sys.platform == "linux":
-        # the first process may end at any moment, and the exchange with it would then wait for half an hour
-        ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
-        if os.getppid() != int(os.environ[STARTED_BY]):
-            raise DiffCLIPError("the process that started this one is gone")
-    elif started_outside() is None and not local_rank() and int(hardware.devices) > 1:
-        strategy: Any = fabric.strategy
-        start_others(strategy.cluster_environment, int(hardware.devices))
-    fabric.launch()
+    if precision != "auto":
+        return precision
+    if accelerator == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split()
+    except OSError:
+        return "fp32"
+    return "bf16" if {"amx_bf16", "avx512_bf16", "bf16"} & set(flags) else "fp32"
 
 
 def blocks_of(model: CLIP) -> list[nn.Module]:
-    """The blocks of both towers, which are compiled, sharded and computed again one by one."""
+    """The blocks of both towers, which are compiled, sharded and recomputed one by one."""
     return [*model.visual.blocks, *model.transformer.resblocks]
 
 
@@ -201,12 +98,12 @@ def shard(model: CLIP, mesh: Any) -> CLIP:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `shard` has been here."""
+    """True after `shard`."""
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
 def average_small(fabric: Any, model: nn.Module) -> None:
-    """The mean over processes of the gradients that sharding leaves alone; nothing to do for a model that is whole."""
+    """Average over processes the gradients that sharding leaves alone; a model that is whole has none."""
     if fabric.world_size == 1 or not is_sharded(model):
         return
     grads = [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]
@@ -217,8 +114,12 @@ def average_small(fabric: Any, model: nn.Module) -> None:
         grad.copy_(mean.view_as(grad))
 
 
-def clip_gradients(model: nn.Module, most: float | None) -> Tensor:
-    """The norm (0-dim) of all gradients together, which are then scaled down to `most` if that is less."""
+def clip_gradients(fabric: Any, model: nn.Module, most: float | None) -> Tensor:
+    """Scale all gradients together down to the norm `most`, if theirs is larger; return their norm (0-dim) before.
+
+    The gradients are those of the whole batch in every process; of a sharded model each holds a share.
+    """
+    average_small(fabric, model)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     whole = [grad for grad in grads if not hasattr(grad, "full_tensor")]
     sharded = [grad for grad in grads if hasattr(grad, "full_tensor")]
@@ -235,7 +136,7 @@ def clip_gradients(model: nn.Module, most: float | None) -> Tensor:
 
 @contextmanager
 def whole_model(model: nn.Module) -> Iterator[None]:
-    """All parameters of a sharded model in every process for a while, so that each may compute what it likes."""
+    """Hold all parameters of a sharded model in every process, so that each may compute by itself."""
     from torch.distributed.fsdp import FSDPModule
 
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -249,3 +150,111 @@ def whole_model(model: nn.Module) -> Iterator[None]:
             # as `fully_shard` has it: the root keeps its own for the backward pass
             part.set_reshard_after_forward(part is not model, recurse=False)
             part.reshard()
+
+
+def agreed_batches(
+    fabric: Any, batches: Iterator[Batch], stop: StopRequest
+) -> Iterator[tuple[Batch, float, bool]]:
+    """Yield each batch as (samples, seconds waited for it, whether any process is asked to stop).
+
+    Beside a process that met broken samples the others leave as many out, so that all have the same number.
+
+    Raises:
+        DiffCLIPError: the data of any process failed.
+    """
+    while True:
+        started = time.perf_counter()
+        batch, failed = _tried(lambda: next(batches, None))
+        waited = time.perf_counter() - started
+        if fabric.world_size == 1:
+            if failed:
+                raise failed
+            if batch is None:
+                return
+            yield batch, waited, stop.asked
+            continue
+        size = -2 if failed else -1 if batch is None else len(batch)
+        told = torch.tensor([size, -int(stop.asked)], device=fabric.device)
+        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
+        fewest, asked = told.tolist()
+        if fewest == -2:
+            all_do(fabric, lambda: None, failed)
+        if fewest < 0 or batch is None:
+            return
+        cut = {name: getattr(batch, name)[:fewest] for name in ("images", "tokens", "keys")}
+        yield dataclasses.replace(batch, **cut), waited, asked < 0
+
+
+def means(fabric: Any, *values: Tensor, own: Sequence[Tensor] = ()) -> list[float]:
+    """The mean over processes of each 0-dim tensor, then the values of `own` (0-dim) in this process; a GPU is waited
+    for once."""
+    told = torch.stack([value.float() for value in values])
+    if fabric.world_size > 1:
+        torch.distributed.all_reduce(told)
+    told = told / fabric.world_size
+    numbers: list[float] = torch.cat([told, *(value.float().reshape(1) for value in own)]).tolist()
+    return numbers
+
+
+def share(fabric: Any, value: Value) -> list[Value]:
+    """`value` of every process, by rank."""
+    if fabric.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def all_do(fabric: Any, work: Callable[[], Value], failed: DiffCLIPError | None = None) -> Value:
+    """Call `work` in every process; an error in one (or one that has `failed` already) is raised in all.
+
+    Raises:
+        DiffCLIPError: of the first process that failed.
+    """
+    done, error = (None, failed) if failed else _tried(work)
+    for found in share(fabric, error):
+        if found is not None:
+            raise found
+    return done  # type: ignore[return-value]
+
+
+def first_does(fabric: Any, work: Callable[[], Value]) -> Value:
+    """Call `work` in the first process alone; all processes get what it returns, or raise what it raises."""
+    done = all_do(fabric, lambda: work() if fabric.global_rank == 0 else None)
+    found: Any = share(fabric, done)[0]
+    return found  # type: ignore[no-any-return]
+
+
+def one_by_one(fabric: Any, work: Callable[[], Value]) -> Value:
+    """Call `work` in the first process of each node before the others: it may leave files that they use."""
+    first = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0) == 0
+    early = all_do(fabric, lambda: work() if first else None)
+    late = all_do(fabric, lambda: None if first else work())
+    return early if first else late  # type: ignore[return-value]
+
+
+@contextmanager
+def telling_lost(fabric: Any) -> Iterator[None]:
+    """Turn the error of an exchange with a process that is gone into one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        lost = isinstance(error, torch.distributed.DistError) or any(mark in text for mark in _LOST)
+        if fabric.world_size == 1 or not lost:
+            raise
+        line = (
+            f"process {fabric.global_rank} of {fabric.world_size} lost another one, which was killed or ran out of "
+            f"memory ({' '.join(text.split())[:120]}): see what it said, and go on with --resume"
+        )
+        leave_word(line, lost=True)
+        raise DiffCLIPError(line) from None
+
+
+def _tried(work: Callable[[], Value]) -> tuple[Value | None, DiffCLIPError | None]:
+    try:
+        return work(), None
+    except DiffCLIPError as error:
+        return None, error
+    except OSError as error:
+        return None, InputError(f"cannot read or write {error.filename}: {error.strerror or error}")

@@ -1,284 +1,420 @@
-"""The plan of a run before anything is held: parameters, operations, memory, steps, hours and cost.
+"""The plan of a run (`diffclip train --dry-run`): parameters, operations, memory and time, before anything is held.
 
-Hours are operations over the GPU's rate times an assumed utilisation; they leave out validation and checkpoints, and
-suppose that pictures come fast enough.
+Parameters, operations and the memory of a pass are counted over a model without weights (torch's fake tensors): shapes
+and types alone, so that a model and a batch of any size cost seconds. Time is operations over the GPU's rate times an
+assumed utilization; validation and checkpoints are left out, and images are supposed to come fast enough.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from diffclip.config import name_of
-from diffclip.errors import InputError
-from diffclip.training.distributed import STRATEGIES
-from diffclip.training.flops import Flops, count_flops
-from diffclip.training.gpus import GIB, GPU, find_gpu
-from diffclip.training.memory import (
-    CONTEXT,
-    SLACK,
-    input_memory,
-    loss_memory,
-    measure_pass,
-    state_memory,
-)
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from diffclip.attention.module import LAMBDA_VECTORS
+from diffclip.config import CLIPConfig, name_of
+from diffclip.errors import InputError, unknown
+from diffclip.model import CLIP
+from diffclip.training.distributed import blocks_of
+from diffclip.training.launch import STRATEGIES
 from diffclip.training.recipe import Recipe
-from diffclip.training.weightless import parameters_by_part, weightless
 
+GIB = 2**30
 # Share of a GPU's rate for dense matrices that a whole training step reaches: an assumption, not measured. The paper's
 # 10 GPU days for CC12M on A100s (Section 5.2) are 0.14, OpenCLIP's ViT-B/16 on 344 A100s 0.15 (390 samples a second
 # and GPU, table of arXiv:2212.07143), both from before fused attention and compilation, taken here to double them.
-UTILISATION = 0.3
+UTILIZATION = 0.3
+# CUDA's context, the workspaces of its libraries, NCCL's buffers: an assumption, 0.7 to 1.5 GiB in practice
+_CONTEXT = int(1.25 * GIB)
+# memory that torch's allocator holds and cannot use, of everything that comes and goes within a step: an assumption
+_SLACK = 1.05
+_FLOAT, _TOKEN = 4, 8
+# bytes that the loss holds for every pair of its own samples and all texts at its worst moment (tests/training)
+_LOGIT = {"clip": 16, "siglip": 20}
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Steps and samples. `dropped` is what an epoch leaves out because it does not fill a batch."""
+class GPU(NamedTuple):
+    """A GPU: memory as its driver reports it, and the maker's rates for dense matrices; None: not in hardware."""
 
-    samples_per_epoch: int
-    dropped: int
-    steps_per_epoch: int
-    epochs: int
-    steps: int
-    samples: int
-    warmup_steps: int
+    name: str
+    memory_gib: float
+    bf16_tflops: float | None
+    fp32_tflops: float
+
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return int(self.memory_gib * GIB)
+
+    def tflops(self, precision: str) -> float:
+        """The rate for a recipe's `precision`, 10¹² operations a second.
+
+        Raises:
+            InputError: this GPU has no bfloat16.
+        """
+        if precision == "bf16" and self.bf16_tflops is None:
+            raise InputError(f"{self.name} has no bfloat16: plan with precision=fp32, or for another GPU")
+        if precision == "fp32" or self.bf16_tflops is None:
+            return self.fp32_tflops  # torch's default: no TF32
+        return self.bf16_tflops
 
 
-@dataclass(frozen=True)
-class OnGPU:
-    """What a run takes on `gpu`; hours and cost (US dollars) are None where the number of samples is not known.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        GPU("h200", 140.4, 989, 67),
+        GPU("h100", 79.6, 989, 67),
+        GPU("a100-80gb", 79.3, 312, 19.5),
+        GPU("a100-40gb", 39.4, 312, 19.5),
+        GPU("l40s", 44.4, 362, 91.6),
+        GPU("l4", 22.0, 121, 30.3),
+        GPU("rtx4090", 23.5, 165, 82.6),
+        GPU("v100", 15.8, None, 15.7),
+    )
+}
 
-    `largest_micro_batch` is the most samples a pass that fit, 0 if not one does; `advice` says what to change, if
-    anything.
+
+def find_gpu(name: str) -> GPU:
+    """The GPU called `name`.
+
+    Raises:
+        InputError: none is; the nearest name is offered.
     """
-
-    gpu: GPU
-    utilisation: float
-    fits: bool
-    largest_micro_batch: int
-    advice: str | None
-    samples_per_second: float
-    hours: float | None
-    gpu_hours: float | None
-    price: float
-    cost: float | None
+    if name.lower() not in GPUS:
+        raise unknown("gpu", name, GPUS)
+    return GPUS[name.lower()]
 
 
 @dataclass(frozen=True)
 class Plan:
     """A planned run. Memory is in bytes for one process, operations are for one sample.
 
-    `share` is a process's part of the batch, `pass_size` the samples of it that it computes at a time.
+    `share` is a process's part of the batch, `pass_size` the samples of it that it computes at a time. Steps, samples
+    and hours are None where the number of samples is not known. `largest_pass` is the most samples a pass that fit the
+    GPU, 0 if not one does; `advice` says what to change, if anything.
     """
 
     model: str
-    parameters: dict[str, int]
-    flops: Flops
-    devices: int
-    nodes: int
-    strategy: str
     precision: str
+    strategy: str
+    world: int
     batch_size: int
     share: int
     pass_size: int
+    parameters: dict[str, int]
+    flops: dict[str, int]
     memory: dict[str, int]
-    schedule: Schedule | None
-    on_gpu: OnGPU | None
-
-    @property
-    def world(self) -> int:
-        """Processes, one a GPU."""
-        return self.devices * self.nodes
-
-    @property
-    def passes(self) -> int:
-        """Forward and backward passes of a process in a step."""
-        return -(-self.share // self.pass_size)
+    samples_per_epoch: int | None
+    steps_per_epoch: int | None
+    steps: int | None
+    gpu: str
+    fits: bool
+    largest_pass: int
+    advice: str | None
+    samples_per_second: float
+    hours: float | None
 
     def as_json(self) -> dict[str, Any]:
         """The plan with its sums, as plain numbers and names."""
         plan = asdict(self)
-        plan["parameters"]["total"] = sum(self.parameters.values())
-        plan["memory"]["total"] = sum(self.memory.values())
-        plan["flops"] |= {"forward": self.flops.forward, "training": self.flops.training}
-        return plan | {"world": self.world, "passes": self.passes}
+        for name in ("parameters", "flops", "memory"):
+            plan[name]["total"] = sum(plan[name].values())
+        return plan
 
 
 def plan_run(
-    recipe: Recipe,
-    devices: int = 1,
-    nodes: int = 1,
-    strategy: str = "auto",
-    gpu: str | None = None,
-    price: float | None = None,
-    samples: int | None = None,
-    utilisation: float = UTILISATION,
+    recipe: Recipe, world: int = 1, strategy: str = "auto", gpu: str = "a100-80gb", samples: int | None = None
 ) -> Plan:
-    """The plan of `recipe` on `nodes` nodes of `devices` GPUs each.
+    """The plan of `recipe` on `world` GPUs of one kind.
 
     Args:
         strategy: "ddp", "fsdp", or "auto" for DDP where there are several processes.
-        gpu: a name in `gpus.GPUS`; None leaves out hours, cost and whether it fits.
-        price: dollars for an hour of one GPU; None: a typical one.
+        gpu: a name in `GPUS`.
         samples: samples that an epoch shows; None: the recipe's `data.expected_samples`.
-        utilisation: share of the GPU's rate for dense matrices that training reaches.
 
     Raises:
-        InputError: unknown GPU or strategy, numbers that make no sense, a batch that does not divide by the processes,
-            or an epoch that has no batch.
+        InputError: unknown GPU or strategy, a batch that does not divide by the processes, or an epoch without a batch.
     """
-    world = _check_world(recipe, devices, nodes, strategy)
-    if not 0 < utilisation <= 1:
-        raise InputError(f"utilisation {utilisation} must be a share: above 0, at most 1")
-    if price is not None and price < 0:
-        raise InputError(f"price {price} must not be negative")
-    card = find_gpu(gpu) if gpu is not None else None
-    config = recipe.config()
-    sharded = strategy == "fsdp" and world > 1
-    share = recipe.batch_size // world
-    pass_size = min(recipe.micro_batch or share, share)
-    needs = _Needs(recipe, world, sharded)
-    flops = count_flops(config, recipe.batch_size, recipe.grad_checkpointing, pass_size < share)
-    schedule = _schedule(recipe, samples if samples is not None else recipe.data.expected_samples)
-    with weightless(config, recipe.attention_backend) as model:
-        parameters = parameters_by_part(model)
-    return Plan(
-        model=name_of(config),
-        parameters=parameters,
-        flops=flops,
-        devices=devices,
-        nodes=nodes,
-        strategy="one process" if world == 1 else "fsdp" if sharded else "ddp",
-        precision=recipe.precision,
-        batch_size=recipe.batch_size,
-        share=share,
-        pass_size=pass_size,
-        memory=needs.memory(pass_size),
-        schedule=schedule,
-        on_gpu=_on_gpu(card, needs, flops, schedule, pass_size, price, utilisation) if card else None,
-    )
-
-
-class _Needs:
-    """Memory of one process by the size of a pass."""
-
-    def __init__(self, recipe: Recipe, world: int, sharded: bool) -> None:
-        self.recipe, self.config, self.world, self.sharded = recipe, recipe.config(), world, sharded
-        self.share = recipe.batch_size // world
-        self._loss = loss_memory(recipe.loss, self.share, world, self.config.embed_dim)
-
-    def memory(self, size: int) -> dict[str, int]:
-        """Bytes by part; the parts add up. Their worst moments do not quite meet, so the sum is on the safe side."""
-        of_pass = measure_pass(self.recipe, size)
-        state = state_memory(self.config, self.world, self.sharded, size < self.share)
-        parts = {
-            "weights": state.weights,
-            "gradients": state.gradients,
-            "optimiser": state.optimiser,
-            "gathered weights": state.gathered,
-            "weights in bfloat16": of_pass.copies,
-            "activations": of_pass.activations,
-            "backward pass": of_pass.working,
-            "features, all processes": self._loss[0],
-            "logits": self._loss[1],
-            "input batch": input_memory(self.config, self.share, size),
-        }
-        moving = sum(parts.values()) - state.weights - state.gradients - state.optimiser
-        return parts | {"allocator's slack": int(SLACK * moving), "CUDA and libraries": CONTEXT}
-
-    def largest(self, most: int, known: int) -> int:
-        """The largest pass that fits into `most` bytes, 0 if one sample does not; `known` is where the search starts.
-
-        In as few passes as possible, and of equal size where that takes at most twice as many.
-        """
-        parts = self.memory(known)
-        a_sample = parts["activations"] / known
-        room = most - (sum(parts.values()) - parts["activations"])
-        passes = max(1, int(self.share * a_sample / room)) if room > 0 else self.share
-        while passes <= self.share:
-            size = -(-self.share // passes)
-            if sum(self.memory(size).values()) <= most:
-                even = next((n for n in range(passes, 2 * passes + 1) if self.share % n == 0), passes)
-                return -(-self.share // even)
-            passes = max(passes + 1, -(-self.share // size))
-        return 0
-
-
-def _check_world(recipe: Recipe, devices: int, nodes: int, strategy: str) -> int:
     if strategy not in STRATEGIES:
-        raise InputError(f"unknown strategy {strategy!r}: choose from: {', '.join(STRATEGIES)}")
-    if devices < 1 or nodes < 1:
-        raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
-    world = devices * nodes
+        raise unknown("strategy", strategy, STRATEGIES)
     if recipe.batch_size % world:
         raise InputError(
             f"batch_size {recipe.batch_size} does not divide by {world} processes: change one of them"
         )
-    return world
-
-
-def _schedule(recipe: Recipe, samples: int | None) -> Schedule | None:
-    if samples is None:
-        return None
-    steps, dropped = divmod(samples, recipe.batch_size)
-    if not steps:
+    card = find_gpu(gpu)
+    if recipe.precision == "auto":
+        recipe = recipe.model_copy(update={"precision": "fp32" if card.bf16_tflops is None else "bf16"})
+    samples = samples if samples is not None else recipe.data.expected_samples
+    steps = samples // recipe.batch_size if samples is not None else None
+    if steps == 0:
         raise InputError(f"{samples} samples are fewer than batch_size {recipe.batch_size}: lower it")
-    return Schedule(
+    sharded = strategy == "fsdp" and world > 1
+    share = recipe.batch_size // world
+    pass_size = min(recipe.micro_batch or share, share)
+    flops = count_flops(recipe, in_parts=pass_size < share)
+    rate = card.tflops(recipe.precision) * 1e12 * UTILIZATION * world / sum(flops.values())
+    memory = memory_of(recipe, world, sharded, pass_size)
+    largest = _largest_pass(recipe, world, sharded, card.memory)
+    config = recipe.config()
+    with weightless(config) as model:
+        parameters = parameters_by_part(model)
+    return Plan(
+        model=name_of(config),
+        precision=recipe.precision,
+        strategy="one process" if world == 1 else "fsdp" if sharded else "ddp",
+        world=world,
+        batch_size=recipe.batch_size,
+        share=share,
+        pass_size=pass_size,
+        parameters=parameters,
+        flops=flops,
+        memory=memory,
         samples_per_epoch=samples,
-        dropped=dropped,
         steps_per_epoch=steps,
-        epochs=recipe.epochs,
-        steps=steps * recipe.epochs,
-        samples=steps * recipe.epochs * recipe.batch_size,
-        warmup_steps=round(recipe.warmup_epochs * steps),
-    )
-
-
-def _on_gpu(
-    gpu: GPU,
-    needs: _Needs,
-    flops: Flops,
-    schedule: Schedule | None,
-    pass_size: int,
-    price: float | None,
-    utilisation: float,
-) -> OnGPU:
-    rate = gpu.tflops(needs.recipe.precision) * 1e12 * utilisation * needs.world / flops.training
-    hours = schedule.samples / rate / 3600 if schedule else None
-    gpu_hours = hours * needs.world if hours is not None else None
-    price = gpu.price if price is None else price
-    fits = sum(needs.memory(pass_size).values()) <= gpu.memory
-    largest = needs.largest(gpu.memory, pass_size)
-    return OnGPU(
-        gpu=gpu,
-        utilisation=utilisation,
-        fits=fits,
-        largest_micro_batch=largest,
-        advice=_advise(gpu, needs, pass_size, fits, largest),
+        steps=steps * recipe.epochs if steps else None,
+        gpu=card.name,
+        fits=sum(memory.values()) <= card.memory,
+        largest_pass=largest,
+        advice=_advise(recipe, card, world, sharded, memory, share, pass_size, largest),
         samples_per_second=rate,
-        hours=hours,
-        gpu_hours=gpu_hours,
-        price=price,
-        cost=gpu_hours * price if gpu_hours is not None else None,
+        hours=steps * recipe.epochs * recipe.batch_size / rate / 3600 if steps else None,
     )
 
 
-def _advise(gpu: GPU, needs: _Needs, pass_size: int, fits: bool, largest: int) -> str | None:
-    """What to change in the recipe or the command, or None where it is good as it is."""
-    if not fits and largest:
-        return f"does not fit into {gpu.memory / GIB:.0f} GiB: micro_batch={largest} does"
-    if not fits:
-        parts = needs.memory(1)
-        part = max(parts, key=lambda name: parts[name])
-        ways = [] if needs.recipe.grad_checkpointing else ["grad_checkpointing=true"]
-        ways += ["--strategy fsdp"] if needs.world > 1 and not needs.sharded else []
-        ways += ["a smaller batch_size", "more or larger GPUs"]
-        return (
-            f"does not fit into {gpu.memory / GIB:.0f} GiB even with micro_batch=1, where the largest part is "
-            f"{part}, {parts[part] / GIB:.1f} GiB: try {', '.join(ways)}"
-        )
-    if pass_size < needs.share == largest:
-        return "the whole share of the batch fits at once: micro_batch=null saves a forward pass"
-    if pass_size < largest:
-        return f"micro_batch={largest} fits as well, in fewer passes"
-    return None
+def _advise(
+    recipe: Recipe,
+    gpu: GPU,
+    world: int,
+    sharded: bool,
+    memory: dict[str, int],
+    share: int,
+    pass_size: int,
+    largest: int,
+) -> str | None:
+    if sum(memory.values()) <= gpu.memory:
+        return f"micro_batch={largest} fits as well, in fewer passes" if pass_size < largest else None
+    if largest:
+        return f"does not fit into {gpu.memory_gib:.0f} GiB: micro_batch={largest} does"
+    ways = [] if recipe.grad_checkpointing else ["grad_checkpointing=true"]
+    ways += ["--strategy fsdp"] if world > 1 and not sharded else []
+    return (
+        f"does not fit into {gpu.memory_gib:.0f} GiB even with micro_batch=1: "
+        f"try {', '.join([*ways, 'a smaller batch_size', 'more or larger GPUs'])}"
+    )
+
+
+@contextmanager
+def weightless(config: CLIPConfig, attention_backend: str = "sdpa", again: bool = False) -> Iterator[CLIP]:
+    """The model of `config` in training mode without values; tensors made within the context have none either.
+
+    `again` recomputes blocks in the backward pass (`grad_checkpointing`).
+    """
+    with torch.device("meta"):
+        model = CLIP(config, seed=0)
+    model.train()
+    model.set_grad_checkpointing(again)
+    model.set_attention_backend(attention_backend)
+    # device types other than the CPU's have no autocast where their hardware is missing, so fake CPU tensors it is
+    with FakeTensorMode():
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    fake = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    module._parameters[name] = nn.Parameter(fake)
+        yield model
+
+
+def make_batch(config: CLIPConfig, samples: int) -> tuple[Tensor, Tensor]:
+    """Normalized images [samples, 3, S, S] and tokens [samples, L] of the sizes that training has."""
+    size = config.vision.image_size
+    tokens = torch.zeros(samples, config.text.context_length, dtype=torch.int64)
+    return torch.zeros(samples, 3, size, size), tokens
+
+
+def parameters_by_part(model: CLIP) -> dict[str, int]:
+    """Numbers of parameters; the parts add up to all of them."""
+    parts = dict.fromkeys(
+        ("vision tower", "text tower", "token embedding", "projections", "λ", "head norms", "logit scale"), 0
+    )
+    for name, parameter in model.named_parameters():
+        *_, layer, leaf = ("", *name.split("."))
+        part = "vision tower" if name.startswith("visual.") else "text tower"
+        if leaf in LAMBDA_VECTORS:
+            part = "λ"
+        elif layer == "diff_norm":
+            part = "head norms"
+        elif name in ("logit_scale", "logit_bias"):
+            part = "logit scale"
+        elif leaf.endswith("_projection"):
+            part = "projections"
+        elif layer == "token_embedding":
+            part = "token embedding"
+        parts[part] += parameter.numel()
+    return parts
+
+
+def count_flops(recipe: Recipe, in_parts: bool = False) -> dict[str, int]:
+    """Operations a sample in training: those of the matrix products (a multiplication and an addition are two).
+
+    Attention is counted by its formula, every entry of every map. `in_parts` says that a process computes its share of
+    the batch in several passes, for which features come first (GradCache).
+    """
+    config = recipe.config()
+    vision, text, backward = _passes(config.model_dump_json(), recipe.grad_checkpointing)
+    return {
+        "vision tower, forward": vision,
+        "text tower, forward": text,
+        "backward": backward,
+        "features first, for batches in parts": vision + text if in_parts else 0,
+        # logits in both directions, and both gradients of each product
+        "loss": 3 * 2 * 2 * config.embed_dim * recipe.batch_size,
+    }
+
+
+@functools.cache
+def _passes(config: str, again: bool) -> tuple[int, int, int]:
+    """Operations a sample of the vision tower, the text tower and the backward pass."""
+    samples, parsed = (
+        2,
+        CLIPConfig.model_validate_json(config),
+    )  # 1 is a size that some operations treat apart
+    with weightless(parsed, "eager", again) as model:
+        images, tokens = make_batch(parsed, samples)
+        with FlopCounterMode(display=False) as vision:
+            features = model.encode_image(images).sum()
+        with FlopCounterMode(display=False) as text:
+            features = features + model.encode_text(tokens).sum()
+        with FlopCounterMode(display=False) as backward:
+            features.backward()
+    counts = [int(counter.get_total_flops()) // samples for counter in (vision, text, backward)]
+    return counts[0], counts[1], counts[2]
+
+
+def memory_of(recipe: Recipe, world: int, sharded: bool, pass_size: int) -> dict[str, int]:
+    """Bytes of one process of `world` by part, in passes of `pass_size` samples; a compiled model takes less.
+
+    The parts' worst moments do not quite meet, so their sum is on the safe side. `sharded` is FSDP: each process has
+    its share of the weights, and gathers a block while it computes with it (and the next one meanwhile); what belongs
+    to no block, the token embedding above all, stays gathered through the step.
+    """
+    config, share = recipe.config(), recipe.batch_size // world
+    whole, block, rest = _sizes(config.model_dump_json())
+    own = -(-whole // world) if sharded else whole
+    in_parts = pass_size < share
+    lasting = {
+        "weights": _FLOAT * own,
+        "gradients": _FLOAT * (whole if in_parts else own),
+        "optimizer": 2 * _FLOAT * own,
+    }
+    constant, per_sample = _pass_memory(
+        config.model_dump_json(), recipe.attention_backend, recipe.grad_checkpointing, recipe.precision
+    )
+    gathered = (2 if recipe.loss == "clip" else 1) * share * world if world > 1 else 0
+    image, text = 3 * config.vision.image_size**2, config.text.context_length
+    moving = {
+        # two blocks' weights and one block's gradients; weights and gradients of the rest
+        "gathered weights": _FLOAT * (3 * block + 2 * rest) if sharded else 0,
+        "forward and backward pass": constant + pass_size * per_sample,
+        "features, all processes": 2 * _FLOAT * config.embed_dim * (2 * share + gathered),
+        "logits": _LOGIT[recipe.loss] * share * share * world,
+        "input batch": share * (image + _TOKEN * text) + pass_size * image * _FLOAT,
+    }
+    moving = {part: int(_SLACK * size) for part, size in moving.items()}
+    return lasting | moving | {"CUDA and libraries": _CONTEXT}
+
+
+def _largest_pass(recipe: Recipe, world: int, sharded: bool, most: int) -> int:
+    """The samples of the largest pass that fits into `most` bytes, in as few equal passes as possible; 0 for none."""
+    share = recipe.batch_size // world
+    if sum(memory_of(recipe, world, sharded, share).values()) <= most:
+        return share
+    one, two = (sum(memory_of(recipe, world, sharded, size).values()) for size in (1, 2))
+    size = (most - one) // (two - one) + 1 if share > 2 else int(one <= most)
+    if size < 1:
+        return 0
+    passes = -(-share // min(size, share))
+    return -(-share // passes)
+
+
+@functools.cache
+def _sizes(config: str) -> tuple[int, int, int]:
+    """Numbers of parameters: all of them, those of the largest block, and those of no block."""
+    with weightless(CLIPConfig.model_validate_json(config)) as model:
+        blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
+        whole = sum(p.numel() for p in model.parameters())
+    return whole, max(blocks), whole - sum(blocks)
+
+
+@functools.cache
+def _pass_memory(config: str, backend: str, again: bool, precision: str) -> tuple[int, int]:
+    """Bytes of a forward and backward pass: a constant, and bytes a sample."""
+    parsed = CLIPConfig.model_validate_json(config)
+    if backend in ("auto", "triton"):
+        # the fused kernel keeps what fused plain attention keeps, and three numbers a row (0.1 % of ViT-B/16)
+        for tower in (parsed.vision, parsed.text):
+            tower.attention = "softmax" if tower.attention == "differential" else tower.attention
+        backend = "sdpa"
+    few, many = 32, 64
+    with weightless(parsed, backend, again) as model:
+        of_few, of_many = (peak_of_pass(model, *make_batch(parsed, n), precision) for n in (few, many))
+    per_sample = (of_many - of_few) // (many - few)
+    return max(0, of_few - few * per_sample), per_sample
+
+
+def peak_of_pass(model: nn.Module, images: Tensor, tokens: Tensor, precision: str) -> int:
+    """The most bytes that a forward and backward pass holds, without parameters, their gradients, and inputs.
+
+    Tensors may be real or fake.
+    """
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    live = LiveBytes([*model.parameters(), *grads, images, tokens])
+    with live:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            out = model(images, tokens)
+        (out["image_features"].sum() + out["text_features"].sum()).backward()
+    model.zero_grad()
+    return live.most
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the bytes of the storages that operations make while this is active: the `most` that lived at a time.
+
+    `others` do not count, though operations may return them too (a gradient that is added to).
+    """
+
+    def __init__(self, others: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in others}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._known:
+                self._born(tensor.untyped_storage())
+        return out
+
+    def _born(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        self._known.add(address)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._gone, address, size)
+
+    def _gone(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self.now -= size

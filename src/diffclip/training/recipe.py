@@ -1,4 +1,4 @@
-"""A recipe says all that decides a run. It is a YAML file; `key=value` words change single keys.
+"""Recipes: everything that decides a run, as a YAML file; `key=value` words change single keys.
 
 The defaults are the paper's where it states them (Section 4) and SLIP's where it does not (AdamW betas, the start and
 end of the learning rate, crops).
@@ -7,6 +7,7 @@ end of the learning rate, crops).
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,17 @@ from diffclip.config import (
     VARIANTS,
     CLIPConfig,
     explain,
+    name_of,
     named_config,
     variant_config,
+    variant_of,
 )
 from diffclip.errors import InputError, unknown
 from diffclip.initialisation import INITS
-from diffclip.training.of_weights import OF_WEIGHTS, filled_in
+from diffclip.model_source import find_model
+
+OF_WEIGHTS = "of-weights"
+"""The `model` of a recipe that takes the architecture from the weights to fine-tune."""
 
 
 class _Keys(BaseModel):
@@ -45,7 +51,7 @@ class WeightedShards(_Keys):
 
 
 class DataRecipe(_Keys):
-    """Where the pictures and captions come from, and how they are varied."""
+    """The images and captions, and how they are varied."""
 
     train: str | WeightedShards | list[str | WeightedShards] = Field(
         description="shards: files, folders, brace ranges, addresses (https, s3, pipe:…); or several, with weights"
@@ -56,7 +62,7 @@ class DataRecipe(_Keys):
         default=0, ge=0, description="processes that read ahead; 0 reads in the training process"
     )
     scale: tuple[float, float] = Field(
-        default=(0.5, 1.0), description="share of the picture that a crop covers"
+        default=(0.5, 1.0), description="share of the image that a crop covers"
     )
     flip: float = Field(default=0.0, ge=0, le=1, description="probability of a mirror image")
     statistics: Literal["imagenet", "openai"] = "imagenet"
@@ -119,12 +125,16 @@ class Recipe(_Keys):
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = Field(default=1e-8, gt=0)
     clip_grad_norm: float | None = Field(default=None, gt=0)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto", description="auto: bf16 where the hardware computes it natively, else fp32"
+    )
     image_size: int | None = Field(default=None, gt=0, description="None: the model's own")
     attention_backend: str = "auto"
     grad_checkpointing: bool = Field(default=False, description="compute blocks again in the backward pass")
     compile: bool = Field(default=False, description="torch.compile, block by block")
-    checkpoint_every: int | None = Field(default=None, gt=0, description="steps; None: once an epoch")
+    checkpoint_every: int | None = Field(
+        default=None, gt=0, description="steps; None: after each epoch. The best and the last are always kept"
+    )
     keep_every: int | None = Field(
         default=None, gt=0, description="steps; such checkpoints stay, beside last, previous and best"
     )
@@ -167,8 +177,8 @@ def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
     Raises:
         InputError: no such recipe, not YAML, unknown key (the nearest is offered), or a value of the wrong type.
     """
-    path = find_recipe(source)
-    return parse_recipe(recipe_fields(path, changes), str(path))
+    path, changes = find_recipe(source), list(changes)
+    return parse_recipe(recipe_fields(path, changes), str(path), changes)
 
 
 def recipe_fields(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
@@ -218,8 +228,8 @@ def _over(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return over
 
 
-def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
-    """The recipe that `fields` describe; `source` names where they come from.
+def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] = ()) -> Recipe:
+    """The recipe that `fields` describe; `source` names their file, and `changes` are the words that changed some.
 
     Raises:
         InputError: unknown key, missing key, wrong type, unknown model or init, or sizes that do not fit together.
@@ -232,11 +242,13 @@ def parse_recipe(fields: Mapping[str, Any], source: str) -> Recipe:
     if isinstance(fields.get("data"), Mapping):
         _check_sources(fields["data"].get("train"))
     if fields.get("model") == OF_WEIGHTS:
-        fields = filled_in(fields, source)
+        fields = _with_model_of_weights(fields, source)
     try:
         recipe = Recipe.model_validate(fields)
     except ValidationError as error:
-        raise InputError(f"{source}: {explain(error)}") from None
+        key = ".".join(str(part) for part in error.errors()[0]["loc"])
+        blamed = (change for change in changes if f"{key}.".startswith(f"{change.partition('=')[0]}."))
+        raise InputError(f"{next(blamed, source)}: {explain(error)}") from None
     if recipe.init not in INITS:
         raise unknown("init", recipe.init, INITS)
     check_backend(recipe.attention_backend)
@@ -325,3 +337,79 @@ def _check_keys(fields: Mapping[str, Any]) -> None:
     for key in given:
         if key not in known:
             raise unknown("recipe key", key, known)
+
+
+def _with_model_of_weights(fields: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """`fields` with the model and sizes of its `weights`, and the statistics of its images unless given: the resolved
+    recipe names the architecture explicitly."""
+    weights = fields.get("weights")
+    if not isinstance(weights, str):
+        raise InputError(
+            f"{source}: model {OF_WEIGHTS} needs weights: give a saved model (weights=FOLDER), or a model's name"
+        )
+    if fields.get("architecture") is not None:
+        raise InputError(f"{source}: model {OF_WEIGHTS} brings its sizes: leave architecture out")
+    config = _config_of(weights, source)
+    filled = {**fields, **model_fields(config, weights)}
+    data = fields.get("data")
+    if isinstance(data, Mapping) and "statistics" not in data:
+        filled["data"] = {**data, "statistics": _statistics_of(config, weights)}
+    return filled
+
+
+def _config_of(weights: str, source: str) -> CLIPConfig:
+    from diffclip.loading import HUB_PREFIX, read_config  # with all of torchvision, which few recipes need
+
+    if not weights.startswith(HUB_PREFIX) and not os.path.exists(weights):
+        raise InputError(
+            f"{source}: the model is that of its weights, and {weights} does not exist: give a run or saved folder, "
+            "a weights file or hf-hub:OWNER/NAME, or name the model (to resume a run, give its own recipe.yaml)"
+        )
+    return read_config(find_model(weights) or weights)
+
+
+def model_fields(config: CLIPConfig, weights: str) -> dict[str, Any]:
+    """`model` and `architecture` of a recipe for `config`: a name alone where there is one that says it all.
+
+    Raises:
+        InputError: it mixes attentions, has a λ_init or lacks parts as no model does that a recipe can name.
+    """
+    variant, name = variant_of(config), name_of(config)
+    if variant == "custom":
+        raise InputError(
+            f"{weights} has {config.vision.attention} and {config.text.attention} attention with λ_init "
+            f"{config.lambda_init}{_parts(config)}: no model that a recipe can train is that"
+        )
+    sizes = _sizes(config)
+    if name in MODEL_NAMES:
+        named = named_config(name)
+        named.vision.norm_eps = config.vision.norm_eps  # it goes with the weights
+        if _sizes(named) == sizes:
+            return {"model": name, "architecture": None}
+    return {"model": variant, "architecture": sizes}
+
+
+def _parts(config: CLIPConfig) -> str:
+    settings = config.differential.model_dump(exclude_defaults=True)
+    return "".join(f", {key} {value}" for key, value in settings.items())
+
+
+def _sizes(config: CLIPConfig) -> dict[str, Any]:
+    """`config` without what the variant, the loss and `data.statistics` decide."""
+    decided: Any = {
+        **dict.fromkeys(("lambda_init", "differential", "logit_bias", "tokenizer"), True),
+        **{tower: {"attention"} for tower in ("vision", "text")},
+        "preprocess": {"mean", "std"},
+    }
+    return config.model_dump(mode="json", exclude=decided)
+
+
+def _statistics_of(config: CLIPConfig, weights: str) -> str:
+    used = (config.preprocess.mean, config.preprocess.std)
+    for name, known in STATISTICS.items():
+        if known == used:
+            return name
+    raise InputError(
+        f"{weights} was trained with mean {used[0]} and std {used[1]}: recipes have those of "
+        f"{' and '.join(STATISTICS)} alone"
+    )

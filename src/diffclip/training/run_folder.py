@@ -1,106 +1,100 @@
-"""The folder of a run: whose it is, and whether a recipe may go on in it."""
+"""The folder of a run: its recipe, its lock, and `about.json`, a list of its starts with what may change their numbers.
+
+{"starts": [{"time", "step", "command", …, "ended": {"time", "step", "how"}}, …]}
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
+import diffclip
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, lock_file, write_text
-from diffclip.training.about import ABOUT_FILE
 from diffclip.training.recipe import Recipe, read_recipe, to_yaml
-from diffclip.training.telemetry import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE
 
-RECIPE_FILE, LOCK_FILE = "recipe.yaml", ".lock"
+RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
+METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation.jsonl", "tensorboard"
 # keys that change nothing about the numbers of a run (but for the order of sums), so that a resumed run may have
 # others; whether data that has moved is the same is seen by its order (`start.check_order`)
 _FREE_KEYS = {
     *("checkpoint_every", "keep_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
-    "attention_backend",
-    *("data.train", "data.val"),
-    *("data.workers", "data.cache", "data.cache_gb", "data.timeout", "data.expected_samples"),
+    *("attention_backend", "data.train", "data.val", "data.expected_samples"),
+    *("data.workers", "data.cache", "data.cache_gb", "data.timeout"),
 }
 # what a run that was stopped before its first checkpoint may have left
 _OF_A_RUN = {
-    *(RECIPE_FILE, METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER),
-    *(ABOUT_FILE, "checkpoints", "report.html", "wandb"),
+    *(RECIPE_FILE, METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER, ABOUT_FILE, LOCK_FILE),
+    *("checkpoints", "report.html", "wandb"),
 }
+_PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "triton")
+_ENVIRONMENT = re.compile(
+    r"(OMP|MKL|CUDA|CUBLAS|NCCL|GLOO|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|SLURM)_\w+|NVIDIA_TF32_OVERRIDE"
+)
+_SECRET = r"[\w.-]*(?:secret|token|passw(?:or)?d|pwd|credentials?|api[-_]?key|access[-_]?key(?:[-_]?id)?)"
+_SECRETS = (
+    (re.compile(r"(\w://)[^/\s@]+@"), r"\1***@"),
+    (re.compile(r"(\w://[^\s?]+\?)[^\s#'\"]+"), r"\1***"),
+    # NAME=VALUE, NAME: VALUE, --name VALUE
+    (
+        re.compile(rf"(?i)((?:(?<![\w.-]){_SECRET}\s*[=:]|(?<!\S)--?{_SECRET})\s*[\"']?)[^\s\"'&]+"),
+        r"\1***",
+    ),
+    (re.compile(r"(?i)(authorization\s*[:=]\s*(?:bearer\s+|basic\s+)?)[^\s\"']+"), r"\1***"),
+)
 
 
-def claim_folder(recipe: Recipe, run: Path, resume: bool) -> IO[str]:
-    """Make `run` this recipe's folder, or see that it is; what keeps other processes out of it until it is closed.
+def is_started(run: Path) -> bool:
+    """True if `run` holds checkpoints, also damaged ones."""
+    return any((run / "checkpoints").glob("*step_*"))
+
+
+def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
+    """See, without writing anything, that a run of `recipe` may start in `run`, or go on there with `resume`.
 
     Raises:
-        InputError: it holds a run and `resume` is not set; or it is set, and there is no run or one of another recipe;
-            or another process trains there.
+        InputError: it holds other files; or a run, without `resume` or of another recipe.
     """
-    if resume:
-        check_resumable(recipe, run)
-        return lock_folder(run)
-    check_free(recipe, run)
     with disk_errors(run):
-        run.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(run)
-    check_free(recipe, run)  # another process may have been here meanwhile
-    write_text(run / RECIPE_FILE, to_yaml(recipe))
-    return lock
-
-
-def check_free(recipe: Recipe, run: Path) -> None:
-    """See, without writing anything, that a run of `recipe` may start in `run`.
-
-    Raises:
-        InputError: it holds a run, or other files.
-    """
-    if [*(run / "checkpoints").glob("step_*"), *(run / "checkpoints").glob("damaged_*")]:
+        found = {path.name for path in run.iterdir()} if run.exists() else set()
+    if resume and RECIPE_FILE in found:
+        change = recipe_change(recipe, run)
+        if change is not None:
+            raise InputError(f"{run} was started with {change}: resume with the same recipe")
+        return
+    if is_started(run):
         raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
-    with disk_errors(run):
-        found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
     # a run that was killed in its first moments has left its recipe, and perhaps no more
-    started = TENSORBOARD_FOLDER in found or _same_recipe(run / RECIPE_FILE, recipe)
-    if found and not (found <= _OF_A_RUN and started):
+    begun = TENSORBOARD_FOLDER in found or _same_recipe(run / RECIPE_FILE, recipe)
+    if found - {LOCK_FILE} and not (found <= _OF_A_RUN and begun):
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
 
 
-def check_resumable(recipe: Recipe, run: Path) -> None:
-    """See, without writing anything, that `run` is this recipe's folder.
+def claim_folder(recipe: Recipe, run: Path, resume: bool) -> IO[str]:
+    """Make `run` this recipe's folder and keep other processes out of it until the handle is closed.
 
     Raises:
-        InputError: it holds no run, or one of another recipe.
+        InputError: as `check_folder`; or another process trains there.
     """
-    _refuse(run, recipe_change(recipe, run))
-
-
-def check_unchanged(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise `InputError` for the first key of a recipe that is not as it was when the run started."""
-    _refuse(run, _first_change(before, now))
-
-
-def recipe_change(recipe: Recipe, run: Path) -> str | None:
-    """The first key that a run's numbers depend on and that is not as it was when the run started, "lr=0.001, not
-    0.002"; None where all are.
-
-    Raises:
-        InputError: the folder holds no run, or its recipe cannot be read.
-    """
-    if not (run / RECIPE_FILE).is_file():
-        raise InputError(f"{run} holds no run to resume: start it without --resume")
-    before, now = (_flat(r.model_dump()) for r in (read_recipe(run / RECIPE_FILE), recipe))
-    return _first_change(
-        *({key: own for key, own in r.items() if key not in _FREE_KEYS} for r in (before, now))
-    )
-
-
-def _first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    return next(
-        (f"{key}={before[key]}, not {value}" for key, value in now.items() if before[key] != value), None
-    )
-
-
-def _refuse(run: Path, change: str | None) -> None:
-    if change is not None:
-        raise InputError(f"{run} was started with {change}: resume with the same recipe")
+    with disk_errors(run):
+        run.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(run)
+    check_folder(recipe, run, resume)  # another process may have been here meanwhile
+    write_text(run / RECIPE_FILE, to_yaml(recipe))
+    return lock
 
 
 def lock_folder(run: Path) -> IO[str]:
@@ -115,6 +109,29 @@ def lock_folder(run: Path) -> IO[str]:
     return handle
 
 
+def recipe_change(recipe: Recipe, run: Path) -> str | None:
+    """The first key that a run's numbers depend on and that is not as it was when the run started, "lr=0.001, not
+    0.002"; None where all are. More epochs are no change: they extend the run.
+
+    Raises:
+        InputError: the folder holds no run, or its recipe cannot be read.
+    """
+    if not (run / RECIPE_FILE).is_file():
+        raise InputError(f"{run} holds no run: give a folder with a {RECIPE_FILE}")
+    before = read_recipe(run / RECIPE_FILE)
+    if recipe.precision == "auto":  # which was resolved when the run started
+        recipe = recipe.model_copy(update={"precision": before.precision})
+    if recipe.epochs > before.epochs:
+        recipe = recipe.model_copy(update={"epochs": before.epochs})
+    return first_change(_flat(before.model_dump()), _flat(recipe.model_dump()))
+
+
+def first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first key of `now`, but for those that change no number, that has another value in `before`."""
+    changed = (key for key, value in now.items() if key not in _FREE_KEYS and before[key] != value)
+    return next((f"{key}={before[key]}, not {now[key]}" for key in changed), None)
+
+
 def _same_recipe(file: Path, recipe: Recipe) -> bool:
     try:
         return file.read_text(encoding="utf-8") == to_yaml(recipe)
@@ -122,8 +139,133 @@ def _same_recipe(file: Path, recipe: Recipe) -> bool:
         return False
 
 
-def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        flat |= _flat(value, f"{prefix}{key}.") if key == "data" else {f"{prefix}{key}": value}
-    return flat
+def _flat(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, **{f"data.{key}": value for key, value in fields.pop("data").items()}}
+
+
+def describe_start(
+    recipe: Recipe, data: Mapping[str, Any], processes: Mapping[str, Any], step: int, steps: int
+) -> dict[str, Any]:
+    """The facts of a start that goes on after `step` of `steps`, as `about.json` keeps them; credentials are hidden."""
+    facts = {
+        "time": time.time(),
+        "step": step,
+        "steps": steps,
+        "epochs": recipe.epochs,
+        "batch_size": recipe.batch_size,
+        "command": _command(),
+        "folder": os.getcwd(),
+        "versions": _versions(),
+        "git": _git_state(),
+        "machine": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "cpu": cpu_name(),
+            "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
+        "gpus": [
+            {"name": found.name, "memory": found.total_memory}
+            for found in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        ],
+        "processes": dict(processes),
+        "data": dict(data),
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)
+        },
+    }
+    hidden: dict[str, Any] = without_credentials(facts)
+    return hidden
+
+
+def add_start(run: Path, facts: Mapping[str, Any]) -> None:
+    """Append a start to `about.json` of `run`; a file that cannot be read is replaced.
+
+    Raises:
+        InputError: no space left, or no permission.
+    """
+    _write_starts(run, [*read_starts(run), dict(facts)])
+
+
+def end_start(run: Path, how: str, step: int) -> None:
+    """Note that the last start of `run` ended after `step`, and `how`: "finished", or what stopped it, in one line."""
+    starts = read_starts(run)
+    if starts:
+        starts[-1]["ended"] = {"time": time.time(), "step": step, "how": without_credentials(how)}
+        _write_starts(run, starts)
+
+
+def read_starts(run: Path) -> list[dict[str, Any]]:
+    """The starts of `run`, oldest first; none where `about.json` is missing or damaged."""
+    try:
+        starts = json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))["starts"]
+        return [start for start in starts if isinstance(start, dict)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _write_starts(run: Path, starts: list[dict[str, Any]]) -> None:
+    content = json.dumps({"starts": starts}, indent=1, ensure_ascii=False, default=str)
+    write_text(run / ABOUT_FILE, content + "\n")
+
+
+def without_credentials(value: Any) -> Any:
+    """`value` (text, or lists and mappings of it) without names, passwords and keys in addresses and options."""
+    if isinstance(value, str):
+        for pattern, hidden in _SECRETS:
+            value = pattern.sub(hidden, value)
+        return value
+    if isinstance(value, Mapping):
+        return {key: without_credentials(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_credentials(entry) for entry in value]
+    return value
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"model name\s*: (.+)", text):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _command() -> str:
+    """The command line that this process was started with."""
+    program, *words = sys.argv
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(program).name
+    return f"{name} {shlex.join(words)}".strip()
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {
+        "diffclip": diffclip.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit and branch of the tree that the package is a tracked part of; None without git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(diffclip.__file__).parent), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+            "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
+        }
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None

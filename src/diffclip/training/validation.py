@@ -1,13 +1,19 @@
-"""Retrieval on the validation split during training: every process embeds its share, and all get the scores."""
+"""Retrieval on the validation split during training, and the correlation of each differential layer's two maps.
+
+Every process embeds its share of the images; all get the same scores. A correlation near 1 says that both maps look at
+the same places, so that the difference cancels what they share.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffclip.attention import AttentionMaps
 from diffclip.data.evaluation_set import evaluation_batches
 from diffclip.data.evaluation_sets import EvaluationSet
 from diffclip.data.samples import Fault
@@ -15,24 +21,25 @@ from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_captioned, evaluating
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
+from diffclip.focus import map_correlation, pearson, recording
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
-from diffclip.training.correlation import image_correlations, mean_of_first, text_correlations
-from diffclip.training.distributed import whole_model
-from diffclip.training.exchange import share, share_or_raise, tried
+from diffclip.training.distributed import all_do, share, whole_model
 from diffclip.training.recipe import Recipe
 
-# pictures, each with its first caption, whose maps are looked at
+# images, each with its first caption, whose maps are correlated
 _WITH_MAPS = 32
+# all maps of a tower are kept for so many inputs at once: 90 MB for ViT-B-16
+_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What a validation finds, the same in every process.
+    """The findings of a validation, the same in every process.
 
     `scores` are the numbers of `pictures` and `captions` that could be read, the six recalls of
-    `diffclip.evaluation.retrieval` and `score`, their mean. `map_correlation` is that of A1 with A2 on the first 32 of
-    the pictures by tower ("visual", "text"), a number a layer, none of a plain tower. `faults` are the broken pictures.
+    `diffclip.evaluation.retrieval` and `score`, their mean. `map_correlation` is the correlation of A1 with A2 on the
+    first 32 images by tower ("visual", "text"), a number a layer, none of a plain tower. `faults` are broken images.
     """
 
     scores: dict[str, float]
@@ -42,7 +49,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class _Share:
-    """Some pictures: their places in the set, embeddings [N, D], those of their captions [M, D], whose captions [M];
+    """Some images: their places in the set, embeddings [N, D], those of their captions [M, D], whose captions [M];
     and of the first 32 of them the correlations of maps by tower, [n, layers]."""
 
     places: list[int]
@@ -55,18 +62,18 @@ class _Share:
 def validate(
     fabric: Any, model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe
 ) -> Validation:
-    """Embed the pictures and captions of `data` in all processes together, and score them.
+    """Embed the images and captions of `data` in all processes together, and score them.
 
     An error in one process is raised in all of them.
 
     Raises:
-        InputError: no picture can be read, or an embedding is not finite.
+        InputError: no image can be read, or an embedding is not finite.
     """
     broken: list[Fault] = []
     rank, world = fabric.global_rank, fabric.world_size
     with whole_model(model):
-        mine, failed = tried(lambda: _embed_share(model, data, tokenizer, recipe, broken, rank, world))
-    parts = [part for part in share_or_raise(fabric, failed or mine) if part is not None]
+        mine = all_do(fabric, lambda: _embed_share(model, data, tokenizer, recipe, broken, rank, world))
+    parts = [part for part in share(fabric, mine) if part is not None]
     faults = [fault for part in share(fabric, broken) for fault in part]
     if not parts:
         raise InputError(f"every picture in {data.source} is broken: give another data.val")
@@ -82,11 +89,7 @@ def validate(
     recalls = retrieval_metrics(*retrieval_ranks(images[order], texts[by_owner], owners[by_owner]))
     read = {"pictures": len(images), "captions": len(texts)}
     scores = read | recalls | {"score": sum(recalls.values()) / len(recalls)}
-    return Validation(scores, _map_correlation(parts), faults)
-
-
-def _map_correlation(parts: list[_Share]) -> dict[str, list[float]]:
-    return {
+    correlation = {
         tower: mean_of_first(
             [place for part in parts for place in part.places[: len(part.correlations[tower])]],
             torch.cat([part.correlations[tower] for part in parts]),
@@ -94,6 +97,7 @@ def _map_correlation(parts: list[_Share]) -> dict[str, list[float]]:
         )
         for tower in parts[0].correlations
     }
+    return Validation(scores, correlation, faults)
 
 
 def _embed_share(
@@ -105,8 +109,7 @@ def _embed_share(
     rank: int,
     world: int,
 ) -> _Share | None:
-    """Every `world`-th picture with its captions, embedded; None where none of them can be read, which is told in
-    `broken`."""
+    """Embed every `world`-th image with its captions; None where none of them can be read (see `broken`)."""
     places = list(range(rank, len(data), world))
     if not places:
         return None
@@ -117,7 +120,7 @@ def _embed_share(
         data.source,
         [data.indices[place] for place in places],
         transform,
-        _batch_size(recipe, world),
+        min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // world),
         broken,
         recipe.data.workers,
         recipe.data.timeout,
@@ -145,5 +148,49 @@ def _embed_share(
     return _Share(read, images.cpu(), texts.cpu(), owners, correlations)
 
 
-def _batch_size(recipe: Recipe, world: int) -> int:
-    return min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // world)
+def image_correlations(model: CLIP, images: Tensor) -> Tensor:
+    """Pearson's correlation of A1 with A2 in the class token's row over the patches of `images` [n, 3, S, S]: float64
+    [n, layers] on the CPU, the mean over heads; [n, 0] of a plain tower."""
+    return _correlations(model, "visual", images, model.encode_image, lambda maps, _: map_correlation(maps))
+
+
+def text_correlations(model: CLIP, tokens: Tensor) -> Tensor:
+    """`image_correlations` of the text tower for `tokens` [n, L]: in the row of the end of each text over the tokens
+    that it sees, the start and itself included."""
+
+    def of_end(maps: AttentionMaps, own: Tensor) -> Tensor:
+        assert maps.second is not None
+        texts, ends = torch.arange(len(own), device=own.device), own.argmax(-1)
+        first, second = maps.first[texts, :, ends], maps.second[texts, :, ends]
+        seen = torch.arange(first.shape[-1], device=own.device) <= ends[:, None, None]
+        return pearson(first, second, seen)
+
+    return _correlations(model, "text", tokens, model.encode_text, of_end)
+
+
+def mean_of_first(places: Sequence[int], values: Tensor, most: int) -> list[float]:
+    """The mean of `values` [n, layers] over the `most` inputs with the least `places`, in their order: the same
+    number, to the bit, in whatever order they come."""
+    order = torch.tensor(places).argsort()[:most]
+    means: list[float] = values[order].mean(0).tolist()
+    return means
+
+
+def _correlations(
+    model: CLIP,
+    tower: str,
+    inputs: Tensor,
+    encode: Callable[[Tensor], Tensor],
+    of: Callable[[AttentionMaps, Tensor], Tensor],
+) -> Tensor:
+    if getattr(model.config, "vision" if tower == "visual" else "text").attention == "softmax":
+        return torch.empty(len(inputs), 0, dtype=torch.float64)
+    device = next(iter(model.parameters())).device
+    found = []
+    # blocks would be compiled once more for the recorded way
+    with torch.compiler.set_stance("force_eager"):
+        for part in torch.split(inputs.to(device), _AT_ONCE):
+            with recording(model, tower) as seen:
+                encode(part)
+            found.append(torch.stack([of(maps, part).mean(-1) for maps in seen], dim=-1))
+    return torch.cat(found).cpu()

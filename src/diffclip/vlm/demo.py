@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diffclip.scenes import write_scenes
-from diffclip.training.complete import complete_run
+from diffclip.training.loop import train
 from diffclip.training.recipe import read_recipe
 from diffclip.vlm.files import RECIPE_FILE
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
@@ -89,7 +89,8 @@ def _train_model(
     captions = folder / "scenes" / "captions"
     data = [f"data.{split}={captions / split}" for split in ("train", "val")]
     changes = [f"model={model}", f"seed={seed}", *data, *settings.tower]
-    complete_run(read_recipe(TOWER_RECIPE, changes), tower, say)
+    say(f"{tower.name}: training in {tower}")
+    train(read_recipe(TOWER_RECIPE, changes), tower, resume=True)
     runs = [folder / f"{tower.name}-stage{stage}" for stage in STAGES]
     talks = folder / "conversations"
     recipe = read_vlm_recipe(

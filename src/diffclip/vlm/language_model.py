@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from diffclip.files import write_atomically
 from diffclip.scenes.captions import write_captions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
-from diffclip.training.interrupt import StopRequest
+from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import pad

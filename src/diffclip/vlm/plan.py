@@ -25,8 +25,7 @@ from diffclip.integrations.transformers import DiffCLIPVisionConfig
 from diffclip.loading import HUB_PREFIX, read_config
 from diffclip.model import CLIP
 from diffclip.model_source import find_model
-from diffclip.training.gpus import GIB, GPU, find_gpu
-from diffclip.training.plan import UTILISATION
+from diffclip.training.plan import GIB, GPU, UTILIZATION, find_gpu
 from diffclip.vlm.dataset import open_conversations
 from diffclip.vlm.files import UNREADABLE, check_causal, line_of
 from diffclip.vlm.llava import CONNECTORS, enable_checkpointing, freeze
@@ -143,7 +142,7 @@ def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100
         "CUDA and libraries": _CONTEXT,
     }
     steps = part.steps(samples)
-    rate = card.tflops(recipe.precision) * 1e12 * UTILISATION * devices / (flops // 2)
+    rate = card.tflops(recipe.precision) * 1e12 * UTILIZATION * devices / (flops // 2)
     return StagePlan(
         stage=stage,
         parameters=parameters,
@@ -161,7 +160,7 @@ def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100
         flops=flops // 2,
         memory=memory,
         gpu=card,
-        utilization=UTILISATION,
+        utilization=UTILIZATION,
         samples_per_second=rate,
         hours=samples * part.epochs / rate / 3600,
     )

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.files import disk_errors, lock_file, write_text
-from diffclip.training.interrupt import StopRequest
+from diffclip.training.launch import StopRequest
 from diffclip.vlm.files import MODEL_FOLDER, RECIPE_FILE
 from diffclip.vlm.progress import Progress
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml

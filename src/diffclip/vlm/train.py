@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import disk_errors
-from diffclip.training.interrupt import StopRequest
+from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import image_tokens
 from diffclip.vlm.dataset import Collator, ConversationSet, GroupedOrder, open_conversations
 from diffclip.vlm.files import MODEL_FOLDER, RECIPE_FILE, load_language_model, load_vision, load_vlm, save_vlm

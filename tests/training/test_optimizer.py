@@ -7,7 +7,7 @@ import math
 import pytest
 
 from diffclip.model import CLIP
-from diffclip.training.optimiser import learning_rate, make_optimiser, parameter_groups
+from diffclip.training.optimizer import learning_rate, make_optimizer, parameter_groups
 from diffclip.training.recipe import Recipe
 
 
@@ -33,10 +33,10 @@ def test_vectors_lambdas_norms_biases_and_the_scale_are_not_decayed(recipe: Reci
     }
 
 
-def test_the_optimiser_is_the_recipes(recipe: Recipe) -> None:
-    optimiser = make_optimiser(CLIP(recipe.config(), seed=0), recipe)
-    assert [group["weight_decay"] for group in optimiser.param_groups] == [0.1, 0.0, 0.0]
-    assert {group["betas"] for group in optimiser.param_groups} == {(0.9, 0.98)}
+def test_the_optimizer_is_the_recipes(recipe: Recipe) -> None:
+    optimizer = make_optimizer(CLIP(recipe.config(), seed=0), recipe)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0, 0.0]
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.9, 0.98)}
 
 
 def test_warm_up_is_linear_then_cosine(recipe: Recipe) -> None:

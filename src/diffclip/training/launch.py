@@ -1,0 +1,232 @@
+"""The processes of a run, one a device: how many, who starts them, and how a signal or a failure ends them.
+
+`diffclip train --devices N` starts N processes and watches them, with the parts that `torchrun` is made of. `torchrun`
+and SLURM's `srun` start the processes themselves and say so in the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
+
+STRATEGIES, ACCELERATORS = ("auto", "ddp", "fsdp"), ("auto", "cuda", "cpu")
+LAUNCHED_BY = "DIFFCLIP_LAUNCHED_BY"
+"""The environment variable with the process that has started this one as one of several."""
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# how long processes that are asked to stop may take to save (seconds)
+_SAVING = 300
+# PR_SET_PDEATHSIG of sys/prctl.h
+_SIGNAL_OF_DEAD_PARENT = 1
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The devices of a run. They change none of its numbers, but for the order of sums.
+
+    `devices` a node; "auto" takes all GPUs, or one process on a CPU. "auto" as the strategy is "ddp" (a copy of the
+    model a process) where there are several processes; "fsdp" shares weights, gradients and the optimizer's state out.
+    """
+
+    devices: int | Literal["auto"] = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    accelerator: str = "auto"
+
+    def resolved(self) -> Hardware:
+        """Replace "auto" by numbers: from the environment where `torchrun` or `srun` has started the processes.
+
+        Raises:
+            InputError: unknown strategy, no such accelerator, or fewer GPUs than asked for.
+        """
+        if self.strategy not in STRATEGIES:
+            raise unknown("strategy", self.strategy, STRATEGIES)
+        if self.accelerator not in ACCELERATORS:
+            raise unknown("accelerator", self.accelerator, ACCELERATORS)
+        cuda = torch.cuda.is_available() and self.accelerator != "cpu"
+        if self.accelerator == "cuda" and not cuda:
+            raise InputError("there is no usable GPU: leave the accelerator out, or take accelerator cpu")
+        started = started_outside()
+        if started is not None:
+            devices, nodes = started
+            if self.devices not in ("auto", 1, devices) or self.nodes not in (1, nodes):
+                raise InputError(
+                    f"{self.devices} devices on {self.nodes} nodes are asked for, and {devices} processes on each of "
+                    f"{nodes} nodes were started: leave --devices and --nodes out under torchrun and srun"
+                )
+        else:
+            devices = self.devices if self.devices != "auto" else (torch.cuda.device_count() if cuda else 1)
+            nodes = self.nodes
+        if devices < 1 or nodes < 1:
+            raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
+        if nodes > 1 and "MASTER_ADDR" not in os.environ and started is None:
+            raise InputError(
+                f"{nodes} nodes meet at the address of the first: set MASTER_ADDR to it and MASTER_PORT to a free "
+                "port on every node, and NODE_RANK to the node's number from 0"
+            )
+        if cuda and devices > torch.cuda.device_count():
+            way_out = "lower --devices" if started is None else "give each process all GPUs of its node"
+            raise InputError(
+                f"{devices} processes a node need as many GPUs, and {torch.cuda.device_count()} are seen: {way_out}"
+            )
+        return Hardware(devices, nodes, self.strategy, "cuda" if cuda else "cpu")
+
+    @property
+    def world(self) -> int:
+        """The number of processes in all; `devices` must be resolved."""
+        return int(self.devices) * self.nodes
+
+    @property
+    def must_launch(self) -> bool:
+        """True where several processes are wanted and nothing has started them yet."""
+        return self.world > 1 and started_outside() is None
+
+
+def started_outside() -> tuple[int, int] | None:
+    """(processes a node, nodes) where `torchrun`, `srun` or `launch` has started this process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        return devices, int(os.environ["WORLD_SIZE"]) // devices
+    if {"SLURM_PROCID", "SLURM_NTASKS"} <= os.environ.keys() and os.environ.get("SLURM_JOB_NAME") not in (
+        "bash",
+        "interactive",
+    ):
+        nodes = int(os.environ.get("SLURM_NNODES", "1"))
+        return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
+    return None
+
+
+def launch(hardware: Hardware) -> None:
+    """Run this program's own command in one process a device of this node, and wait for all of them.
+
+    When one fails, the others are ended. A signal to stop goes to all, which have five minutes to save.
+
+    Raises:
+        DiffCLIPError: the error of the process that failed first, with its exit code.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _STOP_SIGNALS)
+    ranks = range(int(hardware.devices))
+    with TemporaryDirectory(prefix="diffclip-") as folder:
+        context = start_processes(
+            "train",
+            sys.executable,
+            args={rank: tuple(sys.orig_argv[1:]) for rank in ranks},
+            envs={rank: _environment(hardware, rank) for rank in ranks},
+            logs_specs=DefaultLogsSpecs(folder),
+        )
+        try:
+            result = context.wait(period=0.2)
+        except SignalException as stop:
+            context.close(stop.sigval, timeout=_SAVING)
+            result = context.wait(0)
+    if result is None or not result.failures:
+        return
+    first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+    told = first.error_file_data.get("line")
+    how = (
+        f"was killed by signal {-first.exitcode}"
+        if first.exitcode < 0
+        else f"ended with code {first.exitcode}"
+    )
+    error = DiffCLIPError(told or f"process {first.local_rank} of {len(ranks)} {how}: go on with --resume")
+    error.exit_code = max(1, first.exitcode)
+    raise error
+
+
+def _environment(hardware: Hardware, rank: int) -> dict[str, str]:
+    """The variables of `torchrun` for process `rank` of this node."""
+    devices, node = int(hardware.devices), int(os.environ.get("NODE_RANK", "0"))
+    threads = os.environ.get("OMP_NUM_THREADS") or max(1, torch.get_num_threads() // devices)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    variables = {
+        "MASTER_ADDR": os.environ["MASTER_ADDR"],
+        "MASTER_PORT": os.environ["MASTER_PORT"],
+        "RANK": node * devices + rank,
+        "LOCAL_RANK": rank,
+        "GROUP_RANK": node,
+        "WORLD_SIZE": hardware.world,
+        "LOCAL_WORLD_SIZE": devices,
+        "OMP_NUM_THREADS": threads,
+        "TORCHELASTIC_RUN_ID": "diffclip",
+        LAUNCHED_BY: os.getpid(),
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def leave_word(line: str, lost: bool = False) -> bool:
+    """Hand the line that this process ends with to the one that launched it; False where none has.
+
+    `lost` says that another process failed first, whose line is the one to show.
+    """
+    if LAUNCHED_BY not in os.environ or _ERROR_FILE not in os.environ:
+        return False
+    file = Path(os.environ[_ERROR_FILE])
+    if not file.exists():
+        word = {"message": line, "line": line, "timestamp": time.time() + (3600 if lost else 0)}
+        file.write_text(json.dumps(word), encoding="utf-8")
+    return True
+
+
+def follow_launcher() -> None:
+    """End with the process that launched this one, should that be killed."""
+    if LAUNCHED_BY not in os.environ or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
+    if os.getppid() != int(os.environ[LAUNCHED_BY]):
+        raise DiffCLIPError("the process that started this one is gone: start the run again")
+
+
+class StopRequest:
+    """Turn SIGTERM, SIGUSR1 (SLURM's `--signal`) and Ctrl-C into a request to save and stop, within a `with` block.
+
+    A signal raises `StoppedError` until `saves` is set; from then on it sets `asked`, for the loop to see between two
+    steps. A second Ctrl-C interrupts. Outside the main thread, where Python handles no signals, nothing is ever asked.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.asked, self.saves, self._run = False, False, run
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in _STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.asked:
+            raise KeyboardInterrupt
+        if not self.saves:
+            raise StoppedError(
+                f"{self._run}: asked to stop before its first step: run the command again with --resume"
+            )
+        self.asked = True

@@ -1,0 +1,273 @@
+"""The log of a run: `metrics.jsonl` with a record a step, `validation.jsonl`, TensorBoard, Weights & Biases, and
+progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from diffclip.errors import DiffCLIPError, InputError, require_group
+from diffclip.files import check_writable, disk_errors, write_text
+from diffclip.training.run_folder import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE, end_start
+
+# without a terminal, a line this often (seconds)
+_LINE_EVERY = 15.0
+# steps; λ of each layer moves slowly, and would be most of the numbers in TensorBoard
+_LAMBDAS_EVERY = 10
+
+
+class RunLogger:
+    """Write the records of a run's steps and validations, and show progress, in the first process of a run.
+
+    Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). A run that is
+    resumed after step `done` forgets its records of later steps, so that each step stands once.
+
+    Args:
+        run: the folder; its `about.json` is told how this start ends.
+        label: stands before each line.
+        steps: of the whole run.
+        done: steps that were made before this start.
+        wandb: the project at Weights & Biases that gets the numbers as well.
+        config: shown there.
+
+    Raises:
+        InputError: a file cannot be written, or Weights & Biases cannot be used.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        label: str,
+        steps: int,
+        done: int = 0,
+        wandb: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        from lightning.fabric.loggers import TensorBoardLogger
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._run, self._label, self._steps, self._step, self._first = run, label, steps, done, done + 1
+        self._pace = Pace(steps)
+        for name in (METRICS_FILE, VALIDATION_FILE):
+            check_writable(run / name)
+            forget_after(run / name, done)
+        with disk_errors(run / TENSORBOARD_FOLDER):
+            (run / TENSORBOARD_FOLDER).mkdir(exist_ok=True)
+            self._loggers: list[Any] = [
+                TensorBoardLogger(run, name="", version=TENSORBOARD_FOLDER, purge_step=done + 1)
+            ]
+        self._wandb = None if wandb is None else _wandb_logger(run, wandb, done, config or {})
+        if self._wandb is not None:
+            self._loggers.append(self._wandb)
+        with disk_errors(run / METRICS_FILE):
+            self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
+        self._console = Console(file=sys.stderr)
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(None), MofNCompleteColumn())
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task(label, total=steps, completed=done)
+        # numbers beneath the bar, so that both fit into 80 columns
+        self._numbers = Progress(
+            TextColumn("{task.description}", markup=False), console=self._console, disable=self._bar.disable
+        )
+        self._status = self._numbers.add_task("")
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> RunLogger:
+        from rich.console import Group
+        from rich.live import Live
+
+        self._live = Live(Group(self._bar, self._numbers), console=self._console, refresh_per_second=4)
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+        how = "finished" if self._step >= self._steps else "stopped"
+        if error is not None:
+            name = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
+            how = " ".join(f"{name}{error}".split()).removesuffix(":")
+        try:
+            with disk_errors(self._run):
+                self._metrics.close()
+                for logger in self._loggers:
+                    logger.finalize("success" if error is None else "failed")
+                if self._wandb is not None:
+                    self._wandb.experiment.finish(exit_code=int(error is not None))
+                end_start(self._run, how, self._step)
+        except (OSError, InputError):
+            if error is None:  # a full disk refuses once more what it has refused before
+                raise
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Write and show one training step."""
+        step = self._step = record["step"]
+        self._pace.step(step, record["samples"])
+        now, left, rate = time.time(), self._pace.seconds_left, self._pace.samples_per_second
+        record = record | {"time": round(now, 3), "seconds_left": None if left is None else round(left, 1)}
+        with disk_errors(self._run / METRICS_FILE):
+            self._metrics.write(json.dumps(record) + "\n")
+            self._metrics.flush()
+        layers = step in (self._first, self._steps) or step % _LAMBDAS_EVERY == 0
+        self._log(_numbers(record, "train", ("step", "time"), layers), step)
+
+        shown = [
+            f"loss {record['loss']:.3f}",
+            f"accuracy {record['accuracy']:.0%}",
+            f"{rate or record['samples_per_second']:,.0f} samples/s",
+            f"data wait {record['data_wait']:.0%}",
+        ]
+        if left is not None:
+            shown.append(f"{duration(left)} left, ends {clock_time(now + left, now)}")
+        self._bar.update(self._task, completed=step)
+        self._numbers.update(self._status, description="  ".join(shown))
+        due = time.monotonic() - self._last_line > _LINE_EVERY or step == self._steps
+        if due and not self._console.is_terminal:
+            self._last_line = time.monotonic()
+            print("  ".join((f"{self._label}: step {step}/{self._steps}", *shown)), file=sys.stderr)
+
+    def validation(self, record: dict[str, Any]) -> None:
+        """Write and show one validation."""
+        file = self._run / VALIDATION_FILE
+        with disk_errors(file):
+            before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        write_text(file, before + json.dumps(record) + "\n")
+        left_out = ("step", "epoch", "samples", "pictures", "captions")
+        self._log(_numbers(record, "validation", left_out, layers=True), record["step"])
+        self._console.print(
+            f"{self._label}: epoch {record['epoch']}: validation R@5 "
+            f"text→image {record['image_retrieval_recall@5']:.1%}, "
+            f"image→text {record['text_retrieval_recall@5']:.1%}, mean recall {record['score']:.1%}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+
+    def _log(self, numbers: dict[str, float], step: int) -> None:
+        with disk_errors(self._run / TENSORBOARD_FOLDER):
+            for logger in self._loggers:
+                logger.log_metrics(numbers, step)
+
+
+def _wandb_logger(run: Path, project: str, done: int, config: Mapping[str, Any]) -> Any:
+    """Lightning's logger for a run at Weights & Biases. Its id is kept in the folder: a resumed run goes on in it."""
+    require_group("wandb", "wandb")
+    import wandb
+    from lightning.pytorch.loggers import WandbLogger
+
+    file = run / "wandb" / "id"
+    if not done or not file.is_file():
+        write_text(file, uuid.uuid4().hex[:16])
+    settings = wandb.Settings(console="off", silent=True, save_code=False, x_disable_meta=True)
+    try:
+        logger = WandbLogger(
+            run.resolve().name,
+            run,
+            id=file.read_text(encoding="utf-8"),
+            project=project,
+            resume="allow",
+            settings=settings,
+        )
+        logger.log_hyperparams(dict(config))
+    except wandb.errors.Error as error:
+        line = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"Weights & Biases: {line}; run wandb login, set WANDB_MODE=offline, or leave out the recipe's key wandb"
+        ) from None
+    return logger
+
+
+def _numbers(
+    record: Mapping[str, Any], prefix: str, left_out: Iterable[str], layers: bool
+) -> dict[str, float]:
+    """The numbers of a record by name, those of single layers if `layers`."""
+    numbers = {
+        f"{prefix}/{name}": value
+        for name, value in record.items()
+        if name not in left_out and isinstance(value, int | float)
+    }
+    if layers:
+        numbers |= {
+            f"{name}/{tower}/{layer}": value
+            for name in ("lambda", "map_correlation")
+            for tower, values in record.get(name, {}).items()
+            for layer, value in enumerate(values)
+        }
+    return numbers
+
+
+def forget_after(file: Path, step: int) -> None:
+    """Keep the records of `file` up to `step`; a line that was cut off goes too."""
+    if not file.is_file():
+        return
+    kept = []
+    with disk_errors(file):
+        text = file.read_text(encoding="utf-8")
+    for line in text.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+    write_text(file, "".join(kept))
+
+
+class Pace:
+    """Rate and time left of a run of `steps` steps, by its last 50 steps; pauses among them count."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._window: deque[tuple[int, float, float]] = deque(maxlen=51)
+
+    def step(self, step: int, samples: float) -> None:
+        """Step `step` has just ended; `samples` counts those of the whole run."""
+        self._window.append((step, samples, time.monotonic()))
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Over all processes; None before two steps of this start are done."""
+        _, samples, seconds = self._recent()
+        return samples / seconds if seconds > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """From the last step to the end of the run; None before two steps of this start are done."""
+        steps, _, seconds = self._recent()
+        return (self._steps - self._window[-1][0]) * seconds / steps if steps else None
+
+    def _recent(self) -> tuple[int, float, float]:
+        first, last = self._window[0], self._window[-1]
+        return last[0] - first[0], last[1] - first[1], last[2] - first[2]
+
+
+def duration(seconds: float) -> str:
+    """ "45 s", "12 min", "3 h 05 min" or "2 d 04 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def clock_time(moment: float, now: float) -> str:
+    """The local time `moment` as one says it at `now` (both unix seconds): "14:32", "Tue 14:32" or "3 Dec 14:32"."""
+    then, today = datetime.fromtimestamp(moment), datetime.fromtimestamp(now)
+    days = abs((then.date() - today.date()).days)
+    if days == 0:
+        return f"{then:%H:%M}"
+    return f"{then:%a %H:%M}" if days < 7 else f"{then.day} {then:%b %H:%M}"

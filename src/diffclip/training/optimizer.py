@@ -1,0 +1,136 @@
+"""AdamW with the paper's groups, its schedule (linear warm-up, then cosine), and its state on disk.
+
+Source: SLIP's training code (github.com/facebookresearch/SLIP, main.py and utils.py), which the paper trains with.
+
+The state lies in one safetensors file a process that holds a share of it. A tensor that is shared out over processes
+(FSDP2) is cut along its first dimension: put together in order the files' cuts are the whole, for any number of
+processes.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from diffclip.errors import InputError
+from diffclip.training.recipe import Recipe
+from diffclip.weights import save_tensors
+
+# ln 100, the bound that CLIP and SLIP put on the logit scale
+MAX_LOGIT_SCALE = math.log(100)
+
+
+def small_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The scalars (which cannot be shared out over processes) and the vectors of λ (which are not worth it)."""
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.ndim or name.rpartition(".")[2].startswith("lambda_")
+    ]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Three groups: decayed, and not decayed: norms and biases; λ and the logit scale.
+
+    The last two are apart because a fused optimizer takes a group whose tensors are all shared out, or all whole.
+    """
+    small = small_parameters(model)
+    others = [p for p in model.parameters() if not any(p is other for other in small)]
+    kinds = ([p for p in others if p.ndim >= 2], [p for p in others if p.ndim < 2], small)
+    decays = (weight_decay, 0.0, 0.0)
+    return [{"params": kind, "weight_decay": decay} for kind, decay in zip(kinds, decays, strict=True)]
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW as the recipe has it; the learning rate is set before each step."""
+    groups = parameter_groups(model, recipe.weight_decay)
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
+
+
+def learning_rate(step: int, steps: int, warmup_steps: int, recipe: Recipe) -> float:
+    """The learning rate of step `step` (1 … steps): linear from `lr_start` to `lr`, then half a cosine to `lr_end`."""
+    if step <= warmup_steps:
+        return recipe.lr_start + (recipe.lr - recipe.lr_start) * (step - 1) / max(1, warmup_steps - 1)
+    done = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return recipe.lr_end + (recipe.lr - recipe.lr_end) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def save_optimizer(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, world: int
+) -> None:
+    """Write this process's share of the optimizer's state; of a model that is whole in each, the first writes all."""
+    shares = world if any(_is_share(parameter) for parameter in model.parameters()) else 1
+    if rank >= shares:
+        return
+    tensors = {
+        f"{name}:{key}": (value.to_local() if _is_share(value) else value).detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if rank == 0 or _is_share(value)
+    }
+    cut = " ".join(name for name, parameter in model.named_parameters() if _is_share(parameter))
+    save_tensors(tensors, folder / f"optimizer-{rank:05d}-of-{shares:05d}.safetensors", {"sharded": cut})
+
+
+def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give `optimizer` the state that lies in `folder`, cut anew for the processes there are now."""
+    files = sorted(folder.glob("optimizer-*-of-*.safetensors"))
+    if not files or len(files) != int(files[0].stem.rpartition("-")[2]):
+        raise InputError(f"{folder} does not hold the optimizer's whole state: start a new run")
+    parameters = dict(model.named_parameters())
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+    try:
+        opened: list[Any] = [safe_open(file, "pt") for file in files]
+        cut = set((opened[0].metadata() or {}).get("sharded", "").split())
+        entries = [set(file.keys()) for file in opened]
+        for entry in sorted(entries[0]):
+            name, _, key = entry.rpartition(":")
+            pieces = [
+                file.get_tensor(entry) for file, held in zip(opened, entries, strict=True) if entry in held
+            ]
+            whole = torch.cat(pieces) if name in cut and pieces[0].ndim else pieces[0]
+            found[name][key] = _fitted(whole, parameters[name], key)
+    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
+        raise InputError(f"{folder} is no training state of this model ({error}): start a new run") from None
+    if any(found.values()):
+        for name, state in found.items():
+            optimizer.state[parameters[name]] = state
+
+
+def _fitted(whole: Tensor, parameter: Any, key: str) -> Tensor:
+    """`whole` on the parameter's device, and cut as the parameter is."""
+    if not whole.ndim and parameter.ndim:  # a count of steps
+        return whole.to(parameter.device, copy=True)
+    if whole.shape != parameter.shape:
+        raise ValueError(
+            f"{key} of shape {list(whole.shape)} for a parameter of shape {list(parameter.shape)}"
+        )
+    if not _is_share(parameter):
+        return whole.to(parameter.device, copy=True)  # not a window into the file, which will be removed
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh: Any = parameter.device_mesh
+    cut: Tensor = distribute_tensor(
+        whole.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None
+    )
+    return cut
+
+
+def whole_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """The state dict of a model, its shared-out tensors brought together; all processes take part, and those that do
+    not `keep` it get nothing."""
+    state = {}
+    for name, tensor in model.state_dict().items():
+        whole = tensor.full_tensor() if _is_share(tensor) else tensor
+        if keep:
+            state[name] = whole.cpu()
+    return state
+
+
+def _is_share(value: Any) -> bool:
+    return hasattr(value, "full_tensor")

@@ -1,0 +1,165 @@
+"""The log of a run: each step once, one line where it cannot be written, and the numbers that TensorBoard gets."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffclip import InputError
+from diffclip.training.logging import Pace, RunLogger, clock_time, duration
+from diffclip.training.run_folder import add_start, read_starts
+
+
+def record(step: int) -> dict[str, Any]:
+    numbers = ("epoch", "loss", "accuracy", "samples_per_second", "data_wait")
+    return {"step": step, "samples": 8 * step, "lambda": {"visual": [0.8], "text": []}} | dict.fromkeys(
+        numbers, 0.5
+    )
+
+
+VALIDATION = {
+    **{"step": 1, "epoch": 1, "score": 0.5},
+    **{"image_retrieval_recall@5": 0.5, "text_retrieval_recall@5": 0.5},
+    "map_correlation": {"visual": [0.25], "text": []},
+}
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with (
+        pytest.raises(InputError, match=r"no space left on device while writing .*metrics\.jsonl: free"),
+        RunLogger(tmp_path, "test", 5) as logger,
+    ):
+        logger.step(record(1))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "validation.jsonl", "tensorboard"])
+def test_another_file_in_the_way(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch() if name == "tensorboard" else (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"cannot write .*{name}: a file or folder of that name"):
+        RunLogger(tmp_path, "test", 5)
+
+
+def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    with RunLogger(tmp_path, "test", 5) as logger:
+        for step in (1, 2, 3):
+            logger.step(record(step))
+        logger.validation(VALIDATION)
+        logger.validation(VALIDATION | {"step": 3})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "los')  # cut off by a kill
+    with RunLogger(tmp_path, "test", 5, done=2) as logger:
+        logger.step(record(3))
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [line["step"] for line in lines(tmp_path / "validation.jsonl")] == [1]
+
+
+def test_a_line_has_rate_wait_and_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLogger(tmp_path, "a [b] run", 3) as logger:
+        for step in (1, 2, 3):
+            logger.step(record(step) | {"data_wait": 0.25})
+        logger.validation(VALIDATION)
+    told = capsys.readouterr().err
+    assert "a [b] run: step 3/3  loss 0.500  accuracy 50%  " in told
+    assert " samples/s  data wait 25%  0 s left, ends " in told
+    assert "a [b] run: epoch 1: validation R@5 text→image 50.0%" in told
+    found = lines(tmp_path / "metrics.jsonl")
+    assert [line["seconds_left"] is None for line in found] == [True, False, False]
+    assert found[-1]["seconds_left"] == 0
+
+
+def test_tensorboard_has_every_number_and_lambda_every_tenth_step(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with RunLogger(tmp_path, "test", 25, 3) as logger:
+        for step in range(4, 26):
+            logger.step(record(step) | {"loss": math.nan if step == 7 else step / 2})
+        logger.validation(VALIDATION | {"step": 25})
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    losses = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert list(losses) == list(range(4, 26))
+    assert [event.step for event in events.Scalars("lambda/visual/0")] == [4, 10, 20, 25]
+    assert [event.value for event in events.Scalars("validation/score")] == [0.5]
+    assert [event.value for event in events.Scalars("map_correlation/visual/0")] == [0.25]
+
+
+def test_the_end_of_a_start_is_kept(tmp_path: Path) -> None:
+    for error in (KeyboardInterrupt(), OSError("gone"), InputError("no  space\nleft"), None):
+        add_start(tmp_path, {"step": 0})
+        try:
+            with RunLogger(tmp_path, "test", 2) as logger:
+                logger.step(record(1))
+                if error:
+                    raise error
+                logger.step(record(2))
+        except (KeyboardInterrupt, OSError, InputError):
+            pass
+    ends = [(start["ended"]["how"], start["ended"]["step"]) for start in read_starts(tmp_path)]
+    assert ends == [("KeyboardInterrupt", 1), ("OSError: gone", 1), ("no space left", 1), ("finished", 2)]
+
+
+def test_weights_and_biases_offline_goes_on_in_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for done in (0, 2):
+        with RunLogger(tmp_path, "test", 20, done, "a-project", {"model": "it"}) as logger:
+            for step in (done + 1, done + 2):
+                logger.step(record(step))
+        wandb.teardown()
+    files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    content = b"".join(file.read_bytes() for file in files)
+    assert {file.name for file in files} == {f"run-{(tmp_path / 'wandb' / 'id').read_text()}.wandb"}
+    assert all(word in content for word in (b"a-project", b"train/loss"))
+
+
+def test_weights_and_biases_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"this needs wandb.*pip install 'diffclip\[wandb\]'"):
+        RunLogger(tmp_path, "test", 5, wandb="a-project")
+
+
+def test_pace_is_that_of_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 10.0, *range(11, 111)])
+    monkeypatch.setattr("diffclip.training.logging.time.monotonic", lambda: next(times))
+    pace = Pace(202)
+    pace.step(1, 8)
+    assert pace.samples_per_second is pace.seconds_left is None
+    for step in range(2, 103):
+        pace.step(step, 8 * step)
+    assert (pace.samples_per_second, pace.seconds_left) == (8, 100)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (99.4, "99 s"),
+        (100, "2 min"),
+        (3 * 3600 + 290, "3 h 05 min"),
+        (26 * 3600, "1 d 02 h"),
+        (2.2 * 86400, "2 d 05 h"),
+    ],
+)
+def test_durations(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_times_of_day_have_the_day_where_it_is_another() -> None:
+    now = 1_795_000_000
+    assert len(clock_time(now + 60, now)) == 5
+    assert clock_time(now + 3 * 86400, now)[:3].isalpha()
