@@ -219,21 +219,18 @@ def test_train_leaves_a_run_with_its_report(trained: Path) -> None:
     assert yaml.safe_load((trained / "recipe.yaml").read_text())["seed"] == 3
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_an_interrupted_run_says_how_to_go_on(
-    kept: bool, workplace: Path, tmp_path, monkeypatch, capsys
-) -> None:
-    def interrupted(*_: object) -> None:
-        if kept:
-            (tmp_path / "run" / "checkpoints" / "last").mkdir(parents=True)
-        raise KeyboardInterrupt
+def test_a_run_goes_on_without_its_recipe_and_further(trained: Path, workplace: Path) -> None:
+    import shutil
 
-    monkeypatch.setattr("diffclip.training.loop.train", interrupted)
-    monkeypatch.chdir(workplace)
-    code, told = in_process(monkeypatch, capsys, "train", "tiny.yaml", "--run", str(tmp_path / "run"))
-    assert code == 130
-    way_on = "go on with --resume" if kept else "there is no checkpoint yet, start again"
-    assert told == f"diffclip: interrupted: {way_on}\n"
+    copy = trained.parent / "copy"
+    shutil.copytree(trained, copy, symlinks=True)
+    result = run("train", "--resume", "--run", "runs/copy", "epochs=2", cwd=workplace)
+    assert result.returncode == 0, result.stderr
+    assert "going on after step 3 of 6" in result.stderr
+    assert "6 steps, 48 samples" in result.stdout
+    result = run("train", "--resume", "--run", "runs/absent", cwd=workplace)
+    assert result.returncode == 2
+    assert "runs/absent holds no run to go on with: give its recipe" in result.stderr
 
 
 def test_a_full_device_for_output_is_exit_code_2(trained: Path, workplace: Path) -> None:
@@ -304,7 +301,7 @@ def test_a_folder_with_only_a_published_file_classifies(trained: Path, workplace
     [
         (["train", "flickr8k_cpuu"], ["unknown recipe", "flickr8k_cpu"]),
         (["train", "tiny.yaml", "epoch=2"], ["unknown recipe key 'epoch'", "'epochs'"]),
-        (["train", "tiny.yaml", "epochs=two"], ["epochs", "valid integer"]),
+        (["train", "tiny.yaml", "epochs=two"], ["diffclip: epochs=two: epochs", "valid integer"]),
         (["train", "tiny.yaml", "architecture.vision.heads=1"], ["heads 1 is odd"]),
         (["train", "tiny.yaml", "image_size=40"], ["not a multiple of patch_size 16"]),
         (["train", "tiny.yaml", "model=DiffCLIPP"], ["unknown model", "'DiffCLIP'"]),

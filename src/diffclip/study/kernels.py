@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffclip.model import CLIP
 from diffclip.study.recipe import Study
+from diffclip.training.distributed import native_precision
 from diffclip.training.recipe import Recipe
 
 FALLBACK = "sdpa"
@@ -91,7 +92,7 @@ def fault_of_layers(recipe: Recipe, device: torch.device, pairs: int = _PAIRS) -
     tokens = tokens.to(device)
 
     exact = _step(model, FALLBACK, images, tokens, None)
-    half = torch.bfloat16 if recipe.precision == "bf16" else None
+    half = torch.bfloat16 if native_precision(recipe.precision, device.type) == "bf16" else None
     usual = _step(model, FALLBACK, images, tokens, half)
     fused = _step(model, "auto", images, tokens, half)
     times, beside = _ROOM
