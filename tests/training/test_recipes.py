@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from diffclip.config import VARIANTS, name_of
 from diffclip.cli.train_plan import how_to_get
+from diffclip.config import VARIANTS, name_of
 from diffclip.data.caption_sets import CAPTION_SETS
 from diffclip.initialisation import INITS
 from diffclip.training.logging import duration
