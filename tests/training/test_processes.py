@@ -101,8 +101,8 @@ def test_a_sharded_run_is_asked_to_stop_and_goes_on_in_one_process(
     assert "asked to stop at step" in line
     assert line.endswith("go on with --resume")
     last = run / "checkpoints" / "last"
-    assert sorted(file.name for file in last.glob("optimiser-*")) == [
-        f"optimiser-{rank:05d}-of-00002.safetensors" for rank in range(2)
+    assert sorted(file.name for file in last.glob("optimizer-*")) == [
+        f"optimizer-{rank:05d}-of-00002.safetensors" for rank in range(2)
     ]
     loop.train(recipe, run, resume=True)
     assert_same_curve(alone, run)

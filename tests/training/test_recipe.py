@@ -26,7 +26,7 @@ def test_defaults_are_the_papers(fields: dict[str, Any]) -> None:
         (0.9, 0.98),
     )
     assert (recipe.data.scale, recipe.data.flip, recipe.data.statistics) == ((0.5, 1.0), 0.0, "imagenet")
-    assert (recipe.init, recipe.precision, recipe.clip_grad_norm) == ("matched", "fp32", None)
+    assert (recipe.init, recipe.precision, recipe.clip_grad_norm) == ("matched", "auto", None)
 
 
 def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
@@ -74,7 +74,7 @@ def test_every_recipe_of_the_package_is_whole_and_says_what_it_is() -> None:
         ("epochs=0", "epochs: Input should be greater than 0"),
         ("data=here", "data: "),
         ("data.scale=[0.9, 0.5]", "two shares"),
-        ("precision=fp8", "precision: Input should be 'fp32' or 'bf16'"),
+        ("precision=fp8", "precision: Input should be 'auto', 'fp32' or 'bf16'"),
         ("model=DifCLIP", "did you mean 'DiffCLIP'?"),
         ("init=mached", "did you mean 'matched'?"),
         ("architecture.vision.heads=5", "width 32 is not a multiple of heads 5"),

@@ -83,7 +83,6 @@ def _look_at_training_data(recipe: Recipe, world: int, samples: list[int]) -> It
 
     from diffclip.training.data import open_training_data
 
-    small = recipe.model_copy(update={"batch_size": _READ * world})
     try:
         loader = open_training_data(recipe, 0, world)
     except DiffCLIPError as error:
@@ -99,12 +98,13 @@ def _look_at_training_data(recipe: Recipe, world: int, samples: list[int]) -> It
     if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
         yield f"training data: {loader.samples:,} samples where the recipe expects {expected:,}"
     loader.close()
-    with closing(open_training_data(small, 0, world)) as few:
+    tried = min(_READ, loader.samples)
+    with closing(open_training_data(recipe.model_copy(update={"batch_size": tried}))) as few:
         for batch in islice(few.epoch(0), 1):
             yield from (f"training data: {fault}" for fault in batch.faults[:3])
             if not len(batch):
-                raise InputError(f"training data: 0 of {_READ} images that were tried can be read")
-            yield f"training data: {len(batch)} of {_READ} images that were tried can be read"
+                raise InputError(f"training data: 0 of {tried} images that were tried can be read")
+            yield f"training data: {len(batch)} of {tried} images that were tried can be read"
 
 
 def _look_at_validation_data(recipe: Recipe) -> Iterator[str]:

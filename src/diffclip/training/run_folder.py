@@ -140,7 +140,8 @@ def _same_recipe(file: Path, recipe: Recipe) -> bool:
 
 
 def _flat(fields: dict[str, Any]) -> dict[str, Any]:
-    return {**fields, **{f"data.{key}": value for key, value in fields.pop("data").items()}}
+    inner = fields.pop("data")
+    return fields | {f"data.{key}": value for key, value in inner.items()}
 
 
 def describe_start(
