@@ -295,7 +295,7 @@ def _passes(config: str, again: bool) -> tuple[int, int, int]:
         with FlopCounterMode(display=False) as text:
             features = features + model.encode_text(tokens).sum()
         with FlopCounterMode(display=False) as backward:
-            features.backward()
+            features.backward()  # type: ignore[no-untyped-call]
     counts = [int(counter.get_total_flops()) // samples for counter in (vision, text, backward)]
     return counts[0], counts[1], counts[2]
 
