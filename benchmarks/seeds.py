@@ -5,7 +5,7 @@
 
 For each seed all models have the same init, data order and budget. A finished run is used again, a stopped one goes
 on, and so does a stopped suite. Where a run or a task fails, nothing is condensed. Then `diffclip report
-benchmarks/results/flickr8k_cpu --markdown docs/results.md --section flickr8k_cpu`. `--data` holds the set to train on
+benchmarks/results/flickr8k_cpu --markdown docs/results/flickr8k_cpu.md`. `--data` holds the set to train on
 (train, val) and, for the suite `quick`, `flickr8k` (val), `cifar10` and `caltech101` (train, test), all in
 clip_benchmark's layout.
 """

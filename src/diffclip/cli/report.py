@@ -35,7 +35,7 @@ def report(
         Path | None, typer.Option(help="Write the tables into this folder, as Markdown and LaTeX.")
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Put the paper's rows into its tables.")] = False,
-    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page or of the Markdown file.")] = None,
     attention: Annotated[
         str | None,
         typer.Option(
@@ -86,18 +86,19 @@ def report(
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
     from diffclip.report.save import save_results
 
+    named = ["--title", title] if title else []
     built = build_report(read_results(paths), paths, title, paper)
     looks = _attention(paths, attention, split) if attention else {}
     written: list[Path] = []
     if save is not None:
         written.append(save_results(paths, save))
     if output is not None:
-        rest = [*(["--paper"] if paper else []), *(["--attention", attention] if attention else [])]
+        rest = [*named, *(["--paper"] if paper else []), *(["--attention", attention] if attention else [])]
         written.append(
             write_page(output, built, _command(paths, "--output", output, *rest), list(looks.values()))
         )
     if markdown is not None:
-        place = ["--figures", figures] if figures else []
+        place = [*(["--figures", figures] if figures else []), *named]
         written += write_markdown(markdown, built, _command(paths, "--markdown", markdown, *place), figures)
     elif figures is not None:
         written += write_figures(figures, built)

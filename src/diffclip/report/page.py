@@ -197,8 +197,9 @@ def write_markdown(
     if report.table:
         lines += [report.table.to_markdown(), "", report.table.note, ""]
     for section in report.sections:
-        if section.title in _IN_MARKDOWN:
-            lines += [f"## {section.title}", _not_twice(section.tables[0], report.table).to_markdown(), ""]
+        table = _not_twice(section.tables[0], report.table) if section.title in _IN_MARKDOWN else None
+        if table is not None and len(table.frame):
+            lines += [f"## {section.title}", table.to_markdown(), ""]
     lines += [f"`{command}`"] if command else []
     write_text(output, "\n".join(lines).rstrip() + "\n")
     return [output, *written]
