@@ -1,4 +1,4 @@
-# make demo · make test · make test-slow · make lint · make bench
+# make demo · make test · make test-slow · make browser · make lint · make bench
 # PYTHON is the interpreter that makes the environment; everything else runs inside .venv.
 PYTHON ?= python3
 VENV := .venv
@@ -6,13 +6,14 @@ READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 LOWEST := $(VENV)/lowest
 
-.PHONY: help demo test test-slow test-lowest lint format bench bench-gpu study-cpu study-gpu clean
+.PHONY: help demo test test-slow test-lowest browser lint format bench bench-gpu study-cpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
 	@echo "make test       set up if needed, then the tests (minutes)"
 	@echo "make test-slow  the tests that need real kills or minutes"
 	@echo "make test-lowest  the tests of what uses transformers, on the lowest version that we take"
+	@echo "make browser    install Chromium for the tests of the page, which are skipped without it"
 	@echo "make lint       ruff, format check, strict types"
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
@@ -32,6 +33,12 @@ test-lowest: $(READY)
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LOWEST) \
 		transformers==5.4.0 huggingface_hub==1.5.0 tokenizers==0.22.2
 	PYTHONPATH=$(LOWEST) $(RUN) pytest -m "not slow" -n 2 tests/vlm tests/convert tests/integrations/test_transformers_*.py
+
+# The system's package where we may install it, else playwright's own build.
+browser: $(READY)
+	@command -v chromium >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get install -y -q chromium; } || \
+		$(RUN) playwright install chromium
 
 lint: $(READY)
 	$(RUN) ruff check .

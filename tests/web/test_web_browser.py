@@ -1,44 +1,29 @@
-"""The page in a real browser: Debian's Chromium, without a window."""
+"""The page in a real browser, without a window. Tests install nothing: `make browser` does."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-pytestmark = pytest.mark.slow
-
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser; Chromium is installed where it is missing and we may."""
+    """A browser: the system's Chromium, else playwright's own."""
     playwright = pytest.importorskip("playwright.sync_api")
-    if shutil.which("chromium") is None:
-        if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            pytest.skip("no chromium, and it cannot be installed here")
-        done = subprocess.run(
-            ["apt-get", "install", "-y", "-q", "chromium"], capture_output=True, check=False
-        )
-        if done.returncode:
-            pytest.skip("chromium cannot be installed here")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        found = shutil.which("chromium") or started.chromium.executable_path
+        if not Path(found).exists():
+            pytest.skip("no Chromium: `make browser` installs it")
+        browser = started.chromium.launch(executable_path=found, args=ARGUMENTS)
         yield browser
         browser.close()
 
@@ -129,39 +114,14 @@ def test_another_text_and_another_map_need_no_answer(tab):
     tab.wait_for_selector(".dc-none:visible")
     assert tab.locator(".dc-none:visible").inner_text().endswith("there is no A2.")
     assert len(visible_maps(tab)) == 1
-    assert not [url for url in tab.asked[asked:] if "queue/join" in url]
-
-
-def test_the_opacity_changes_at_once_and_stays(tab):
-    read = "getComputedStyle(document.querySelector('img.dc-map:not([hidden])')).opacity"
-    assert tab.evaluate(read) == "0.6"
-    before = tab.locator(".dc-stage").first.screenshot()
-    asked = len(tab.asked)
+    opacity = "getComputedStyle(document.querySelector('img.dc-map:not([hidden])')).opacity"
+    assert tab.evaluate(opacity) == "0.6"
     slider = tab.locator("#dc-opacity input[type=range]")
     slider.focus()
     for _ in range(10):
         slider.press("ArrowLeft")
-    tab.wait_for_function(f"{read} === '0.5'")
-    assert tab.locator(".dc-stage").first.screenshot() != before
+    tab.wait_for_function(f"{opacity} === '0.5'")
     assert not [url for url in tab.asked[asked:] if "queue/join" in url]
-    tab.locator("#dc-scenes input").nth(3).check()
-    tab.wait_for_selector(".dc-text:has-text('flower')")
-    tab.wait_for_function(f"{read} === '0.5'")
-
-
-def test_a_scene_by_keyboard(tab):
-    tab.locator("#dc-scenes input").first.focus()
-    tab.keyboard.press("Tab")
-    tab.keyboard.press("Space")
-    tab.wait_for_selector(".dc-text:has-text('a yellow star')")
-    settle(tab)
-    assert "AUROC OF THE OBJECT" in tab.locator(".dc-numbers:visible").first.inner_text().upper()
-    assert tab.locator("#dc-texts textarea").input_value().splitlines()[0] == "a brown arrow"
-    tab.locator("#dc-texts textarea").focus()
-    tab.keyboard.press("Control+End")
-    tab.keyboard.type("\na lighthouse")
-    tab.keyboard.press("Shift+Enter")
-    tab.wait_for_selector(".dc-text:has-text('a lighthouse')")
 
 
 def test_what_visitors_write_is_shown_as_they_wrote_it(tab):
@@ -184,17 +144,11 @@ def test_what_visitors_write_is_shown_as_they_wrote_it(tab):
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        (
-            "a.svg",
-            b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
-            "not a picture",
-        ),
-        ("empty.png", b"", "empty"),
-        ("large.png", b"\0" * (20 * 2**20 + 1), "larger than 20 MB"),
-        ("<b>x.png", b"\x89PNG\r\n\x1a\n....", "is not an image"),
+        ("a.svg", b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>", "a.svg is not"),
+        ("<b>x.png", b"\x89PNG\r\n\x1a\n....", "broken header"),
     ],
 )
-def test_a_file_that_is_no_picture_gets_a_line_on_the_page(tab, tmp_path, name, content, told):
+def test_a_file_that_is_not_an_image_gets_a_line_on_the_page(tab, tmp_path, name, content, told):
     (tmp_path / name).write_bytes(content)
     upload(tab, tmp_path / name)
     tab.wait_for_selector(f".dc-bad:visible:has-text('{told}')")
@@ -204,7 +158,7 @@ def test_a_file_that_is_no_picture_gets_a_line_on_the_page(tab, tmp_path, name, 
 
 def test_search_by_text_and_by_picture(tab, photos):
     tab.get_by_role("tab", name="Search").click()
-    tab.wait_for_selector("#dc-status:has-text('4 pictures, 1 skipped')", timeout=60_000)
+    tab.wait_for_selector("#dc-status:has-text('4 images, 1 skipped')", timeout=60_000)
     settle(tab)
     tab.locator("#dc-query textarea, #dc-query input").first.fill("a square")
     tab.locator("#dc-search").click()
@@ -218,9 +172,7 @@ def test_search_by_text_and_by_picture(tab, photos):
     assert float(cosine.removeprefix("cosine ")) == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (820, "light"), (390, "dark"), (320, "light")]
-)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (820, "dark"), (390, "dark")])
 def test_the_page_fits_its_window(chromium, page, width, scheme):
     context = chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     tab = context.new_page()
@@ -240,7 +192,7 @@ def test_the_page_fits_its_window(chromium, page, width, scheme):
         ".dc-numbers:not([hidden]) dd",
         ".dc-source",
         "h3",
-        ".dc-lambda text",
+        ".dc-lambdas li",
     ):
         assert least_contrast(tab, selector) >= 4.5, selector
     context.close()
@@ -251,7 +203,7 @@ def least_contrast(tab: Any, selector: str) -> float:
     pairs = tab.evaluate(
         """selector => [...document.querySelectorAll('.dc-card')].flatMap(card =>
            [...card.querySelectorAll(selector)].map(text => [
-             getComputedStyle(text)[text instanceof SVGElement ? 'fill' : 'color'],
+             getComputedStyle(text).color,
              getComputedStyle(card).backgroundColor]))""",
         selector,
     )

@@ -7,8 +7,8 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.focus import image_relevance, measures
-from diffclip.focus.maps import class_token_maps
-from diffclip.web.look import METHODS, _map, coverage, look, visible_part
+from diffclip.focus.maps import class_token_maps, visible_part
+from diffclip.web.look import METHODS, _map, coverage, look
 
 TEXTS = ["a red square", "a dog"]
 

@@ -1,6 +1,11 @@
-import socket
-import threading
+import base64
+import io
+import re
+import shutil
+import time
+from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -8,165 +13,174 @@ from diffclip.errors import InputError
 
 gradio = pytest.importorskip("gradio")
 
-import diffclip.web  # noqa: E402
-from diffclip.web.decoding import Decoder  # noqa: E402
 from diffclip.web.folder import SearchedFolder  # noqa: E402
-from diffclip.web.names import shown_models  # noqa: E402
-from diffclip.web.page import SCRIPT, STYLE, build  # noqa: E402
+from diffclip.web.look import METHODS, Look, Map, look  # noqa: E402
+from diffclip.web.page import MAX_LETTERS, MAX_TEXTS, build, parse_texts  # noqa: E402
+from diffclip.web.results import Shown, gallery, message, results, shown_models  # noqa: E402
 from diffclip.web.scenes import shown_scenes  # noqa: E402
-from diffclip.web.server import address_of, bind, is_local, local_names  # noqa: E402
-from diffclip.web.studio import new_studio, told_by  # noqa: E402
-from diffclip.web.upload_field import Upload  # noqa: E402
+from diffclip.web.server import is_local, pick_port  # noqa: E402
+
+HOSTILE = "<script>alert(1)</script>\"' onerror=x ${alert(2)} {{value}}"
+SHOWN = Shown("A <b>model</b>", "from & here", ("#000", "#fff"))
 
 
-@pytest.fixture
-def studio(plain, differential, tmp_path):
-    decoder = Decoder()
-    models = shown_models([("x/Plain", plain), ("x/Differential", differential)])
-    yield new_studio(models, tmp_path, None, decoder)
-    decoder.close()
+class Parts(HTMLParser):
+    """The elements of some HTML, each with its attributes, and the text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.text = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def having(self, name):
+        return [attributes for _, attributes in self.elements if name in attributes]
 
 
-def test_the_page_and_its_labels(studio):
-    page = build(studio)
+@pytest.fixture(scope="module")
+def both(plain, differential):
+    image = Image.effect_noise((48, 48), 60).convert("RGB")
+    texts = [HOSTILE, "a dog", "a cat"]
+    return [(SHOWN, look(one, image, texts), image) for one in (plain, differential)], texts
+
+
+def pixels(uri):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGBA"))
+
+
+def test_texts_and_names_are_escaped(both):
+    parts = Parts(results(*both, "relevance", 0.6, scene=False))
+    assert not {"script", "b", "style", "iframe"} & {tag for tag, _ in parts.elements}
+    assert not parts.having("onerror")
+    assert "".join(parts.text).count(HOSTILE) == 2
+    assert "A <b>model</b>" in "".join(parts.text)
+    html = gallery([("<b>\udcff.png", -0.5, None)]) + message(HOSTILE)
+    assert "<b>" not in html
+    assert "<script>" not in html
+    assert "cosine −0.500" in html
+
+
+def test_the_first_text_and_the_chosen_method_are_visible(both):
+    for method in METHODS:
+        parts = Parts(results(*both, method, 0.25, scene=False))
+        shown = [part for part in parts.having("data-map") if "hidden" not in part]
+        assert {part["data-map"] for part in shown} == {method}
+        assert {part.get("data-text", "0") for part in shown} == {"0"}
+    assert "--dc-opacity:0.25" in parts.having("style")[0]["style"]
+
+
+def test_the_maps_of_both_models_have_one_scale(both):
+    (_, first, image), (_, second, _) = both[0]
+
+    def with_relevance(seen, value):
+        values = np.full((4, 4), value, np.float32)
+        maps = {
+            key: Map(values, found.numbers) if key[0] == "relevance" else found
+            for key, found in seen.maps.items()
+        }
+        return Look(seen.cosines, seen.probabilities, maps, seen.lambdas)
+
+    for strong, limit in ((0.4, "0.4"), (0.003, "0.02")):
+        models = [
+            (SHOWN, with_relevance(first, strong), image),
+            (SHOWN, with_relevance(second, 0.003), image),
+        ]
+        html = results(models, both[1], "relevance", 0.6, scene=False)
+        drawn = [part for part in Parts(html).having("src") if part.get("data-map") == "relevance"]
+        faint = pixels(drawn[-1]["src"])[48, 48]
+        # a relevance of 0.003 is dark and lets the image through, whatever the other model has
+        assert faint[:3].astype(int).sum() < 160
+        assert html.count(f"<span>{limit}</span>") == 2
+    assert pixels(drawn[0]["src"]).shape[2] == 4
+
+
+def test_what_a_model_does_not_have_is_said(both):
+    html = results(*both, "A2", 0.6, scene=True)
+    assert html.count("there is no A2") == 1
+    assert html.count("This model’s attention is plain: it has no λ.") == 1
+    assert "layer 2: " in html
+    assert "need its mask" not in html
+
+
+def test_names_and_colors_of_models(plain, differential):
+    names = [shown.name for shown, _ in shown_models([("x/a", plain), ("y/a", plain)])]
+    assert names == ["x/a (1)", "y/a (2)"]
+    (first, _), (second, _) = shown_models([("x/a", plain), ("y/b", plain)])
+    assert first.colors != second.colors
+    assert shown_models([("x/\udcff", differential)])[0][0].name == "\ufffd"
+
+
+def test_texts_have_limits():
+    assert parse_texts(" a  b\n\na b\nc\ud800") == ["a b", "c?"]
+    for lines, told in (
+        (" \n", "no text yet"),
+        ("\n".join(map(str, range(MAX_TEXTS + 1))), "33 texts are too many"),
+        ("x" * (MAX_LETTERS + 1), "301 letters is too long"),
+    ):
+        with pytest.raises(InputError, match=told):
+            parse_texts(lines)
+
+
+def test_the_page_and_its_limits(plain, differential):
+    page = build(shown_models([("x/Plain", plain), ("x/Differential", differential)]), None)
     for block in page.blocks.values():
         if isinstance(block, gradio.components.FormComponent | gradio.Image):
             assert block.label, block
-    assert not page.analytics_enabled
-    assert page._queue.max_size == 32
     computed = [fn for fn in page.fns.values() if fn.concurrency_id == "models"]
-    assert len(computed) == 4
     assert {fn.concurrency_limit for fn in computed} == {1}
     assert all(fn.api_visibility == "private" for fn in page.fns.values() if fn.fn)
 
 
-def test_how_far_the_indexes_are_is_told_when_the_page_is_opened(plain, photos, tmp_path, monkeypatch):
-    pytest.importorskip("faiss")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = SearchedFolder(photos, [("Plain", plain)])
-    studio = new_studio(shown_models([("Plain", plain)]), tmp_path, folder, Decoder())
-    page = build(studio)
-    (load,) = [fn for fn in page.fns.values() if fn.targets[0][1] == "load" and fn.fn]
-    assert not [
-        one for one in page.blocks.values() if "waiting for its turn" in str(getattr(one, "value", ""))
-    ]
-    folder._update()
-    assert "4 pictures" in load.fn()[1]
-    folder.close()
-
-
-def test_a_field_for_pictures_opens_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("PIL.Image.open", lambda *_, **__: pytest.fail("gradio opened it"))
-    field = Upload(render=False)
-    assert field.get_block_name() == "image"
-    data = gradio.data_classes.ImageData(path="/x/a.svg", url="data:image/png;base64,AAAA")
-    assert field.preprocess(data) == "/x/a.svg"
-    assert field.preprocess(None) is None
-
-
-def test_gradio_leaves_no_file_beside_the_field():
-    from pathlib import Path
-
-    assert not list(Path(diffclip.web.__file__).parent.glob("*.pyi"))
-
-
-def test_a_scene_is_looked_at_with_its_masks(studio):
-    scene = studio.scenes[1]
-    told, html, choice = studio.look(None, 1, "\n".join(scene.texts), "relevance", 60)
-    assert told == ""
-    assert html.count("AUROC") > 0
-    assert [text for text, _ in choice["choices"]] == scene.texts
-    assert html.count('<section class="dc-card"') == 2
-
-
-def test_an_upload_is_looked_at_without(studio, tmp_path):
-    Image.new("RGB", (30, 30), "red").save(tmp_path / "a.png")
-    _, html, _ = studio.look(str(tmp_path / "a.png"), None, "a\nb", "rollout", 0)
-    assert "AUROC" not in html
-
-
-def test_what_cannot_be_done_becomes_a_message(studio, tmp_path, capsys):
-    def failing():
-        raise RuntimeError("out of <memory>")
-
-    told, shown, rest = told_by(lambda: studio.look(None, None, "a", "relevance", 60), 3)
-    assert "no picture yet" in told
-    assert shown == ""
-    assert rest == gradio.skip()
-    assert "no folder to search" in told_by(lambda: studio.search("a", None, "Plain", 3), 2)[0]
-    assert capsys.readouterr().err == ""
-    told, _ = told_by(failing, 2)
-    assert "RuntimeError" in told
-    assert "a request failed: RuntimeError: out of <memory>" in capsys.readouterr().err
-
-
-def test_one_request_is_computed_at_a_time(studio):
-    done = []
-    with studio.turn:
-        thread = threading.Thread(
-            target=lambda: done.append(studio.look(None, 0, "a", "relevance", 60)), daemon=True
-        )
-        thread.start()
-        thread.join(timeout=0.3)
-        assert not done
-    thread.join(timeout=30)
-    assert done
-
-
-def test_scenes_have_objects_and_texts_that_fit():
-    scenes = shown_scenes()
-    assert len({scene.name for scene in scenes}) == 8
-    for scene in scenes:
-        assert set(scene.masks) < set(scene.texts)
+def test_scenes_have_masks_of_what_their_texts_name():
+    for scene in shown_scenes():
         assert len(scene.texts) == len(scene.masks) + 2
-        assert all(0 < mask.mean() < 1 for mask in scene.masks.values())
+        assert all(mask.any() and mask.shape == scene.image.size for mask in scene.masks.values())
 
 
-def test_names_and_colours_differ(plain, differential):
-    shown = [one for one, _ in shown_models([("a/M", plain), ("b/M", differential)])]
-    assert [one.name for one in shown] == ["a/M", "b/M"]
-    twice = [one for one, _ in shown_models([("a/M", plain), ("a/M", plain)])]
-    assert [one.name for one in twice] == ["a/M", "a/M (2)"]
-    assert twice[0].colours != twice[1].colours
+def updated(folder, models):
+    searched = SearchedFolder(folder, models)
+    searched.start()
+    end = time.monotonic() + 300
+    while searched.updating and time.monotonic() < end:
+        time.sleep(0.02)
+    return searched
 
 
-def test_style_and_script_name_no_other_place():
-    for text in (STYLE, SCRIPT):
-        assert "http" not in text
-        assert "@import" not in text
+def test_an_image_finds_itself_with_each_model(photos, plain, differential):
+    searched = updated(photos, [("Plain", plain), ("Differential", differential)])
+    assert searched.status().count("4 images, 1 skipped that cannot be read") == 2
+    for model in ("Plain", "Differential"):
+        hits = searched.search(model, Image.open(photos / "below" / "grey.png").convert("RGB"), 2)
+        assert (hits[0][0], hits[0][1]) == ("below/grey.png", pytest.approx(1, abs=1e-2))
+        assert all(uri.startswith("data:image/webp;base64,") for _, _, uri in hits)
+    searched.close()
 
 
-def test_a_port_that_is_taken():
-    with bind("127.0.0.1", 0) as first:
-        first.listen()
-        port = first.getsockname()[1]
-        assert address_of(first) == f"http://127.0.0.1:{port}/"
-        with pytest.raises(InputError, match=f"port {port} is taken"):
-            bind("127.0.0.1", port)
+def test_links_to_the_outside_and_missing_files_are_not_shown(photos, plain, tmp_path):
+    folder = tmp_path / "linked"
+    shutil.copytree(photos, folder)
+    searched = updated(folder, [("Plain", plain)])
+    (folder / "red.png").unlink()
+    (folder / "red.png").symlink_to(photos.parent / "neighbour.png")
+    (folder / "blue.png").unlink()
+    uris = {name: uri for name, _, uri in searched.search("Plain", "anything", 10)}
+    assert (uris["red.png"], uris["blue.png"]) == (None, None)
+    assert uris["green.png"]
+    searched.close()
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / "none"))):
+        SearchedFolder(tmp_path / "none", [("Plain", plain)])
 
 
-@pytest.mark.parametrize("host", ["no such host", "256.1.1.1", "x" * 70, "203.0.113.7"])
-def test_a_host_that_is_not_here(host):
-    with pytest.raises(InputError, match="--host"):
-        bind(host, 0)
-
-
-def test_where_a_page_can_be_reached():
-    for host in ("127.0.0.1", "127.0.0.9", "::1", "localhost"):
-        assert is_local(host)
-    for host in ("0.0.0.0", "::", "192.168.1.4", "example.org"):
-        assert not is_local(host)
-    with socket.socket() as any_:
-        any_.bind(("0.0.0.0", 0))
-        assert address_of(any_).startswith("http://127.0.0.1:")
-
-
-def test_a_page_is_called_by_the_address_it_prints():
-    with bind("127.0.0.5", 0) as bound:
-        assert local_names("127.0.0.5", bound) == {"localhost", "127.0.0.1", "::1", "127.0.0.5"}
-
-
-def test_names_of_models_that_are_no_text(plain):
-    ((one, _),) = shown_models([("x/caf\udce9", plain)])
-    assert one.name == "caf\N{REPLACEMENT CHARACTER}"
-    assert one.source.encode()
+def test_addresses():
+    assert is_local("127.0.0.1")
+    assert is_local("localhost")
+    assert not is_local("0.0.0.0")
+    assert pick_port("127.0.0.1", 0) > 1023
+    with pytest.raises(InputError, match="is no address"):
+        pick_port("no such host.example", 1)

@@ -23,7 +23,8 @@ class Page:
         import httpx
 
         self.url, self.process, self._log = url, process, log
-        self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        # the clients of a test wait in one queue, on machines that have other things to do
+        self.http = httpx.Client(base_url=url, timeout=300, trust_env=False)
         config = self.http.get("/config").json()
         self._names = {part["props"].get("elem_id"): part["id"] for part in config["components"]}
         self._events = {
@@ -86,7 +87,7 @@ def start(*arguments: object, cache: Path) -> subprocess.Popen[bytes]:
 
 def wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
     """The address that the process prints when it is ready."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while time.monotonic() < end and process.poll() is None:
         found = re.search(r"the page is at (http://\S+)", log.read_text())
         if found:
@@ -104,7 +105,7 @@ def serving(*arguments: object, cache: Path) -> Iterator[Page]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(timeout=30) == 130
+            assert process.wait(timeout=120) == 130
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

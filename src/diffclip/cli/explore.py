@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from diffclip.errors import InputError, require_group
-from diffclip.model_source import MODEL_HELP, load_for_use
+from diffclip.model_source import MODEL_HELP, find_model, load_for_use
 
 _DEMO = (Path("runs/demo/CLIP"), Path("runs/demo/DiffCLIP"))
 
@@ -19,14 +19,20 @@ def explore(
         list[str] | None,
         typer.Option(help=f"{MODEL_HELP} Once or twice; by default those of `diffclip demo`."),
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Pictures to search, at any depth.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="A folder of images to search, at any depth.")] = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen; 0.0.0.0 lets the network in, which has no password to pass.")
+        str, typer.Option(help="The address to listen at; 0.0.0.0 lets other machines in: then set --auth.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7860,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 7860,
+    auth: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DIFFCLIP_AUTH", metavar="NAME:PASSWORD", help="Ask visitors for this name and password."
+        ),
+    ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Open a page to see where one or two models look in your pictures, and to search a folder.
+    """Open a page to see where one or two models look in your images, and to search a folder.
 
     Example: diffclip explore --model runs/demo/CLIP --model runs/demo/DiffCLIP --folder photos/
 
@@ -34,31 +40,34 @@ def explore(
     """
     sources = _sources(model or [])
     if folder is not None and not folder.is_dir():
-        raise InputError(f"{folder} is no folder: give --folder one with pictures")
+        raise InputError(f"{folder} is not a folder: give --folder one with images")
+    name, colon, password = (auth or "").partition(":")
+    if auth is not None and not (name and colon and password):
+        raise InputError("--auth has no name or no password: write it as NAME:PASSWORD")
     require_group("web", "gradio", "matplotlib")
-    from diffclip.web.server import bind, is_local, local_names, serve
+    from diffclip.web.server import is_local, pick_port, serve
 
-    bound = bind(host, port)
+    port = pick_port(host, port)
     loaded = [(source, load_for_use(source)) for source in sources]
-    local = is_local(host)
-    if not local:
-        what = f" and find pictures of {folder}" if folder else ""
+    if auth is None and not is_local(host):
         print(
-            f"diffclip: WARNING: whoever reaches port {bound.getsockname()[1]} of this machine at {host} can use the "
-            f"page{what}: it has no password",
+            f"diffclip: WARNING: anyone who reaches port {port} of this machine can use the page"
+            f"{f' and find images of {folder}' if folder else ''}: set a password with --auth",
             file=sys.stderr,
         )
-    serve(bound, loaded, folder, browser, local_names(host, bound) if local else None)
+    serve(loaded, folder, host, port, (name, password) if auth else None, browser)
 
 
 def _sources(given: list[str]) -> list[str]:
     """The models given, or those of the demonstration.
 
     Raises:
-        InputError: more than two, or none and there is no demonstration.
+        InputError: more than two, a name of nothing, or none and there is no demonstration.
     """
     if len(given) > 2:
         raise InputError(f"{len(given)} models are too many: the page shows one or two")
+    for source in given:
+        find_model(source)
     if given:
         return given
     if all((run / "checkpoints").is_dir() for run in _DEMO):

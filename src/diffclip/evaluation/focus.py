@@ -24,7 +24,7 @@ from diffclip.evaluation.focus_maps import ByLayer, measure
 from diffclip.evaluation.focus_names import bounds, detail, is_detail, is_share, kind_of
 from diffclip.evaluation.intervals import mean_intervals
 from diffclip.evaluation.scores import Score
-from diffclip.focus.recording import pictures_at_once
+from diffclip.focus.recording import images_at_once
 from diffclip.model import CLIP
 
 __all__ = ["focus", "grid_of", "is_detail", "is_share", "texts_of"]
@@ -138,7 +138,7 @@ def _batches(
     """The items of the set, in groups of pictures with as many items each, as many pictures as may go together."""
     vision = model.config.vision
     edge = model.config.preprocess.resize or vision.image_size
-    together = pictures_at_once(model)
+    together = images_at_once(model)
     for batch in data.batches(preprocess, batch_size, workers):
         groups: dict[int, list[_Picture]] = {}
         for image, position in zip(batch.images, batch.positions, strict=True):

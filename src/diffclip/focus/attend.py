@@ -21,7 +21,7 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, unknown
 from diffclip.files import printable
 from diffclip.focus.maps import as_patches
-from diffclip.focus.recording import pictures_at_once, recording
+from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, relevance_of, text_relevance
 from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
@@ -131,7 +131,7 @@ def attend(
         readers = {name: _Reader(name, loaded, texts, view) for name, loaded in models.items()}
         parts: dict[str, list[_Part]] = {name: [] for name in models}
         rest = iter(images)
-        at_once = min(pictures_at_once(reader.model, reader.first) for reader in readers.values())
+        at_once = min(images_at_once(reader.model, reader.first) for reader in readers.values())
         while batch := list(islice(rest, min(_BATCH, at_once))):
             for name, reader in readers.items():
                 parts[name].append(reader.read(batch))

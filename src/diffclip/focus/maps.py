@@ -21,7 +21,7 @@ def vision_maps(model: CLIP, images: Tensor, layer: int = -1) -> AttentionMaps:
     all layers at once: `recording(model, "visual")`.
 
     Raises:
-        InputError: the tower has no such layer, or pictures of another size.
+        InputError: the tower has no such layer, or images of another size.
     """
     with recording(model, "visual", layer) as seen:
         model.encode_image(images)
@@ -50,14 +50,14 @@ def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, 
     """What the class token attends to, mean over heads: name of the map (see `named_maps`) → [B, h, w] patches.
 
     Raises:
-        InputError: the tower has no such layer, or pictures of another size.
+        InputError: the tower has no such layer, or images of another size.
     """
     maps = named_maps(vision_maps(model, images, layer))
     return {name: as_patches(full.mean(1)[:, 0, 1:]) for name, full in maps.items()}
 
 
 def as_patches(row: Tensor) -> Tensor:
-    """A value for each patch [..., h·w], row by row, as [..., h, w]; pictures are square."""
+    """A value for each patch [..., h·w], row by row, as [..., h, w]; images are square."""
     side = math.isqrt(row.shape[-1])
     return row.reshape(*row.shape[:-1], side, side)
 

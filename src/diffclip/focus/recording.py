@@ -20,7 +20,7 @@ from diffclip.model import CLIP
 
 TOWERS = ("visual", "text")
 _MEMORY = 2 << 30
-"""Bytes that the maps of pictures, their gradients and what leads to them may take at once."""
+"""Bytes that the maps of images, their gradients and what leads to them may take at once."""
 
 
 @contextmanager
@@ -75,8 +75,8 @@ def layer_number(layer: int, layers: int, tower: str) -> int:
     return layer % layers
 
 
-def pictures_at_once(model: CLIP, first_layer: int = 0) -> int:
-    """How many pictures go through the model together, so that their maps with gradients, from `first_layer` on, fit
+def images_at_once(model: CLIP, first_layer: int = 0) -> int:
+    """How many images go through the model together, so that their maps with gradients, from `first_layer` on, fit
     into about 2 GiB."""
     vision = model.config.vision
     tokens = (vision.image_size // vision.patch_size) ** 2 + 1

@@ -1,4 +1,4 @@
-"""Which patches make a picture fit a text, and which tokens a text fit a picture.
+"""Which patches make an image fit a text, and which tokens a text fit an image.
 
 Gradient-weighted attention of Chefer, Gur and Wolf, "Generic Attention-model Explainability" (ICCV 2021), with their
 settings for CLIP: y is the pair's logit, Ā = mean over heads of (∂y/∂A ⊙ A)⁺, and from the first chosen layer on
@@ -27,11 +27,11 @@ def image_relevance(model: CLIP, images: Tensor, texts: Tensor, first_layer: int
     Args:
         model: in any mode; evaluated, and left as it was.
         images: [B, 3, S, S] as the model takes them.
-        texts: unit-length text features, [T, D] for all pictures or [B, T, D] for each its own.
+        texts: unit-length text features, [T, D] for all images or [B, T, D] for each its own.
         first_layer: where R begins; −1, as in the paper's figures, is the last layer alone, 0 all layers.
 
     Raises:
-        InputError: no such layer, or pictures of another size.
+        InputError: no such layer, or images of another size.
     """
     with recording(model, "visual", first_layer, gradients=True) as seen:
         logits = image_logits(model, images, texts)
@@ -40,7 +40,7 @@ def image_relevance(model: CLIP, images: Tensor, texts: Tensor, first_layer: int
 
 
 def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
-    """The logit of each picture with each text, [B, T], with gradients to what records; `texts` as above."""
+    """The logit of each image with each text, [B, T], with gradients to what records; `texts` as above."""
     features = model.encode_image(_usable(images), normalize=True)
     texts = _usable(texts.detach()).to(features.dtype)
     return (
@@ -49,12 +49,12 @@ def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
 
 
 def text_relevance(model: CLIP, tokens: Tensor, images: Tensor, first_layer: int = -1) -> Tensor:
-    """How much each token speaks for each picture: ≥ 0, [T, I, L]; 0 from the end of the text on and at its start.
+    """How much each token speaks for each image: ≥ 0, [T, I, L]; 0 from the end of the text on and at its start.
 
     Args:
         model: in any mode; evaluated, and left as it was.
         tokens: ids [T, L], with a start and an end of text each.
-        images: unit-length picture features [I, D].
+        images: unit-length image features [I, D].
         first_layer: as in `image_relevance`.
 
     Raises:
@@ -74,7 +74,7 @@ def text_relevance(model: CLIP, tokens: Tensor, images: Tensor, first_layer: int
 
 
 def gradients(logits: Tensor, maps: Sequence[AttentionMaps]) -> tuple[Tensor, ...]:
-    """∂(sum of `logits` [B])/∂A of each layer, [B, H, N, N]: each picture's own, as they do not mix."""
+    """∂(sum of `logits` [B])/∂A of each layer, [B, H, N, N]: each image's own, as they do not mix."""
     return torch.autograd.grad(logits.sum(), [one.combined for one in maps], retain_graph=True)
 
 

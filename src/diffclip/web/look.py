@@ -1,6 +1,6 @@
-"""What one model makes of one picture and some texts: how well each fits, where the model looks, how far that spreads.
+"""One model's look at one image and some texts: how well each text fits, where the model looks, and how focused it is.
 
-Shapes: T texts, N tokens of a picture (the class token and h·w patches), S picture size.
+Shapes: T texts, N tokens of an image (the class token and h·w patches), S image size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
 from diffclip.focus import image_relevance, measures, recording, rollout
-from diffclip.focus.maps import as_patches
+from diffclip.focus.maps import as_patches, visible_part
 from diffclip.model_source import Loaded
 
 METHODS = {
@@ -39,7 +39,7 @@ class Map:
 
     `numbers` holds measures of `diffclip.focus.measures` by name: entropy, effective_patches, top10 where there are
     more patches; class_token where the map has the class token's own share; auroc, inside and area (the object's share
-    of the picture) with a mask. A map of zeros has class_token at most.
+    of the image) with a mask. A map of zeros has class_token at most.
     """
 
     values: npt.NDArray[np.float32]
@@ -63,17 +63,17 @@ class Look:
 
 def look(
     loaded: Loaded,
-    picture: Image.Image,
+    image: Image.Image,
     texts: list[str],
     masks: dict[str, npt.NDArray[np.bool_]] | None = None,
 ) -> Look:
-    """Show `picture` and `texts` to a model.
+    """Show `image` and `texts` to a model.
 
     Args:
         loaded: the model; left as it was. Not for several threads at once.
-        picture: RGB.
+        image: RGB.
         texts: at least one.
-        masks: by text, where its object is, [H, W] as the picture. Attention, which knows no text, is measured with
+        masks: by text, the place of its object, [H, W] as the image. Attention, which knows no text, is measured with
             them as well.
 
     Raises:
@@ -81,15 +81,15 @@ def look(
     """
     model = loaded.model
     device = model.logit_scale.device
-    images = loaded.preprocess(picture)[None].to(device)
+    images = loaded.preprocess(image)[None].to(device)
     features = embed_texts(model, loaded.tokenizer, texts)
     with recording(model, "visual") as seen:
-        image = model.encode_image(images, normalize=True)
+        encoded = model.encode_image(images, normalize=True)
         last = seen[-1]
         rows = {"rollout": rollout(seen)[0, 0], "attention": last.combined[0].mean(0)[0]}
         if last.second is not None:
             rows |= {"A1": last.first[0].mean(0)[0], "A2": last.second[0].mean(0)[0]}
-        cosines = (image.float() @ features.clone().T)[0]
+        cosines = (encoded.float() @ features.clone().T)[0]
         probabilities = (model.logit_scale.exp() * cosines).softmax(-1)
     relevance = image_relevance(model, images, features)[0].flatten(1)
     if not (cosines.isfinite().all() and relevance.isfinite().all()):
@@ -106,7 +106,7 @@ def look(
         maps["relevance", index] = _map(relevance[index], covered.get(index))
     for name, row in rows.items():
         own = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
-        # one that knows no text still has numbers of each text's object
+        # a map without a text still has numbers for each text's object
         for place in covered or [None]:
             maps[name, place] = _map(row[1:], covered.get(place) if place is not None else None, own)
         maps.setdefault((name, None), _map(row[1:], None, own))
@@ -119,23 +119,11 @@ def look(
 
 
 def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) -> Tensor | None:
-    """How much of each patch the object covers, [side²] in row order; None if the model sees nothing of it, or
-    nothing else."""
-    picture = visible_part(
-        Image.fromarray(mask.astype(np.uint8) * 255), preprocess, side, Image.Resampling.BOX
-    )
-    parts = torch.from_numpy(np.asarray(picture, np.float32)).flatten() / 255
+    """Compute the share of each patch that the object covers, [side²] in row order; None if the model sees nothing of
+    it, or nothing else."""
+    seen = visible_part(Image.fromarray(mask.astype(np.uint8) * 255), preprocess, side, Image.Resampling.BOX)
+    parts = torch.from_numpy(np.asarray(seen, np.float32)).flatten() / 255
     return parts if 0 < float(parts.mean()) < 1 else None
-
-
-def visible_part(
-    picture: Image.Image,
-    preprocess: EvalTransform,
-    edge: int,
-    filter_: Image.Resampling = Image.Resampling.LANCZOS,
-) -> Image.Image:
-    """The square of a picture that the model sees, scaled to `edge` pixels."""
-    return picture.resize((edge, edge), filter_, box=preprocess.visible_box(picture.size))
 
 
 def _map(values: Tensor, covered: Tensor | None, own: dict[str, float] | None = None) -> Map:

@@ -11,17 +11,3 @@ window.diffclipShow = (text, method, opacity) => {
     }
   }
 };
-
-// A file that is too large never leaves the browser, so what is said of it is said here.
-for (const [kind, filesOf] of [
-  ["change", (event) => event.target.files],
-  ["drop", (event) => event.dataTransfer?.files],
-  ["paste", (event) => event.clipboardData?.files],
-]) {
-  document.addEventListener(kind, (event) => {
-    const files = [...(filesOf(event) ?? [])];
-    for (const line of files.length ? document.querySelectorAll(".dc-large") : []) {
-      line.hidden = files.every((file) => file.size <= Number(line.dataset.limit));
-    }
-  }, true);
-}

@@ -2,191 +2,36 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from PIL import Image
 
+from diffclip.data.images import read_image
+from diffclip.errors import InputError
+from diffclip.focus.maps import visible_part
+from diffclip.model_source import Loaded
 from diffclip.web.folder import SearchedFolder
-from diffclip.web.look import METHODS, PAIR_MAPS
-from diffclip.web.markup import escape, message, too_large
-from diffclip.web.overlay import photo_uri, thumbnail
-from diffclip.web.studio import Studio, told_by
-from diffclip.web.upload_field import Upload
-from diffclip.web.uploads import MAX_BYTES, MAX_LETTERS, MAX_PIXELS, MAX_TEXTS
+from diffclip.web.look import METHODS, PAIR_MAPS, look
+from diffclip.web.results import Shown, gallery, image_uri, message, readable, results
+from diffclip.web.scenes import shown_scenes
+
+MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000
+"""Of an image that a visitor uploads."""
+MAX_TEXTS, MAX_LETTERS = 32, 300
+_WAITING = 32
+"""Requests that wait for their turn; gradio tells further ones that the queue is full."""
+_OPACITY, _TOP, _THUMBNAIL, _IMAGE_EDGE = 60, (12, 48), 96, 480
 
 _HERE = Path(__file__).parent
-_WAITING = 32
-"""Requests that wait for their turn; more are told to come back."""
-_OPACITY = 60
-_TOP = (12, 48)
-_THUMB = 96
-
 STYLE = (_HERE / "style.css").read_text(encoding="utf-8")
 SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8")
 _SHOW = "(text, method, opacity) => window.diffclipShow(text, method, opacity)"
-
-
-def build(studio: Studio) -> gr.Blocks:
-    """The page with its events; `serve` makes it reachable."""
-    with gr.Blocks(title="DiffCLIP · explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        names = " and ".join(shown.name for shown, _ in studio.models)
-        gr.HTML(
-            f'<header class="dc-head"><h1>Where does it look?</h1><p>{escape(names)}: which text fits a '
-            "picture, which patches speak for it, and how far the attention spreads.</p></header>"
-        )
-        with gr.Tab("See"):
-            picture = _see(studio)
-        with gr.Tab("Search"):
-            status = _search(studio)
-        # not its first value: that would be a file, and files are removed after a while
-        loaded = [picture] if status is None else [picture, status]
-        # one event for both: of two at once, gradio's script may miss the answer of the second
-        page.load(lambda: _loaded(studio), None, loaded, **_QUICK)
-    page.queue(max_size=_WAITING, default_concurrency_limit=1, api_open=False)
-    return page
-
-
-def _loaded(studio: Studio) -> Any:
-    """What is new for each visitor: the first picture, and how far the searched folder's indexes are."""
-    picture = studio.scenes[0].picture
-    return picture if studio.folder is None else (picture, _status(studio.folder))
-
-
-def _see(studio: Studio) -> Upload:
-    first = studio.scenes[0]
-    thumbs = "".join(
-        f"#dc-scenes label:nth-child({number}){{background-image:url({photo_uri(thumbnail(scene.picture, _THUMB))})}}"
-        for number, scene in enumerate(studio.scenes, start=1)
-    )
-    with gr.Row(elem_classes="dc-inputs"):
-        with gr.Column(min_width=300):
-            picture = Upload(
-                label=f"Picture, up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 10**6} megapixels",
-                type="filepath",
-                sources=["upload", "clipboard"],
-                buttons=[],
-                height=300,
-                elem_id="dc-upload",
-                alt_text="The chosen picture",
-            )
-            gr.HTML(too_large())
-        with gr.Column(min_width=300):
-            gr.HTML(f"<style>{thumbs}</style>", elem_classes="dc-nothing")
-            scene = gr.Radio(
-                [(one.name, index) for index, one in enumerate(studio.scenes)],
-                value=0,
-                label="Or a built-in scene",
-                elem_id="dc-scenes",
-            )
-            texts = gr.Textbox(
-                "\n".join(first.texts),
-                label=f"Texts, one a line, up to {MAX_TEXTS} (Shift+Enter looks)",
-                lines=5,
-                max_lines=8,
-                max_length=MAX_TEXTS * (MAX_LETTERS + 1),
-                elem_id="dc-texts",
-            )
-            button = gr.Button("Look", variant="primary", elem_id="dc-look")
-    told = gr.HTML(elem_id="dc-told")
-    differential = any(loaded.model.config.vision.attention == "differential" for _, loaded in studio.models)
-    with gr.Row(elem_classes="dc-controls"):
-        method = gr.Radio(
-            [(title, name) for name, title in METHODS.items() if differential or name not in PAIR_MAPS],
-            value="relevance",
-            label="Map",
-            min_width=320,
-            elem_id="dc-method",
-        )
-        opacity = gr.Slider(
-            0, 100, _OPACITY, step=1, label="Opacity of the map, %", min_width=320, elem_id="dc-opacity"
-        )
-    started = told_by(lambda: studio.look(None, 0, "\n".join(first.texts), "relevance", _OPACITY), 3)
-    choice = gr.Radio(
-        [(text, index) for index, text in enumerate(first.texts)],
-        value=0,
-        label="Text that the map is for",
-        elem_id="dc-choice",
-    )
-    shown = gr.HTML(started[1], elem_id="dc-results")
-
-    inputs, outputs = [picture, scene, texts, method, opacity], [told, shown, choice]
-    visible = [choice, method, opacity]
-
-    def run(*values: Any) -> tuple[Any, ...]:
-        return told_by(lambda: studio.look(*values), 3)
-
-    def take(index: int | None) -> tuple[Any, Any]:
-        if index is None:
-            return gr.skip(), gr.skip()
-        return studio.scenes[index].picture, "\n".join(studio.scenes[index].texts)
-
-    listeners = [
-        button.click(run, inputs, outputs, **_COMPUTED),
-        texts.submit(run, inputs, outputs, **_COMPUTED),
-    ]
-    scene.input(take, scene, [picture, texts], **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
-        None, visible, None, js=_SHOW
-    )
-    picture.upload(lambda: None, None, scene, **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
-        None, visible, None, js=_SHOW
-    )
-    picture.clear(lambda: (None, "", ""), None, [scene, told, shown], **_QUICK)
-    for listener in listeners:
-        listener.then(None, visible, None, js=_SHOW)
-    for control in (choice, method, opacity):
-        control.change(None, visible, None, js=_SHOW)
-    return picture
-
-
-def _search(studio: Studio) -> gr.HTML | None:
-    """The part to search with; the line on the indexes."""
-    if studio.folder is None:
-        gr.HTML(
-            message("Start the page with --folder PICTURES to search a folder by text or picture.", bad=False)
-        )
-        return None
-    folder = studio.folder
-    names = [shown.name for shown, _ in studio.models]
-    with gr.Row(elem_classes="dc-inputs"):
-        with gr.Column(min_width=300):
-            query = gr.Textbox(
-                label="Text to search for",
-                max_length=MAX_LETTERS,
-                elem_id="dc-query",
-                placeholder="a dog on a beach",
-            )
-            model = gr.Radio(
-                names, value=names[-1], label="Model", visible=len(names) > 1, elem_id="dc-model"
-            )
-            top = gr.Slider(1, _TOP[1], _TOP[0], step=1, label="How many", elem_id="dc-top")
-            button = gr.Button("Search", variant="primary", elem_id="dc-search")
-        with gr.Column(min_width=300):
-            example = Upload(
-                label="Or a picture like those to find",
-                type="filepath",
-                sources=["upload", "clipboard"],
-                buttons=[],
-                height=240,
-                elem_id="dc-example",
-            )
-            gr.HTML(too_large())
-    status = gr.HTML(elem_id="dc-status")
-    told = gr.HTML(elem_id="dc-found")
-    found = gr.HTML(elem_id="dc-gallery")
-    timer = gr.Timer(2.0)
-    inputs, outputs = [query, example, model, top], [told, found]
-
-    def run(*values: Any) -> tuple[Any, ...]:
-        return told_by(lambda: studio.search(*values), 2)
-
-    button.click(run, inputs, outputs, **_COMPUTED)
-    query.submit(run, inputs, outputs, **_COMPUTED)
-    example.upload(run, inputs, outputs, **_COMPUTED)
-    timer.tick(lambda: (_status(folder), gr.Timer(active=folder.updating)), None, [status, timer], **_QUICK)
-    return status
-
-
+# one request computes at a time: a model is not for several threads
 _COMPUTED: dict[str, Any] = {
     "concurrency_id": "models",
     "concurrency_limit": 1,
@@ -201,5 +46,207 @@ _QUICK: dict[str, Any] = {
 }
 
 
+def build(models: Sequence[tuple[Shown, Loaded]], folder: SearchedFolder | None) -> gr.Blocks:
+    """Build the page of one or two models with its events."""
+    with gr.Blocks(title="DiffCLIP · explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
+        names = " and ".join(shown.name for shown, _ in models)
+        gr.HTML(
+            f'<header class="dc-head"><h1>Where does it look?</h1><p>{escape(names)}: which text fits an image, which '
+            "patches speak for it, and how far the attention spreads.</p></header>"
+        )
+        with gr.Tab("See"):
+            image = _see(models)
+        with gr.Tab("Search"):
+            status = _search([shown.name for shown, _ in models], folder)
+        # the first image is no initial value: that would be a file, and files are removed after a while
+        first = shown_scenes()[0].image
+        page.load(
+            lambda: first if folder is None else (first, _status(folder)),
+            None,
+            [image] if folder is None else [image, status],
+            **_QUICK,
+        )
+    page.queue(max_size=_WAITING, default_concurrency_limit=1, api_open=False)
+    return page
+
+
+def parse_texts(lines: str) -> list[str]:
+    """Split texts, one a line; blank lines and repetitions are dropped.
+
+    Raises:
+        InputError: there is none, or they are more than `MAX_TEXTS` or longer than `MAX_LETTERS`.
+    """
+    # JSON can hold halves of surrogate pairs, which no answer could be written with
+    clean = lines.encode(errors="replace").decode()
+    texts = list(dict.fromkeys(" ".join(line.split()) for line in clean.splitlines() if line.strip()))
+    if not texts:
+        raise InputError("no text yet: write one a line")
+    if len(texts) > MAX_TEXTS:
+        raise InputError(f"{len(texts)} texts are too many: up to {MAX_TEXTS}, one a line")
+    if max(map(len, texts)) > MAX_LETTERS:
+        raise InputError(f"a text of {max(map(len, texts))} letters is too long: up to {MAX_LETTERS}")
+    return texts
+
+
+def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
+    scenes = shown_scenes()
+    first = "\n".join(scenes[0].texts)
+    thumbs = "".join(
+        f"#dc-scenes label:nth-child({number})"
+        f"{{background-image:url({image_uri(scene.image.resize((_THUMBNAIL, _THUMBNAIL)))})}}"
+        for number, scene in enumerate(scenes, start=1)
+    )
+    with gr.Row(elem_classes="dc-inputs"):
+        with gr.Column(min_width=300):
+            label = f"Image, up to {MAX_MEGABYTES} MB and {MAX_PIXELS // 10**6} megapixels"
+            image = _upload(label, "dc-upload", 300)
+        with gr.Column(min_width=300):
+            gr.HTML(f"<style>{thumbs}</style>", elem_classes="dc-nothing")
+            choices = [(scene.name, number) for number, scene in enumerate(scenes)]
+            scene = gr.Radio(choices, value=0, label="Or a built-in scene", elem_id="dc-scenes")
+            texts = gr.Textbox(
+                first,
+                label=f"Texts, one a line, up to {MAX_TEXTS} (Shift+Enter looks)",
+                lines=5,
+                max_lines=8,
+                max_length=MAX_TEXTS * (MAX_LETTERS + 1),
+                elem_id="dc-texts",
+            )
+            button = gr.Button("Look", variant="primary", elem_id="dc-look")
+    told = gr.HTML(elem_id="dc-told")
+    differential = any(loaded.model.config.vision.attention == "differential" for _, loaded in models)
+    with gr.Row(elem_classes="dc-controls"):
+        method = gr.Radio(
+            [(title, name) for name, title in METHODS.items() if differential or name not in PAIR_MAPS],
+            value="relevance",
+            label="Map",
+            min_width=320,
+            elem_id="dc-method",
+        )
+        opacity = gr.Slider(
+            0, 100, _OPACITY, step=1, label="Opacity of the map, %", min_width=320, elem_id="dc-opacity"
+        )
+
+    def see(path: str | None, number: int | None, lines: str, method: str, opacity: float) -> tuple[Any, ...]:
+        asked = parse_texts(lines)
+        chosen = None if number is None else scenes[number]
+        given = chosen.image if chosen else _read(path)
+        seen = [
+            (
+                shown,
+                look(loaded, given, asked, chosen.masks if chosen else None),
+                visible_part(given, loaded.preprocess, min(_IMAGE_EDGE, max(32, min(given.size)))),
+            )
+            for shown, loaded in models
+        ]
+        html = results(seen, asked, method, opacity / 100, chosen is not None)
+        return "", html, gr.update(choices=[(text, place) for place, text in enumerate(asked)], value=0)
+
+    run = _told_by(see, 3)
+    choice = gr.Radio(
+        [(text, number) for number, text in enumerate(scenes[0].texts)],
+        value=0,
+        label="Text that the map is for",
+        elem_id="dc-choice",
+    )
+    shown = gr.HTML(run(None, 0, first, "relevance", _OPACITY)[1], elem_id="dc-results")
+
+    inputs, outputs = [image, scene, texts, method, opacity], [told, shown, choice]
+    visible = [choice, method, opacity]
+
+    def take(number: int | None) -> tuple[Any, Any]:
+        if number is None:
+            return gr.skip(), gr.skip()
+        return scenes[number].image, "\n".join(scenes[number].texts)
+
+    scene.input(take, scene, [image, texts], **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
+        None, visible, None, js=_SHOW
+    )
+    image.upload(lambda: None, None, scene, **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
+        None, visible, None, js=_SHOW
+    )
+    image.clear(lambda: (None, "", ""), None, [scene, told, shown], **_QUICK)
+    for event in (button.click, texts.submit):
+        event(run, inputs, outputs, **_COMPUTED).then(None, visible, None, js=_SHOW)
+    for control in visible:
+        control.change(None, visible, None, js=_SHOW)
+    return image
+
+
+def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
+    """The part to search with; the line on the indexes."""
+    if folder is None:
+        return gr.HTML(
+            message("Start the page with --folder IMAGES to search a folder by text or image.", bad=False)
+        )
+    with gr.Row(elem_classes="dc-inputs"):
+        with gr.Column(min_width=300):
+            query = gr.Textbox(
+                label="Text to search for",
+                max_length=MAX_LETTERS,
+                elem_id="dc-query",
+                placeholder="a dog on a beach",
+            )
+            model = gr.Radio(
+                names, value=names[-1], label="Model", visible=len(names) > 1, elem_id="dc-model"
+            )
+            top = gr.Slider(1, _TOP[1], _TOP[0], step=1, label="How many", elem_id="dc-top")
+            button = gr.Button("Search", variant="primary", elem_id="dc-search")
+        with gr.Column(min_width=300):
+            example = _upload("Or an image like those to find", "dc-example", 240)
+    status = gr.HTML(elem_id="dc-status")
+    told = gr.HTML(elem_id="dc-found")
+    found = gr.HTML(elem_id="dc-gallery")
+    timer = gr.Timer(2.0)
+
+    def search(text: str, path: str | None, model: str, top: int) -> tuple[str, str]:
+        hits = folder.search(model, _read(path) if path else parse_texts(text)[0], int(top))
+        if not hits:
+            raise InputError(
+                "no image is indexed yet: try again in a moment"
+                if folder.updating
+                else "the index is empty: see the line above"
+            )
+        more = " among the images indexed so far" if folder.updating else ""
+        return message(f"The nearest{more}, by {model}", bad=False), gallery(hits)
+
+    run = _told_by(search, 2)
+    for event in (button.click, query.submit, example.upload):
+        event(run, [query, example, model, top], [told, found], **_COMPUTED)
+    timer.tick(lambda: (_status(folder), gr.Timer(active=folder.updating)), None, [status, timer], **_QUICK)
+    return status
+
+
+def _upload(label: str, name: str, height: int) -> gr.Image:
+    """A field for an image whose value is the path of the uploaded file, which gradio does not decode itself."""
+    field = gr.Image(
+        label=label, type="filepath", sources=["upload", "clipboard"], buttons=[], height=height, elem_id=name
+    )
+    field.preprocess = lambda payload: None if payload is None else payload.path
+    return field
+
+
+def _read(path: str | None) -> Image.Image:
+    if not path:
+        raise InputError("no image yet: drop one, or choose a scene")
+    return read_image(path, Path(path).name, MAX_PIXELS)
+
+
 def _status(folder: SearchedFolder) -> str:
-    return f'<p class="dc-hint">{escape(folder.folder.name)}: {escape(folder.status())}</p>'
+    return f'<p class="dc-hint">{escape(readable(f"{folder.folder.name}: {folder.status()}"))}</p>'
+
+
+def _told_by(run: Callable[..., tuple[Any, ...]], outputs: int) -> Callable[..., tuple[Any, ...]]:
+    """`run` with errors as a message in the first of its outputs, the second empty and the rest as they are."""
+
+    def running(*values: Any) -> tuple[Any, ...]:
+        try:
+            return run(*values)
+        except InputError as error:
+            line = str(error)
+        except Exception as error:
+            print(f"diffclip: a request failed: {type(error).__name__}: {error}", file=sys.stderr)
+            line = f"this could not be computed ({type(error).__name__}): the terminal says more"
+        return (message(line), "", *[gr.skip()] * (outputs - 2))
+
+    return running

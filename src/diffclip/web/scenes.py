@@ -1,4 +1,4 @@
-"""Built-in scenes to choose from on the page: each a picture, texts for it, and where the objects in them are."""
+"""Built-in scenes to choose from on the page: each an image with texts and the masks of its objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ShownScene:
     """`texts` name the objects, and two that are not there; `masks` [H, W] are by the text of what is."""
 
     name: str
-    picture: Image.Image
+    image: Image.Image
     texts: list[str]
     masks: dict[str, npt.NDArray[np.bool_]]
 

@@ -1,0 +1,193 @@
+"""Looks and search hits as HTML. jinja2 escapes everything that comes from a visitor or a file's name."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from PIL import Image
+
+from diffclip.config import variant_of
+from diffclip.model_source import RANDOM, Loaded
+from diffclip.report.attention import RELEVANCE_FLOOR, Scale, scale_of
+from diffclip.web.look import METHODS, Look, Map
+
+_COLORS = {
+    "CLIP": ("#0072b2", "#4aa8e6"),
+    "DiffCLIP": ("#d55e00", "#f08a3c"),
+    "DiffCLIP-dynamic": ("#009e73", "#3cc79a"),
+    "DiffCLIP-vision": ("#cc79a7", "#dd93bb"),
+}
+_OTHER = ("#7a6400", "#d9c24a")
+"""For a second model of a variant, or a variant without a color."""
+_NUMBERS = {
+    "entropy": ("Entropy", "0: all on one patch, 1: spread evenly", "{:.2f}"),
+    "effective_patches": ("Effective patches", "an even map over so many has this entropy", "{:.1f}"),
+    "top10": ("On the ten strongest", "share of all patches' total", "{:.0%}"),
+    "class_token": ("On the class token", "share that lies on no patch", "{:.0%}"),
+    "auroc": ("AUROC of the object", "0.5: as good as chance", "{:.2f}"),
+    "inside": ("On the object", "share of the positive values", "{:.0%}"),
+}
+_TOWERS = {"visual": "vision", "text": "text"}
+_MAP_EDGE = 96  # pixels; the browser smooths further
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A model on the page: its name, the source of its weights, its color on light and on dark ground."""
+
+    name: str
+    source: str
+    colors: tuple[str, str]
+
+
+def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[tuple[Shown, Loaded]]:
+    """Give each model, which comes with its source, a name and a color of its own."""
+    names = [readable(Path(source).name or source) for source, _ in models]
+    if len(set(names)) < len(names):
+        names = [f"{readable(source)} ({place})" for place, (source, _) in enumerate(models, 1)]
+    shown: list[tuple[Shown, Loaded]] = []
+    for name, (source, loaded) in zip(names, models, strict=True):
+        colors = _COLORS.get(variant_of(loaded.model.config), _OTHER)
+        if any(other.colors == colors for other, _ in shown):
+            colors = _OTHER
+        where = "random weights" if loaded.weights == RANDOM else source
+        shown.append((Shown(name, readable(f"{loaded.label} · {where}"), colors), loaded))
+    return shown
+
+
+def results(
+    seen: Sequence[tuple[Shown, Look, Image.Image]],
+    texts: Sequence[str],
+    method: str,
+    opacity: float,
+    scene: bool,
+) -> str:
+    """Put the models side by side, with all their maps; those of the first text and of `method` are visible.
+
+    All maps of one kind have one scale, over both models and all texts.
+
+    Args:
+        seen: each model with its look and the part of the image that it saw.
+        texts: what was asked.
+        method: one of `METHODS`.
+        opacity: of the maps over the image, from 0 to 1.
+        scene: whether the image's masks are known.
+    """
+    scales = {
+        name: scale_of(
+            [found.values for _, look, _ in seen for (kind, _), found in look.maps.items() if kind == name],
+            RELEVANCE_FLOOR if name == "relevance" else 0.0,
+        )
+        for name in METHODS
+    }
+    cards = [
+        {
+            "shown": shown,
+            "image": image_uri(image),
+            "layers": [
+                _layer(look, name, text, texts, scales[name]) | _where(name, text, method)
+                for name in METHODS
+                for text in (range(len(texts)) if name == "relevance" else [None])
+            ],
+            "numbers": [
+                {"terms": _terms(found)} | _where(name, text, method)
+                for name in METHODS
+                for text in (range(len(texts)) if (name, 0) in look.maps else [None])
+                if (found := look.find(name, text))
+            ],
+            "texts": [
+                (text, share, f"{cosine:.3f}".replace("-", "−"))
+                for text, share, cosine in zip(texts, look.probabilities, look.cosines, strict=True)
+            ],
+            "lambdas": [(_TOWERS[tower], values) for tower, values in look.lambdas.items() if values],
+        }
+        for shown, look, image in seen
+    ]
+    legends = [_legend(scale) | _where(name, None, method) for name, scale in scales.items()]
+    return _template().render(cards=cards, scales=legends, opacity=opacity, scene=scene)
+
+
+def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
+    """Show search results: file name, cosine and the thumbnail's address, None where the image cannot be shown."""
+    items = []
+    for name, cosine, uri in hits:
+        safe = escape(readable(name))
+        thumb = f'<img src="{uri}" alt="{safe}">' if uri else "cannot be read"
+        number = f"{cosine:.3f}".replace("-", "−")
+        items.append(
+            f'<li><span class="dc-thumb">{thumb}</span><span class="dc-file" title="{safe}">{safe}</span>'
+            f'<span class="dc-cosine">cosine {number}</span></li>'
+        )
+    return f'<ol class="dc-hits">{"".join(items)}</ol>'
+
+
+def message(text: str, bad: bool = True) -> str:
+    """A line for the visitor."""
+    kind = 'dc-message dc-bad" role="alert' if bad else 'dc-message" role="status'
+    return f'<p class="{kind}">{escape(readable(text))}</p>'
+
+
+def readable(text: str) -> str:
+    """`text` with a sign in place of each byte of a file's name that is not text."""
+    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def image_uri(image: Image.Image, kind: str = "webp") -> str:
+    """An image as a `data:` address, so that nothing on the page is a file that could be asked for."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, quality=88)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+@cache
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    return jinja2.Environment(loader=loader, autoescape=True).get_template("results.html.j2")
+
+
+def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scale: Scale) -> dict[str, Any]:
+    found = look.maps.get((method, text))
+    if found is None:
+        return {"uri": None, "alt": f"This model has one map a head: there is no {method}."}
+    if not found.values.any():
+        nothing = "This map is 0 on every patch." if text is None else "No patch speaks for this text."
+        return {"uri": None, "alt": nothing}
+    of = "" if text is None else f" for “{texts[text]}”"
+    drawn = Image.fromarray(scale.drawn(found.values, _MAP_EDGE))
+    return {"uri": image_uri(drawn, "png"), "alt": f"{METHODS[method]}{of}"}
+
+
+def _legend(scale: Scale) -> dict[str, Any]:
+    colors = scale.cmap([step / 5 for step in range(6)])[:, :3] * 255
+    stops = ",".join(f"rgb({r:.0f},{g:.0f},{b:.0f})" for r, g, b in colors)
+    return {
+        "low": f"−{scale.limit:.2g}" if scale.signed else "0",
+        "high": f"{scale.limit:.2g}",
+        "gradient": f"linear-gradient(90deg,{stops})",
+    }
+
+
+def _terms(found: Map) -> list[tuple[str, str, str]]:
+    terms = []
+    for name, (title, meaning, form) in _NUMBERS.items():
+        if name in found.numbers:
+            if name == "effective_patches":
+                meaning += f", of {found.values.size}"
+            if name == "inside":
+                meaning += f"; it covers {found.numbers['area']:.0%} of the image"
+            terms.append((title, form.format(found.numbers[name]), meaning))
+    return terms
+
+
+def _where(method: str, text: int | None, chosen: str) -> dict[str, Any]:
+    """For which choice a part of the page is visible."""
+    return {"method": method, "text": text, "visible": method == chosen and text in (0, None)}
