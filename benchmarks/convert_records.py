@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from diffclip.evaluation.averages import DERIVED, with_averages
 from diffclip.evaluation.metrics import chance_at
 from diffclip.evaluation.records import Record, write_records
-from diffclip.evaluation.set_averages import DERIVED, with_averages
 
 _MAPS = ("relevance", "rollout", "attention", "A1_minus_A2", "A1_A2", "A1", "A2")
 _UNIFORM = {"auroc": 0.5, "inside_over_area": 1.0, "entropy": 1.0, "correlation": 0.0}

@@ -31,18 +31,21 @@ def box_mask(left: int, top: int, right: int, bottom: int, width: int = 32, heig
 
 
 def write_masked(
-    folder: Path, samples: Iterable[Mapping[str, bytes | str]], files: Mapping[str, str] | None = None
+    folder: Path,
+    samples: Iterable[Mapping[str, bytes | str]],
+    files: Mapping[str, str] | None = None,
+    split: str = "test",
 ) -> Path:
-    """A set with one shard in the split `test`; a sample is its members by extension."""
-    (folder / "test").mkdir(parents=True)
-    with tarfile.open(folder / "test" / "0.tar", "w") as tar:
+    """Write a set with one shard in `split`; a sample is its members by extension."""
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / split / "0.tar", "w") as tar:
         for number, sample in enumerate(samples):
             for extension, content in sample.items():
                 data = content.encode() if isinstance(content, str) else content
                 info = tarfile.TarInfo(f"s{number:07d}.{extension}")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
-    (folder / "test" / "nshards.txt").write_text("1")
+    (folder / split / "nshards.txt").write_text("1")
     for name, text in (files or {}).items():
         (folder / name).write_text(text)
     return folder

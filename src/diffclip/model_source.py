@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diffclip.errors import InputError, unknown
 
@@ -30,8 +32,8 @@ _WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
 class Loaded:
     """A model in evaluation mode on the CPU, with what belongs to it.
 
-    `label` is the architecture's name, `weights` says where the values came from, and `seed` is the one that
-    the model was trained with, where its run tells.
+    `label` is the run's name without its seed (`CLIP` of `runs/demo/CLIP-s0`), else the architecture's name. `weights`
+    says where the values came from. `seed`, `init`, `data` (the training set) and `steps` are those of the run.
     """
 
     model: CLIP
@@ -39,7 +41,10 @@ class Loaded:
     tokenizer: Tokenizer
     label: str
     weights: str
-    seed: int | None
+    seed: int | None = None
+    init: str | None = None
+    data: str | None = None
+    steps: int | None = None
 
 
 def load_for_use(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
@@ -61,7 +66,20 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
     from diffclip.loading import load
 
     model, preprocess, tokenizer = load(path, model=model_name, image_size=image_size)
-    return Loaded(model, preprocess, tokenizer, name_of(model.config), path, _training_seed(Path(path)))
+    checkpoint = Path(path).resolve()
+    facts: dict[str, Any] = {}
+    if checkpoint.parent.name == "checkpoints":
+        facts = run_facts(checkpoint.parent.parent) | {"steps": _steps(checkpoint)}
+    label = facts.pop("label", name_of(model.config))
+    return Loaded(model, preprocess, tokenizer, label, path, **facts)
+
+
+def runs_in(source: str) -> list[str]:
+    """List the runs with a checkpoint in a folder of runs; any other source is itself."""
+    folder = Path(source)
+    if not folder.is_dir() or (folder / "checkpoints").is_dir():
+        return [source]
+    return [str(run) for run in sorted(folder.iterdir()) if (run / "checkpoints").is_dir()] or [source]
 
 
 def find_model(source: str) -> str | None:
@@ -101,27 +119,42 @@ def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded
     model = create_model(name, image_size=image_size, seed=_RANDOM_SEED).eval()
     config = model.config
     preprocess = eval_transform(config.vision.image_size, config.preprocess)
-    return Loaded(model, preprocess, Tokenizer(config.text), name_of(config), RANDOM, None)
+    return Loaded(model, preprocess, Tokenizer(config.text), name_of(config), RANDOM)
 
 
-def _training_seed(path: Path) -> int | None:
-    """The seed in the recipe of the run that `path` is a checkpoint of, if it is one."""
-    return seed_of_run(path.parent.parent) if path.parent.name == "checkpoints" else None
+def run_facts(run: Path) -> dict[str, Any]:
+    """Read label, seed, init and data (the training set) from the recipe of a run; empty where there is none."""
+    import yaml
+
+    try:
+        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        return {}
+    if not isinstance(recipe, dict):
+        return {}
+    train = recipe.get("data", {}).get("train")
+    shards = Path(str(train[0] if isinstance(train, list) and train else train))
+    folders = [
+        part for part in shards.parts if part not in ("train", shards.anchor) and not part.endswith(".tar")
+    ]
+    return {
+        "label": re.sub(r"-s\d+$", "", run.name),
+        "seed": recipe.get("seed"),
+        "init": recipe.get("init"),
+        "data": folders[-1] if folders else None,
+    }
+
+
+def _steps(checkpoint: Path) -> int | None:
+    try:
+        return int(json.loads((checkpoint / "training.json").read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def seed_of_run(run: Path) -> int | None:
-    """The seed in the recipe of the run in this folder, where there is one that can be read."""
-    import yaml
-
-    recipe = run / "recipe.yaml"
-    if not recipe.is_file():
-        return None
-    try:
-        fields = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError):
-        return None
-    seed = fields.get("seed") if isinstance(fields, dict) else None
-    return seed if isinstance(seed, int) else None
+    """Read the training seed of a run; None where its recipe cannot be read."""
+    return run_facts(run).get("seed")
 
 
 def pick_device(name: str) -> torch.device:

@@ -10,20 +10,17 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 
 from diffclip import CLIP
 from diffclip.config import variant_config
-from diffclip.data.evaluation_sets import open_masks
+from diffclip.data.catalog import open_masks
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import corrupted
 from diffclip.evaluation.embed import embed_texts, evaluating
 from diffclip.evaluation.focus import focus
-from diffclip.evaluation.focus_maps import measure
-from diffclip.evaluation.focus_names import bounds, detail, headline, is_detail, is_share, kind_of
-from diffclip.evaluation.intervals import mean_interval
-from diffclip.evaluation.runner import Runner, Sets
-from diffclip.evaluation.store import Store
+from diffclip.evaluation.results_file import ResultsFile
+from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
 from diffclip.focus import image_relevance, map_correlation, measures, recording, rollout, vision_maps
-from diffclip.focus.recording import images_at_once
+from diffclip.focus.recording import pictures_at_once
 from diffclip.model_source import Loaded
 from diffclip.tokenizer import Tokenizer
 
@@ -50,52 +47,42 @@ def subject(variant="DiffCLIP"):
 
 def scores_of(one, data, **changes):
     found = focus(one.model, one.tokenizer, one.preprocess, data, **changes)
-    assert len({score.metric for score in found}) == len(found)
-    return {score.metric: score for score in found}
+    named = {key_of(score.map, score.metric, score.layer, score.head): score for score in found}
+    assert len(named) == len(found)
+    return named
+
+
+def key_of(map, metric, layer=None, head=None):
+    return f"{map} {metric}" + (f"/{layer}" if layer else "") + (f".{head}" if head else "")
 
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
-def test_names_and_details(folder, variant):
+def test_maps_layers_and_heads(folder, variant):
     found = scores_of(subject(variant), open_masks(folder, "test"))
     heads = 4 if variant == "CLIP" else 2
-    rows = {f"attention_{one}" for one in MEASURES | {"class_token"}}
-    wanted = {f"relevance_{one}" for one in MEASURES} | rows
-    single = {f"rollout_{one}" for one in MEASURES}
+    rows = {f"attention {one}" for one in MEASURES | {"class_token"}}
+    wanted = {f"relevance {one}" for one in MEASURES} | rows
+    single = {f"rollout {one}" for one in MEASURES}
     if variant == "DiffCLIP":
         wanted |= {name.replace("attention", one) for name in rows for one in ("A1", "A2")}
-        wanted |= {f"A1_minus_A2_{one}" for one in ("entropy", "inside", "top10")} | {"A1_A2_correlation"}
-    details = {detail(name, layer) for name in wanted for layer in (1, 2)}
-    single_heads = {
-        detail(name, layer, head) for name in wanted for layer in (1, 2) for head in range(1, heads + 1)
-    }
-    assert set(found) == wanted | single | details | single_heads
-    assert next(iter(found)) == "relevance_auroc"
-    for metric, score in found.items():
+        wanted |= {f"A1_minus_A2 {one}" for one in ("entropy", "inside", "top10")} | {"A1 map_correlation"}
+    layers = {f"{name}/{layer}" for name in wanted for layer in (1, 2)}
+    single_heads = {f"{layer}.{head}" for layer in layers for head in range(1, heads + 1)}
+    assert set(found) == wanted | single | layers | single_heads
+    assert next(iter(found)) == "relevance auroc"
+    for name, score in found.items():
         assert score.count == 6
         assert score.low <= score.value <= score.high
-        assert is_detail(metric) == (metric not in wanted | single)
-        assert (score.hits is None) == (metric in single_heads)
+        assert (score.hits is None) == (name not in wanted | single)
         if score.hits is not None:
             assert score.value == pytest.approx(score.hits.mean())
-            interval = mean_interval(score.hits, score.clusters, bounds=bounds(metric))
-            assert interval == pytest.approx((score.low, score.high))
-        assert headline(metric) in wanted | single
-
-
-def test_what_is_a_share():
-    assert is_share("relevance_auroc")
-    assert is_share("A1_minus_A2_entropy/layer 1 head 2")
-    for metric in ("rollout_inside_over_area", "A1_effective_patches/layer 2", "A1_A2_correlation"):
-        assert not is_share(metric)
-    assert kind_of("A1_inside_over_area/layer 3 head 1") == "inside_over_area"
-    assert kind_of("A1_minus_A2_top10/layer 3") == "A1_minus_A2_top10"
 
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_the_numbers_are_those_of_maps_taken_by_themselves(folder, variant):
     one, data = subject(variant), open_masks(folder, "test")
     found = scores_of(one, data)
-    images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
+    images = torch.stack([one.preprocess(data.source.picture(i)) for i in data.indices])
     covered = torch.tensor(np.stack([data.coverages(p, 32, 32, 4)[1][0] for p in range(6)])).flatten(1)
     with evaluating(one.model):
         texts = embed_texts(one.model, one.tokenizer, [own[0] for own in data.captions])
@@ -104,18 +91,18 @@ def test_the_numbers_are_those_of_maps_taken_by_themselves(folder, variant):
     relevance = image_relevance(one.model, images, texts[:, None])[:, 0].flatten(1)
     flow = rollout(seen)[:, 0, 1:]
     expected = {
-        "relevance_auroc": measures.auroc(relevance, covered).mean(),
-        "relevance_inside": measures.inside(relevance, covered).mean(),
-        "relevance_auroc/layer 2": measures.auroc(relevance, covered).mean(),
-        "rollout_ap": measures.average_precision(flow, covered).mean(),
+        "relevance auroc": measures.auroc(relevance, covered).mean(),
+        "relevance inside": measures.inside(relevance, covered).mean(),
+        "relevance auroc/2": measures.auroc(relevance, covered).mean(),
+        "rollout ap": measures.average_precision(flow, covered).mean(),
     }
     heads = torch.stack([maps.combined[:, :, 0] for maps in seen], 1)  # [pictures, layers, heads, tokens]
     pointing = measures.pointing(heads[..., 1:], covered[:, None, None])
     expected |= {
-        "attention_pointing": pointing.mean(),
-        "attention_pointing/layer 1": pointing[:, 0].mean(),
-        "attention_pointing/layer 2 head 1": pointing[:, 1, 0].mean(),
-        "attention_class_token": measures.class_token_share(heads).mean(),
+        "attention pointing": pointing.mean(),
+        "attention pointing/1": pointing[:, 0].mean(),
+        "attention pointing/2.1": pointing[:, 1, 0].mean(),
+        "attention class_token": measures.class_token_share(heads).mean(),
     }
     if variant == "DiffCLIP":
         first, second = (
@@ -123,29 +110,13 @@ def test_the_numbers_are_those_of_maps_taken_by_themselves(folder, variant):
             for name in ("first", "second")
         )
         expected |= {
-            "A1_entropy": measures.entropy(first).mean(),
-            "A2_top10/layer 1": measures.top(second)[:, 0].mean(),
-            "A1_minus_A2_entropy/layer 2 head 2": (measures.entropy(first) - measures.entropy(second))[
-                :, 1, 1
-            ].mean(),
-            "A1_A2_correlation/layer 1": map_correlation(seen[0]).mean(),
+            "A1 entropy": measures.entropy(first).mean(),
+            "A2 top10/1": measures.top(second)[:, 0].mean(),
+            "A1_minus_A2 entropy/2.2": (measures.entropy(first) - measures.entropy(second))[:, 1, 1].mean(),
+            "A1 map_correlation/1": map_correlation(seen[0]).mean(),
         }
     for metric, value in expected.items():
         assert found[metric].value == pytest.approx(float(value), abs=2e-4), metric
-
-
-def test_several_texts_of_a_picture_are_each_their_own():
-    one = subject()
-    images, texts = torch.randn(2, 3, 32, 32), torch.nn.functional.normalize(torch.randn(3, 16), dim=-1)
-    covered = torch.rand(3, 16, dtype=torch.float64)
-    together = measure(one.model, images, texts, torch.tensor([0, 1, 1]), covered)
-    for item, picture in enumerate((0, 1, 1)):
-        part = slice(item, item + 1)
-        alone = measure(one.model, images[[picture]], texts[part], torch.tensor([0]), covered[part])
-        for name, values in alone.items():
-            torch.testing.assert_close(
-                together[name].headline[part], values.headline, atol=1e-5, rtol=1e-4, check_dtype=False
-            )
 
 
 def test_patches_of_maps_and_masks_are_in_one_order():
@@ -178,9 +149,9 @@ def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypa
     folder = write_masked(tmp_path / "set", samples)
     one = subject()
     whole = scores_of(one, open_masks(folder, "test"))
-    assert whole["relevance_auroc"].clusters.tolist() == [0, 1, 1, 2, 3, 3, 4, 5, 5]
-    monkeypatch.setattr(sys.modules[images_at_once.__module__], "_MEMORY", 1)
-    assert images_at_once(one.model) == 1
+    assert whole["relevance auroc"].clusters.tolist() == [0, 1, 1, 2, 3, 3, 4, 5, 5]
+    monkeypatch.setattr(sys.modules[pictures_at_once.__module__], "_MEMORY", 1)
+    assert pictures_at_once(one.model) == 1
     cut = scores_of(one, open_masks(folder, "test"), batch_size=4)
     for metric, score in whole.items():
         if score.hits is not None:
@@ -200,33 +171,33 @@ def test_the_model_is_left_as_it_was(folder):
 
 def test_a_prompt_words_the_texts(folder):
     one, data = subject(), open_masks(folder, "test")
-    own = scores_of(one, data)["relevance_auroc"]
-    assert (scores_of(one, data, prompt="{c}")["relevance_auroc"].hits == own.hits).all()
-    other = scores_of(one, data, prompt="a photo of a {c}")["relevance_auroc"]
+    own = scores_of(one, data)["relevance auroc"]
+    assert (scores_of(one, data, prompt="{c}")["relevance auroc"].hits == own.hits).all()
+    other = scores_of(one, data, prompt="a photo of a {c}")["relevance auroc"]
     assert (other.hits != own.hits).any()
     same = scores_of(one, data, prompt="a thing")
-    assert same["attention_auroc"].value == scores_of(one, data)["attention_auroc"].value
+    assert same["attention auroc"].value == scores_of(one, data)["attention auroc"].value
 
 
 def test_chance_is_a_uniform_map(folder):
     found = scores_of(subject(), open_masks(folder, "test"))
     area = np.mean([box.mean() for _, box in map(_covered(folder), range(6))])
     wanted = {
-        "relevance_auroc": 0.5,
-        "attention_ap": area,
-        "rollout_inside": area,
-        "A1_pointing/layer 1": area,
-        "relevance_inside_over_area": 1,
-        "attention_entropy": 1,
-        "attention_effective_patches": 16,
-        "A2_class_token": 1 / 17,
-        "attention_top10": 10 / 16,
-        "A1_minus_A2_inside": 0,
-        "A1_A2_correlation/layer 1 head 1": 0,
+        "relevance auroc": 0.5,
+        "attention ap": area,
+        "rollout inside": area,
+        "A1 pointing/1": area,
+        "relevance inside_over_area": 1,
+        "attention entropy": 1,
+        "attention effective_patches": 16,
+        "A2 class_token": 1 / 17,
+        "attention top10": 10 / 16,
+        "A1_minus_A2 inside": 0,
+        "A1 map_correlation/1.1": 0,
     }
     for metric, chance in wanted.items():
         assert found[metric].chance == pytest.approx(chance), metric
-    assert 0 < found["relevance_background10"].chance <= 10 / 16
+    assert 0 < found["relevance background10"].chance <= 10 / 16
 
 
 def _covered(folder):
@@ -239,7 +210,7 @@ def test_what_tells_nothing_is_left_out_and_said(tmp_path):
     broken = {"png": b"no picture", "mask.png": png(box_mask(0, 0, 9, 9)), "txt": "a cat"}
     data = open_masks(write_masked(tmp_path / "set", [full, *animals(3), broken]), "test")
     found = scores_of(subject(), data)
-    assert found["relevance_auroc"].clusters.tolist() == [1, 2, 3]
+    assert found["relevance auroc"].clusters.tolist() == [1, 2, 3]
     scores_of(subject(), data)  # a second model says nothing twice
     assert [fault.name.split(":")[-1] for fault in data.faults] == ["s0000000", "s0000004"]
 
@@ -247,8 +218,8 @@ def test_what_tells_nothing_is_left_out_and_said(tmp_path):
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
-        (box_mask(0, 0, 0, 0), "has 0 pictures whose mask has .*: .* has no pixel in its mask: "),
-        (box_mask(0, 0, 9, 9, 32, 16), "has 0 pictures .* has a mask of 32×16 pixels, another shape"),
+        (box_mask(0, 0, 0, 0), "has 0 images whose mask has .*: .* has no pixel in its mask: "),
+        (box_mask(0, 0, 9, 9, 32, 16), "has 0 images .* has a mask of 32×16 pixels, another shape"),
     ],
 )
 def test_no_usable_mask_is_one_line(tmp_path, mask, words):
@@ -278,40 +249,30 @@ def test_corrupted_pictures_keep_their_masks(folder):
     one = subject()
     noisy = dataclasses.replace(one, preprocess=corrupted(one.preprocess, "noise", 5))
     clean, found = (scores_of(model, open_masks(folder, "test")) for model in (one, noisy))
-    assert found["attention_auroc"].chance == clean["attention_auroc"].chance
-    assert (found["attention_auroc"].hits != clean["attention_auroc"].hits).any()
+    assert found["attention auroc"].chance == clean["attention auroc"].chance
+    assert (found["attention auroc"].hits != clean["attention auroc"].hits).any()
 
 
 def test_a_finished_task_is_found_again_unless_the_prompt_differs(folder, tmp_path):
     entry, one = Entry("focus", str(folder)), subject()
 
     def run(prompt=None):
-        runner = Runner(Sets(), store=Store(tmp_path / "parts"), prompt=prompt)
-        (measured,) = runner.run(one, [entry])
+        results = ResultsFile(tmp_path / "results.jsonl")
+        (measured,) = run_entries(one, [entry], results, Sets(), prompt=prompt)
         assert measured.failure == ""
         return measured
 
     first, again = run(), run()
     assert (first.reused, again.reused) == (False, True)
-    for score, kept in zip(first.result.scores, again.result.scores, strict=True):
-        assert (score.metric, score.value, score.low, score.high, score.chance) == (
-            kept.metric,
-            kept.value,
-            kept.low,
-            kept.high,
-            kept.chance,
-        )
-        assert (score.hits is None) == (kept.hits is None)
-        assert score.hits is None or (score.hits == kept.hits).all()
+    assert list(again.records) == list(first.records)
+    assert {record.map for record in again.records} >= {"relevance", "rollout", "attention", "A1", "A2"}
     assert not run("a {c}").reused
-    assert "texts of the set" in first.result.protocol
-    assert "text 'a {c}'" in run("a {c}").result.protocol
+    assert "text 'a {c}'" in run("a {c}").records[0].protocol
 
 
 def test_a_set_of_captions_is_opened_anew_for_its_masks(folder, tmp_path):
     captions = write_masked(tmp_path / "both", animals(), {"dataset_type.txt": "retrieval"})
-    runner = Runner(Sets())
     entries = [Entry("retrieval", str(captions)), Entry("focus", str(captions))]
-    found = list(runner.run(subject(), entries))
+    found = list(run_entries(subject(), entries, ResultsFile(None), Sets()))
     assert [one.failure for one in found] == ["", ""]
-    assert [one.result.task for one in found] == ["retrieval", "focus"]
+    assert [one.records[0].task for one in found] == ["retrieval", "focus"]

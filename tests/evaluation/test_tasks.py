@@ -3,7 +3,7 @@ import pytest
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, CLIPConfig
 from diffclip.data.evaluation_sets import EvaluationSet
 from diffclip.errors import InputError
-from diffclip.evaluation.tasks import TASKS, describe_pictures, pick_task
+from diffclip.evaluation.tasks import TASKS, describe_images, pick_task
 
 
 def a_set(kind: str) -> EvaluationSet:
@@ -31,13 +31,11 @@ def test_the_wrong_task_names_the_right_one():
         pick_task("zero-shot", a_set("retrieval"))
 
 
-def test_the_protocol_says_how_pictures_are_prepared():
+def test_the_protocol_says_how_images_are_prepared():
     config = CLIPConfig()
-    assert (
-        describe_pictures(config) == "shorter edge 224 px bilinear, centre crop 224 px, imagenet statistics"
-    )
+    assert describe_images(config) == "shorter edge 224 px bilinear, center crop 224 px, imagenet statistics"
     config.preprocess.mean, config.preprocess.std = OPENAI_MEAN, OPENAI_STD
     config.preprocess.interpolation, config.preprocess.resize = "bicubic", 256
-    assert describe_pictures(config) == "shorter edge 256 px bicubic, centre crop 224 px, openai statistics"
+    assert describe_images(config) == "shorter edge 256 px bicubic, center crop 224 px, openai statistics"
     config.preprocess.mean = (0.5, 0.5, 0.5)
-    assert describe_pictures(config).endswith("own statistics")
+    assert describe_images(config).endswith("own statistics")

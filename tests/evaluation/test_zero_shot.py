@@ -84,7 +84,7 @@ def test_scores(model, tokenizer, batches):
     for score in scores:
         assert 0 <= score.low <= score.value <= score.high <= 1
     assert scores[0].hits.sum() / 17 == scores[0].value
-    assert seen == [("texts", 15, 15), ("pictures", 7, None), ("pictures", 7, None), ("pictures", 3, None)]
+    assert seen == [("texts", 15, 15), ("images", 7, None), ("images", 7, None), ("images", 3, None)]
     assert not any(score.hits is None for score in scores[:2])
 
 
@@ -102,7 +102,7 @@ def test_one_picture_of_one_class(model, tokenizer):
 def test_bad_input(model, tokenizer, batches):
     with pytest.raises(InputError, match="labels runs from 0 to 4"):
         zero_shot(model, tokenizer, batches, NAMES[:3], TEMPLATES)
-    with pytest.raises(InputError, match="no picture"):
+    with pytest.raises(InputError, match="no image"):
         zero_shot(model, tokenizer, [], NAMES, TEMPLATES)
     with pytest.raises(InputError, match="0 and 3"):
         build_classifier(model, tokenizer, [], TEMPLATES)
@@ -152,7 +152,7 @@ def test_a_model_of_nan_is_told(model, tokenizer, batches):
 
     broken = copy.deepcopy(model)
     nn.init.constant_(broken.image_projection, float("nan"))
-    with pytest.raises(InputError, match="embeddings of 17 of 17 pictures are not finite numbers"):
+    with pytest.raises(InputError, match="embeddings of 17 of 17 images are not finite numbers"):
         zero_shot(broken, tokenizer, batches, NAMES, TEMPLATES)
 
 

@@ -1,7 +1,9 @@
-"""Progress on stderr: what is done, of how many, how fast, and the time left."""
+"""Progress on stderr: percent, time left and rate, on a terminal as bars, in a pipe as a line now and then."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,44 +11,55 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from diffclip.evaluation.embed import Progress
 
+_SECONDS_A_LINE = 15.0
+
 
 @contextmanager
 def showing_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
-    """A callback that draws a bar on stderr for each kind of thing counted; the bars vanish when the block
-    ends.
+    """Yield a callback that shows a bar for each kind of item; the bars vanish when the block ends.
 
     Args:
-        title: stands before each bar.
-        totals: how many there are of what the caller of the callback cannot tell.
+        title: stands behind each bar.
+        totals: the number of items of each kind, where the caller of the callback does not know it.
     """
+    if not sys.stderr.isatty():
+        yield _lines(title, totals)
+        return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        ProgressColumn,
-        Task,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
-    from rich.text import Text
 
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:,.0f}/s" if task.speed else "", style="progress.data.speed")
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), Rate())
-    console = Console(stderr=True)
-    bars = Bars(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    columns = (
+        TaskProgressColumn(show_speed=True),
+        TimeRemainingColumn(),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}", markup=False),
     )
+    bars = Bars(*columns, console=Console(stderr=True), transient=True)
     tasks: dict[str, TaskID] = {}
 
     def advance(what: str, done: int, total: int | None) -> None:
         if what not in tasks:
-            tasks[what] = bars.add_task(f"{title}: {what}", total=total or totals.get(what))
+            tasks[what] = bars.add_task(f"{what}: {title}", total=total or totals.get(what))
         bars.advance(tasks[what], done)
 
     with bars:
         yield advance
+
+
+def _lines(title: str, totals: Mapping[str, int]) -> Progress:
+    """Return a callback that prints a line every 15 seconds."""
+    started = told = time.monotonic()
+    counts: dict[str, int] = {}
+
+    def advance(what: str, done: int, total: int | None) -> None:
+        nonlocal told
+        counts[what] = counts.get(what, 0) + done
+        total, now = total or totals.get(what), time.monotonic()
+        if total and counts[what] < total and now - told > _SECONDS_A_LINE:
+            told = now
+            left = (now - started) * (total - counts[what]) / counts[what]
+            share = 100 * counts[what] / total
+            print(f"{share:3.0f} %, {left:.0f} s left: {what}: {title}", file=sys.stderr, flush=True)
+
+    return advance

@@ -1,6 +1,6 @@
-"""Pictures and texts to unit-length embeddings, in batches, without gradients.
+"""Images and texts to unit-length embeddings, in batches, without gradients.
 
-Shapes: N pictures, M texts, B a batch, S picture size, L context length, D joint width.
+Shapes: N images, M texts, B a batch, S image size, L context length, D joint width.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from diffclip.errors import InputError, NotFiniteError
 from diffclip.model import CLIP
 
-# What is counted ("pictures", "texts"), how many more are done, and of how many (None: not known)
+# What is counted ("images", "texts"), how many more are done, and of how many (None: not known)
 Progress = Callable[[str, int, int | None], None]
 Tokenizer = Callable[[list[str]], Tensor]
 
@@ -48,7 +48,7 @@ def evaluating(model: Encoder) -> Iterator[None]:
 
 
 def embed_images(model: Encoder, images: Tensor) -> Tensor:
-    """A batch of normalised pictures [B, 3, S, S] to [B, D], unit length, float32, on the model's device."""
+    """A batch of normalised images [B, 3, S, S] to [B, D], unit length, float32, on the model's device."""
     weight = next(iter(model.parameters()))
     images = images.to(weight.device, weight.dtype, non_blocking=True)
     return F.normalize(model.encode_image(images).float(), dim=-1)
@@ -86,7 +86,7 @@ def embed_texts(
 
 
 def checked(features: Tensor, what: str) -> Tensor:
-    """The embeddings [N, D] of `what` ("pictures", "texts") as they are.
+    """The embeddings [N, D] of `what` ("images", "texts") as they are.
 
     Raises:
         NotFiniteError: one is not finite.
@@ -103,10 +103,10 @@ def checked(features: Tensor, what: str) -> Tensor:
 def embed_labelled(
     model: Encoder, batches: Iterable[tuple[Tensor, Sequence[int]]], progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Batches of (pictures [B, 3, S, S], B labels) to embeddings [N, D] and labels int64 [N].
+    """Batches of (images [B, 3, S, S], B labels) to embeddings [N, D] and labels int64 [N].
 
     Raises:
-        InputError: there is no picture, or an embedding is not finite.
+        InputError: there is no image, or an embedding is not finite.
     """
     features: list[Tensor] = []
     labels: list[int] = []
@@ -114,7 +114,7 @@ def embed_labelled(
         features.append(embed_images(model, images))
         labels.extend(int(label) for label in batch_labels)
         if progress:
-            progress("pictures", len(images), None)
+            progress("images", len(images), None)
     return _joined(features), torch.tensor(labels)
 
 
@@ -125,28 +125,28 @@ def embed_captioned(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batches of (pictures [B, 3, S, S], the captions of each) to [N, D], [M, D] and the picture of each text
+    """Batches of (images [B, 3, S, S], the captions of each) to [N, D], [M, D] and the image of each text
     [M].
 
     Raises:
-        InputError: there is no picture, or no caption, or an embedding is not finite.
+        InputError: there is no image, or no caption, or an embedding is not finite.
     """
     features: list[Tensor] = []
     texts: list[str] = []
     owners: list[int] = []
-    pictures = 0
+    seen = 0
     for images, captions in batches:
         features.append(embed_images(model, images))
-        for index, own in enumerate(captions, pictures):
+        for index, own in enumerate(captions, seen):
             texts.extend(own)
             owners.extend([index] * len(own))
-        pictures += len(images)
+        seen += len(images)
         if progress:
-            progress("pictures", len(images), None)
+            progress("images", len(images), None)
     return _joined(features), embed_texts(model, tokenizer, texts, batch_size, progress), torch.tensor(owners)
 
 
 def _joined(features: list[Tensor]) -> Tensor:
     if not features:
-        raise InputError("there is no picture to embed: the set is empty")
-    return checked(torch.cat(features), "pictures")
+        raise InputError("there is no image to embed: the set is empty")
+    return checked(torch.cat(features), "images")

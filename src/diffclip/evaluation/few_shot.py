@@ -1,10 +1,10 @@
 """Few-shot classification by the nearest prototype, El Banani et al. (2023), as github.com/mbanani/lgssl does it.
 
-An episode draws five classes, five pictures of each from the train split to learn from and six of each from the test
+An episode draws five classes, five images of each from the train split to learn from and six of each from the test
 split to ask about. The mean of the supports is subtracted from both, both are brought to unit length, a prototype is
 the mean of a class's supports (not brought to unit length again), and a query belongs to the nearest one.
 
-Shapes: N train and M test pictures, D feature width, E episodes.
+Shapes: N train and M test images, D feature width, E episodes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from torch import Tensor
 
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Progress
-from diffclip.evaluation.features import Features
-from diffclip.evaluation.intervals import mean_interval
-from diffclip.evaluation.linear_probe import check_every_class
+from diffclip.evaluation.features import Features, one_thread
 from diffclip.evaluation.scores import Score
-from diffclip.evaluation.threads import one_thread
+from diffclip.evaluation.statistics import mean_interval
 
 WAY, SHOT, QUERIES, EPISODES = 5, 5, 6, 5000
 _EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide: what a core's cache holds
@@ -33,7 +31,7 @@ _EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide: what a core's cache holds
 @dataclass(frozen=True)
 class Episodes:
     """What each episode draws: `supports` [E, WAY, SHOT] of the train and `queries` [E, WAY, QUERIES] of the test
-    pictures. `asked`, bool like `queries`, is False where a class has fewer test pictures than that; they are then all
+    images. `asked`, bool like `queries`, is False where a class has fewer test images than that; they are then all
     asked about.
     """
 
@@ -94,25 +92,20 @@ def few_shot(
 ) -> list[Score]:
     """`acc1`: the mean over `EPISODES` episodes of each one's accuracy.
 
-    Episodes share pictures, so as trials of their own they would make any two models differ "significantly". What is
-    resampled, and paired with another model's, are the test pictures, each with all answers about it: `hits` holds an
-    answer each and `clusters` its picture. Answers are weighted so that their mean is that of the episodes (by 1
-    unless a class has fewer than `QUERIES` test pictures).
+    Episodes share images, so as trials of their own they would make any two models differ "significantly". What is
+    resampled, and paired with another model's, are the test images, each with all answers about it: `hits` holds an
+    answer each and `clusters` its image. Answers are weighted so that their mean is that of the episodes (by 1
+    unless a class has fewer than `QUERIES` test images).
 
     Raises:
-        InputError: fewer than `WAY` classes, labels out of range, a class with fewer than `SHOT` train pictures or
-            without a test picture, or features of different widths.
+        InputError: fewer than `WAY` classes, labels out of range, or a class with fewer than `SHOT` train images or
+            without a test image.
     """
     classes = len(classnames)
     if classes < WAY:
         raise InputError(f"{test.where}: few-shot draws {WAY} classes an episode, the set has {classes}")
-    for features in (train, test):
-        features.check_classes(classes)
-    if train.values.shape[1] != test.values.shape[1]:
-        widths = f"{train.values.shape[1]} and {test.values.shape[1]}"
-        raise InputError(f"features of {train.where} and {test.where} are {widths} wide: use one model")
-    check_every_class(train, classnames, SHOT, "to learn from")
-    check_every_class(test, classnames, 1, "to ask about")
+    train.check(classnames, SHOT, "to learn from")
+    test.check(classnames, 1, "to ask about")
     episodes = draw_episodes(train.labels, test.labels, classes, seed)
     right = episode_hits(train.values, test.values, episodes, progress)
     asked = episodes.asked.sum((1, 2)).double()
@@ -120,12 +113,12 @@ def few_shot(
     weights = (episodes.asked.sum() / (len(asked) * asked))[:, None, None].expand_as(right)
     order = episodes.queries[episodes.asked].argsort(stable=True)
     hits = (right * weights)[episodes.asked][order].numpy()
-    pictures = episodes.queries[episodes.asked][order].numpy()
+    images = episodes.queries[episodes.asked][order].numpy()
     value, unweighted = float(accuracies.mean()), right[episodes.asked][order].double().numpy()
     # of the plain mean over answers, which stays within 0 and 1, moved to where the weighted one is
     moved = value - float(unweighted.mean())
-    low, high = (min(1.0, max(0.0, bound + moved)) for bound in mean_interval(unweighted, pictures))
-    return [Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, pictures)]
+    low, high = (min(1.0, max(0.0, bound + moved)) for bound in mean_interval(unweighted, images))
+    return [Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, images)]
 
 
 def _of_classes(
@@ -135,7 +128,7 @@ def _of_classes(
     chosen: NDArray[np.int64],
     count: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """`count` pictures of each chosen class [E, WAY], and where there are as many: both [E, WAY, count]."""
+    """`count` images of each chosen class [E, WAY], and where there are as many: both [E, WAY, count]."""
     by_class = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=classes)
     starts = np.cumsum(sizes) - sizes

@@ -5,7 +5,7 @@ bias free. The cost C is searched in two stages on a validation split, the layer
 validation with the best one, and tested once. scikit-learn's logistic regression, whose C weighs the *sum* of the
 cross entropies against 0.5·‖W‖₂², is a second protocol over the same search.
 
-Shapes: N pictures, D feature width, K classes.
+Shapes: N images, D feature width, K classes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from torch import Tensor
 
 from diffclip.errors import InputError, require_group, unknown
 from diffclip.evaluation.embed import Progress
-from diffclip.evaluation.features import Features
+from diffclip.evaluation.features import Features, one_thread
 from diffclip.evaluation.metrics import chance_at, classification_ranks, mean_per_class_recall, recall_at
 from diffclip.evaluation.scores import Score, class_recall_score, recall_score
-from diffclip.evaluation.threads import one_thread
 
 MAX_ITERATIONS = 1000
 _WORTH_THREADS = 1 << 26  # multiplications of features by the layer, a few milliseconds
@@ -93,13 +92,13 @@ def fit_torch(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
         value: Tensor = strength * norm - (scores * target).sum() / len(values)
         return value
 
-    # an optimiser's many short steps take less time where nothing is kept for a backward pass
+    # an optimizer's many short steps take less time where nothing is kept for a backward pass
     with torch.inference_mode(), one_thread(values.numel() * classes < _WORTH_THREADS):
         weight = values.new_zeros(classes, values.shape[1])
         bias = values.new_zeros(classes)
-        optimiser = torch.optim.LBFGS([weight, bias], line_search_fn="strong_wolfe", max_iter=MAX_ITERATIONS)
-        optimiser.step(loss)  # type: ignore[no-untyped-call]
-        iterations = int(optimiser.state[weight]["n_iter"])
+        optimizer = torch.optim.LBFGS([weight, bias], line_search_fn="strong_wolfe", max_iter=MAX_ITERATIONS)
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        iterations = int(optimizer.state[weight]["n_iter"])
     return Fit(weight.clone(), bias.clone(), cost, time.perf_counter() - start, iterations)
 
 
@@ -189,21 +188,14 @@ def linear_probe(
         solver: "torch" as lgssl, or "sklearn".
 
     Raises:
-        InputError: a single class, labels out of range, a class without a picture in `train`, features of different
-            widths, an unknown solver, or scikit-learn missing.
+        InputError: a single class, labels out of range, or a class without an image in `train`.
     """
-    check_solver(solver)
     classes = len(classnames)
     if classes < 2:
         raise InputError(f"{test.where}: a linear probe needs two classes or more, the set has {classes}")
-    for features in (train, validation, test):
-        features.check_classes(classes)
-        if features.values.shape[1] != train.values.shape[1]:
-            widths = f"{features.values.shape[1]} and {train.values.shape[1]}"
-            raise InputError(
-                f"features of {features.where} and {train.where} are {widths} wide: use one model"
-            )
-    check_every_class(train, classnames, 1, "to learn from")
+    train.check(classnames, 1, "to learn from")
+    for features in (validation, test):
+        features.check(classnames, 0, "")
     fits: list[Fit] = []
 
     def fitted(values: Tensor, labels: Tensor, cost: float) -> Fit:
@@ -225,19 +217,6 @@ def linear_probe(
         class_recall_score("mean_per_class_recall", ranks, test.labels, chance),
     ]
     return Probe(scores, cost, fits)
-
-
-def check_every_class(features: Features, classnames: Sequence[str], least: int, what: str) -> None:
-    """Raise `InputError` naming a class with fewer than `least` pictures, which are needed `what` for."""
-    counts = torch.bincount(features.labels.cpu(), minlength=len(classnames)).tolist()
-    short = [index for index, count in enumerate(counts) if count < least]
-    if short:
-        more = f", nor do {len(short) - 1} more classes" if len(short) > 1 else ""
-        need = "a picture" if least == 1 else f"{least} pictures"
-        raise InputError(
-            f"{features.where}: class {classnames[short[0]]!r} does not have {need} {what}{more}: "
-            "add some, or leave the class out of the set"
-        )
 
 
 def _cost(step: int) -> float:

@@ -6,7 +6,7 @@ are computed a few rows at a time, so memory grows with the set and never with i
 where no two scores tie, the values are those of CLIP_benchmark (github.com/LAION-AI/CLIP_benchmark,
 `clip_benchmark/metrics`).
 
-Shapes: N pictures, M texts, K classes, D joint width.
+Shapes: N images, M texts, K classes, D joint width.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from diffclip.errors import InputError
 
 RECALL_AT = (1, 5, 10)
 NEVER = torch.iinfo(torch.int64).max  # the rank of a right answer whose score is NaN: in no top k
-NOT_ASKED = -1  # the rank of a picture without captions: left out of every mean
+NOT_ASKED = -1  # the rank of an image without captions: left out of every mean
 
 # Scores held at once (16 MiB in float32); the product of very few rows would round differently.
 _CHUNK_SCORES = 1 << 22
@@ -54,24 +54,24 @@ def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Ten
 def retrieval_ranks(
     image_features: Tensor, text_features: Tensor, image_of_text: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Ranks of retrieval in both directions, with any number of captions a picture.
+    """Ranks of retrieval in both directions, with any number of captions an image.
 
     Args:
         image_features: [N, D], unit length, any floating type (scored in float32).
         text_features: [M, D], unit length.
-        image_of_text: int64 [M], the picture each caption belongs to.
+        image_of_text: int64 [M], the image each caption belongs to.
 
     Returns:
-        text→image, int64 [M]: how many other pictures score at least as high as the caption's own.
-        image→text, int64 [N]: how many captions of other pictures score at least as high as the best own
-        caption. A picture without captions has `NOT_ASKED` there (it still distracts the captions of others).
+        text→image, int64 [M]: how many other images score at least as high as the caption's own.
+        image→text, int64 [N]: how many captions of other images score at least as high as the best own
+        caption. A image without captions has `NOT_ASKED` there (it still distracts the captions of others).
         `NEVER` where the right answer scores NaN (in image→text: every own caption does). Both on the CPU.
 
     Raises:
-        InputError: shapes do not fit, or a caption belongs to no picture.
+        InputError: shapes do not fit, or a caption belongs to no image.
     """
     _check_features(image_features, text_features)
-    _check_indices("image_of_text", image_of_text, len(text_features), len(image_features), "pictures")
+    _check_indices("image_of_text", image_of_text, len(text_features), len(image_features), "images")
     empty = torch.empty(0, dtype=torch.int64)
     text_to_image, image_to_text = [empty], [empty]
     for rows, scores in _score_chunks(text_features, image_features.mT):
@@ -94,7 +94,7 @@ def recall_at(ranks: Tensor, k: int) -> float:
 
 
 def retrieval_metrics(text_to_image: Tensor, image_to_text: Tensor) -> dict[str, float]:
-    """`image_retrieval_recall@k` (mean over captions) and `text_retrieval_recall@k` (over pictures)."""
+    """`image_retrieval_recall@k` (mean over captions) and `text_retrieval_recall@k` (over images)."""
     return {f"image_retrieval_recall@{k}": recall_at(text_to_image, k) for k in RECALL_AT} | {
         f"text_retrieval_recall@{k}": recall_at(image_to_text, k) for k in RECALL_AT
     }
@@ -114,11 +114,11 @@ def chance_at(k: int, candidates: int, right: int = 1) -> float:
 
 
 def chance_of_image_to_text(k: int, image_of_text: Tensor) -> float:
-    """`text_retrieval_recall@k` of a random order: the mean of `chance_at` over pictures with captions."""
+    """`text_retrieval_recall@k` of a random order: the mean of `chance_at` over images with captions."""
     captions = torch.unique(image_of_text, return_counts=True)[1]
-    sizes, pictures = torch.unique(captions, return_counts=True)
+    sizes, images = torch.unique(captions, return_counts=True)
     chances = [chance_at(k, len(image_of_text), int(size)) for size in sizes]
-    return sum(c * int(n) for c, n in zip(chances, pictures, strict=True)) / int(pictures.sum())
+    return sum(c * int(n) for c, n in zip(chances, images, strict=True)) / int(images.sum())
 
 
 def _score_chunks(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, Tensor]]:

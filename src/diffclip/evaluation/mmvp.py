@@ -1,17 +1,17 @@
-"""MMVP-VLM: which of two nearly equal pictures does a statement describe? Tong et al. (2024), arXiv:2401.06209.
+"""MMVP-VLM: which of two nearly equal images does a statement describe? Tong et al. (2024), arXiv:2401.06209.
 
 The set is the published folder (huggingface.co/datasets/MMVP/MMVP_VLM): `Questions.csv` with the columns
-Question ID, Type and Statement, and the picture `MLLM_VLM Images/TYPE/ID.jpg` of each row. Two rows that follow
+Question ID, Type and Statement, and the image `MLLM_VLM Images/TYPE/ID.jpg` of each row. Two rows that follow
 each other are a pair. As in the published script (tsb0601/MMVP, `scripts/evaluate_vlm.py`) each statement
-chooses between the two pictures of its pair, and the pair counts if both choose their own, which guessing does
+chooses between the two images of its pair, and the pair counts if both choose their own, which guessing does
 in 25 % of all cases. Two things differ on purpose: the pattern is that of the column Type, where the script
-takes it from the order of the rows; and a tie is wrong, where the script's tie means the second picture.
+takes it from the order of the rows; and a tie is wrong, where the script's tie means the second image.
 
-25 % is no floor. A model that prefers one picture of a pair whatever the statement says is right about no pair,
+25 % is no floor. A model that prefers one image of a pair whatever the statement says is right about no pair,
 and untrained models, whose texts are all alike, lie anywhere between 0 and 25 %; two of them can differ
 significantly. So the accuracy of single statements is reported beside: such a model has exactly 50 % there.
 
-Shapes: P pairs, B a batch, S picture size, D joint width.
+Shapes: P pairs, B a batch, S image size, D joint width.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from diffclip.evaluation.embed import (
     embed_texts,
     evaluating,
 )
-from diffclip.evaluation.intervals import class_mean_interval, mean_interval
-from diffclip.evaluation.scores import Score
+from diffclip.evaluation.scores import Score, mean_score
+from diffclip.evaluation.statistics import class_mean_interval
 
 CHANCE = 0.25
 PROMPT = "a photo of {}"
 QUESTIONS = "Questions.csv"
 COLUMNS = ("Question ID", "Type", "Statement")
 IMAGE_FOLDERS = (PAIR_IMAGES, "MMVP_VLM_Images")
-"""What the published script and the published README call the folder of pictures."""
+"""What the published script and the published README call the folder of images."""
 
 # The published folder's short types, by the names that its script and paper use
 _TYPES = {
@@ -67,16 +67,16 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures and two statements, the first of which is true of the first picture only."""
+    """Two images and two statements, the first of which is true of the first image only."""
 
     pattern: str
-    pictures: tuple[Path, Path]
+    images: tuple[Path, Path]
     statements: tuple[str, str]
 
 
 @dataclass(frozen=True)
 class PairSet:
-    """The pairs of one folder, in the order of its rows. There is one split, and no picture is left out."""
+    """The pairs of one folder, in the order of its rows. There is one split, and no image is left out."""
 
     kind: ClassVar[str] = "mmvp"
     split: ClassVar[str] = "test"
@@ -85,7 +85,7 @@ class PairSet:
     pairs: list[Pair]
 
     def __len__(self) -> int:
-        """The number of pictures."""
+        """The number of images."""
         return 2 * len(self.pairs)
 
     @property
@@ -95,31 +95,23 @@ class PairSet:
 
     @property
     def identity(self) -> list[object]:
-        """What tells these pairs from others: statements, and the name, size and time of each picture."""
-        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.pictures]
+        """What tells these pairs from others: statements, and the name, size and time of each image."""
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.images]
         return [self.name, [(pair.pattern, pair.statements) for pair in self.pairs], files]
 
     @property
-    def pictures(self) -> list[Path]:
-        """The picture files, two a pair."""
-        return [path for pair in self.pairs for path in pair.pictures]
-
-    def describe(self) -> str:
-        """How they are scored, in a few words for a record's protocol."""
-        return (
-            f"{len(self.pairs)} pairs, {len(self.patterns)} of {len(PATTERNS)} patterns, "
-            f"{PROMPT.format('STATEMENT')!r}, both statements must pick their own picture of the pair; "
-            "ties count against; chance 25 %"
-        )
+    def images(self) -> list[Path]:
+        """The image files, two a pair."""
+        return [path for pair in self.pairs for path in pair.images]
 
 
 def open_pairs(folder: str | Path, name: str | None = None) -> PairSet:
-    """Open a folder in the published layout, called `name` (None: as the folder); no picture is read yet.
+    """Open a folder in the published layout, called `name` (None: as the folder); no image is read yet.
 
     Raises:
-        InputError: no such folder, no Questions.csv or folder of pictures in it, a column or field that is
-            missing, an unknown pattern, an odd number of rows, a pair of two patterns or of one picture
-            with itself, or pictures that are missing.
+        InputError: no such folder, no Questions.csv or folder of images in it, a column or field that is
+            missing, an unknown pattern, an odd number of rows, a pair of two patterns or of one image
+            with itself, or images that are missing.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -128,7 +120,7 @@ def open_pairs(folder: str | Path, name: str | None = None) -> PairSet:
     rows = _read_rows(questions)
     inside = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
     if inside is None:
-        raise InputError(f"{folder} has no folder {IMAGE_FOLDERS[0]!r} or {IMAGE_FOLDERS[1]!r} with pictures")
+        raise InputError(f"{folder} has no folder {IMAGE_FOLDERS[0]!r} or {IMAGE_FOLDERS[1]!r} with images")
     if len(rows) % 2:
         raise InputError(
             f"{questions} has {len(rows)} rows, but two that follow each other are a pair: one is missing"
@@ -136,39 +128,30 @@ def open_pairs(folder: str | Path, name: str | None = None) -> PairSet:
     pairs = [
         _pair(questions, inside, first, second) for first, second in zip(rows[::2], rows[1::2], strict=True)
     ]
-    missing = [path for pair in pairs for path in pair.pictures if not path.is_file()]
+    missing = [path for pair in pairs for path in pair.images if not path.is_file()]
     if missing:
         raise InputError(
-            f"{missing[0]} does not exist: {len(missing)} of the {len(rows)} pictures that {questions} names "
+            f"{missing[0]} does not exist: {len(missing)} of the {len(rows)} images that {questions} names "
             "are missing, fetch the set again"
         )
     return PairSet(name or folder.resolve().name, pairs)
 
 
 def statement_hits(image_features: Tensor, text_features: Tensor) -> Tensor:
-    """Whether each statement scores its own picture higher than the other one of its pair.
+    """Score whether each statement is nearer to its own image than to the other one of its pair.
 
-    Softmax over the two pictures (p > 0.5 in the published script) has the same winner at any temperature. A
-    tie is wrong, and so is NaN.
+    The softmax over the two images (p > 0.5 in the published script) has the same winner at any temperature. A tie is
+    wrong, and so is NaN.
 
     Args:
         image_features: [P, 2, D], unit length.
-        text_features: [P, 2, D], unit length; text i of a pair belongs to picture i.
+        text_features: [P, 2, D], unit length; text i of a pair belongs to image i.
 
     Returns:
         float64 [P, 2] of 0 and 1, on the CPU; a pair is right if both are.
-
-    Raises:
-        InputError: other shapes.
     """
-    shape = image_features.shape
-    if image_features.ndim != 3 or shape[1] != 2 or text_features.shape != shape:
-        raise InputError(
-            f"pictures {list(shape)} and statements {list(text_features.shape)} are no pairs: "
-            "give two of each, of the same width"
-        )
     images, texts = image_features.double().cpu(), text_features.double().cpu()
-    # not a matrix product, which may round two equal pictures differently
+    # not a matrix product, which may round two equal images differently
     own, other = (images * texts).sum(-1), (images.flip(1) * texts).sum(-1)
     return (own > other).double()
 
@@ -188,15 +171,13 @@ def mmvp(
     `hits` of the others hold the outcomes, so their sum is the number of pairs (or statements) that are right.
 
     Args:
-        preprocess: PIL picture → [3, S, S].
-        batch_size: pictures embedded at once.
+        preprocess: PIL image → [3, S, S].
+        batch_size: images embedded at once.
 
     Raises:
-        InputError: a picture that cannot be read, or an embedding that is not finite.
+        InputError: an image that cannot be read, or an embedding that is not finite.
     """
-    if not pairs.pairs:
-        raise InputError(f"{pairs.name} has no pair to ask about")
-    paths = pairs.pictures
+    paths = pairs.images
     texts = [PROMPT.format(statement) for pair in pairs.pairs for statement in pair.statements]
     features = []
     with evaluating(model):
@@ -204,8 +185,8 @@ def mmvp(
             batch = [preprocess(read_image(path)) for path in paths[start : start + batch_size]]
             features.append(embed_images(model, torch.stack(batch)))
             if progress:
-                progress("pictures", len(batch), len(paths))
-        images = checked(torch.cat(features), "pictures")
+                progress("images", len(batch), len(paths))
+        images = checked(torch.cat(features), "images")
         statements = embed_texts(model, tokenizer, texts, progress=progress)
         shape = (len(pairs.pairs), 2, -1)
         hits = statement_hits(images.view(shape), statements.view(shape)).numpy()
@@ -218,19 +199,12 @@ def _scores(single: NDArray[np.float64], patterns: Sequence[str]) -> list[Score]
     found = np.unique(labels)
     mean = float(np.mean([hits[labels == label].mean() for label in found]))
     low, high = class_mean_interval(hits, labels)
-    scores = [Score("mean_per_pattern_accuracy", mean, len(hits), low, high, CHANCE)]
-    scores.append(_score("pair_accuracy", hits, CHANCE))
-    scores.append(_score("statement_accuracy", single.ravel(), 0.5, np.arange(single.size) // 2))
-    for label in found:
-        scores.append(_score(f"pair_accuracy/{PATTERNS[label]}", hits[labels == label], CHANCE))
-    return scores
-
-
-def _score(
-    metric: str, hits: NDArray[np.float64], chance: float, clusters: NDArray[np.int64] | None = None
-) -> Score:
-    low, high = mean_interval(hits, clusters)
-    return Score(metric, float(hits.mean()), len(hits), low, high, chance, hits, clusters)
+    return [
+        Score("mean_per_pattern_accuracy", mean, len(hits), low, high, CHANCE),
+        mean_score("pair_accuracy", hits, CHANCE),
+        mean_score("statement_accuracy", single.ravel(), 0.5, np.arange(single.size) // 2),
+        *(mean_score(f"pair_accuracy/{PATTERNS[label]}", hits[labels == label], CHANCE) for label in found),
+    ]
 
 
 @dataclass(frozen=True)
@@ -280,6 +254,6 @@ def _pair(file: Path, inside: Path, first: _Row, second: _Row) -> Pair:
     if _TYPES[first.type] != _TYPES[second.type]:
         raise InputError(f"{where} are a pair of two patterns, {first.type!r} and {second.type!r}")
     if first.number == second.number:
-        raise InputError(f"{where} are a pair of picture {first.number} with itself")
-    pictures = (inside / first.type / f"{first.number}.jpg", inside / second.type / f"{second.number}.jpg")
-    return Pair(_TYPES[first.type], pictures, (first.statement, second.statement))
+        raise InputError(f"{where} are a pair of image {first.number} with itself")
+    images = (inside / first.type / f"{first.number}.jpg", inside / second.type / f"{second.number}.jpg")
+    return Pair(_TYPES[first.type], images, (first.statement, second.statement))

@@ -1,4 +1,4 @@
-"""Retrieval of pictures by captions and of captions by pictures, as CLIP_benchmark measures it."""
+"""Retrieval of images by captions and of captions by images, as CLIP_benchmark measures it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def retrieval(
 ) -> list[Score]:
     """`image_retrieval_recall@k` (text→image) and `text_retrieval_recall@k` (image→text), k = 1, 5, 10.
 
-    The first is averaged over all captions, its interval resamples pictures with all their captions. The
-    second is averaged over the pictures that have captions; a hit is any own caption among the top k.
+    The first is averaged over all captions, its interval resamples images with all their captions. The
+    second is averaged over the images that have captions; a hit is any own caption among the top k.
 
     Args:
-        batches: pictures [B, 3, S, S] prepared for the model, and the captions of each (any number).
+        batches: images [B, 3, S, S] prepared for the model, and the captions of each (any number).
         batch_size: texts embedded at once.
 
     Raises:
-        InputError: no picture, or no caption.
+        InputError: no image, or no caption.
     """
     with evaluating(model):
         images, texts, owners = embed_captioned(model, tokenizer, batches, batch_size, progress)
@@ -58,7 +58,7 @@ def validate_retrieval(
     The model's mode is restored afterwards.
 
     Raises:
-        InputError: no picture, or no caption.
+        InputError: no image, or no caption.
     """
     with evaluating(model):
         recalls = retrieval_metrics(*retrieval_ranks(*embed_captioned(model, tokenizer, batches, batch_size)))

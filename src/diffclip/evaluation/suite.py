@@ -1,18 +1,33 @@
-"""What a suite measures: tasks on sets, in an order that gives the quick answers first.
+"""Suites: tasks on sets, in an order that gives the quick answers first.
 
-`scenes` needs no download. `brief` and `quick` want small real sets, and `study` is `quick` with where models look.
-`paper` is everything the paper tabulates (its Tables 1 and 2, Figures 3 and 4), with zero-shot on its nine sets too.
+`scenes` needs no download. `brief` and `quick` need small real sets, and `study` is `quick` with where models look.
+`paper` is everything that the paper tabulates (its Tables 1 and 2, Figures 3 and 4), with zero-shot on its nine sets
+too, and ImageNet with SLIP's seven templates beside the usual eighty.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffclip.data.evaluation_sets import BUILT_IN
-from diffclip.data.shifts import corrupted_name
+from diffclip.data.published_sets import PUBLISHED, Missing, missing_sets
 from diffclip.errors import unknown
 from diffclip.evaluation.corruptions import CORRUPTIONS
+
+TRAIN, VALIDATION = "train", ("val", "validation")
+LEARNING = ("linear-probe", "few-shot")
+"""Tasks that learn from the set's split `train`."""
+SLIP_TEMPLATES = (
+    "itap of a {c}.",
+    "a bad photo of the {c}.",
+    "a origami {c}.",
+    "a photo of the large {c}.",
+    "a {c} in a video game.",
+    "art of the {c}.",
+    "a photo of the small {c}.",
+)
+"""The templates of SLIP's evaluation during training (facebookresearch/SLIP, `templates.json`)."""
 
 _SEVERITY = 3  # the middle one
 _NINE = ("caltech101", "dtd", "pets", "flowers", "sun397", "fgvc_aircraft", "cifar10", "cifar100", "food101")
@@ -21,34 +36,37 @@ _SHIFTS = ("imagenetv2", "imagenet-a", "imagenet-r", "imagenet_sketch")
 
 @dataclass(frozen=True)
 class Entry:
-    """One task on one set. Of `splits` the first that the set has is measured; `severity` 0 corrupts nothing."""
+    """One task on one set.
+
+    Attributes:
+        task: the task; None: the one that the set is for.
+        dataset: the folder or name of the set.
+        splits: of these the first that the set has is measured.
+        corruption: of the images, with `severity` 1 to 5; None: none.
+        interpolation: that images are resized by; None: the model's own.
+        templates: of a zero-shot classifier; None: the set's own.
+    """
 
     task: str | None
     dataset: str
     splits: tuple[str, ...] = ("test",)
-    corruption: str = "noise"
-    severity: int = 0
+    corruption: str | None = None
+    severity: int = _SEVERITY
+    interpolation: str | None = None
+    templates: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        return f"{self.task or 'evaluation'} on {self._corrupted(self.dataset)}"
-
-    @property
-    def dataset_in_records(self) -> str:
-        """What records call the set."""
-        return self._corrupted(
-            self.dataset if self.dataset in BUILT_IN else Path(self.dataset).resolve().name
-        )
-
-    def _corrupted(self, name: str) -> str:
-        return corrupted_name(name, self.corruption, self.severity) if self.severity else name
+        corrupted = "" if self.corruption is None else f", {self.corruption} {self.severity}"
+        templates = "" if self.templates is None else f", {len(self.templates)} templates"
+        return f"{self.task or 'evaluation'} on {self.dataset}{corrupted}{templates}"
 
 
-def _each(task: str, *datasets: str) -> tuple[Entry, ...]:
-    return tuple(Entry(task, dataset) for dataset in datasets)
+def _each(task: str, *datasets: str, interpolation: str | None = None) -> tuple[Entry, ...]:
+    return tuple(Entry(task, dataset, interpolation=interpolation) for dataset in datasets)
 
 
 def _corrupted(dataset: str) -> tuple[Entry, ...]:
-    return tuple(Entry("zero-shot", dataset, corruption=name, severity=_SEVERITY) for name in CORRUPTIONS)
+    return tuple(Entry("zero-shot", dataset, corruption=name) for name in CORRUPTIONS)
 
 
 _SCENES = (
@@ -72,20 +90,26 @@ _QUICK = (
     *_each("few-shot", "cifar10", "caltech101"),
     *_each("linear-probe", "cifar10", "caltech101"),
 )
-_STUDY = (*_QUICK, *_each("focus", "oxford_pets3"))
 _PAPER = (
     *_each("mmvp", "mmvp"),
     *_each("retrieval", "flickr8k", "flickr30k", "mscoco_captions"),
     *_each("zero-shot", "imagenet1k", *_SHIFTS, *_NINE),
-    *_each("few-shot", *_NINE),
-    *_each("linear-probe", *_NINE),
+    Entry("zero-shot", "imagenet1k", templates=SLIP_TEMPLATES),
+    # features as lgssl reads them
+    *_each("few-shot", *_NINE, interpolation="bicubic"),
+    *_each("linear-probe", *_NINE, interpolation="bicubic"),
 )
-
-SUITES = {"scenes": _SCENES, "brief": _BRIEF, "quick": _QUICK, "study": _STUDY, "paper": _PAPER}
+SUITES = {
+    "scenes": _SCENES,
+    "brief": _BRIEF,
+    "quick": _QUICK,
+    "study": (*_QUICK, *_each("focus", "oxford_pets3")),
+    "paper": _PAPER,
+}
 
 
 def suite(name: str) -> tuple[Entry, ...]:
-    """The entries of the suite called `name`.
+    """Return the entries of the suite called `name`.
 
     Raises:
         InputError: there is none (the nearest one is offered).
@@ -93,3 +117,19 @@ def suite(name: str) -> tuple[Entry, ...]:
     if name not in SUITES:
         raise unknown("suite", name, SUITES)
     return SUITES[name]
+
+
+def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, Missing]:
+    """Return the published sets that `entries` need and that do not lie below `root`, by name.
+
+    A set is missing if it has none of the splits that would do, or not the one to learn from.
+    """
+    missing: dict[str, Missing] = {}
+    for entry in entries:
+        if entry.dataset in PUBLISHED:
+            lacking = [missing_sets([(entry.dataset, split)], root) for split in entry.splits]
+            if entry.task in LEARNING and not all(lacking):
+                lacking = [missing_sets([(entry.dataset, TRAIN)], root)]
+            if all(lacking):
+                missing.setdefault(entry.dataset, lacking[0][0])
+    return missing

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from diffclip.config import STATISTICS, CLIPConfig
-from diffclip.data.evaluation_sets import BUILT_IN, EvaluationSet, MaskedSet, open_masks, open_set, set_folder
-from diffclip.data.shifts import corrupted_name
+from diffclip.data.catalog import BUILT_IN, EvaluationSet, MaskedSet, open_masks, open_set, set_folder
+from diffclip.data.samples import Fault
 from diffclip.errors import InputError, unknown
+from diffclip.evaluation import linear_probe as probes
 from diffclip.evaluation.corruptions import CorruptedTransform, describe
 from diffclip.evaluation.embed import Progress, Tokenizer
-from diffclip.evaluation.features import FeatureReader, Features
+from diffclip.evaluation.features import Features, read_features
 from diffclip.evaluation.few_shot import EPISODES, QUERIES, SHOT, WAY, few_shot
-from diffclip.evaluation.focus import focus, grid_of, texts_of
-from diffclip.evaluation.linear_probe import (
-    MAX_ITERATIONS,
-    Probe,
-    check_solver,
-    headline_metric,
-    linear_probe,
-    tuned_per_class,
-)
-from diffclip.evaluation.mmvp import QUESTIONS, PairSet, mmvp, open_pairs
-from diffclip.evaluation.protocol import drawn, with_particulars
+from diffclip.evaluation.focus import focus
+from diffclip.evaluation.linear_probe import linear_probe
+from diffclip.evaluation.mmvp import PROMPT, QUESTIONS, PairSet, mmvp, open_pairs
 from diffclip.evaluation.retrieval import retrieval
 from diffclip.evaluation.scores import Result, Score
-from diffclip.evaluation.splits import stratified_split, train_split, validation_split
+from diffclip.evaluation.suite import TRAIN, VALIDATION
 from diffclip.evaluation.zero_shot import zero_shot
 
 if TYPE_CHECKING:
@@ -39,21 +34,25 @@ if TYPE_CHECKING:
 
 Preprocess = Callable[[Image.Image], Tensor]
 
-_OVER_PICTURES = "95 % bootstrap over pictures"
 _FEATURES = "class token before the projection"
-SOLVED_BY = {
+_SOLVED_BY = {
     "torch": "torch L-BFGS, un-squared L2 penalty",
     "sklearn": "scikit-learn's LogisticRegression",
 }
+_HELD_OUT = 0.2  # of each class, where a set has no validation split
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model with its picture and text preparation, the set to run it on, and how.
+    """A model with its image and text preparation, the set to run it on, and how.
 
-    `seed` is of what a task draws: the episodes of few-shot, and the pictures that a linear probe holds out where the
-    set has no validation split. `probe` is the linear probe's solver, "torch" or "sklearn", and `prompt` the text that
-    focus asks about, with `{c}` for what a mask shows (None: the set's own texts).
+    Attributes:
+        draw: seed of what a task draws: the episodes of few-shot, and the images that a linear probe holds out where
+            the set has no validation split.
+        probe: solver of the linear probe, "torch" or "sklearn".
+        prompt: the text that focus asks about, with `{c}` for what a mask shows; None: the set's own texts.
+        templates: of the zero-shot classifier; None: the set's own.
+        features: computed features by set and split, shared by the tasks of one model.
     """
 
     model: CLIP
@@ -63,135 +62,108 @@ class Setting:
     batch_size: int = 64
     workers: int = 0
     progress: Progress | None = None
-    seed: int = 0
+    draw: int = 0
     probe: str = "torch"
     prompt: str | None = None
+    templates: Sequence[str] | None = None
+    features: dict[tuple[str, str, str], tuple[Features, list[Fault]]] | None = None
 
     @property
     def samples(self) -> EvaluationSet:
-        """The set, for a task that reads samples one by one.
-
-        Raises:
-            InputError: it is one of pairs.
-        """
-        if isinstance(self.data, PairSet):
-            raise InputError(f"{self.data.name} is a set for mmvp: try --task mmvp")
+        """The set of a task that reads samples one by one (`run_task` has checked its kind)."""
+        assert isinstance(self.data, EvaluationSet)
         return self.data
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The scores of a task, how they were measured, what their intervals are over, and what this run found."""
-
-    scores: list[Score]
-    method: str
-    interval: str = _OVER_PICTURES
-    particulars: str = ""
-
-
-@dataclass(frozen=True)
-class Task:
-    """The kind of set that a task needs, and how it is run."""
-
-    kind: str
-    run: Callable[[Setting], Outcome]
-
-
-def _run_zero_shot(setting: Setting) -> Outcome:
-    data = setting.samples
+def _zero_shot(setting: Setting) -> Result:
+    data, templates = setting.samples, setting.templates or setting.samples.templates
     batches = (
         (batch.images, batch.labels.tolist())
         for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers)
         if batch.labels is not None
     )
     scores = zero_shot(
-        setting.model, setting.tokenizer, batches, data.classnames, data.templates, progress=setting.progress
+        setting.model, setting.tokenizer, batches, data.classnames, templates, progress=setting.progress
     )
-    count = len(data.templates)
-    templates = f"{count} template{'s' if count != 1 else ''} averaged after normalisation"
-    return Outcome(scores, f"{len(data.classnames)} classes, {templates}; ties count against")
+    return _result(
+        setting,
+        "zero-shot",
+        scores,
+        "templates averaged after normalization; ties count against",
+        classes=len(data.classnames),
+        templates=len(templates),
+    )
 
 
-def _run_retrieval(setting: Setting) -> Outcome:
+def _retrieval(setting: Setting) -> Result:
     batches = (
         (batch.images, batch.captions)
         for batch in setting.samples.batches(setting.preprocess, setting.batch_size, setting.workers)
         if batch.captions is not None
     )
     scores = retrieval(setting.model, setting.tokenizer, batches, progress=setting.progress)
-    return Outcome(scores, "all captions, any own caption in the top k is a hit; ties count against")
+    return _result(
+        setting,
+        "retrieval",
+        scores,
+        "all captions, any own caption in the top k is a hit; ties count against",
+    )
 
 
-def _run_linear_probe(setting: Setting) -> Outcome:
-    check_solver(setting.probe)
+def _linear_probe(setting: Setting) -> Result:
+    probes.check_solver(setting.probe)
     data = setting.samples
-    train_set, validation_set = train_split(data, "linear-probe"), validation_split(data)
-    reader = _reader(setting)
-    train = _read(reader, train_set, data)
+    train = _features(setting, _train_split(data, "linear-probe"))
+    held_out = (data.beside(name) for name in VALIDATION if name != data.split)
+    validation_set = next((split for split in held_out if split is not None), None)
     if validation_set is None:
-        learnt, held = stratified_split(train.labels, setting.seed)
+        learned, held = stratified_split(train.labels, setting.draw)
         validation = train.take(held, f"{train.where}, held out")
-        train = train.take(learnt, train.where)
-        chosen_on = "a stratified fifth of train"
+        train = train.take(learned, train.where)
     else:
-        validation = _read(reader, validation_set, data)
-        chosen_on = validation_set.split
-    per_class = tuned_per_class(data.name)
-    result = linear_probe(
-        train,
-        validation,
-        reader.read(data),
-        data.classnames,
-        per_class,
-        setting.probe,
-        setting.progress,
-    )
+        validation = _features(setting, validation_set)
+    per_class = probes.tuned_per_class(data.name)
+    test = _features(setting, data)
+    probe = linear_probe(train, validation, test, data.classnames, per_class, setting.probe, setting.progress)
+    cut = sum(fit.iterations >= probes.MAX_ITERATIONS for fit in probe.fits)
+    chosen_on = "a stratified fifth of train" if validation_set is None else validation_set.split
     method = (
-        f"{len(data.classnames)} classes, {_FEATURES}; {SOLVED_BY[setting.probe]}; cost chosen by "
-        f"{headline_metric(data.name)} on {chosen_on}; fitted again on both, "
-        f"{len(train.labels) + len(validation.labels)} pictures; ties count against"
+        f"{_FEATURES}; {_SOLVED_BY[setting.probe]}; cost chosen by "
+        f"{probes.headline_metric(data.name)} on {chosen_on} ({probe.cost:.4g}); fitted again on both, "
+        f"{len(train.labels) + len(validation.labels)} images; {cut} of {len(probe.fits)} fits stopped after "
+        f"{probes.MAX_ITERATIONS} iterations; ties count against"
     )
-    fits = _describe_fits(result)
-    return Outcome(
-        result.scores, method, particulars=drawn(setting.seed, fits) if validation_set is None else fits
-    )
+    draw = setting.draw if validation_set is None else None
+    return _result(setting, "linear-probe", probe.scores, method, classes=len(data.classnames), draw=draw)
 
 
-def _describe_fits(probe: Probe) -> str:
-    seconds = " ".join(f"{fit.seconds:.2f}" for fit in probe.fits)
-    cut = sum(fit.iterations >= MAX_ITERATIONS for fit in probe.fits)
-    stopped = f", {cut} of them stopped after {MAX_ITERATIONS} iterations" if cut else ""
-    return f"cost {probe.cost:.4g}; {len(probe.fits)} fits in {seconds} s{stopped}"
-
-
-def _run_few_shot(setting: Setting) -> Outcome:
+def _few_shot(setting: Setting) -> Result:
     data = setting.samples
-    train_set = train_split(data, "few-shot")
-    reader = _reader(setting)
-    train = _read(reader, train_set, data)
-    scores = few_shot(train, reader.read(data), data.classnames, setting.seed, setting.progress)
+    train = _features(setting, _train_split(data, "few-shot"))
+    scores = few_shot(train, _features(setting, data), data.classnames, setting.draw, setting.progress)
     method = (
-        f"{WAY} classes an episode of {len(data.classnames)}, {SHOT} train pictures and up to {QUERIES} queries each, "
-        f"{EPISODES} episodes; {_FEATURES}, less the mean of the supports, unit length; nearest "
-        "prototype, ties count against"
+        f"{EPISODES} episodes of {WAY} classes, {SHOT} train images and up to {QUERIES} queries each; {_FEATURES}, "
+        "less the mean of the supports, unit length; nearest prototype, ties count against"
     )
-    return Outcome(scores, method, "95 % bootstrap over test pictures", drawn(setting.seed))
+    return _result(setting, "few-shot", scores, method, classes=len(data.classnames), draw=setting.draw)
 
 
-def _run_mmvp(setting: Setting) -> Outcome:
-    data = setting.data
-    if not isinstance(data, PairSet):
-        raise InputError(f"{data.name} is a set for {data.kind}: mmvp needs the folder of MMVP-VLM")
+def _mmvp(setting: Setting) -> Result:
+    pairs = setting.data
+    assert isinstance(pairs, PairSet)
     scores = mmvp(
-        setting.model, setting.tokenizer, setting.preprocess, data, setting.batch_size, setting.progress
+        setting.model, setting.tokenizer, setting.preprocess, pairs, setting.batch_size, setting.progress
     )
-    return Outcome(scores, data.describe(), "95 % bootstrap over pairs")
+    method = (
+        f"{len(pairs.pairs)} pairs of {len(pairs.patterns)} patterns, {PROMPT.format('STATEMENT')!r}, both statements "
+        "must pick their own image of the pair; ties count against"
+    )
+    return _result(setting, "mmvp", scores, method)
 
 
-def _run_focus(setting: Setting) -> Outcome:
+def _focus(setting: Setting) -> Result:
     data = setting.data
-    if not isinstance(data, MaskedSet):
-        raise InputError(f"{data.name} is a set for {data.kind}: focus needs pictures with masks (.mask.png)")
+    assert isinstance(data, MaskedSet)
     scores = focus(
         setting.model,
         setting.tokenizer,
@@ -202,43 +174,32 @@ def _run_focus(setting: Setting) -> Outcome:
         setting.workers,
         setting.progress,
     )
-    grid = grid_of(setting.model)
+    vision = setting.model.config.vision
+    grid = vision.image_size // vision.patch_size
+    texts = "texts of the set" if setting.prompt is None else f"text {setting.prompt!r}"
     method = (
-        f"{grid}×{grid} patches, each as object by how much the mask covers; ties count half; "
-        f"{texts_of(setting.prompt)}; relevance of the last layer (Chefer et al.), rollout of all layers, mean over "
-        "layers and heads of the others"
+        f"{grid}×{grid} patches, each as object by how much the mask covers; ties count half; {texts}; relevance of "
+        "the last layer (Chefer et al.), rollout of all layers, mean over layers and heads of the others"
     )
-    return Outcome(scores, method)
+    return _result(setting, "focus", scores, method)
 
 
-def _reader(setting: Setting) -> FeatureReader:
-    if isinstance(setting.preprocess, CorruptedTransform):
-        raise InputError(
-            "corruptions shift test pictures, and this task learns from clean ones: "
-            "use them with zero-shot, retrieval, mmvp or focus"
-        )
-    return FeatureReader(
-        setting.model, setting.preprocess, setting.batch_size, setting.workers, setting.progress
-    )
+@dataclass(frozen=True)
+class Task:
+    """The kind of set that a task needs, and the function that runs it."""
 
-
-def _read(reader: FeatureReader, data: EvaluationSet, tested: EvaluationSet) -> Features:
-    """The features of another split of the set; what was broken in it is said with the split `tested`."""
-    features = reader.read(data)
-    tested.faults = list(dict.fromkeys(tested.faults + data.faults))
-    return features
+    kind: str
+    run: Callable[[Setting], Result]
 
 
 TASKS = {
-    "zero-shot": Task("classification", _run_zero_shot),
-    "retrieval": Task("retrieval", _run_retrieval),
-    "linear-probe": Task("classification", _run_linear_probe),
-    "few-shot": Task("classification", _run_few_shot),
-    "mmvp": Task("mmvp", _run_mmvp),
-    "focus": Task("masks", _run_focus),
+    "zero-shot": Task("classification", _zero_shot),
+    "retrieval": Task("retrieval", _retrieval),
+    "linear-probe": Task("classification", _linear_probe),
+    "few-shot": Task("classification", _few_shot),
+    "mmvp": Task("mmvp", _mmvp),
+    "focus": Task("masks", _focus),
 }
-LEARNING = ("linear-probe", "few-shot")
-"""Tasks that learn from the set's split `train`."""
 
 
 def open_for(
@@ -258,7 +219,7 @@ def open_for(
 
 
 def pick_task(name: str | None, data: EvaluationSet | PairSet) -> str:
-    """The task called `name`, or if None the first that sets of this kind are for.
+    """Return the task called `name`, or if None the first that sets of this kind are for.
 
     Raises:
         InputError: unknown name (the nearest one is offered), or the set is for another task.
@@ -274,40 +235,99 @@ def pick_task(name: str | None, data: EvaluationSet | PairSet) -> str:
 
 
 def run_task(name: str | None, setting: Setting) -> Result:
-    """Run task `name` (None: the one that the set is for); broken pictures are left out, see `data.faults`.
+    """Run task `name` (None: the one that the set is for); broken images are left out, see `data.faults`.
 
     Linear probe and few-shot read the split `train` beside the set's own, and linear probe `val` where there is one.
 
     Raises:
-        InputError: unknown task, a set for another task, one of a single picture, or one that the task cannot use:
-            see the task's function.
+        InputError: unknown task, a set for another task, one of a single image, or one that the task cannot use.
     """
     data = setting.data
     name = pick_task(name, data)
-    if len(data) < 2 or (isinstance(data, PairSet) and len(data.pairs) < 2):
+    if (len(data.pairs) if isinstance(data, PairSet) else len(data)) < 2:
         raise InputError(
-            f"{data.name}/{data.split} has a single {'pair' if isinstance(data, PairSet) else 'picture'}: "
-            "one outcome says nothing about a model, give two or more"
+            f"{data.name}/{data.split} has a single item, which says nothing about a model: give more"
         )
-    outcome = TASKS[name].run(setting)
-    pictures = describe_pictures(setting.model.config)
-    change = setting.preprocess
-    dataset = data.name
+    return TASKS[name].run(setting)
+
+
+def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw four fifths to learn from and a fifth to validate on, within each class.
+
+    A class with two or more images is in both; one with a single image is in the first.
+
+    Args:
+        labels: int64 [N].
+        seed: seed of the draw.
+
+    Returns:
+        Two index tensors, int64, ascending, that hold each of the N once.
+
+    Raises:
+        InputError: no class has two images.
+    """
+    generator = np.random.default_rng(seed)
+    classes = labels.numpy()
+    held = np.zeros(len(classes), dtype=bool)
+    for number in np.unique(classes):
+        own = np.flatnonzero(classes == number)
+        count = min(max(1, round(_HELD_OUT * len(own))), len(own) - 1)
+        held[generator.permutation(own)[:count]] = True
+    if not held.any():
+        raise InputError("no class has two images to train on, so none can be held out to choose the cost on")
+    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+def _train_split(data: EvaluationSet, task: str) -> EvaluationSet:
+    if data.split == TRAIN:
+        raise InputError(
+            f"{task} learns from the split {TRAIN}: give another one to test on, as --split test"
+        )
+    found = data.beside(TRAIN)
+    if found is None:
+        there = "" if data.folder is None else f": put its shards into {data.folder / TRAIN}"
+        raise InputError(f"{data.name} has no {TRAIN} split, which {task} learns from{there}")
+    return found
+
+
+def _features(setting: Setting, data: EvaluationSet) -> Features:
+    """Read the features of a split; its broken images are told with those of the tested split."""
+    if isinstance(setting.preprocess, CorruptedTransform):
+        raise InputError(
+            "corruptions shift test images, and this task learns from clean ones: "
+            "use them with zero-shot, retrieval, mmvp or focus"
+        )
+    kept = {} if setting.features is None else setting.features
+    key = (str(data.identity["source"]), str(data.identity["samples"]), _describe(setting.preprocess))
+    if key not in kept:
+        found = read_features(
+            setting.model, setting.preprocess, data, setting.batch_size, setting.workers, setting.progress
+        )
+        kept[key] = found, list(data.faults)
+    features, faults = kept[key]
+    setting.samples.faults = list(dict.fromkeys(setting.samples.faults + faults))
+    return features
+
+
+def _result(setting: Setting, task: str, scores: Sequence[Score], method: str, **facts: Any) -> Result:
+    data, change = setting.data, setting.preprocess
+    images = describe_images(setting.model.config, change)
     if isinstance(change, CorruptedTransform):
-        dataset = corrupted_name(data.name, change.name, change.severity)
-        pictures += f", {describe(change.name, change.severity, change.image_size)}, seed {change.seed}"
-    method = f"{name}; {outcome.method}; {pictures}; {outcome.interval}"
-    return Result(name, dataset, data.split, with_particulars(method, outcome.particulars), outcome.scores)
+        images += f", {describe(change.name, change.severity, change.image_size)}, seed {change.seed}"
+        facts |= {"corruption": change.name, "severity": change.severity}
+    faults = () if isinstance(data, PairSet) else tuple(data.faults)
+    return Result(task, data.name, data.split, f"{method}; {images}", scores, faults=faults, **facts)
 
 
-def describe_pictures(config: CLIPConfig) -> str:
-    """How pictures are prepared for the model, in a few words for a record's protocol."""
-    size, preprocess = config.vision.image_size, config.preprocess
+def _describe(preprocess: Preprocess) -> str:
+    return str(getattr(preprocess, "identity", ""))
+
+
+def describe_images(config: CLIPConfig, transform: object = None) -> str:
+    """Say how images are prepared, for a record's protocol; by `transform` where it has its own settings."""
+    size, preprocess = config.vision.image_size, getattr(transform, "preprocess", config.preprocess)
     names = [name for name, pair in STATISTICS.items() if pair == (preprocess.mean, preprocess.std)]
+    cut = f"shorter edge {preprocess.resize or size} px {preprocess.interpolation}, center crop {size} px"
     if preprocess.resize == "squash":
-        cut = f"squashed to {size} px {preprocess.interpolation}, "
-    else:
-        cut = (
-            f"shorter edge {preprocess.resize or size} px {preprocess.interpolation}, centre crop {size} px, "
-        )
-    return f"{cut}{names[0] if names else 'own'} statistics"
+        cut = f"squashed to {size} px {preprocess.interpolation}"
+    return f"{cut}, {names[0] if names else 'own'} statistics"

@@ -53,12 +53,12 @@ def zero_shot(
     """`acc1`, `acc5` (from five classes on) and `mean_per_class_recall`.
 
     Args:
-        batches: pictures [B, 3, S, S] prepared for the model, and the class of each.
+        batches: images [B, 3, S, S] prepared for the model, and the class of each.
         classnames: K names, in the order of the classes.
         batch_size: texts embedded at once.
 
     Raises:
-        InputError: no picture, no class, no template, or a class without a name.
+        InputError: no image, no class, no template, or a class without a name.
     """
     classifier = build_classifier(model, tokenizer, classnames, templates, batch_size, progress)
     with evaluating(model):

@@ -1,0 +1,157 @@
+"""A file of records that grows task by task, with what belongs to it: outcomes of items, and stamps to resume by.
+
+Beside `results.jsonl` lie `results.outcomes.npz`, the outcome of each item (for a paired comparison of two trained
+models), and `results.stamps.json`, what each finished task was measured on. All are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffclip.evaluation.averages import DERIVED, with_averages
+from diffclip.evaluation.records import MEASURE, Record, read_records, write_records
+from diffclip.evaluation.scores import Result, Subject
+from diffclip.files import write_atomically, write_text
+
+_TASK = (
+    "model",
+    "weights",
+    "seed",
+    "task",
+    "dataset",
+    "split",
+    "corruption",
+    "severity",
+    "templates",
+    "draw",
+)
+
+
+class Outcomes(NamedTuple):
+    """The outcome of each item [n], and the cluster [n] it belongs to (None: items are independent)."""
+
+    hits: NDArray[np.float64]
+    clusters: NDArray[np.int64] | None
+
+
+def outcome_key(record: Record) -> str:
+    """Return the name under which the outcomes of a record are kept."""
+    fields = record.model_dump()
+    return json.dumps([fields[name] for name in ("model", "weights", "seed", "draw", *MEASURE)])
+
+
+def read_outcomes(records: str | Path) -> dict[str, Outcomes]:
+    """Read the outcomes beside a file of records, by `outcome_key`; none where the file is missing or damaged."""
+    try:
+        with np.load(_beside(Path(records), ".outcomes.npz"), allow_pickle=False) as data:
+            keys = json.loads(data["keys"].tobytes())
+            return {key: Outcomes(data[f"hits{i}"], data.get(f"clusters{i}")) for i, key in enumerate(keys)}
+    # zipfile, NumPy and JSON raise almost anything for damaged bytes, and the records stand without the outcomes
+    except Exception:
+        return {}
+
+
+class ResultsFile:
+    """Results of any models and tasks; a new one replaces an earlier one of the same model, task and set.
+
+    Args:
+        path: the file; None keeps results in memory alone.
+
+    Raises:
+        InputError: the file holds something else than records.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._records: list[Record] = []
+        self.outcomes: dict[str, Outcomes] = {}
+        self._stamps: dict[str, str] = {}
+        if path is not None and path.is_file():
+            self._records = [record for record in read_records(path) if record.task not in DERIVED]
+            self.outcomes = read_outcomes(path)
+            self._stamps = _read_stamps(path)
+
+    @property
+    def records(self) -> list[Record]:
+        """All records so far, of several sets with the averages that follow from them."""
+        several = len({(record.task, record.dataset, record.corruption) for record in self._records}) > 1
+        return with_averages(self._records) if several else list(self._records)
+
+    def find(self, stamp: str) -> list[Record]:
+        """Return the records of the finished task with this stamp; empty if there is none."""
+        tasks = {task for task, known in self._stamps.items() if known == stamp}
+        return [record for record in self._records if _task_key(record) in tasks]
+
+    def add(self, result: Result, subject: Subject, stamp: str = "") -> list[Record]:
+        """Add a result, and write all files; return its records.
+
+        Raises:
+            InputError: the place cannot be written.
+        """
+        records = result.records(subject)
+        key = _task_key(records[0])
+        self._records = [record for record in self._records if _task_key(record) != key] + records
+        for record, score in zip(records, result.scores, strict=True):
+            if score.hits is not None:
+                self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
+        self._stamps[key] = stamp
+        self.write()
+        return records
+
+    def write(self) -> None:
+        """Write records and what belongs to them; into a pipe or device the records alone.
+
+        Raises:
+            InputError: the place cannot be written.
+        """
+        if self.path is None:
+            return
+        if self.path.is_file() or not self.path.exists():
+            _write_outcomes(_beside(self.path, ".outcomes.npz"), self.outcomes)
+            write_records(self.path, self.records)
+            # last, so that a stamp never stands for records that are not there
+            write_text(_beside(self.path, ".stamps.json"), json.dumps(self._stamps))
+        else:
+            write_records(self.path, self.records)
+
+
+def _beside(records: Path, suffix: str) -> Path:
+    return records.with_name(records.name.removesuffix(".jsonl") + suffix)
+
+
+def _task_key(record: Record) -> str:
+    fields = record.model_dump()
+    return json.dumps([fields[name] for name in _TASK])
+
+
+def _read_stamps(path: Path) -> dict[str, str]:
+    try:
+        stamps = json.loads(_beside(path, ".stamps.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stamps if isinstance(stamps, dict) else {}
+
+
+def _write_outcomes(path: Path, outcomes: Mapping[str, Outcomes]) -> None:
+    arrays: dict[str, NDArray[np.generic]] = {
+        "keys": np.frombuffer(json.dumps(list(outcomes)).encode(), np.uint8)
+    }
+    for i, one in enumerate(outcomes.values()):
+        arrays[f"hits{i}"] = one.hits
+        if one.clusters is not None:
+            arrays[f"clusters{i}"] = one.clusters
+    with write_atomically(path) as temporary, temporary.open("wb") as handle:
+        np.savez_compressed(handle, **arrays)  # type: ignore[arg-type]
+
+
+def same_items(one: Outcomes, other: Outcomes) -> bool:
+    """Tell whether outcomes are of the same items, so that they can be paired."""
+    if one.clusters is None or other.clusters is None:
+        return one.clusters is other.clusters and len(one.hits) == len(other.hits)
+    return np.array_equal(one.clusters, other.clusters)

@@ -1,0 +1,191 @@
+"""Run the entries of a suite on a model: a finished task is found again, and a set that fails fails alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import diffclip
+from diffclip.data.catalog import EvaluationSet, has_split
+from diffclip.data.transforms import EvalTransform, eval_transform
+from diffclip.errors import DiffCLIPError, InputError
+from diffclip.evaluation.corruptions import CorruptedTransform, corrupted
+from diffclip.evaluation.embed import Progress
+from diffclip.evaluation.features import digest_of
+from diffclip.evaluation.mmvp import PairSet
+from diffclip.evaluation.records import Record
+from diffclip.evaluation.results_file import ResultsFile
+from diffclip.evaluation.scores import Subject
+from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
+from diffclip.evaluation.tasks import Setting, open_for, pick_task, run_task
+from diffclip.model_source import Loaded
+
+
+@dataclass
+class Sets:
+    """Evaluation sets by entry, each opened once; `root` is the folder of published sets."""
+
+    root: Path | None = None
+    _opened: dict[tuple[str | None, str, tuple[str, ...]], EvaluationSet | PairSet | Exception] = field(
+        default_factory=dict
+    )
+
+    def open(self, entry: Entry) -> EvaluationSet | PairSet:
+        """Open the set of an entry, in the first of its splits that is there.
+
+        Raises:
+            InputError: as `open_for`; the same for every entry of a set that cannot be opened.
+        """
+        key = (entry.task if entry.task in ("mmvp", "focus") else None, entry.dataset, entry.splits)
+        if key not in self._opened:
+            try:
+                there = [split for split in entry.splits if has_split(entry.dataset, split, self.root)]
+                split = (*there, entry.splits[0])[0] if len(entry.splits) > 1 else entry.splits[0]
+                self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
+            except (DiffCLIPError, OSError) as error:
+                self._opened[key] = error
+        found = self._opened[key]
+        if isinstance(found, Exception):
+            raise found
+        # a copy: one task's broken images are not another's
+        return replace(found, faults=list(found.faults)) if isinstance(found, EvaluationSet) else found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One entry done: its records, or the `failure` (one line) that it ended in; `ours`: a fault of the program."""
+
+    entry: Entry
+    draw: int
+    records: Sequence[Record] = ()
+    faults: Sequence[Any] = ()
+    seconds: float = 0.0
+    reused: bool = False
+    failure: str = ""
+    ours: bool = False
+
+
+def run_entries(
+    loaded: Loaded,
+    entries: Sequence[Entry],
+    results: ResultsFile,
+    sets: Sets,
+    draws: Sequence[int] = (0,),
+    progress: Callable[[Entry, int], Progress] | None = None,
+    **how: Any,
+) -> Iterator[Measured]:
+    """Run each entry on one model, in order, and each draw where there is something to draw.
+
+    Bad input and errors of the system or of memory end one entry, not the others.
+
+    Args:
+        results: gets each result, and is written after it; a task that it holds already, measured on the same weights
+            and files in the same way, is not run again.
+        draws: seeds of the tasks that draw at random; others are done once.
+        progress: makes the progress report of an entry from it and the number of its items.
+        how: `batch_size`, `workers`, `probe` and `prompt` of `Setting`.
+    """
+    setting = {"model": loaded.model, "tokenizer": loaded.tokenizer, "features": {}, **how}
+    subject = Subject(loaded.label, loaded.weights, loaded.seed, loaded.init, loaded.data, loaded.steps)
+    digest = digest_of(loaded.model) if results.path else ""
+    for entry in entries:
+        for draw in draws:
+            measured = _measure(loaded, subject, digest, entry, draw, results, sets, progress, setting)
+            yield measured
+            if not any(record.draw is not None for record in measured.records):
+                break
+
+
+def _measure(
+    loaded: Loaded,
+    subject: Subject,
+    digest: str,
+    entry: Entry,
+    draw: int,
+    results: ResultsFile,
+    sets: Sets,
+    progress: Callable[[Entry, int], Progress] | None,
+    setting: dict[str, Any],
+) -> Measured:
+    started = time.monotonic()
+    try:
+        data = sets.open(entry)
+        task = pick_task(entry.task, data)
+        preprocess = _preprocess(loaded.preprocess, entry)
+        how = {"probe": setting.get("probe")} if task == "linear-probe" else {}
+        how |= {"prompt": setting.get("prompt")} if task == "focus" else {}
+        stamp = _stamp(
+            [
+                subject,
+                digest,
+                task,
+                draw,
+                how,
+                entry.templates,
+                preprocess.identity,
+                preprocess.preprocess,
+                *_files(data, task),
+            ]
+        )
+        kept = results.find(stamp) if digest else []
+        if kept:
+            return Measured(entry, draw, kept, reused=True)
+        result = run_task(
+            task,
+            Setting(
+                preprocess=preprocess,
+                data=data,
+                draw=draw,
+                templates=entry.templates,
+                progress=progress(entry, len(data)) if progress else None,
+                **setting,
+            ),
+        )
+    except (DiffCLIPError, OSError) as error:
+        return Measured(entry, draw, failure=_line(error), ours=not isinstance(error, (InputError, OSError)))
+    except torch.OutOfMemoryError as error:
+        size = setting.get("batch_size", Setting.batch_size)
+        return Measured(
+            entry, draw, failure=f"out of memory: use a --batch-size below {size} ({_line(error)})"
+        )
+    except Exception as error:
+        # a fault of ours in one task: told, and with its traceback, but the others are worth having
+        traceback.print_exc()
+        return Measured(entry, draw, failure=f"{type(error).__name__}: {_line(error)}", ours=True)
+    seconds = time.monotonic() - started
+    records = results.add(replace(result, seconds=round(seconds, 3)), subject, stamp)
+    return Measured(entry, draw, records, result.faults, seconds)
+
+
+def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform | CorruptedTransform:
+    if entry.interpolation is not None:
+        own = eval_transform(
+            own.image_size, own.preprocess.model_copy(update={"interpolation": entry.interpolation})
+        )
+    return own if entry.corruption is None else corrupted(own, entry.corruption, entry.severity)
+
+
+def _files(data: EvaluationSet | PairSet, task: str) -> list[object]:
+    """Identify the set, and for a task that learns the splits that it learns from."""
+    if isinstance(data, PairSet) or task not in LEARNING:
+        return [data.identity]
+    splits = [data.beside(split) for split in (TRAIN, *VALIDATION) if split != data.split]
+    return [data.identity, *(split.identity for split in splits if split is not None)]
+
+
+def _stamp(facts: Sequence[object]) -> str:
+    """Digest everything that a result depends on."""
+    text = json.dumps([diffclip.__version__, *facts], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
