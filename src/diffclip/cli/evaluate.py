@@ -174,6 +174,7 @@ def _run(
     if len(entries) == 1:
         sets.open(entries[0])  # a wrong set is told before a model is loaded
     done: list[Record] = []
+    tasks = 0
     failures: list[tuple[str, bool]] = []
     faults: list[Fault] = []
     for source in sources:
@@ -184,6 +185,7 @@ def _run(
                 raise
             print(f"{source}: FAILED: {error}", file=sys.stderr, flush=True)
             failures.append((str(error), False))
+            tasks += 1
             continue
         loaded.model.to(place)
         with ExitStack() as shown:
@@ -196,6 +198,7 @@ def _run(
 
             for measured in run_entries(loaded, entries, results, sets, draws, progress, **settings):
                 shown.close()
+                tasks += 1
                 done += measured.records
                 faults += [fault for fault in measured.faults if fault not in faults]
                 if measured.failure:
@@ -204,7 +207,8 @@ def _run(
                     print(
                         f"{_name(loaded.label, loaded.seed)}: {_line(measured)}", file=sys.stderr, flush=True
                     )
-    results.write()
+    if done:
+        results.write()
     if json_lines:
         print(to_lines(results.records), end="")
     elif done:
@@ -221,10 +225,10 @@ def _run(
         print(f"diffclip: {fault}", file=sys.stderr)
     if failures:
         kind = DiffCLIPError if any(ours for _, ours in failures) else InputError
-        if len(failures) == 1 and not done:
+        if len(failures) == len(entries) == 1:
             raise kind(failures[0][0])
         kept = f"; the other results are in {output}" if done and output else ""
-        raise kind(f"{len(failures)} tasks failed, see above{kept}")
+        raise kind(f"{len(failures)} of {tasks} tasks failed, see above{kept}")
 
 
 def _tell_skipped(faults: Sequence[Fault]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,10 @@ from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import Outcomes, outcome_key, same_items
 from diffclip.evaluation.statistics import compare_two_trained_weights
 from diffclip.report.compare import ONE_RUN, compare, contrasts_of, verdict_text
-from diffclip.report.frame import Results, headlines, is_share, measures_of, percent, results_of
+from diffclip.report.frame import Results, headlines, in_order, is_share, measures_of, percent, results_of
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-_PIPE_WIDTH = 100
 
 
 def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], headlines_only: bool) -> None:
@@ -50,7 +47,7 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
         if not headlines_only and (differences := _differences(records, outcomes)):
             columns["difference"] = [differences.get(metric, "") for metric in _labels(results, measures)]
             notes.append("Difference: of these two trained weights over items, with its 95 % interval.")
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    width = shutil.get_terminal_size((100, 24)).columns
     console = Console(width=width)
     rows, chances = _labels(results, measures), _chances(results, measures)
     whole = _table(rows, chances, columns)
@@ -88,8 +85,10 @@ def _column(results: Results, model: str, measures: Sequence[int]) -> list[str]:
 
 
 def _differences(records: Sequence[Record], outcomes: Mapping[str, Outcomes]) -> dict[str, str]:
-    """Return the difference second − first with its interval by measure label, of two models on the same items."""
-    weights = list(dict.fromkeys((record.model, record.weights) for record in records))
+    """Return the second model of the table minus the first, with its interval, by measure; of the same items only."""
+    pairs = dict.fromkeys((record.model, record.weights) for record in records)
+    order = in_order(model for model, _ in pairs)
+    weights = sorted(pairs, key=lambda pair: order.index(pair[0]))
     if len(weights) != 2:
         return {}
     found = {}
