@@ -1,4 +1,4 @@
-# make demo · make test · make test-slow · make browser · make lint · make bench
+# make demo · make test · make test-slow · make lint · make bench
 # PYTHON is the interpreter that makes the environment; everything else runs inside .venv.
 PYTHON ?= python3
 VENV := .venv
@@ -6,15 +6,15 @@ READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 LOWEST := $(VENV)/lowest
 
-.PHONY: help demo test test-slow test-lowest browser lint format bench bench-gpu study-cpu study-gpu clean
+.PHONY: help docs demo test test-slow test-lowest lint format bench bench-gpu study-cpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
 	@echo "make test       set up if needed, then the tests (minutes)"
 	@echo "make test-slow  the tests that need real kills or minutes"
 	@echo "make test-lowest  the tests of what uses transformers, on the lowest version that we take"
-	@echo "make browser    install Chromium for the tests of the page, which are skipped without it"
 	@echo "make lint       ruff, format check, strict types"
+	@echo "make docs       the documentation site, into site/"
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
 	@echo "make study-cpu  does differential attention help? a grid of models and seeds on Flickr8k; hours, goes on where it was stopped"
@@ -34,16 +34,13 @@ test-lowest: $(READY)
 		transformers==5.4.0 huggingface_hub==1.5.0 tokenizers==0.22.2
 	PYTHONPATH=$(LOWEST) $(RUN) pytest -m "not slow" -n 2 tests/vlm tests/convert tests/integrations/test_transformers_*.py
 
-# The system's package where we may install it, else playwright's own build.
-browser: $(READY)
-	@command -v chromium >/dev/null || \
-		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get install -y -q chromium; } || \
-		$(RUN) playwright install chromium
-
 lint: $(READY)
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+
+docs: $(READY)
+	$(VENV)/bin/mkdocs build --strict --quiet
 
 format: $(READY)
 	$(RUN) ruff check --fix .
@@ -54,8 +51,11 @@ bench: $(READY)
 	$(RUN) benchmarks.attention --device cpu --curve
 	$(RUN) benchmarks.training --device cpu --compile blocks --seconds 330
 	$(RUN) benchmarks.loader
+	$(RUN) benchmarks.scaling
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
+	$(RUN) benchmarks.scaling_tables
+	$(RUN) benchmarks.recipes --document docs/scaling.md
 
 # On a machine with a GPU, with its own interpreter and packages: make bench-gpu PYTHON=python3 DATA=… OUT=…
 # (DEVICE=cpu rehearses them without one.)
@@ -98,13 +98,13 @@ study-gpu:
 
 study-cpu: $(READY)
 	$(VENV)/bin/diffclip study study_cpu --data $(DATA) --runs runs/study_cpu --output benchmarks/results/study_cpu --workers 2
-	$(VENV)/bin/diffclip report benchmarks/results/study_cpu --markdown docs/results/study_cpu.md --figures docs/figures
+	$(VENV)/bin/diffclip report benchmarks/results/study_cpu --markdown docs/results.md --section study_cpu --paper
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,eval,search,web,vlm,export,dev]'
+	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,eval,search,web,vlm,export,docs,dev]'
 	@touch $(READY)
 
 clean:
