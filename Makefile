@@ -40,7 +40,7 @@ lint: $(READY)
 	$(RUN) mypy
 
 docs: $(READY)
-	$(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(VENV)/bin:$$PATH" mkdocs build --strict --quiet
 
 format: $(READY)
 	$(RUN) ruff check --fix .

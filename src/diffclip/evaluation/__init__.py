@@ -1,0 +1,1 @@
+"""Evaluation: one task a file, typed result records, statistics."""
