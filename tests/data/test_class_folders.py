@@ -12,7 +12,6 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
-from diffclip.evaluation.splits import train_split, validation_split
 
 SYNSETS = ImageNetInfo().label_names()
 SOME = SYNSETS[1:400:2]  # two hundred
@@ -48,12 +47,11 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path, in
     assert data.templates[0] == "a bad photo of a {c}."
     assert data.key(0) == "n01440764/one.JPEG"
     assert data.source.name(0) == str(folder / "n01440764/one.JPEG")
-    with pytest.raises(InputError, match="imagenet1k has no train split"):
-        train_split(data, "few-shot")
-    assert validation_split(data) is None
+    assert data.beside("train") is None
+    assert data.beside("val") is None
     write_classes(tmp_path / "imagenet1k" / "train", SYNSETS, one_picture)
     if inside == "val":
-        assert train_split(data, "few-shot").labels == list(range(1000))
+        assert data.beside("train").labels == list(range(1000))
 
 
 @pytest.mark.parametrize(("name", "inside"), [("imagenet-a", "."), ("imagenet-r", "imagenet-r")])
@@ -122,7 +120,7 @@ def test_any_folder_of_synsets_is_a_set(tmp_path: Path, one_picture: Path) -> No
     assert "is not one of ImageNet's" in one_line(folder, "test", tmp_path)
     write_classes(tmp_path / "two" / "train", ["n01443537", "n01440764"], one_picture)
     write_classes(tmp_path / "two" / "test", ["n01443537", "n01440764"], one_picture)
-    assert train_split(open_set(tmp_path / "two", "test"), "x").split == "train"
+    assert open_set(tmp_path / "two", "test").beside("train").split == "train"
     write_classes(tmp_path / "single", ["n01443537"], one_picture)
     assert "has a single class, 'goldfish'" in one_line(tmp_path / "single", "test", tmp_path)
 

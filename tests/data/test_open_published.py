@@ -21,7 +21,6 @@ from diffclip.data.evaluation_sets import open_set
 from diffclip.data.published_files import drawn_split
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
-from diffclip.evaluation.splits import train_split, validation_split
 
 builder = pytest.importorskip("clip_benchmark.datasets.builder")
 TRANSFORM = eval_transform(8, PreprocessConfig())
@@ -53,9 +52,9 @@ def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for one, other in zip(*batches, strict=True):
         assert torch.equal(one.images, other.images)
-    train = train_split(data, "x")
+    train = data.beside("train")
     assert (train.name, train.split, len(train)) == ("cifar10", "train", 50)
-    assert validation_split(data) is None
+    assert data.beside("val") is None
     assert opened(str(tmp_path / "cifar10"), "test", tmp_path).identity == data.identity
 
 
@@ -81,9 +80,9 @@ def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
     for i, (picture, _) in enumerate(theirs):
         assert data.source.image(i).tobytes() == picture.convert("RGB").tobytes()
         assert (tmp_path / name / data.key(i)).is_file()
-    train = train_split(data, "x")
+    train = data.beside("train")
     assert len(train) == {"pets": 6, "food101": 4}.get(name, 2)
-    assert (validation_split(data) is not None) == (name in ("dtd", "fgvc_aircraft"))
+    assert (data.beside("val") is not None) == (name in ("dtd", "fgvc_aircraft"))
     assert train.beside("test").identity == data.identity
     message = one_line(name, "testing", tmp_path)
     assert f"{name} has no split 'testing': choose from train" in message
@@ -171,7 +170,7 @@ def test_shards_come_before_files(tmp_path: Path, write_shard) -> None:
     data = opened("dtd", "test", tmp_path)
     assert (data.classnames, len(data)) == (["one", "two"], 3)
     # The other splits are still files.
-    assert train_split(data, "x").classnames == ["banded", "striped"]
+    assert data.beside("train").classnames == ["banded", "striped"]
 
 
 def test_the_pairs_are_no_set_of_samples(tmp_path: Path) -> None:

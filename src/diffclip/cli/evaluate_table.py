@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from diffclip.cli.console import table_console
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import Outcomes, outcome_key, same_items
 from diffclip.evaluation.statistics import compare_two_trained_weights
@@ -24,8 +24,6 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
     Several training seeds of a model: mean ± standard deviation, and a verdict a model against CLIP. One seed: the
     value ± half of its 95 % interval over items; two models are then compared item by item if they are of one set.
     """
-    from rich.console import Console
-
     frame = pd.DataFrame([record.model_dump() for record in records], columns=list(Record.model_fields))
     results = results_of(frame)
     plain = results.records[results.records["layer"].isna()]
@@ -47,11 +45,10 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
         if not headlines_only and (differences := _differences(records, outcomes)):
             columns["difference"] = [differences.get(metric, "") for metric in _labels(results, measures)]
             notes.append("Difference: of these two trained weights over items, with its 95 % interval.")
-    width = shutil.get_terminal_size((100, 24)).columns
-    console = Console(width=width)
+    console = table_console()
     rows, chances = _labels(results, measures), _chances(results, measures)
     whole = _table(rows, chances, columns)
-    if console.measure(whole).minimum <= width:
+    if console.measure(whole).minimum <= console.width:
         console.print(whole)
     else:
         for name, cells in columns.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from diffclip.cli.evaluate_table import PIPE_WIDTH
+from diffclip.cli.console import table_console
 from diffclip.errors import InputError
 from diffclip.study.choose import choose, runs_so_far
 from diffclip.study.folder import is_finished, read_cost
@@ -101,12 +101,9 @@ def _rows(runs: Sequence[Planned], done: Collection[str]) -> list[dict[str, Any]
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
+    console = table_console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("group", "arm", "seeds", "suite"):
         table.add_column(column)
