@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +27,7 @@ def study(
     data: Annotated[Path, typer.Option(help="The folder of the published sets.")] = Path("../shared/data"),
     runs: Annotated[Path | None, typer.Option(help="Where runs are trained; default: runs/STUDY.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Where finished runs are condensed to; default: benchmarks/results/STUDY."),
+        Path | None, typer.Option(help="The folder of the results; default: benchmarks/results/STUDY.")
     ] = None,
     workers: Annotated[
         int | None,
@@ -46,47 +46,57 @@ def study(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints of finished runs.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the data, tell what is to be done, and end there.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the data, print runs, hours and detectable difference; do nothing."
+        ),
     ] = False,
+    pilot: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --dry-run: the results of another study, to estimate time and variance from."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
 ) -> None:
-    """Train a grid of models, inits and seeds, put each through a suite, and keep what came of it in a small folder.
+    """Train a grid of models, inits and seeds, evaluate each with a suite, and collect the results in a small folder.
 
     Example: diffclip study study_cpu --data sets --output benchmarks/results/study_cpu --workers 2
 
-    First the sweep, which chooses learning rate and weight decay for CLIP and for DiffCLIP; then models and ablations,
-    seed by seed. What is finished is not done again, and a run that was stopped goes on from its checkpoint.
+    First the sweep, which chooses learning rate and weight decay; then models and ablations, seed by seed. Finished
+    runs are not repeated, and a run that was stopped goes on from its checkpoint.
 
-    Ctrl-C and SIGTERM save what goes on, and end with exit code 130 and 75.
+    Ctrl-C and SIGTERM save the runs that go, and end with exit code 130 and 75.
     """
     from diffclip.errors import DiffCLIPError, InputError, StoppedError
     from diffclip.model_source import pick_device
-    from diffclip.report.save import save_run
-    from diffclip.study.grid import run_study, usual_workers
-    from diffclip.study.one import Place
-    from diffclip.study.ready import problems_of
+    from diffclip.study.grid import run_study
+    from diffclip.study.place import Place, problems_of, usual_workers
     from diffclip.study.recipe import read_study
 
     if minutes is not None and minutes <= 0:
         raise InputError(f"--minutes {minutes:g} is no time: give more than 0, or leave it out")
+    if pilot is not None and not dry_run:
+        raise InputError("--pilot belongs to --dry-run: add it, or leave --pilot out")
     resolved = read_study(recipe, changes or [])
     groups = _groups(only)
     name = Path(recipe).stem
     chosen = pick_device(device).type
+    at_a_time = workers or usual_workers(chosen)
     place = Place(
         data=data,
         runs=runs or Path("runs") / name,
         output=output or Path("benchmarks/results") / name,
         device=chosen,
-        side_by_side=workers or usual_workers(chosen),
-        condense=save_run,
+        workers=at_a_time,
+        threads=threads or (1 if at_a_time > 1 else _all_threads()),
         keep=keep,
     )
     problems = problems_of(resolved, place, groups)
     if dry_run:
         from diffclip.cli.study_plan import show_plan
 
-        show_plan(resolved, place, groups, problems, as_json)
+        show_plan(resolved, place, groups, pilot, problems, as_json)
     for problem in problems[:-1]:
         _say(f"diffclip: {problem}")
     if problems:
@@ -94,16 +104,16 @@ def study(
     if dry_run:
         return
     seconds = None if minutes is None else 60 * minutes
-    tally = run_study(resolved, place, _say, groups=groups, threads=threads, seconds=seconds)
+    tally = run_study(resolved, place, run_command, _say, groups, seconds)
+    failures = {name: ended.failure for name, ended in tally.failures.items()}
     if as_json:
-        failures = {str(one.planned): one.failure for one in tally.failures}
         told = {"total": tally.total, "done": tally.done, "stopped": tally.stopped, "failures": failures}
         print(json.dumps({**told, "output": str(place.output)}, ensure_ascii=False))
-    if tally.failures:
-        kind = DiffCLIPError if any(one.ours for one in tally.failures) else InputError
-        first = tally.failures[0]
-        more = f"; {len(tally.failures) - 1} more failed, see above" if len(tally.failures) > 1 else ""
-        raise kind(f"{first.planned} failed: {first.failure}{more} ({_progress(tally)})")
+    if failures:
+        kind = DiffCLIPError if any(ended.ours for ended in tally.failures.values()) else InputError
+        first, why = next(iter(failures.items()))
+        more = f"; {len(failures) - 1} more failed, see above" if len(failures) > 1 else ""
+        raise kind(f"{first} failed: {why}{more} ({_progress(tally)})")
     if tally.stopped == signal.SIGINT:
         error = TyperException(f"interrupted: {_progress(tally)}")
         error.exit_code = 130
@@ -112,10 +122,27 @@ def study(
         raise StoppedError(f"asked to stop: {_progress(tally)}")
     if not as_json:
         print(f"{place.output}: {_progress(tally)}")
+        if tally.stopped is None:
+            print(f"diffclip report {place.output}")
+
+
+def run_command(words: Sequence[str]) -> None:
+    """Run `diffclip WORDS` in this process; its failures are raised."""
+    from diffclip.cli.main import app
+    from diffclip.errors import DiffCLIPError
+
+    if code := app(list(words), standalone_mode=False):
+        raise DiffCLIPError(f"diffclip {words[0]} ended with exit code {code}")
+
+
+def _all_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def _groups(only: list[str] | None) -> list[Group]:
-    """Those that are wanted, in the order in which they are done."""
+    """The wanted groups in the order of work."""
     from diffclip.errors import unknown
     from diffclip.study.plan import GROUPS
 

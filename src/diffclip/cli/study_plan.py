@@ -1,87 +1,146 @@
-"""`diffclip study RECIPE --dry-run`: what there is to do, and how long it will take as far as that is known."""
+"""`diffclip study RECIPE --dry-run`: the runs, their time, and the difference that the study can find."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diffclip.cli.console import table_console
-from diffclip.errors import InputError
-from diffclip.study.choose import choose, runs_so_far
-from diffclip.study.folder import is_finished, read_cost
-from diffclip.study.one import Place, why_anew
-from diffclip.study.pace import Pace
-from diffclip.study.plan import Group, Planned, Settings, repeats, repeats_lines
+from diffclip.evaluation.records import RESULTS_FILE, load_records
+from diffclip.evaluation.statistics import detectable_difference, power, residual_sd
+from diffclip.study.place import Place, seconds_of_runs
+from diffclip.study.plan import Group, Planned, plan, repeated_arms
 from diffclip.study.recipe import Study
+from diffclip.study.results import StudyFolder
+from diffclip.training.pace import duration
 
-_NAMED = 3
-"""Runs that a line names at most."""
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def show_plan(
-    study: Study, place: Place, groups: Collection[Group], problems: Sequence[str], as_json: bool
+    study: Study,
+    place: Place,
+    groups: Collection[Group],
+    pilot: Path | None,
+    problems: Sequence[str],
+    as_json: bool,
 ) -> None:
-    """Print the runs by group and arm, how many of them are finished, which of these are trained anew and why, which
-    arms are left out, and the time that is still to come."""
-    every = runs_so_far(study, place.output)
-    pace = Pace.of_finished(study, every, place.output)
-    wanted = [run for run in every if run.group in groups]
-    # models are not finished as long as the sweep may still choose other settings for them
-    chosen = _chosen(study, place)
-    open_sweep = study.sweep is not None and not chosen
-    decided = [run for run in wanted if run.group == "sweep" or not open_sweep]
-    done = {str(run) for run in decided if is_finished(study, run, place.output)}
-    anew = {
-        str(run): why
-        for run in decided
-        if read_cost(place.output / str(run))
-        and (why := why_anew(study, place, run))
-        and str(run) not in done
+    """Print the runs by group and arm, the settings that the sweep chose, the time to come, and the power of the
+    primary comparison."""
+    lines = StudyFolder(place.output).runs
+    runs, chosen = plan(study, lines, groups)
+    # the sweep may still choose other settings for runs that are there
+    decided = study.sweep is None or bool(chosen)
+    done = [run.name for run in runs if (decided or run.group == "sweep") and run.is_finished(lines)]
+    anew = [run.name for run in runs if decided and run.name in lines and run.name not in done]
+    left = [run for run in runs if run.name not in done]
+    known = lines or ({} if pilot is None else StudyFolder(pilot).runs)
+    seconds = seconds_of_runs(known, left, place.workers)
+    found = _power(study, [place.output, *([pilot] if pilot else [])])
+    told: dict[str, Any] = {
+        "groups": _rows(runs, done),
+        "total": len(runs),
+        "done": len(done),
+        "workers": place.workers,
+        "seconds_left": seconds,
+        "chosen": chosen,
+        "repeats": repeated_arms(study, chosen),
+        "anew": anew,
+        "primary": study.primary.model_dump(),
+        "power": found,
+        "problems": list(problems),
     }
-    rows = _rows(wanted, done)
-    left = [run.group for run in wanted if str(run) not in done]
-    seconds = pace.seconds_of(left, place.side_by_side)
     if as_json:
-        plan: dict[str, Any] = {
-            "groups": rows,
-            "total": len(wanted),
-            "done": len(done),
-            "workers": place.side_by_side,
-            "seconds_left": seconds,
-            "chosen": {arm: settings.change for arm, settings in chosen.items()},
-            "repeats": repeats(study, chosen),
-            "anew": anew,
-            "problems": list(problems),
-        }
-        print(json.dumps(plan, ensure_ascii=False, indent=1))
+        print(json.dumps(told, ensure_ascii=False, indent=1))
         return
-    _show(rows)
+    _show(told["groups"])
     for arm, settings in chosen.items():
-        typer.echo(f"the sweep chose for {arm}: lr {settings.lr:g}, weight decay {settings.weight_decay:g}")
-    for line in [*repeats_lines(study, chosen), *_anew_lines(anew)]:
+        typer.echo(
+            f"the sweep chose for {arm}: lr {settings['lr']:g}, weight decay {settings['weight_decay']:g}"
+        )
+    for arm, earlier in told["repeats"].items():
+        typer.echo(f"{arm} is left out: with these settings it is {earlier}, whose runs it would repeat")
+    if anew:
+        names = ", ".join(anew[:3]) + (", …" if len(anew) > 3 else "")
+        typer.echo(f"trained anew: {len(anew)} runs that had other settings ({names})")
+    typer.echo(f"{len(done)} of {len(runs)} runs are finished; {_time(seconds, len(left), place)}")
+    for line in _power_lines(study, found):
         typer.echo(line)
-    typer.echo(f"{len(done)} of {len(wanted)} runs are finished; {_time(seconds, len(left), place)}")
 
 
-def _chosen(study: Study, place: Place) -> dict[str, Settings]:
-    try:
-        return choose(study, place.output)
-    except InputError:
-        return {}
+def _power(study: Study, folders: Sequence[Path]) -> dict[str, float] | None:
+    """The seed variance of the primary metric and the difference that the planned seeds can find; of the first folder
+    whose runs tell: at least two seeds of two arms."""
+    primary = study.primary
+    for folder in folders:
+        frame = _primary_values(study, folder)
+        sd, df = residual_sd(frame) if len(frame) else (math.nan, 0.0)
+        if not df or not sd:
+            continue
+        group = next(name for name, grid in study.grids.items() if primary.arm in grid.arms)
+        seeds = len(study.grids[group].seeds)
+        planned = (len(study.grids[group].arms) - 1) * (seeds - 1)
+        if not planned:
+            return None
+        error = sd * math.sqrt(2 / seeds)
+        mean = float(frame[frame["model"] == primary.against]["value"].mean())
+        return {
+            "sd": sd,
+            "df": df,
+            "seeds": seeds,
+            "value": mean,
+            "detectable": detectable_difference(error, planned),
+            "power_at_margin": power(study.margin, error, planned),
+        }
+    return None
 
 
-def _anew_lines(anew: Mapping[str, str]) -> list[str]:
-    """A line a reason."""
-    names: dict[str, list[str]] = {}
-    for name, why in anew.items():
-        names.setdefault(why, []).append(name)
+def _primary_values(study: Study, folder: Path) -> pd.DataFrame:
+    """The columns model, seed and value of the primary metric; of the validation score from runs.jsonl."""
+    import pandas as pd
+
+    primary = study.primary
+    if (primary.task, primary.metric) == ("validation", "score"):
+        lines = [line for line in StudyFolder(folder).runs.values() if line["score"] is not None]
+        rows = [(_setting(line), line["seed"], line["score"]) for line in lines]
+        frame = pd.DataFrame(rows, columns=["model", "seed", "value"])
+        models = frame[~frame["model"].str.contains("/")]
+        return models if models.groupby("model").size().max() > 1 else frame
+    if not (folder / RESULTS_FILE).is_file():
+        return pd.DataFrame(columns=["model", "seed", "value"])
+    frame = load_records(folder)
+    match = [frame[key] == getattr(primary, key) for key in ("task", "dataset", "metric")]
+    return frame[match[0] & match[1] & match[2]][["model", "seed", "value"]]
+
+
+def _setting(line: Mapping[str, Any]) -> str:
+    """The arm; in a sweep with its settings, whose seeds tell the variance too."""
+    arm = str(line["arm"])
+    return arm if line["group"] != "sweep" else f"{arm}/{line['lr']:g}/{line['weight_decay']:g}"
+
+
+def _power_lines(study: Study, found: Mapping[str, float] | None) -> list[str]:
+    primary = study.primary
+    title = (
+        f"primary: {primary.arm} − {primary.against}, {primary.task} {primary.metric} on {primary.dataset}"
+    )
+    if found is None:
+        return [
+            title,
+            "the detectable difference is known when two seeds of two arms are finished, or with --pilot",
+        ]
+    of = f" ({found['detectable'] / found['value']:.0%} of {primary.against}'s {100 * found['value']:.1f})"
+    found_by = f"{100 * found['detectable']:.2f} points{of if found['value'] > 0 else ''}"
     return [
-        f"trained anew: {len(runs)} finished {'run' if len(runs) == 1 else 'runs'} {why} "
-        f"({', '.join(runs[:_NAMED])}{', …' if len(runs) > _NAMED else ''})"
-        for why, runs in names.items()
+        title,
+        f"seeds vary by {100 * found['sd']:.2f} points (residual sd, {found['df']:.0f} degrees of freedom); "
+        f"{found['seeds']:.0f} seeds find {found_by} with "
+        f"80 % power, and {100 * study.margin:.2g} points with {found['power_at_margin']:.0%}",
     ]
 
 
@@ -89,40 +148,48 @@ def _rows(runs: Sequence[Planned], done: Collection[str]) -> list[dict[str, Any]
     """A row an arm of a group, in order."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for run in runs:
-        key = (run.group, run.arm)
         row = rows.setdefault(
-            key, {"group": run.group, "arm": run.arm, "seeds": [], "suite": run.suite, "runs": 0, "done": 0}
+            (run.group, run.arm),
+            {"group": run.group, "arm": run.arm, "seeds": [], "suite": run.suite, "runs": 0, "done": 0},
         )
         row["seeds"] += [run.seed] if run.seed not in row["seeds"] else []
         row["runs"] += 1
-        row["done"] += str(run) in done
+        row["done"] += run.name in done
     return list(rows.values())
 
 
-def _show(rows: Sequence[dict[str, Any]]) -> None:
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
-    console = table_console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("group", "arm", "seeds", "suite"):
         table.add_column(column)
     for column in ("runs", "finished"):
         table.add_column(column, justify="right")
     for row in rows:
-        seeds = ", ".join(map(str, row["seeds"]))
         table.add_row(
-            row["group"], row["arm"], seeds, row["suite"] or "–", str(row["runs"]), str(row["done"])
+            row["group"],
+            row["arm"],
+            _span(row["seeds"]),
+            row["suite"] or "–",
+            str(row["runs"]),
+            str(row["done"]),
         )
-    console.print(table)
+    Console(width=None if Console().is_terminal else 100).print(table)
+
+
+def _span(seeds: Sequence[int]) -> str:
+    """Seeds in a few words: "0, 1, 2", or "0 … 35"."""
+    whole = len(seeds) > 4 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} … {seeds[-1]}" if whole else ", ".join(map(str, seeds))
 
 
 def _time(seconds: float | None, left: int, place: Place) -> str:
-    from diffclip.training.logging import duration
-
-    at_a_time = f"{place.side_by_side} at a time on {place.device}"
+    at_a_time = f"{place.workers} at a time on {place.device}"
     if not left:
         return "nothing is left to do"
     if seconds is None:
-        return f"how long the others take is known when the first is finished ({at_a_time})"
+        return f"the time of the others is known when the first is finished, or with --pilot ({at_a_time})"
     return f"the others take about {duration(seconds)}, {at_a_time}"

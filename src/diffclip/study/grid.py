@@ -1,39 +1,48 @@
-"""The whole grid of a study, brought to its end from wherever it is: the sweep, then every model and ablation."""
+"""The grid of a study, brought to its end from wherever it is: the sweep, then the models and ablations."""
 
 from __future__ import annotations
 
 import math
-import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
+from diffclip.data.catalog import BUILT_IN, draw_built_in
 from diffclip.errors import InputError
+from diffclip.evaluation.suite import suite
 from diffclip.files import disk_errors, lock_file
-from diffclip.study.attempt import Ended
-from diffclip.study.choose import choose, runs_so_far
-from diffclip.study.folder import claim_study, diverged_at, is_finished
-from diffclip.study.one import Place, remove_checkpoints, why_anew
-from diffclip.study.pace import Pace
-from diffclip.study.plan import GROUPS, Group, Planned, grid_runs, repeats_lines, sweep_runs
-from diffclip.study.ready import draw_for_suites
+from diffclip.scenes.write import write_scenes
+from diffclip.study.place import SCENES, Place, cores, seconds_of_runs, suites_of
+from diffclip.study.plan import (
+    GROUPS,
+    Group,
+    Line,
+    Planned,
+    choose,
+    digest_of,
+    grid_runs,
+    plan,
+    repeated_arms,
+    sweep_runs,
+)
 from diffclip.study.recipe import Study
+from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.timing import read_timing, time_arms
-from diffclip.study.workers import Here, Processes, Workers
-from diffclip.training.logging import duration
+from diffclip.study.worker import Ended, Job, Worker, read_measured
+from diffclip.training.pace import duration
+from diffclip.training.recipe import read_recipe
 
+_GRACE = 60.0  # seconds that a run has to save and leave
 _POLL = 0.5  # seconds
-_ON_A_GPU = 14
-"""Runs at most: ten that train keep it busy, while others fit their probes on the CPU."""
-_TIMING = {"cpu": 400.0, "cuda": 60.0}
-"""Seconds for timing a step of all arms, which needs the machine for itself."""
+_TIMING = {"cpu": 400.0, "cuda": 60.0}  # seconds for timing a step of all arms
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -42,218 +51,223 @@ class Tally:
     """How far a study is.
 
     Attributes:
-        total: runs of the groups that were wanted.
-        done: how many of them are finished.
-        failures: the runs that failed in this call.
+        total: the runs of the wanted groups.
+        done: the finished ones among them.
+        failures: the failures of this call by run.
         stopped: what stopped this call before the end: "time", or the signal's number; None.
     """
 
     total: int
     done: int = 0
-    failures: list[Ended] = field(default_factory=list)
+    failures: dict[str, Ended] = field(default_factory=dict)
     stopped: str | int | None = None
 
 
 def run_study(
     study: Study,
     place: Place,
+    command: Callable[[Sequence[str]], None],
     say: Callable[[str], None],
-    *,
     groups: Collection[Group] = GROUPS,
-    until: Group | None = None,
-    threads: int | None = None,
     seconds: float | None = None,
-    finished: Callable[[], None] = lambda: None,
 ) -> Tally:
-    """Do the runs of `groups` that are not finished, `place.side_by_side` at a time; when all of the study are, time a
-    step of every arm.
+    """Do the runs of `groups` that are not finished, and time a step of every arm when all of the study are.
 
     Args:
+        command: runs `diffclip WORDS`; a function at the top of a module, as other processes import it.
         say: gets a line when a run starts and when it ends.
-        until: when all runs of this group have ended, and of those before it, no other is begun: until then the later
-            ones only keep busy who would be idle.
-        threads: of each run; None: 1 where several run at a time, else torch's own number.
         seconds: from now on; then runs are asked to stop, and before it none is begun that would not end in time.
-        finished: called after each run that has ended well.
 
     Raises:
         InputError: the folders cannot be used, or models are wanted and the sweep has not been done.
     """
-    deadline = None if seconds is None else time.monotonic() + seconds
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
     with disk_errors(place.runs):
         place.runs.mkdir(parents=True, exist_ok=True)
     lock = lock_file(place.runs / ".lock")
     if isinstance(lock, str):
         raise InputError(f"{lock} does a study in {place.runs}: wait for it, or choose other --runs")
-    with lock:
-        claim_study(study, place.output)
-        cores = len(os.sched_getaffinity(0))
-        wanted = [planned for planned in runs_so_far(study, place.output) if planned.group in groups]
-        tally = Tally(len(wanted))
-        if not all(is_finished(study, planned, place.output) for planned in wanted):
-            if place.draw_scenes(study, cores):
-                say(f"scenes drawn in {place.runs}")
-            draw_for_suites(study, groups, cores)
-        workers = _workers(study, place, threads, deadline)
-        with closing(workers), _listening() as signals:
-            job = _Job(study, place, say, tally, workers, deadline, signals, finished, until)
-            job.do(groups)
-        # the other processes have gone, and signals end it at once: it leaves nothing half done
-        if tally.stopped is None and not tally.failures and _wants_timing(study, place):
-            left = math.inf if deadline is None else deadline - time.monotonic()
-            if left < _TIMING[place.device]:
+    with lock, _listening() as signals:
+        folder = StudyFolder(place.output)
+        folder.claim(study)
+        job = _Grid(study, place, folder, command, say, deadline, signals)
+        tally = job.do(groups)
+        if tally.stopped is None and not tally.failures and _wants_timing(study, folder):
+            if deadline - time.monotonic() < _TIMING[place.device]:
                 say("the steps of all arms are timed by the next call, for which this one has no time")
             else:
                 say("timing a training step of every arm, in turns")
-                alone = torch.get_num_threads() if place.side_by_side == 1 else 1
-                time_arms(study, place, threads or alone, _TIMING[place.device])
+                time_arms(study, place.output, place.device, place.threads, _TIMING[place.device])
     return tally
 
 
-def _wants_timing(study: Study, place: Place) -> bool:
-    """Whether all runs are finished, and their arms not timed yet."""
-    timing = read_timing(place.output)
-    if timing is not None and timing.arms.keys() == study.arms.keys():
+def _wants_timing(study: Study, folder: StudyFolder) -> bool:
+    timing = read_timing(folder.path)
+    if timing is not None and timing["arms"].keys() == study.arms.keys():
         return False
-    return all(is_finished(study, planned, place.output) for planned in runs_so_far(study, place.output))
-
-
-def usual_workers(device: str) -> int:
-    """How many runs at a time suit a device: small models leave most of a GPU idle, which shares it among them."""
-    return max(1, min(len(os.sched_getaffinity(0)) - 2, _ON_A_GPU)) if device == "cuda" else 1
-
-
-def _workers(study: Study, place: Place, threads: int | None, deadline: float | None) -> Workers:
-    if place.side_by_side == 1:
-        return Here(study, place, threads, deadline)
-    return Processes(study, place, place.side_by_side, threads or 1)
+    return all(run.is_finished(folder.runs) for run in plan(study, folder.runs)[0])
 
 
 @dataclass
-class _Job:
+class _Grid:
     """One call."""
 
     study: Study
     place: Place
+    folder: StudyFolder
+    command: Callable[[Sequence[str]], None]
     say: Callable[[str], None]
-    tally: Tally
-    workers: Workers
-    deadline: float | None
+    deadline: float
     signals: list[int]
-    finished: Callable[[], None]
-    until: Group | None = None
 
-    def __post_init__(self) -> None:
-        self.from_the_start: set[str] = set()  # the runs whose time tells what a run takes
-        self._later: list[Planned] = []
+    def do(self, groups: Collection[Group]) -> Tally:
+        """The sweep if it is wanted, then what it decides."""
+        study, lines = self.study, self.folder.runs
+        wanted = plan(study, lines, groups)[0]
+        self.tally = Tally(len(wanted))
+        if not all(run.is_finished(lines) for run in wanted):
+            self._draw(groups)
+        sweep = sweep_runs(study) if "sweep" in groups else []
+        self._all(sweep, later=[run for run in wanted if run.group != "sweep"])
+        if set(groups) == {"sweep"} or self.tally.failures or self.tally.stopped is not None:
+            return self.tally
+        chosen = choose(study, lines)
+        for arm, earlier in repeated_arms(study, chosen).items():
+            self.say(f"{arm} is left out: with these settings it is {earlier}, whose runs it would repeat")
+        rest = [run for run in grid_runs(study, chosen) if run.group in groups]
+        self.tally.total = len(sweep) + len(rest)
+        self._all(rest)
+        return self.tally
 
-    def do(self, groups: Collection[Group]) -> None:
-        """The sweep if it is wanted, then the rest: what it chooses decides that."""
-        runs = runs_so_far(self.study, self.place.output)
-        self.pace = Pace.of_finished(self.study, runs, self.place.output)
-        if "sweep" in groups:
-            # which runs these will be, the sweep decides; how many, it does not
-            self._later = [planned for planned in grid_runs(self.study, {}) if planned.group in groups]
-            self._all(sweep_runs(self.study))
-            self._later = []
-            if self.tally.failures:
-                return
-        rest = [group for group in groups if group != "sweep"]
-        if rest and self.tally.stopped is None:
-            chosen = choose(self.study, self.place.output)
-            for line in repeats_lines(self.study, chosen):
-                self.say(line)
-            planned = [run for run in grid_runs(self.study, chosen) if run.group in rest]
-            swept = len(sweep_runs(self.study)) if "sweep" in groups else 0
-            self.tally.total = swept + len(planned)
-            self._all(planned)
+    def _draw(self, groups: Collection[Group]) -> None:
+        """Draw what runs would draw at the same time: the scenes to train on, and the built-in sets."""
+        drawn = self.study.scenes
+        if drawn is not None and write_scenes(
+            self.place.runs / SCENES,
+            drawn.size,
+            drawn.train,
+            drawn.val,
+            test=1,
+            seed=drawn.seed,
+            workers=cores(),
+        ):
+            self.say(f"scenes drawn in {self.place.runs / SCENES}")
+        if any(entry.dataset in BUILT_IN for name in suites_of(self.study, groups) for entry in suite(name)):
+            draw_built_in(cores())
 
-    def _all(self, runs: Sequence[Planned]) -> None:
-        pending = []
-        for planned in runs:
-            if is_finished(self.study, planned, self.place.output):
-                self.tally.done += 1
-                if not self.place.keep:
-                    remove_checkpoints(self.place.runs / str(planned))  # a kill came before that
-            else:
-                pending.append(planned)
-        going: list[Planned] = []
-        while True:
-            self._see_whether_to_stop()
-            enough = self._enough([*going, *pending])
-            while self.workers.free and self.tally.stopped is None and not enough:
-                fits = next((planned for planned in pending if self._fits(planned)), None)
-                if fits is None:
+    def _all(self, runs: Sequence[Planned], later: Sequence[Planned] = ()) -> None:
+        """Do `runs`, as many at a time as there are workers; a run whose process fails is tried twice."""
+        tally, lines = self.tally, self.folder.runs
+        pending = [run for run in runs if not run.is_finished(lines)]
+        tally.done += len(runs) - len(pending)
+        going: dict[Any, tuple[Planned, Worker, float]] = {}
+        again: set[str] = set()
+        stopping = math.inf
+        try:
+            while True:
+                if tally.stopped is None and (self.signals or time.monotonic() >= self.deadline):
+                    tally.stopped = self.signals[0] if self.signals else "time"
+                    stopping = time.monotonic() + _GRACE
+                    if going:
+                        self.say("asking the runs that go to save and stop")
+                    for _, worker, _ in going.values():
+                        worker.stop()
+                while tally.stopped is None and len(going) < self.place.workers:
+                    planned = next((run for run in pending if self._fits(run)), None)
+                    if planned is None:
+                        break
+                    pending.remove(planned)
+                    worker = self._start(planned)
+                    going[worker.connection] = planned, worker, time.monotonic()
+                if not going:
                     break
-                pending.remove(fits)
-                going.append(fits)
-                why = why_anew(self.study, self.place, fits)
-                if why or not (self.place.runs / str(fits) / "checkpoints").exists():
-                    self.from_the_start.add(str(fits))
-                anew = f" anew, the one before was {why}" if why else ""
-                self.say(f"{fits}: started{anew} ({self.tally.done} of {self.tally.total} runs done)")
-                self.workers.start(fits)
-            if not self.workers.busy:
-                break
-            for ended in self.workers.wait(_POLL):
-                going.remove(ended.planned)
-                self._count(ended, [*going, *pending, *self._later])
-        if pending and self.tally.stopped is None and not enough:
-            self.tally.stopped = "time"
-
-    def _see_whether_to_stop(self) -> None:
-        if self.tally.stopped is None:
-            if self.signals:
-                self.tally.stopped = self.signals[0]
-            elif self.deadline is not None and time.monotonic() >= self.deadline:
-                self.tally.stopped = "time"
-            if self.tally.stopped is not None and self.workers.busy:
-                self.say("asking the runs that go to save and stop")
-                self.workers.stop()
-
-    def _enough(self, left: Sequence[Planned]) -> bool:
-        """Whether nothing of the groups that are wanted first is left."""
-        if self.until is None:
-            return False
-        first = GROUPS[: GROUPS.index(self.until) + 1]
-        return not any(planned.group in first for planned in [*left, *self._later])
+                for connection in wait(list(going), _POLL):
+                    planned, worker, started = going.pop(connection)
+                    ended = worker.join()
+                    stops = tally.stopped is not None or bool(self.signals)
+                    if (ended.ours or ended.stopped) and not stops and planned.name not in again:
+                        again.add(planned.name)
+                        pending.append(planned)
+                        self.say(
+                            f"{planned.name}: {ended.failure or 'stopped from outside'}; tried once more"
+                        )
+                        continue
+                    left = [*pending, *(one for one, *_ in going.values()), *later]
+                    self._count(planned, ended, time.monotonic() - started, left)
+                if time.monotonic() > stopping:
+                    for _, worker, _ in going.values():
+                        worker.kill()
+        finally:
+            for _, worker, _ in going.values():
+                worker.kill()
+        if pending and tally.stopped is None:
+            tally.stopped = "time"
 
     def _fits(self, planned: Planned) -> bool:
-        """Whether the run can be expected to end in time."""
-        if self.deadline is None:
-            return True
-        left = self.deadline - time.monotonic()
-        return left > (self.pace.seconds(planned.group) or 0.0)
+        """Tell whether the run can be expected to end in time."""
+        return self.deadline - time.monotonic() > (seconds_of_runs(self.folder.runs, [planned], 1) or 0.0)
 
-    def _count(self, ended: Ended, left: Sequence[Planned]) -> None:
-        tally, planned = self.tally, ended.planned
-        if ended.score is not None:
-            tally.done += 1
-            if str(planned) in self.from_the_start:
-                self.pace.add(planned)
-            seconds = self.pace.seconds_of((run.group for run in left), self.place.side_by_side)
-            until = f", about {duration(seconds)} left" if left and seconds is not None else ""
-            step = diverged_at(self.place.output / str(planned))
-            how = f"score {ended.score:.1%}" if step is None else f"DIVERGED in step {step}, not tried again,"
-            self.say(
-                f"{planned}: {how} after {duration(ended.seconds)} "
-                f"({tally.done} of {tally.total} runs done{until})"
-            )
-            self.finished()
-        elif ended.failure:
-            tally.failures.append(ended)
-            self.say(f"{planned}: FAILED: {ended.failure}")
-        else:
-            self.say(f"{planned}: stopped, to be gone on with")
-            if tally.stopped is None:
-                late = self.deadline is not None and time.monotonic() >= self.deadline
-                asked = self.signals[0] if self.signals else int(signal.SIGTERM)
-                tally.stopped = "time" if late else asked
+    def _start(self, planned: Planned) -> Worker:
+        """Start a run, or go on with it; one of other settings or data is removed first."""
+        place, run = self.place, self.place.runs / planned.name
+        how = "goes on" if run.exists() else "started"
+        if run.exists() and _is_of_others(run, planned):
+            with disk_errors(run):
+                shutil.rmtree(run)
+            how = "started anew, as the run in its folder had other settings"
+        self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
+        train, evaluate = place.train_words(self.study, planned), place.evaluate_words(planned)
+        return Worker(Job(self.command, run, train, evaluate, place.device, place.threads, place.workers))
+
+    def _count(self, planned: Planned, ended: Ended, took: float, left: Sequence[Planned]) -> None:
+        """Keep what came of a run, and tell it."""
+        tally, name = self.tally, planned.name
+        if ended.stopped:
+            self.say(f"{name}: stopped, to be gone on with")
+            return
+        if not ended.failure:
+            try:
+                line = self._keep(planned)
+            except InputError as error:
+                ended = Ended(failure=str(error))
+        if ended.failure:
+            tally.failures[name] = ended
+            self.say(f"{name}: FAILED: {ended.failure} (see {self.place.runs / name}.log)")
+            return
+        tally.done += 1
+        seconds = seconds_of_runs(self.folder.runs, left, self.place.workers)
+        until = f", about {duration(seconds)} left" if left and seconds is not None else ""
+        how = (
+            f"score {line['score']:.1%}"
+            if line["diverged"] is None
+            else f"DIVERGED in step {line['diverged']}"
+        )
+        self.say(f"{name}: {how} after {duration(took)} ({tally.done} of {tally.total} runs done{until})")
+
+    def _keep(self, planned: Planned) -> Line:
+        """Add a finished run to the study's folder; returns its line there."""
+        run = self.place.runs / planned.name
+        measured = read_measured(run)
+        if measured is None:
+            raise InputError(f"{run} lost its measurements: start the study again")
+        line, records, curve = describe_run(run, planned, self.study, measured)
+        self.folder.add(line, records, curve)
+        if not self.place.keep:
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        return line
+
+
+def _is_of_others(run: Path, planned: Planned) -> bool:
+    """Tell whether the run's folder holds a run of other settings or data, or remains without a recipe."""
+    try:
+        return digest_of(read_recipe(run / "recipe.yaml")) != planned.digest
+    except InputError:
+        return True
 
 
 @contextmanager
 def _listening() -> Iterator[list[int]]:
-    """The signals to stop that have come since; a second Ctrl-C does not wait for anything."""
+    """Collect the signals to stop; a second Ctrl-C does not wait for anything."""
     heard: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield heard

@@ -1,119 +1,166 @@
-"""The runs of a study: their names, their changes to the training recipe, and the order in which they are done."""
+"""The runs of a study: names, settings, order, and the choice that the sweep makes."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
-from diffclip.study.recipe import BASELINE, TREATED, Grid, Study
+from diffclip.errors import InputError
+from diffclip.study.recipe import Study
 from diffclip.training.recipe import Recipe
 
 Group = Literal["sweep", "models", "ablations"]
 GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
 
+Settings = Mapping[str, float]
+"""What a sweep chooses for an arm: `lr` and `weight_decay`; empty for the recipe's own."""
+Line = dict[str, Any]
+"""A line of runs.jsonl: the facts about a finished run."""
 
-@dataclass(frozen=True)
-class Settings:
-    """What a sweep chooses."""
-
-    lr: float
-    weight_decay: float
-
-    @property
-    def change(self) -> dict[str, Any]:
-        """As keys of a training recipe."""
-        return {"lr": self.lr, "weight_decay": self.weight_decay}
+# keys that change nothing about the numbers of a run; the data is told by its folder's name, wherever it lies
+_FREE = {"attention_backend", "checkpoint_every", "compile", "keep_every", "wandb"}
+_FREE_OF_DATA = {"workers", "train", "val"}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run: `name` is its folder within `group`; `suite` is what it is put through, None for a sweep's run."""
+    """A run to be done: `name` is its folder below RUNS, `words` are the changes to the training recipe, `digest` tells
+    its settings from others, and `suite` is what it is evaluated with (None in a sweep)."""
 
     group: Group
     arm: str
-    name: str
     seed: int
-    change: dict[str, Any]
+    name: str
+    words: tuple[str, ...]
+    recipe: Recipe
     suite: str | None
+    digest: str
 
-    def __str__(self) -> str:
-        return f"{self.group}/{self.name}"
+    def is_finished(self, lines: Mapping[str, Line]) -> bool:
+        """Tell whether the run is finished with these settings, by the study's runs."""
+        line = lines.get(self.name)
+        return line is not None and line["recipe"] == self.digest
 
 
 def sweep_runs(study: Study) -> list[Planned]:
-    """The runs of the sweep: CLIP and DiffCLIP with each pair of settings."""
-    if study.sweep is None:
+    """The runs of the sweep, seed by seed."""
+    sweep = study.sweep
+    if sweep is None:
         return []
     return [
-        Planned(
-            "sweep",
-            arm,
-            f"{arm}-lr{lr:g}-wd{decay:g}-s{study.sweep.seed}",
-            study.sweep.seed,
-            {**study.arms[arm].change, **Settings(lr, decay).change, "seed": study.sweep.seed},
-            None,
-        )
-        for lr in study.sweep.lr
-        for decay in study.sweep.weight_decay
-        for arm in (BASELINE, TREATED)
-    ]
-
-
-def repeats(study: Study, chosen: Mapping[str, Settings]) -> dict[str, str]:
-    """Arms that would repeat an earlier arm's runs, and which; CLIP and DiffCLIP are the earliest. None as long as the
-    sweep has not chosen."""
-    if study.sweep is not None and not chosen:
-        return {}
-    kept: list[tuple[str, Recipe]] = []
-    found = {}
-    for arm in sorted(study.arms, key=lambda name: name not in (BASELINE, TREATED)):
-        model = study.model_of(arm, _settings_of(study, arm, chosen))
-        earlier = next((name for name, known in kept if known == model), None)
-        if earlier is None:
-            kept.append((arm, model))
-        else:
-            found[arm] = earlier
-    return found
-
-
-def repeats_lines(study: Study, chosen: Mapping[str, Settings]) -> list[str]:
-    """What `repeats` says, in lines for people."""
-    return [
-        f"{arm} is left out: with these settings it is {earlier}, whose runs it would repeat"
-        for arm, earlier in repeats(study, chosen).items()
+        _planned(study, "sweep", arm, seed, {"lr": lr, "weight_decay": decay})
+        for seed in sweep.seeds
+        for lr in sweep.lr
+        for decay in sweep.weight_decay
+        for arm in sweep.arms
     ]
 
 
 def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
-    """The runs of the grids, seed by seed, so that a grid cut short has whole seeds; without those that `repeats`.
+    """The runs of the grids, seed by seed, so that a grid cut short has whole seeds; without repeated arms.
 
     Args:
-        chosen: what the sweep chose for CLIP and DiffCLIP; empty keeps the recipe's settings.
+        chosen: the settings of each swept arm; empty keeps those of the recipe.
     """
-    left_out = repeats(study, chosen)
-    groups: tuple[tuple[Group, Grid | None], ...] = (("models", study.models), ("ablations", study.ablations))
+    groups: tuple[Group, ...] = ("models", "ablations")
+    left_out = repeated_arms(study, chosen)
     return [
-        Planned(
-            group,
-            arm,
-            f"{arm}-s{seed}",
-            seed,
-            {**_settings_of(study, arm, chosen), **own.change, "seed": seed},
-            grid.suite,
-        )
-        for group, grid in groups
-        if grid is not None
-        for seed in grid.seeds
-        for arm, own in grid.arms.items()
+        _planned(study, group, arm, seed, chosen.get(study.tuned_as(arm), {}))
+        for group in groups
+        if group in study.grids
+        for seed in study.grids[group].seeds
+        for arm in study.grids[group].arms
         if arm not in left_out
     ]
 
 
-def _settings_of(study: Study, arm: str, chosen: Mapping[str, Settings]) -> dict[str, Any]:
-    return chosen[study.tuned_as(arm)].change if chosen else {}
+def repeated_arms(study: Study, chosen: Mapping[str, Settings]) -> dict[str, str]:
+    """The arms whose recipe is that of an earlier arm with the chosen settings, and which; they are left out."""
+    if study.sweep is not None and not chosen:
+        return {}
+    seen: dict[str, str] = {}
+    found = {}
+    for arm in study.arms:
+        digest = digest_of(
+            _with(study.recipes[arm], study.arms[arm].change, chosen.get(study.tuned_as(arm), {}))
+        )
+        if seen.setdefault(digest, arm) != arm:
+            found[arm] = seen[digest]
+    return found
 
 
-def all_runs(study: Study, groups: Collection[Group] = GROUPS) -> list[Planned]:
-    """Every run of `groups` in order; those after the sweep as yet without what it will choose."""
-    return [run for run in [*sweep_runs(study), *grid_runs(study, {})] if run.group in groups]
+def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
+    """The settings with the best mean score over the sweep's seeds for each swept arm; of equal ones the first. A run
+    that diverged rules its settings out. Empty without a sweep.
+
+    Raises:
+        InputError: a run of the sweep is not finished, or all settings of an arm diverged.
+    """
+    scores: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in sweep_runs(study):
+        if not run.is_finished(lines):
+            raise InputError(
+                f"the sweep is not finished ({run.name} is missing): run it first, with --only sweep"
+            )
+        score = lines[run.name]["score"]
+        scores[run.arm][run.recipe.lr, run.recipe.weight_decay].append(-math.inf if score is None else score)
+    chosen: dict[str, Settings] = {}
+    for arm, tried in scores.items():
+        best = max(tried, key=lambda settings: fmean(tried[settings]))
+        if fmean(tried[best]) == -math.inf:
+            raise InputError(f"every setting of {arm} in the sweep diverged: give sweep.lr lower rates")
+        chosen[arm] = {"lr": best[0], "weight_decay": best[1]}
+    return chosen
+
+
+def plan(
+    study: Study, lines: Mapping[str, Line], groups: Collection[Group] = GROUPS
+) -> tuple[list[Planned], dict[str, Settings]]:
+    """The runs of `groups` in order, and what the sweep chose; before its end, nothing is chosen and the runs of the
+    grids have settings that only stand in."""
+    try:
+        chosen = choose(study, lines)
+    except InputError:
+        chosen = {}
+    return [run for run in [*sweep_runs(study), *grid_runs(study, chosen)] if run.group in groups], chosen
+
+
+def digest_of(recipe: Recipe) -> str:
+    """A short hash of the keys that decide a run's numbers and differ from the defaults."""
+    fields = recipe.model_dump(mode="json", exclude_defaults=True, exclude=_FREE)
+    data = {key: value for key, value in fields["data"].items() if key not in _FREE_OF_DATA}
+    where = [_portable(value) for value in (recipe.data.train, recipe.data.val)]
+    text = json.dumps({**fields, "data": data, "where": where}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _portable(value: Any) -> Any:
+    """Paths by their last two parts."""
+    if isinstance(value, str):
+        return "/".join(Path(value).parts[-2:])
+    if isinstance(value, list):
+        return [_portable(one) for one in value]
+    return value if value is None else value.model_dump(mode="json")
+
+
+def _planned(study: Study, group: Group, arm: str, seed: int, settings: Settings) -> Planned:
+    changes: dict[str, Any] = {**settings, "seed": seed}
+    recipe = _with(study.recipes[arm], study.arms[arm].change, changes)
+    name = f"{group}/{arm}-s{seed}"
+    if group == "sweep":
+        name = f"sweep/{arm}-lr{settings['lr']:g}-wd{settings['weight_decay']:g}-s{seed}"
+    suite = None if group == "sweep" else study.grids[group].suite
+    words = tuple(study.words(arm, **changes))
+    return Planned(group, arm, seed, name, words, recipe, suite, digest_of(recipe))
+
+
+def _with(recipe: Recipe, own: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with `changes` where the arm's own keys do not decide."""
+    return recipe.model_copy(update={key: value for key, value in changes.items() if key not in own})

@@ -1,17 +1,17 @@
-"""What a study is: a training recipe, the arms that are trained with changes to it, and over which seeds.
+"""The recipe of a study: a training recipe, the arms that are trained with changes to it, and the seeds.
 
-An arm is a model with an init, or one factor changed. Learning rate and weight decay are swept first, for CLIP and for
-DiffCLIP apart, with a seed that no other run has; arms without differential attention take what CLIP's sweep chose, all
-others what DiffCLIP's did.
+An arm is a model with an init, or one factor changed. Learning rate and weight decay are swept first, for the arms in
+`sweep.arms` and with seeds that no reported run has. Every other arm takes the settings of a swept arm: the one that it
+names, else DiffCLIP's where a tower has differential attention, else CLIP's.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from itertools import combinations
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -22,9 +22,6 @@ from diffclip.evaluation.suite import SUITES
 from diffclip.training.recipe import Recipe, find_recipe, read_recipe, recipe_fields
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
-"""The arms that every study has: what differences are to, and what they are of."""
-
-_SWEPT = frozenset({"lr", "weight_decay"})
 
 
 class _Keys(BaseModel):
@@ -39,25 +36,23 @@ class Arm(_Keys):
 
     change: dict[str, Any]
     factor: str | None = Field(
-        default=None, description="what differs from the arm `against`, in a few words"
+        default=None, description="the difference to the arm `against`, in a few words"
     )
-    against: str | None = Field(default=None, description="the arm that it is one factor away from")
-    settings: Literal["CLIP", "DiffCLIP"] | None = Field(
-        default=None,
-        description="whose sweep decides; None: DiffCLIP's with differential attention, else CLIP's",
-    )
+    against: str | None = Field(default=None, description="the arm that is one factor away")
+    settings: str | None = Field(default=None, description="the swept arm whose settings this arm takes")
 
 
 class Sweep(_Keys):
-    """Every learning rate with every weight decay, for CLIP and for DiffCLIP, with one seed of its own."""
+    """Every learning rate with every weight decay and seed, for each arm in `arms`; the best mean score wins."""
 
     lr: list[float] = Field(min_length=1)
     weight_decay: list[float] = Field(min_length=1)
-    seed: int = Field(ge=0)
+    seeds: list[int] = Field(min_length=1)
+    arms: list[str] = Field(default=[BASELINE, TREATED], min_length=1)
 
 
 class Grid(_Keys):
-    """Every arm with every seed, put through a suite of `diffclip benchmark`."""
+    """Every arm with every seed, each evaluated with a suite of `diffclip evaluate`."""
 
     arms: dict[str, Arm]
     seeds: list[int] = Field(min_length=1)
@@ -72,8 +67,8 @@ class Grid(_Keys):
         return self
 
 
-class Drawn(_Keys):
-    """The built-in scenes, drawn before anything is trained."""
+class Scenes(_Keys):
+    """The built-in set, drawn before the first run."""
 
     train: int = Field(gt=0)
     val: int = Field(gt=0)
@@ -81,44 +76,79 @@ class Drawn(_Keys):
     seed: int = Field(default=0, ge=0)
 
 
+class Primary(_Keys):
+    """The one endpoint that is tested at 5 % without correction: `arm` minus `against`."""
+
+    arm: str = TREATED
+    against: str = BASELINE
+    task: str = "validation"
+    dataset: str = ""
+    metric: str = "score"
+
+
 class Study(_Keys):
-    """Everything that decides a study. `recipe` is that of the runs, `data` the set to train on (its train and val)."""
+    """All that decides a study.
+
+    `recipe` is the recipe of the runs and `data` the set that they are trained on (its splits train and val). Read with
+    `read_study`, `primary.dataset` and `contrasts` are filled in.
+    """
 
     title: str
     recipe: str
     change: dict[str, Any] = Field(default_factory=dict, description="of the recipe, for all runs")
     data: str
-    scenes: Drawn | None = Field(
-        default=None, description="draw scenes to train on; `data` then names their folder"
-    )
+    scenes: Scenes | None = Field(default=None, description="draw scenes; `data` then names their folder")
+    primary: Primary = Field(default_factory=Primary)
+    margin: float = Field(default=0.01, gt=0, description="of equivalence, in the unit of the metric")
+    contrasts: list[tuple[str, str]] = Field(default_factory=list, description="pairs (arm, against)")
     sweep: Sweep | None = None
     models: Grid
     ablations: Grid | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Study:
-        for needed in (BASELINE, TREATED):
-            if needed not in self.models.arms:
-                raise ValueError(f"models.arms has no {needed}: the comparison needs it")
         if self.ablations:
             twice = self.models.arms.keys() & self.ablations.arms.keys()
             if twice:
                 raise ValueError(
                     f"{', '.join(sorted(twice))} is an arm of models and of ablations: leave one out"
                 )
-            for name, arm in self.ablations.arms.items():
-                if arm.factor is None or arm.against is None:
-                    raise ValueError(f"ablations.arms.{name} needs a factor, and an arm that it is against")
         else:  # a model may be against an ablation, and `ablations=null` leaves them all out
             for arm in self.models.arms.values():
                 if arm.against not in self.models.arms:
                     arm.factor = arm.against = None
-        for name, arm in self.arms.items():
-            if arm.against is not None and arm.against not in self.arms:
-                raise ValueError(f"arm {name} is against {arm.against!r}, which is no arm")
-        if self.sweep and self.sweep.seed in {seed for grid in self.grids.values() for seed in grid.seeds}:
-            raise ValueError(f"sweep.seed {self.sweep.seed} is a reported seed too: choose another")
+        named = {f"arm {name} is against": arm.against for name, arm in self.arms.items() if arm.against}
+        named |= {"primary.arm is": self.primary.arm, "primary.against is": self.primary.against}
+        for number, name in enumerate(name for pair in self.contrasts for name in pair):
+            named[f"contrasts[{number // 2}] has"] = name
+        named |= {f"sweep.arms has {name}:": name for name in (self.sweep.arms if self.sweep else ())}
+        for where, name in named.items():
+            if name not in self.arms:
+                raise ValueError(f"{where} {name!r}, which is no arm: choose from {', '.join(self.arms)}")
+        self._check_sweep()
+        self.primary.dataset = self.primary.dataset or self.data
+        self.contrasts = self.contrasts or self._usual_contrasts()
         return self
+
+    def _check_sweep(self) -> None:
+        if self.sweep is None:
+            return
+        reported = {seed for grid in self.grids.values() for seed in grid.seeds}
+        if reported & set(self.sweep.seeds):
+            raise ValueError(f"sweep.seeds {self.sweep.seeds} has a reported seed: choose others")
+        for name, arm in self.arms.items():
+            if arm.settings is not None and arm.settings not in self.sweep.arms:
+                raise ValueError(
+                    f"arm {name} takes the settings of {arm.settings!r}, which is not in sweep.arms: choose from "
+                    f"{', '.join(self.sweep.arms)}"
+                )
+
+    def _usual_contrasts(self) -> list[tuple[str, str]]:
+        """Every model against the baseline, and every arm against the one that it names."""
+        baseline = self.primary.against
+        pairs = [(name, baseline) for name in self.models.arms if name != baseline]
+        pairs += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
+        return list(dict.fromkeys(pairs))
 
     @property
     def grids(self) -> dict[str, Grid]:
@@ -130,36 +160,50 @@ class Study(_Keys):
         """All arms by name."""
         return {name: arm for grid in self.grids.values() for name, arm in grid.arms.items()}
 
-    def is_differential(self, arm: str) -> bool:
-        """Whether a tower of the arm has differential attention, of whatever kind."""
-        config = self.training(self.arms[arm].change).config()
-        return not config.vision.attention == config.text.attention == "softmax"
-
-    def tuned_as(self, arm: str) -> str:
-        """Whose settings the arm takes: as it says, else DiffCLIP's where a tower has differential attention."""
-        return self.arms[arm].settings or (TREATED if self.is_differential(arm) else BASELINE)
-
-    def model_of(self, arm: str, *changes: dict[str, Any]) -> Recipe:
-        """What the arm trains with `changes` below its own; two arms of which this is the same are one and the same."""
-        recipe = self.training(*changes, self.arms[arm].change)
-        if self.is_differential(arm):
-            return recipe
-        # plain attention has the same init under both names
-        return recipe.model_copy(update={"init": "matched"})
-
-    def training(self, *changes: dict[str, Any]) -> Recipe:
-        """The training recipe with the study's changes and then these, as yet with its own data.
+    @cached_property
+    def recipes(self) -> dict[str, Recipe]:
+        """The training recipe of each arm, before settings and seed, with data in the working folder.
 
         Raises:
-            InputError: as `read_recipe`.
+            InputError: an arm that cannot be trained, by name.
         """
-        return read_recipe(
-            self.recipe, words({key: one[key] for one in (self.change, *changes) for key in one})
-        )
+        found = {}
+        for name in self.arms:
+            try:
+                found[name] = read_recipe(self.recipe, [*self.data_words(Path()), *self.words(name)])
+            except InputError as error:
+                raise InputError(f"arm {name}: {error}") from None
+        return found
+
+    def data_words(self, folder: Path) -> list[str]:
+        """The words that say where the data lies."""
+        return [f"data.{split}={folder / self.data / split}" for split in ("train", "val")]
+
+    def words(self, arm: str, **changes: Any) -> list[str]:
+        """The `key=value` words that turn the recipe into one of the arm; the arm's own keys stand over `changes`."""
+        merged = {**self.change, **changes, **self.arms[arm].change}
+        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in merged.items()]
+
+    def tuned_as(self, arm: str) -> str:
+        """The swept arm whose settings the arm takes.
+
+        Raises:
+            InputError: neither the arm nor the one for its kind of attention is swept.
+        """
+        if self.sweep is None or arm in self.sweep.arms:
+            return arm
+        config = self.recipes[arm].config()
+        plain = config.vision.attention == config.text.attention == "softmax"
+        found = self.arms[arm].settings or (BASELINE if plain else TREATED)
+        if found not in self.sweep.arms:
+            raise InputError(
+                f"arm {arm} has no settings: add it or {found} to sweep.arms, or give `settings`"
+            )
+        return found
 
 
 def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
-    """The study in a file, or the built-in one of that name, with `key=value` changes (`models.seeds=[0, 1]`).
+    """Read the study in a file, or the built-in one of that name, with `key=value` changes (`models.seeds=[0, 1]`).
 
     Raises:
         InputError: no such file, no study, an unknown key or model, or arms that do not fit together.
@@ -176,34 +220,14 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
         study = Study.model_validate(fields)
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error)}") from None
-    for name, arm in study.arms.items():
-        try:
-            study.training(arm.change)
-        except InputError as error:
-            raise InputError(f"{path}: arm {name}: {error}") from None
+    try:
+        for arm in study.recipes:
+            study.tuned_as(arm)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     return study
-
-
-def check_arms(study: Study) -> None:
-    """See that no two arms are one and the same whatever a sweep chooses.
-
-    Raises:
-        InputError: two are.
-    """
-    kinds = []
-    for name, arm in study.arms.items():
-        chosen = _SWEPT - arm.change.keys()
-        kinds.append((name, (study.model_of(name), chosen, study.tuned_as(name) if chosen else None)))
-    for (one, kind), (other, same) in combinations(kinds, 2):
-        if kind == same:
-            raise InputError(f"arms {one} and {other} are one and the same: leave one out")
 
 
 def to_yaml(study: Study) -> str:
     """The study with every key, as `read_study` reads it."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def words(changes: dict[str, Any]) -> list[str]:
-    """`key=value` words that change a recipe so."""
-    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]

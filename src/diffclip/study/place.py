@@ -1,0 +1,123 @@
+"""Where and how a study is done: folders, device, workers; and how long its runs take there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from diffclip.data.catalog import BUILT_IN
+from diffclip.data.published_sets import PUBLISHED
+from diffclip.errors import DiffCLIPError, require_group
+from diffclip.evaluation.missing import missing_of
+from diffclip.evaluation.suite import suite
+from diffclip.files import check_writable
+from diffclip.study.plan import GROUPS, Group, Line, Planned
+from diffclip.study.recipe import Study
+from diffclip.study.results import RUNS_FILE, StudyFolder
+
+SCENES = "scenes"
+"""The folder in RUNS of the scenes that a study draws."""
+
+_DRAWS = 3  # of each task that draws at random
+_BATCH = 256  # images of the evaluation at once
+_ON_A_GPU = 14  # runs that share a GPU: small models leave most of it idle
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how a study is done.
+
+    Attributes:
+        data: the folder of the published sets.
+        runs: where runs are trained.
+        output: the study's folder.
+        device: "cpu" or "cuda".
+        workers: runs at a time.
+        threads: of each run.
+        keep: keep the checkpoints of finished runs.
+    """
+
+    data: Path
+    runs: Path
+    output: Path
+    device: str
+    workers: int
+    threads: int
+    keep: bool = False
+
+    def train_words(self, study: Study, planned: Planned) -> list[str]:
+        """The words of `diffclip train` for a run, which goes on with what is in its folder."""
+        run = self.runs / planned.name
+        words = ["train", study.recipe, *study.data_words(self.runs / SCENES if study.scenes else self.data)]
+        words += [*planned.words, "--run", str(run), "--devices", "1", "--accelerator", self.device]
+        return [*words, "--resume"] if (run / "recipe.yaml").is_file() else words
+
+    def evaluate_words(self, planned: Planned) -> list[str]:
+        """The words of `diffclip evaluate` for a trained run; none in a sweep."""
+        run = self.runs / planned.name
+        if planned.suite is None:
+            return []
+        words = ["evaluate", str(run), "--suite", planned.suite, "--data-root", str(self.data)]
+        words += ["--output", str(run / "results.jsonl"), "--seeds", str(_DRAWS)]
+        return [*words, "--batch-size", str(_BATCH), "--device", self.device]
+
+
+def usual_workers(device: str) -> int:
+    """The runs at a time that suit a device."""
+    return max(1, min(cores() - 2, _ON_A_GPU)) if device == "cuda" else 1
+
+
+def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers: int) -> float | None:
+    """Estimate the time of `runs`: each takes the median of the finished ones of its group, or of the slowest group.
+    None before a run is finished."""
+    took: dict[str, list[float]] = {}
+    for line in lines.values():
+        if line["diverged"] is None and line["seconds"] is not None:
+            took.setdefault(line["group"], []).append(line["seconds"] + (line["suite_seconds"] or 0.0))
+    if not runs or not took:
+        return None if runs else 0.0
+    each = {group: median(seconds) for group, seconds in took.items()}
+    return sum(each.get(run.group, max(each.values())) for run in runs) / min(workers, len(runs))
+
+
+def problems_of(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> list[str]:
+    """The reasons why the runs of `groups` cannot be done, a line each; nothing is written or drawn."""
+    problems = []
+    for check in (
+        lambda: require_group("train", "lightning", "tensorboard"),
+        lambda: check_writable(place.runs / ".lock"),
+        lambda: check_writable(place.output / RUNS_FILE),
+        lambda: StudyFolder(place.output).check(study),
+    ):
+        try:
+            check()
+        except DiffCLIPError as error:
+            problems.append(str(error))
+    if study.scenes is None:
+        splits = [place.data / study.data / split for split in ("train", "val")]
+        problems += [
+            f"{folder} is missing: the study is trained on it" for folder in splits if not folder.exists()
+        ]
+    entries = [entry for name in suites_of(study, groups) for entry in suite(name)]
+    for one in missing_of(entries, place.data).values():
+        problems.append(f"missing in {place.data}: {one.name}, {one.size} to download: {one.command}")
+    for name in sorted({entry.dataset for entry in entries} - BUILT_IN.keys() - PUBLISHED.keys()):
+        if not (place.data / name).is_dir():
+            problems.append(
+                f"missing in {place.data}: {name}, a folder in clip_benchmark's layout; or choose a smaller suite: "
+                f"{' '.join(f'{group}.suite=quick' for group in study.grids if group in groups)}"
+            )
+    return problems
+
+
+def suites_of(study: Study, groups: Collection[Group]) -> list[str]:
+    """The suites of `groups`."""
+    return list(dict.fromkeys(grid.suite for group, grid in study.grids.items() if group in groups))
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,242 @@
+"""The folder of a study: study.yaml, runs.jsonl, results.jsonl, curves.jsonl and timing.json.
+
+One process writes it. A finished run is added to all files, each written whole, to runs.jsonl last: a run without a
+line there is not finished, whatever else a kill left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from diffclip.errors import InputError
+from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
+from diffclip.files import disk_errors, write_text
+from diffclip.model import CLIP
+from diffclip.study.plan import Line, Planned
+from diffclip.study.recipe import Study, to_yaml
+from diffclip.training.recipe import Recipe
+
+STUDY_FILE, RUNS_FILE, CURVES_FILE = "study.yaml", "runs.jsonl", "curves.jsonl"
+MEASURED_FILE = "study.json"
+"""In the folder of a run: what its process measured. It is written when the training has ended."""
+
+_POINTS = 50  # of a curve
+_TOWERS = {"visual": "vision"}
+# Runs under other values of these keys were trained on other data, or measured on other tasks.
+_FIXED = ("recipe", "change", "data", "scenes", "models.suite", "ablations.suite")
+
+
+class StudyFolder:
+    """The study's folder at `path`; `runs` are the lines of runs.jsonl by run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs: dict[str, Line] = {line["run"]: line for line in read_lines(path / RUNS_FILE)}
+
+    def check(self, study: Study) -> None:
+        """Check, without writing anything, that the folder is this study's or nobody's.
+
+        Raises:
+            InputError: it holds runs of a study with another value of a key that all its runs depend on.
+        """
+        file = self.path / STUDY_FILE
+        with disk_errors(file):
+            if not file.is_file():
+                return
+            try:
+                before = yaml.safe_load(file.read_text(encoding="utf-8"))
+            except (yaml.YAMLError, ValueError):
+                before = None
+        if not isinstance(before, dict):
+            raise InputError(f"{file} is not a study: remove it, or choose another --output")
+        now = study.model_dump(mode="json")
+        for key in _FIXED:
+            old, new = _value(before, key), _value(now, key)
+            if old != new and not ("." in key and None in (old, new)):  # a grid may come or go
+                raise InputError(
+                    f"{self.path} holds a study with {key}={_short(old)}, not {_short(new)}: choose another --output "
+                    "and other --runs"
+                )
+
+    def claim(self, study: Study) -> None:
+        """Check the folder and write study.yaml.
+
+        Raises:
+            InputError: as `check`, or the folder cannot be written.
+        """
+        self.check(study)
+        write_text(self.path / STUDY_FILE, to_yaml(study))
+
+    def add(self, line: Line, records: Iterable[Record], curve: Line) -> None:
+        """Add a finished run in place of an earlier one of that name.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        name, arm, seed = line["run"], line["arm"], line["seed"]
+        if line["group"] != "sweep":
+            file = self.path / RESULTS_FILE
+            kept = read_records(file) if file.is_file() else []
+            kept = [record for record in kept if (record.model, record.seed) != (arm, seed)]
+            write_text(file, to_lines([*kept, *records]))
+        curves = [other for other in read_lines(self.path / CURVES_FILE) if other["run"] != name]
+        _write_lines(self.path / CURVES_FILE, [*curves, curve])
+        self.runs[name] = line
+        _write_lines(self.path / RUNS_FILE, self.runs.values())
+
+
+def read_lines(file: Path) -> list[Line]:
+    """The objects of a JSON-lines file; none where there is no file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if not file.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read ({error}): remove it, or bring it back") from None
+
+
+def describe_run(
+    run: Path, planned: Planned, study: Study, measured: Mapping[str, Any]
+) -> tuple[Line, list[Record], Line]:
+    """Read a finished run's folder: its line of runs.jsonl, its records, and its curves.
+
+    Args:
+        run: the folder of the run, with `results.jsonl` if it was evaluated.
+        measured: what its process measured, see `worker`.
+
+    Raises:
+        InputError: a file cannot be read, or the run was never validated.
+    """
+    steps, validations = read_lines(run / "metrics.jsonl"), read_lines(run / "validation.jsonl")
+    scores = [row["score"] for row in validations if row.get("score") is not None]
+    if measured["diverged"] is None and not scores:
+        raise InputError(f"{run} was never validated: give the study's data a split val")
+    samples = np.diff([0, *(row["samples"] for row in steps)])
+    seconds = samples / [row["samples_per_second"] for row in steps] if steps else np.zeros(0)
+    line = {
+        "run": planned.name,
+        "group": planned.group,
+        "arm": planned.arm,
+        "seed": planned.seed,
+        "lr": planned.recipe.lr,
+        "weight_decay": planned.recipe.weight_decay,
+        "score": max(scores) if measured["diverged"] is None else None,
+        "diverged": measured["diverged"],
+        "steps": steps[-1]["step"] if steps else 0,
+        "seconds": round(float(seconds.sum()), 2),
+        "suite_seconds": measured.get("suite_seconds"),
+        "parameters": _parameters(planned.recipe),
+        "step_seconds": float(np.median(seconds)) if steps else None,
+        **{key: measured.get(key) for key in ("peak_memory", "device", "threads", "side_by_side")},
+        "recipe": planned.digest,
+    }
+    curve = {key: line[key] for key in ("run", "group", "arm", "seed")} | _curve(steps, validations)
+    records: list[Record] = []
+    if planned.group != "sweep" and measured["diverged"] is None:
+        best = max((row for row in validations if row.get("score") is not None), key=lambda row: row["score"])
+        records = [*_training_records(study, planned, line, best, steps[-1]), *_suite_records(run, planned)]
+    return line, records, curve
+
+
+def _training_records(study: Study, planned: Planned, line: Line, best: Line, last: Line) -> list[Record]:
+    """The records of the training: validation score, λ and correlation of the maps by layer, and cost."""
+    common = {
+        **_whose(planned),
+        **{"dataset": study.data, "data": study.data, "init": planned.recipe.init, "steps": line["steps"]},
+        **{"low": None, "high": None, "split": "train", "count": 1},
+    }
+    found: list[dict[str, Any]] = [
+        {
+            **{"task": "validation", "metric": "score", "value": best["score"]},
+            **{"split": "val", "count": best.get("captions", 0)},
+            "protocol": "mean of the six recalls of retrieval, best checkpoint",
+        }
+    ]
+    sources = (("lambda", last, "last step"), ("map_correlation", best, "best checkpoint"))
+    found += [
+        {
+            **{"task": "training", "metric": metric, "value": value, "protocol": protocol},
+            **{"map": _TOWERS.get(tower, tower), "layer": layer},
+        }
+        for metric, row, protocol in sources
+        for tower, values in (row.get(metric) or {}).items()
+        for layer, value in enumerate(values, 1)
+    ]
+    protocol = f"{line['side_by_side']} at a time on {line['device']}, {line['threads']} threads each"
+    found += [
+        {"task": "cost", "metric": metric, "value": line[metric], "protocol": protocol}
+        for metric in ("parameters", "step_seconds", "seconds", "peak_memory")
+        if line[metric] is not None
+    ]
+    return [Record.model_validate(common | fields) for fields in found]
+
+
+def _suite_records(run: Path, planned: Planned) -> list[Record]:
+    """The records of the suite without those of single layers and heads, named after the arm."""
+    records = read_records(run / RESULTS_FILE)
+    return [record.model_copy(update=_whose(planned)) for record in records if record.layer is None]
+
+
+def _whose(planned: Planned) -> dict[str, Any]:
+    return {"model": planned.arm, "seed": planned.seed, "weights": f"{planned.name}/checkpoints/best"}
+
+
+def _curve(steps: list[Line], validations: list[Line]) -> Line:
+    """The curves at about 50 steps, and all validations."""
+    last = len(steps) - 1
+    rows = [steps[i] for i in np.unique(np.linspace(0, last, min(_POINTS, last + 1)).astype(int))]
+    return {
+        "step": [row["step"] for row in rows],
+        "loss": [_rounded(row["loss"]) for row in rows],
+        "lambda": _by_tower(rows, "lambda"),
+        "validation": {
+            "step": [row["step"] for row in validations],
+            "score": [_rounded(row.get("score")) for row in validations],
+            "map_correlation": _by_tower(validations, "map_correlation"),
+        },
+    }
+
+
+def _by_tower(rows: list[Line], key: str) -> dict[str, list[list[float | None]]]:
+    towers = dict.fromkeys(tower for row in rows for tower in row.get(key) or {})
+    return {
+        _TOWERS.get(tower, tower): [[_rounded(value) for value in row[key][tower]] for row in rows]
+        for tower in towers
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five significant digits; None for what is not finite."""
+    return float(f"{value:.5g}") if value is not None and np.isfinite(value) else None
+
+
+def _parameters(recipe: Recipe) -> int:
+    with torch.device("meta"):
+        return sum(weights.numel() for weights in CLIP(recipe.config(), seed=0).parameters())
+
+
+def _value(fields: Mapping[str, Any], key: str) -> Any:
+    found: Any = fields
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _write_lines(file: Path, lines: Iterable[Line]) -> None:
+    write_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))

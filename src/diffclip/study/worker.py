@@ -1,0 +1,198 @@
+"""One run of a study in a process of its own: `diffclip train`, then `diffclip evaluate`.
+
+The processes are forked from a server that has imported torch once, which saves seconds and memory a run. They end with
+the study, however it ends: what a run lost is no more than `diffclip train --resume` makes again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import resource
+import shlex
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from diffclip.errors import DivergedError, InputError, StoppedError
+from diffclip.files import write_text
+from diffclip.study.results import MEASURED_FILE
+
+_PRELOADED = ("diffclip.training.loop", "diffclip.evaluation.runner", "diffclip.report")
+_SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of a process.
+
+    Attributes:
+        command: runs `diffclip WORDS` in the process, and raises its failures.
+        run: the run's folder.
+        train: the words of `diffclip train`.
+        evaluate: the words of `diffclip evaluate`; empty for none.
+    """
+
+    command: Callable[[Sequence[str]], None]
+    run: Path
+    train: Sequence[str]
+    evaluate: Sequence[str]
+    device: str
+    threads: int
+    side_by_side: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: well, stopped, or with a failure in one line; `ours` if the input is not to blame."""
+
+    stopped: bool = False
+    failure: str = ""
+    ours: bool = False
+
+
+class Worker:
+    """A process that does a job."""
+
+    def __init__(self, job: Job) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([job.command.__module__, *_PRELOADED])
+        os.environ.setdefault("OMP_NUM_THREADS", str(job.threads))  # read when the server imports torch
+        self.connection, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_do, args=(job, theirs, dict(os.environ)))
+        self._process.start()
+        theirs.close()
+        self._asked = False
+
+    def stop(self) -> None:
+        """Ask the run to save and stop."""
+        self._asked = True
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._asked = True
+        self._process.kill()
+
+    def join(self) -> Ended:
+        """Wait for the end of the process, which `connection` announces."""
+        try:
+            ended: Ended | None = self.connection.recv()
+        except (EOFError, OSError):
+            ended = None
+        self._process.join()
+        self.connection.close()
+        if ended is not None:
+            return ended
+        code = self._process.exitcode
+        why = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        failure = f"its process died ({why}): was memory short?"
+        return Ended(stopped=True) if self._asked else Ended(failure=failure, ours=True)
+
+
+def read_measured(run: Path) -> dict[str, Any] | None:
+    """What the process of a trained run measured: `diverged` (the step, or None), `peak_memory` in bytes, `device`,
+    `threads`, `side_by_side`, and `suite_seconds` once it is evaluated; None before the end of the training."""
+    try:
+        measured: dict[str, Any] = json.loads((run / MEASURED_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return measured
+
+
+def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
+    """The life of a process."""
+    os.environ.update(environment)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the study asks them to stop
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        _log_to(job.run.with_name(f"{job.run.name}.log"))
+        _train_and_evaluate(job)
+        ended = Ended()
+    except (StoppedError, KeyboardInterrupt):
+        ended = Ended(stopped=True)
+    except Exception as error:
+        code = getattr(error, "exit_code", None)
+        traceback.print_exc()
+        kind = f"{type(error).__name__}: " if code is None else ""
+        line = " ".join(f"{kind}{error}".split())
+        ended = Ended(failure=line, ours=code != InputError.exit_code)
+        if code == _INTERRUPTED:
+            ended = Ended(stopped=True)
+    sys.stdout.flush()
+    connection.send(ended)
+    if ended.stopped:
+        sys.exit(StoppedError.exit_code)
+
+
+def _train_and_evaluate(job: Job) -> None:
+    import torch
+
+    torch.set_num_threads(job.threads)
+    measured = read_measured(job.run)
+    if measured is None:
+        diverged = None
+        try:
+            _do_command(job, job.train)
+        except DivergedError as error:
+            print(error, file=sys.stderr)
+            diverged = error.step
+        measured = {
+            "diverged": diverged,
+            "peak_memory": _peak_memory(job.device),
+            "device": torch.cuda.get_device_name() if job.device == "cuda" else _processor(),
+            "threads": job.threads,
+            "side_by_side": job.side_by_side,
+        }
+        write_text(job.run / MEASURED_FILE, json.dumps(measured))
+    if job.evaluate and measured["diverged"] is None and "suite_seconds" not in measured:
+        started = time.monotonic()
+        _do_command(job, job.evaluate)
+        measured["suite_seconds"] = round(time.monotonic() - started, 2)
+        write_text(job.run / MEASURED_FILE, json.dumps(measured))
+
+
+def _do_command(job: Job, words: Sequence[str]) -> None:
+    print(f"$ diffclip {shlex.join(words)}", flush=True)
+    job.command(words)
+
+
+def _log_to(file: Path) -> None:
+    """What the process prints goes to the end of `file`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _peak_memory(device: str) -> int:
+    """Bytes: of tensors on a GPU, on a CPU the process's largest resident size."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _processor() -> str:
+    import platform
+
+    from diffclip.training.about import cpu_name
+
+    return cpu_name() or platform.machine()
