@@ -1,4 +1,4 @@
-"""Made pictures that stand for the sets of the suite `brief`, and the file of a tiny study."""
+"""Drawn images that stand for the sets of the suite `brief`, and the file of a tiny study."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from in_process import diffclip_command
 from tiny_study import RECIPE, STUDY
 
-from diffclip.report.save import save_run
-from diffclip.scenes import write_scenes
-from diffclip.study.one import Place
-from diffclip.study.recipe import Study, read_study
+from diffclip.scenes.write import write_scenes
 
 
 @pytest.fixture(scope="session")
@@ -42,10 +40,11 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.fixture
-def study(study_file: Callable[..., Path]) -> Study:
-    return read_study(study_file(sweep=None))
+def diffclip_study(data: Path, tmp_path: Path) -> Callable[..., Any]:
+    """`diffclip study FILE …` on that data, with runs and results below `tmp_path`."""
 
+    def call(file: Path | str, *more: object) -> Any:
+        folders = ("--data", data, "--runs", tmp_path / "runs", "--output", tmp_path / "out")
+        return diffclip_command("study", file, *folders, *more)
 
-@pytest.fixture
-def place(data: Path, tmp_path: Path) -> Place:
-    return Place(data, tmp_path / "runs", tmp_path / "out", "cpu", 1, save_run)
+    return call

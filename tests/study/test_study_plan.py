@@ -1,169 +1,165 @@
-"""Which runs a study has, in which order, with which settings; and how long they take."""
+"""Which runs a study has, in which order and with which settings; and the dry run that tells it."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tiny_study import ABLATIONS, write_finished
+from tiny_study import ABLATIONS, STUDY, write_finished
 
 from diffclip.errors import InputError
-from diffclip.study.choose import choose, trials
-from diffclip.study.folder import check_study_folder, claim_study, diverged_at, is_finished, misfit
-from diffclip.study.pace import Pace
-from diffclip.study.plan import Settings, all_runs, grid_runs, repeats, sweep_runs
-from diffclip.study.recipe import read_study
+from diffclip.evaluation.statistics import detectable_difference
+from diffclip.study.plan import choose, digest_of, grid_runs, plan, repeated_arms, sweep_runs
+from diffclip.study.recipe import read_study, to_yaml
+from diffclip.study.results import StudyFolder
+from diffclip.training.recipe import read_recipe
+
+SLOW, FAST = {"lr": 0.125, "weight_decay": 0.0}, {"lr": 0.25, "weight_decay": 0.5}
 
 
-def test_runs_come_seed_by_seed_and_arms_take_the_settings_of_their_kind(
-    study_file: Callable[..., Path],
-) -> None:
-    study = read_study(study_file(ablations=ABLATIONS))
-    chosen = {"CLIP": Settings(0.25, 0.5), "DiffCLIP": Settings(0.125, 0.0)}
-    runs = grid_runs(study, chosen)
-    assert [str(run) for run in runs] == [
+def test_runs_come_seed_by_seed_with_the_settings_of_their_kind(study_file: Callable[..., Path]) -> None:
+    as_diffclip = {"change": {"model": "CLIP"}, "settings": "DiffCLIP"}
+    ablations = {**ABLATIONS, "arms": {**ABLATIONS["arms"], "as-DiffCLIP": as_diffclip}}  # type: ignore[dict-item]
+    runs = grid_runs(read_study(study_file(ablations=ablations)), {"CLIP": FAST, "DiffCLIP": SLOW})
+    assert [run.name for run in runs] == [
         *("models/CLIP-s0", "models/DiffCLIP-s0", "models/CLIP-s1", "models/DiffCLIP-s1"),
-        "ablations/DiffCLIP-no-norm-s0",
+        *("ablations/DiffCLIP-no-norm-s0", "ablations/as-DiffCLIP-s0"),
     ]
-    assert [run.change["lr"] for run in runs] == [0.25, 0.125, 0.25, 0.125, 0.125]
-    assert all_runs(study, ["ablations"])[0].name == "DiffCLIP-no-norm-s0"
-
-
-def test_an_arm_can_take_the_settings_of_the_other_sweep(study_file: Callable[..., Path]) -> None:
-    arms = {
-        "CLIP-slow": {"change": {"model": "CLIP"}, "settings": "DiffCLIP", "factor": "lr", "against": "CLIP"}
-    }
-    study = read_study(study_file(ablations={"seeds": [0], "suite": "brief", "arms": arms}))
-    runs = grid_runs(study, {"CLIP": Settings(0.25, 0.5), "DiffCLIP": Settings(0.125, 0.0)})
-    assert (runs[-1].arm, runs[-1].change["lr"], runs[-1].change["weight_decay"]) == ("CLIP-slow", 0.125, 0.0)
+    assert [run.recipe.lr for run in runs] == [0.25, 0.125, 0.25, 0.125, 0.125, 0.125]
+    assert runs[-1].recipe.weight_decay == 0.0
+    assert {"lr=0.125", "seed=0", 'model="CLIP"'} <= set(runs[-1].words)
 
 
 def test_an_arm_that_would_repeat_anothers_runs_is_left_out(study_file: Callable[..., Path]) -> None:
-    settings = {"change": {"model": "CLIP"}, "settings": "DiffCLIP", "factor": "lr", "against": "CLIP"}
-    fixed = {
-        "change": {"model": "CLIP", "init": "published", "lr": 0.5, "weight_decay": 0.5},
-        **{"factor": "lr", "against": "CLIP"},
-    }
-    ablations = {"seeds": [0], "suite": "brief", "arms": {"as-DiffCLIP": settings, "fixed": fixed}}
-    study = read_study(study_file(ablations=ablations))
-    one, other, third = Settings(0.25, 0.5), Settings(0.125, 0.5), Settings(0.5, 0.5)
-    for clip, diffclip, repeated in (
-        (one, other, {}),
-        (one, one, {"as-DiffCLIP": "CLIP"}),
-        (third, other, {"fixed": "CLIP"}),
-        (one, third, {"fixed": "as-DiffCLIP"}),
-        (third, third, {"as-DiffCLIP": "CLIP", "fixed": "CLIP"}),
-    ):
-        chosen = {"CLIP": clip, "DiffCLIP": diffclip}
-        assert repeats(study, chosen) == repeated
-        arms = {run.arm for run in grid_runs(study, chosen)}
-        assert arms == {"CLIP", "DiffCLIP", "as-DiffCLIP", "fixed"} - repeated.keys()
-    assert repeats(study, {}) == {}  # nobody knows yet
-    assert repeats(read_study(study_file(ablations=ablations, sweep=None)), {}) == {"as-DiffCLIP": "CLIP"}
+    arms = {"as-DiffCLIP": {"change": {"model": "CLIP"}, "settings": "DiffCLIP", "against": "CLIP"}}
+    study = read_study(study_file(ablations={"seeds": [0], "suite": "brief", "arms": arms}))
+    assert repeated_arms(study, {"CLIP": FAST, "DiffCLIP": SLOW}) == {}
+    assert repeated_arms(study, {"CLIP": FAST, "DiffCLIP": FAST}) == {"as-DiffCLIP": "CLIP"}
+    assert repeated_arms(study, {}) == {}  # the sweep has not chosen
+    assert {run.arm for run in grid_runs(study, {"CLIP": FAST, "DiffCLIP": FAST})} == {"CLIP", "DiffCLIP"}
 
 
-def test_the_sweep_chooses_for_each_arm_and_not_before_it_is_finished(
+def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    study = read_study(study_file())
+    arms = ["CLIP", "DiffCLIP", "DiffCLIP-no-norm"]
+    sweep = {"lr": [1e-3, 2e-3, 4e-3], "weight_decay": [0.1], "seeds": [100, 101], "arms": arms}
+    study = read_study(study_file(sweep=sweep, ablations=ABLATIONS))
     runs = sweep_runs(study)
-    for run, score in zip(runs, (0.1, 0.4, 0.3, 0.2), strict=True):
-        with pytest.raises(InputError, match="the sweep is not finished"):
-            choose(study, tmp_path / "out")
-        write_finished(study, run, tmp_path / "out", score)
-    assert [run.arm for run in runs] == ["CLIP", "DiffCLIP", "CLIP", "DiffCLIP"]
-    assert choose(study, tmp_path / "out") == {"CLIP": Settings(2e-3, 0.1), "DiffCLIP": Settings(1e-3, 0.1)}
-
-
-def test_a_run_that_diverged_is_finished_and_never_chosen(
-    study_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    study = read_study(study_file())
-    runs = sweep_runs(study)
+    assert len(runs) == 3 * 2 * 3
+    assert runs[0].name == "sweep/CLIP-lr0.001-wd0.1-s100"
+    scores = {(0.001, 100): 0.5, (0.001, 101): 0.1, (0.002, 100): 0.4, (0.002, 101): 0.4, (0.004, 100): 0.9}
     for run in runs:
-        write_finished(study, run, tmp_path, 0.5)
-    folder = write_finished(study, runs[0], tmp_path, 0.9, diverged=7)
-    (folder / "validation.jsonl").unlink()
-    assert is_finished(study, runs[0], tmp_path)
-    assert [diverged_at(tmp_path / str(run)) for run in runs] == [7, None, None, None]
-    assert [trial.score for trial in trials(study, tmp_path)] == [-math.inf, 0.5, 0.5, 0.5]
-    assert choose(study, tmp_path) == {"CLIP": Settings(2e-3, 0.1), "DiffCLIP": Settings(1e-3, 0.1)}
-    assert Pace.of_finished(study, runs[:1], tmp_path).seconds("sweep") is None
-    write_finished(study, runs[2], tmp_path, 0.9, diverged=1)
-    with pytest.raises(InputError, match=r"every run of CLIP in the sweep diverged: .*lower rates"):
-        choose(study, tmp_path)
+        with pytest.raises(InputError, match="the sweep is not finished"):
+            choose(study, StudyFolder(tmp_path).runs)
+        write_finished(tmp_path, run, scores.get((run.recipe.lr, run.seed)))  # 0.004 diverged once
+    chosen = choose(study, StudyFolder(tmp_path).runs)
+    assert chosen == {arm: {"lr": 2e-3, "weight_decay": 0.1} for arm in arms}
+    for run in runs:
+        write_finished(tmp_path, run, None)
+    with pytest.raises(InputError, match="every setting of CLIP in the sweep diverged"):
+        choose(study, StudyFolder(tmp_path).runs)
 
 
-def test_a_run_of_other_settings_or_another_suite_is_not_finished(
-    study_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    study = read_study(study_file())
-    run = grid_runs(study, {})[0]
-    assert not is_finished(study, run, tmp_path)
-    folder = write_finished(study, run, tmp_path, 0.5)
-    assert is_finished(study, run, tmp_path)
-    other = read_study(study_file(change={"epochs": 3}))
-    assert not is_finished(other, grid_runs(other, {})[0], tmp_path)
-    assert misfit(other, grid_runs(other, {})[0], tmp_path) == "started with epochs=2, not 3"
-    for costs, told in (
-        ({"data": "flickr8k", "scenes": None}, None),
-        ({"data": "flickr30k", "scenes": None}, 'trained on data "flickr30k", not "flickr8k"'),
-        ({"data": "flickr8k", "scenes": {"train": 9}}, 'trained on scenes {"train": 9}, not null'),
-    ):
-        write_finished(study, run, tmp_path, 0.5, **costs)
-        assert misfit(study, run, tmp_path) == told
-        assert is_finished(study, run, tmp_path) is (told is None)
-    cost = json.loads((folder / "cost.json").read_text())
-    (folder / "cost.json").write_text(json.dumps({**cost, "suite": "quick"}))
-    assert not is_finished(study, run, tmp_path)
-    (folder / "cost.json").write_text("{")
-    assert not is_finished(study, run, tmp_path)
+def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(study_file: Callable[..., Path]) -> None:
+    study = read_study(study_file(sweep=None))
+    run = plan(study, {})[0][0]
+    lines = {run.name: {"recipe": run.digest}}
+    assert run.is_finished(lines)
+    words = [*study.data_words(Path("/elsewhere")), *run.words]
+    assert digest_of(read_recipe(study.recipe, words)) == run.digest
+    for word in ("data.workers=2", "checkpoint_every=5", "attention_backend=eager"):
+        assert digest_of(read_recipe(study.recipe, [*words, word])) == run.digest
+    for word in ("lr=0.5", "data.train=/elsewhere/flickr30k/train", "data.flip=0.5", "epochs=3"):
+        assert digest_of(read_recipe(study.recipe, [*words, word])) != run.digest
+    assert not plan(read_study(study_file(sweep=None, change={"epochs": 9})), {})[0][0].is_finished(lines)
 
 
 def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    half = out / "models" / ".12345678.tmp"
-    half.mkdir(parents=True)
-    claim_study(read_study(study_file()), out)
-    assert not half.exists()
-    claim_study(read_study(study_file()), out)
-    other = read_study(study_file(change={"epochs": 7}))
-    with pytest.raises(InputError, match=r"holds a study with change.epochs=null, not 7: .*--output"):
-        check_study_folder(other, out)
+    StudyFolder(out).claim(read_study(study_file()))
+    more = {**STUDY["models"], "seeds": [0, 1, 2]}  # type: ignore[dict-item]
+    StudyFolder(out).claim(
+        read_study(study_file(models=more, ablations=ABLATIONS, title="More", margin=0.02))
+    )
+    assert (out / "study.yaml").read_text() == to_yaml(read_study("tiny_study.yaml"))
     for changes, told in (
-        ({"title": "Other", "data": "flickr30k"}, 'data="flickr8k", not "flickr30k"'),
+        ({"data": "flickr30k"}, 'data="flickr8k", not "flickr30k"'),
         ({"scenes": {"train": 8, "val": 8, "size": 32}}, "scenes=null, not "),
-        ({"change": {"data.flip": 0.5}}, r"change.data.flip=null, not 0.5"),
+        ({"change": {"epochs": 7}}, r"change=\{\}, not "),
+        ({"models": {**more, "suite": "quick"}}, 'models.suite="brief", not "quick"'),
     ):
-        # removing study.yaml would not tell the runs apart
-        with pytest.raises(InputError, match=rf"{told}.*: choose another --output and other --runs") as error:
-            check_study_folder(read_study(study_file(**changes)), out)
-        assert "remove" not in str(error.value)
+        with pytest.raises(InputError, match=rf"{told}.*: choose another --output and other --runs"):
+            StudyFolder(out).check(read_study(study_file(**changes)))
     (out / "study.yaml").write_text("models: [")
-    with pytest.raises(InputError, match="cannot be read: remove it"):
-        check_study_folder(other, out)
+    with pytest.raises(InputError, match="is not a study: remove it"):
+        StudyFolder(out).check(read_study(study_file()))
 
 
-def test_the_pace_is_the_median_of_what_finished_runs_cost_and_for_other_groups_that_of_the_longest(
-    study_file: Callable[..., Path], tmp_path: Path
+def test_a_dry_run_tells_runs_time_and_detectable_difference(
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
 ) -> None:
-    study = read_study(study_file(ablations=ABLATIONS))
-    assert Pace.of_finished(study, sweep_runs(study), tmp_path).seconds_of(["sweep"], workers=1) is None
-    for planned, seconds in zip(sweep_runs(study), (10.0, 30.0, 20.0), strict=False):
-        folder = write_finished(study, planned, tmp_path, 0.1)
-        (folder / "cost.json").write_text(
-            json.dumps({"seconds": seconds, "suite": None, "suite_seconds": None})
-        )
-    pace = Pace.of_finished(study, sweep_runs(study), tmp_path)
-    assert (pace.seconds("sweep"), pace.seconds("models")) == (20, 20)
-    model = grid_runs(study, {})[0]
-    write_finished(study, model, tmp_path, 0.1)  # of a minute, and half of one for its suite
-    pace.add(model)
-    assert (pace.seconds("sweep"), pace.seconds("models"), pace.seconds("ablations")) == (20, 90, 90)
-    assert pace.seconds_of(["sweep", "sweep", "models"], workers=2) == 65
-    assert pace.seconds_of([], workers=1) == 0
+    file = study_file(sweep=None)
+    ended = diffclip_study(file, "--workers", 2, "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert "0 of 4 runs are finished; the time of the others is known when" in ended.stdout
+    assert "with --pilot" in ended.stdout
+    assert not (tmp_path / "out").exists()
+    runs = plan(read_study(file), {})[0]
+    for run, score in zip(runs, (0.40, 0.41, 0.42, 0.45), strict=True):
+        write_finished(tmp_path / "pilot", run, score)
+    write_finished(tmp_path / "out", runs[0], 0.4)
+    more = ("--workers", 2, "--dry-run", "--pilot", tmp_path / "pilot", "models.seeds=[0,1,2,3,4,5]")
+    ended = diffclip_study(file, *more)
+    assert "1 of 12 runs are finished; the others take about 8 min, 2 at a time on cpu" in ended.stdout
+    assert "primary: DiffCLIP − CLIP, validation score on flickr8k" in ended.stdout
+    plan_ = json.loads(diffclip_study(file, *more, "--json").stdout)
+    power = plan_["power"]
+    assert [(row["arm"], row["runs"], row["done"]) for row in plan_["groups"]] == [
+        *(("CLIP", 6, 1), ("DiffCLIP", 6, 0))
+    ]
+    assert (power["sd"], power["df"], power["seeds"]) == (pytest.approx(0.01), 1, 6)
+    assert power["detectable"] == pytest.approx(detectable_difference(0.01 * (2 / 6) ** 0.5, 5))
+    assert 0 < power["power_at_margin"] < 0.5
+
+
+def test_a_dry_run_tells_what_the_sweep_chose_and_what_is_trained_anew(
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
+) -> None:
+    arm = {"change": {"model": "CLIP"}, "settings": "DiffCLIP", "factor": "lr", "against": "CLIP"}
+    ablations = {"seeds": [0], "suite": "brief", "arms": {"CLIP-as-DiffCLIP": arm}}
+    study, out = read_study(study_file(ablations=ablations)), tmp_path / "out"
+    for run in sweep_runs(study):
+        write_finished(out, run, 0.5)
+    for run in grid_runs(study, choose(study, StudyFolder(out).runs)):
+        write_finished(out, run, 0.5)
+    sweep = {**STUDY["sweep"], "lr": [1e-3, 2e-3, 4e-3]}  # type: ignore[dict-item]
+    file = study_file(ablations=ablations, sweep=sweep)
+    for run in sweep_runs(read_study(file))[-2:]:
+        write_finished(out, run, 0.9 if run.arm == "CLIP" else 0.1)
+    told = diffclip_study(file, "--dry-run").stdout
+    assert "the sweep chose for CLIP: lr 0.004" in told
+    assert "trained anew: 2 runs that had other settings (models/CLIP-s0, models/CLIP-s1)" in told
+    write_finished(out, sweep_runs(read_study(file))[-1], 0.95)
+    dry = json.loads(diffclip_study(file, "--dry-run", "--json").stdout)
+    assert dry["repeats"] == {"CLIP-as-DiffCLIP": "CLIP"}
+    assert (dry["total"], dry["done"]) == (10, 6)
+    told = diffclip_study(file, "--dry-run").stdout
+    assert "CLIP-as-DiffCLIP is left out: with these settings it is CLIP" in told
+
+
+def test_the_committed_study_is_finished_and_tells_its_power() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks" / "results" / "study_cpu"
+    study = read_study(folder / "study.yaml")
+    lines = StudyFolder(folder).runs
+    runs, chosen = plan(study, lines)
+    assert all(run.is_finished(lines) for run in runs)
+    assert chosen == {
+        "CLIP": {"lr": 5e-4, "weight_decay": 0.5},
+        "DiffCLIP": {"lr": 2.5e-4, "weight_decay": 0.1},
+    }

@@ -1,4 +1,4 @@
-"""Runs of a study one by one: what they leave, what a second call does, and what a kill loses."""
+"""`diffclip study` with real processes: the files that it leaves, a second call, and what a kill loses."""
 
 from __future__ import annotations
 
@@ -9,191 +9,217 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from in_process import diffclip_command
-from tiny_study import ABLATIONS, STUDY
+from tiny_study import ABLATIONS, STUDY, write_finished
 
-from diffclip.files import lock_file
-from diffclip.report.runs import read_run
-from diffclip.report.save import save_run
-from diffclip.study.attempt import attempt
-from diffclip.study.choose import best_score
-from diffclip.study.folder import is_finished, read_cost
-from diffclip.study.measure import MEASURED_FILE
-from diffclip.study.one import Place, Work, wait_for_leftovers, why_anew
-from diffclip.study.plan import Planned, grid_runs
-from diffclip.study.recipe import Study, read_study
+from diffclip.evaluation.records import load_records
+from diffclip.study.plan import sweep_runs
+from diffclip.study.recipe import read_study
+from diffclip.study.results import StudyFolder, read_lines
 
-# what differs between two runs of the same recipe
-TIMES = ("samples_per_second", "data_wait")
+ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
+ONE_SEED = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
 
 
-def test_a_run_is_trained_measured_and_condensed(study: Study, place: Place) -> None:
-    planned = grid_runs(study, {})[1]
-    score = Work(study, place).do(planned)
-    folder, run = place.output / str(planned), place.runs / str(planned)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        *("cost.json", "metrics.jsonl", "recipe.yaml", "results.jsonl", "validation.jsonl")
-    ]
-    assert is_finished(study, planned, place.output)
-    assert score == pytest.approx(best_score(folder), rel=1e-4)
-    read = read_run(folder)
-    assert read.variant == "DiffCLIP"
-    assert {record.weights for record in read.records} == {"DiffCLIP-s0/checkpoints/best"}
-    assert {record.task for record in read.records} >= {"retrieval", "zero-shot"}
-    assert not (run / "checkpoints").exists()
-    assert "epoch 2: validation" in run.with_name("DiffCLIP-s0.log").read_text()
-
-    cost: Any = read_cost(folder)
-    assert 0 < cost["step_seconds"] <= cost["seconds"] < 600
-    assert cost["suite_seconds"] > 0
-    assert (cost["suite"], cost["side_by_side"], cost["memory_of"]) == ("brief", 1, "process")
-    assert cost["peak_memory"] is None or cost["peak_memory"] > 50_000_000
-    assert cost["parameters"] > 49408 * 16
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["study_cpo"], "unknown recipe 'study_cpo': did you mean 'study_cpu'"),
+        (["study_cpu", "modls.seeds=[0]"], "unknown study key 'modls': did you mean 'models'"),
+        (["study_cpu", "--only", "model"], "unknown group of runs 'model': did you mean 'models'"),
+        (["study_cpu", "--minutes", "0"], "--minutes 0 is no time"),
+        (["study_cpu", "--pilot", "out"], "--pilot belongs to --dry-run"),
+        (["study_cpu", "--device", "cdua"], "device 'cdua' is not available here"),
+    ],
+)
+def test_bad_words_are_told_in_a_line(words: list[str], told: str) -> None:
+    ended = diffclip_command("study", *words)
+    assert ended.returncode == 2
+    assert told in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
-def test_a_condensed_run_that_is_wanted_anew_starts_anew(study: Study, place: Place) -> None:
-    planned = grid_runs(study, {})[0]
-    work = Work(study, place)
-    first = work.do(planned)
-    for file in (place.output / str(planned)).iterdir():
-        file.unlink()
-    assert work.do(planned) == first
-    assert is_finished(study, planned, place.output)
-
-
-def test_the_memory_of_a_training_that_nobody_watched_is_not_known(study: Study, place: Place) -> None:
-    kept = Place(place.data, place.runs, place.output, "cpu", 1, save_run, keep=True)
-    planned = grid_runs(study, {})[0]
-    Work(study, kept).do(planned)
-    (kept.runs / str(planned) / MEASURED_FILE).unlink()
-    assert (kept.runs / str(planned) / "checkpoints").is_dir()
-    Work(study, kept).do(planned)
-    cost: Any = read_cost(kept.output / str(planned))
-    assert cost["peak_memory"] is None
-    assert cost["seconds"] > 0
-
-
-def test_a_run_of_other_settings_or_data_is_removed_and_trained_anew(
-    study_file: Callable[..., Path], place: Place, tmp_path: Path
+def test_missing_data_is_named_before_anything_is_done(
+    study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    study, kept = read_study(study_file(sweep=None)), replace(place, keep=True)
-    planned = grid_runs(study, {})[0]
-    Work(study, kept).do(planned)
-    run, log = place.runs / str(planned), place.runs / "models" / "CLIP-s0.log"
-    assert why_anew(study, kept, planned) is None
-    slower = read_study(study_file(sweep=None, change={"lr": 1e-5}))
-    (other,) = (one for one in grid_runs(slower, {}) if str(one) == str(planned))
-    assert why_anew(slower, kept, other) == "started with lr=0.0005, not 1e-05"
-    Work(slower, kept).do(other)
-    assert is_finished(slower, other, place.output)
-    assert f"{run} was started with lr=0.0005, not 1e-05: removed, to be trained anew" in log.read_text()
-    elsewhere = read_study(study_file(sweep=None, change={"lr": 1e-5}, data="cifar10"))
-    assert f"{place.data}/flickr8k/train, not " in str(why_anew(elsewhere, kept, other))
-    moved = tmp_path / "moved"
-    moved.symlink_to(place.data)
-    assert why_anew(slower, replace(kept, data=moved), other) is None
+    file = study_file(models={**ONE_SEED, "suite": "study"})
+    ended = diffclip_command("study", file, "--data", tmp_path / "none", "--dry-run")
+    assert ended.returncode == 2
+    assert "oxford_pets3, a folder in clip_benchmark's layout" in ended.stderr
+    assert "0 of 4 runs are finished" in ended.stdout
+    for told in ("flickr8k/train is missing", "missing in", "cifar10", "caltech101"):
+        assert told in ended.stderr
+    assert all(line.startswith("diffclip: ") for line in ended.stderr.splitlines())
+    assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_that_fails_tells_why_in_a_line(study: Study, place: Place, tmp_path: Path) -> None:
-    nowhere = Place(tmp_path / "nowhere", place.runs, place.output, "cpu", 1, save_run)
-    ended = attempt(Work(study, nowhere), grid_runs(study, {})[0])
-    assert ended.score is None
-    assert not ended.stopped
-    assert "nowhere" in ended.failure
-    assert "\n" not in ended.failure
+def test_a_folder_that_cannot_be_used_is_told(
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    ended = diffclip_study(study_file())
+    assert ended.returncode == 2
+    assert f"cannot write {tmp_path / 'runs'}" in ended.stderr
 
 
-def test_sigterm_between_steps_stops_a_run_that_then_goes_on(study: Study, place: Place) -> None:
-    class Stopping(Work):
-        def do(self, planned: Planned) -> float:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return super().do(planned)
-
-    planned = grid_runs(study, {})[0]
-    assert attempt(Stopping(study, place), planned).stopped
-    assert attempt(Work(study, place), planned).score is not None
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+def test_models_wait_for_the_sweep(
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any]
+) -> None:
+    ended = diffclip_study(study_file(), "--only", "models")
+    assert ended.returncode == 2
+    assert "the sweep is not finished (sweep/CLIP" in ended.stderr
 
 
 def test_the_grid_in_order_once_with_what_the_sweep_chose(
-    study_file: Callable[..., Path], data: Path, tmp_path: Path
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
 ) -> None:
-    file = study_file(
-        sweep={**STUDY["sweep"], "lr": [1e-3]}, ablations=ABLATIONS, models={**STUDY["models"], "seeds": [0]}
-    )
-    words = ("study", file, "--data", data, "--runs", tmp_path / "runs", "--output", tmp_path / "out")
-    first = diffclip_command(*words, "--only", "sweep", "--json")
+    file = study_file(sweep={**ONE_RATE, "lr": [1e30, 1e-3]}, ablations=ABLATIONS, models=ONE_SEED)
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    first = diffclip_study(file, "--only", "sweep", "--json", "--workers", 2)
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout) == {
-        **{"total": 2, "done": 2, "stopped": None, "failures": {}, "output": str(tmp_path / "out")}
+        **{"total": 4, "done": 4, "stopped": None, "failures": {}, "output": str(out)}
     }
-    second = diffclip_command(*words)
+    assert first.stderr.count("DIVERGED in step 2") == 2
+    lines = StudyFolder(out).runs
+    diverged = lines["sweep/CLIP-lr1e+30-wd0.1-s100"]
+    assert (diverged["diverged"], diverged["score"]) == (2, None)
+    assert not (out / "results.jsonl").exists()
+
+    second = diffclip_study(file)
     assert second.returncode == 0, second.stderr
-    assert "5 of 5 runs done" in second.stdout
-    told = [line for line in second.stderr.splitlines() if ": started" in line]
-    assert [line.split(":")[0] for line in told] == [
+    assert "7 of 7 runs done" in second.stdout
+    assert second.stdout.endswith(f"diffclip report {out}\n")
+    assert [line.split(":")[0] for line in second.stderr.splitlines() if ": started" in line] == [
         *("models/CLIP-s0", "models/DiffCLIP-s0", "ablations/DiffCLIP-no-norm-s0")
     ]
-    assert "score" in second.stderr
-    assert "samples/s" not in second.stderr
+    assert "samples/s" not in second.stderr  # it stands in the run's log
+    assert "$ diffclip train tiny.yaml " in (runs / "models" / "DiffCLIP-s0.log").read_text()
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("curves.jsonl", "results.jsonl", "runs.jsonl", "study.yaml", "timing.json")
+    ]
+    assert not list(runs.rglob("checkpoints"))
+    _check_files(out)
 
-    dry = diffclip_command(*words, "--dry-run", "--json")
-    plan = json.loads(dry.stdout)
-    assert (plan["done"], plan["total"], plan["problems"], plan["seconds_left"]) == (5, 5, [], 0)
-    for arm, settings in plan["chosen"].items():
-        assert read_run(tmp_path / "out" / "models" / f"{arm}-s0").recipe["lr"] == settings["lr"]
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json*")}
-    assert diffclip_command(*words).returncode == 0
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.json*")} == before
-
-
-def _start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as handle:
-        return subprocess.Popen(
-            [sys.executable, "-m", "diffclip.cli", *words],
-            stdout=handle,
-            stderr=handle,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert diffclip_study(file).returncode == 0
+    after = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert after | {out / "study.yaml": 0} == before | {out / "study.yaml": 0}
 
 
-def _finished(out: Path) -> int:
-    return len([file for file in out.glob("*/*/cost.json") if not file.parent.name.startswith(".")])
+def _check_files(out: Path) -> None:
+    """The lines, records and curves of the grid's three runs."""
+    line = StudyFolder(out).runs["models/DiffCLIP-s0"]
+    assert (line["group"], line["arm"], line["seed"], line["lr"]) == ("models", "DiffCLIP", 0, 1e-3)
+    assert (line["steps"], line["diverged"], line["side_by_side"], line["device"]) != (0, None, 0, "")
+    assert 0 < line["step_seconds"] <= line["seconds"] < 600
+    assert line["suite_seconds"] > 0
+    assert line["peak_memory"] > 50_000_000
+    assert line["parameters"] > 49408 * 16
+    frame = load_records(out)
+    assert set(frame["model"]) == {"CLIP", "DiffCLIP", "DiffCLIP-no-norm"}
+    assert set(frame["seed"]) == {0}
+    mine = frame[frame["model"] == "DiffCLIP"]
+    assert set(mine["weights"].dropna()) == {"models/DiffCLIP-s0/checkpoints/best"}
+    assert {"retrieval", "zero-shot", "validation", "training", "cost"} <= set(mine["task"])
+    (score,) = mine[(mine["task"] == "validation") & (mine["metric"] == "score")]["value"]
+    assert score == line["score"]
+    lambdas = mine[mine["metric"] == "lambda"]
+    assert list(zip(lambdas["map"], lambdas["layer"], strict=True)) == [("vision", 1), ("text", 1)]
+    assert set(frame[frame["task"] == "training"]["model"]) == {"DiffCLIP", "DiffCLIP-no-norm"}
+    curves = {curve["run"]: curve for curve in read_lines(out / "curves.jsonl")}
+    assert list(curves) == ["models/CLIP-s0", "models/DiffCLIP-s0", "ablations/DiffCLIP-no-norm-s0"]
+    curve = curves["models/DiffCLIP-s0"]
+    assert curve["step"][0] == 1
+    assert len(curve["step"]) == len(curve["loss"]) == len(curve["lambda"]["vision"])
+    assert max(curve["validation"]["score"]) == pytest.approx(line["score"], rel=1e-4)
+    assert curves["models/CLIP-s0"]["lambda"] == {}
 
 
-def _numbers(folder: Path) -> Any:
-    """What a condensed run tells, without times."""
-    run = read_run(folder)
-    steps = {name: values for name, values in run.steps.items() if name not in TIMES}
-    values = [(record.task, record.dataset, record.metric, record.value) for record in run.records]
-    return steps, run.lambdas, run.validation, values, {**run.recipe, "data": None}
+def test_a_run_of_other_settings_is_trained_anew(
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
+) -> None:
+    words = ("--keep", "--only", "models", "models.seeds=[0]")
+    only = {
+        **ONE_SEED,
+        "arms": {name: {"change": {"model": name, "lr": 1e-3}} for name in ("CLIP", "DiffCLIP")},
+    }
+    assert diffclip_study(study_file(sweep=None, models=only), *words).returncode == 0
+    assert (tmp_path / "runs" / "models" / "CLIP-s0" / "checkpoints").is_dir()
+    only["arms"]["CLIP"]["change"]["lr"] = 1e-5
+    ended = diffclip_study(study_file(sweep=None, models=only), *words)
+    assert ended.returncode == 0, ended.stderr
+    assert "models/CLIP-s0: started anew, as the run in its folder had other settings" in ended.stderr
+    assert "models/DiffCLIP-s0" not in ended.stderr
+    assert StudyFolder(tmp_path / "out").runs["models/CLIP-s0"]["lr"] == 1e-5
+    frame = load_records(tmp_path / "out")
+    assert len(frame[(frame["model"] == "CLIP") & (frame["task"] == "validation")]) == 1
 
 
-@pytest.mark.slow(minutes=1)
-def test_a_grid_killed_stopped_and_interrupted_ends_as_one_that_was_not(
+def test_a_run_that_fails_tells_why_and_the_others_go_on(
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = study_file(sweep=None, models=ONE_SEED)
+    (tmp_path / "runs" / "models").mkdir(parents=True)
+    (tmp_path / "runs" / "models" / "CLIP-s0.log").mkdir()
+    ended = diffclip_study(file, "--json")
+    assert ended.returncode == 1
+    summary = json.loads(ended.stdout)
+    assert (summary["done"], summary["total"]) == (1, 2)
+    assert "Is a directory" in summary["failures"]["models/CLIP-s0"]
+    assert "models/DiffCLIP-s0: score" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("diffclip: models/CLIP-s0 failed: ")
+
+
+def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = study_file(change={"epochs": 100_000, "checkpoint_every": 2}, sweep=None, models=ONE_SEED)
+    ended = diffclip_study(file, "--minutes", 0.25)
+    assert ended.returncode == 0, ended.stderr
+    assert "0 of 2 runs done, the same command goes on" in ended.stdout
+    assert "models/CLIP-s0: stopped, to be gone on with" in ended.stderr
+    assert "DiffCLIP-s0" not in ended.stderr
+    assert (tmp_path / "runs" / "models" / "CLIP-s0" / "checkpoints" / "last").exists()
+
+
+def test_no_run_is_begun_that_would_not_end_in_time(
+    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = study_file()
+    write_finished(tmp_path / "out", sweep_runs(read_study(file))[0], 0.5)  # took a minute
+    ended = diffclip_study(file, "--minutes", 0.5, "--json")
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout)
+    assert (summary["done"], summary["total"], summary["stopped"]) == (1, 8, "time")
+    assert "started" not in ended.stderr
+
+
+@pytest.mark.slow(minutes=2)
+def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
     study_file: Callable[..., Path], data: Path, tmp_path: Path
 ) -> None:
-    file = study_file(change={"epochs": 4, "checkpoint_every": 1}, sweep={**STUDY["sweep"], "lr": [1e-3]})
-
-    def words(name: str, *more: str) -> list[str]:
-        folders = {"--data": data, "--runs": tmp_path / name / "runs", "--output": tmp_path / name / "out"}
-        return ["study", str(file), *(str(word) for pair in folders.items() for word in pair), *more]
-
-    whole = diffclip_command(*words("whole"))
-    assert whole.returncode == 0, whole.stderr
-
+    file = study_file(change={"epochs": 4, "checkpoint_every": 1}, sweep=ONE_RATE)
     log, out, runs = tmp_path / "cut.log", tmp_path / "cut" / "out", tmp_path / "cut" / "runs"
-    two = words("cut", "--workers", "2")
 
-    def going() -> bool:
-        return any((path / "checkpoints" / "last").exists() for path in runs.glob("*/*"))
+    def words(name: str) -> list[str]:
+        folders = {"--data": data, "--runs": tmp_path / name / "runs", "--output": tmp_path / name / "out"}
+        return [
+            "study",
+            str(file),
+            *(str(word) for pair in folders.items() for word in pair),
+            "--workers",
+            "2",
+        ]
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as handle:
+            command = [sys.executable, "-m", "diffclip.cli", *words("cut")]
+            return subprocess.Popen(command, stdout=handle, stderr=handle, start_new_session=True)
 
     def wait_for(seen: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 400
@@ -202,46 +228,39 @@ def test_a_grid_killed_stopped_and_interrupted_ends_as_one_that_was_not(
             assert time.monotonic() < deadline, log.read_text()[-3000:]
             time.sleep(0.01)
 
-    process = _start(two, log)
-    wait_for(going, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not list(out.glob("models/*"))
+    def finished() -> int:
+        return len(read_lines(out / "runs.jsonl"))
 
-    process = _start(two, log)
-    wait_for(lambda: _finished(out) >= 1, process)
-    os.kill(process.pid, signal.SIGINT)
+    process = start()
+    wait_for(lambda: any((path / "checkpoints" / "last").exists() for path in runs.glob("*/*")), process)
+    process.kill()  # its processes end with it
+    process.wait()
+    assert finished() == 0
+
+    process = start()
+    wait_for(lambda: finished() >= 1, process)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C, which reaches all processes
     assert process.wait(200) == 130, log.read_text()[-3000:]
     assert "of 6 runs done, the same command goes on" in log.read_text()
 
-    before = _finished(out)
-    process = _start(two, log)
-    wait_for(lambda: _finished(out) > before, process)
-    os.kill(process.pid, signal.SIGKILL)  # the workers see to themselves
-    process.wait()
-    last = diffclip_command(*words("cut"))
-    assert last.returncode == 0, last.stderr
+    process, before = start(), finished()
+    wait_for(lambda: finished() > before, process)
+    process.terminate()
+    assert process.wait(200) == 75, log.read_text()[-3000:]
 
-    assert _finished(out) == 6
-    assert not list(out.rglob("*.tmp"))
+    for name in ("cut", "whole"):
+        last = diffclip_command(*words(name))
+        assert last.returncode == 0, last.stderr
     assert not list(runs.rglob("checkpoints"))
-    for folder in sorted(path.parent for path in (tmp_path / "whole" / "out").glob("*/*/cost.json")):
-        name = folder.relative_to(tmp_path / "whole" / "out")
-        np.testing.assert_equal(_numbers(out / name), _numbers(folder), err_msg=str(name))
-
-
-def test_a_run_waits_for_the_worker_that_a_killed_study_left(tmp_path: Path) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from diffclip.files import lock_file; "
-        "lock = lock_file(Path(sys.argv[1])); print('held', flush=True); time.sleep(1)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, tmp_path / ".lock"], stdout=subprocess.PIPE, text=True
-    ) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "held\n"
-        assert isinstance(lock_file(tmp_path / ".lock"), str)
-        wait_for_leftovers(tmp_path)
-        free = lock_file(tmp_path / ".lock")
-        assert not isinstance(free, str)
-        free.close()
+    assert not list(out.rglob("*.tmp"))
+    whole = StudyFolder(tmp_path / "whole" / "out").runs
+    timed = {"seconds", "suite_seconds", "step_seconds", "peak_memory"}
+    for name, line in StudyFolder(out).runs.items():
+        for key in line.keys() - timed:
+            assert line[key] == whole[name][key], (name, key)
+    frames = [load_records(folder) for folder in (out, tmp_path / "whole" / "out")]
+    values = [
+        frame[frame["task"] != "cost"].sort_values(["model", "seed"], kind="stable")["value"].tolist()
+        for frame in frames
+    ]
+    assert values[0] == values[1]

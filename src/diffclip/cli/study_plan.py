@@ -13,7 +13,7 @@ import typer
 from diffclip.evaluation.records import RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import detectable_difference, power, residual_sd
 from diffclip.study.place import Place, seconds_of_runs
-from diffclip.study.plan import Group, Planned, plan, repeated_arms
+from diffclip.study.plan import Group, Planned, grid_runs, plan, repeated_arms
 from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder
 from diffclip.training.pace import duration
@@ -41,7 +41,7 @@ def show_plan(
     left = [run for run in runs if run.name not in done]
     known = lines or ({} if pilot is None else StudyFolder(pilot).runs)
     seconds = seconds_of_runs(known, left, place.workers)
-    found = _power(study, [place.output, *([pilot] if pilot else [])])
+    found = _power(study, grid_runs(study, chosen), [place.output, *([pilot] if pilot else [])])
     told: dict[str, Any] = {
         "groups": _rows(runs, done),
         "total": len(runs),
@@ -73,49 +73,47 @@ def show_plan(
         typer.echo(line)
 
 
-def _power(study: Study, folders: Sequence[Path]) -> dict[str, float] | None:
-    """The seed variance of the primary metric and the difference that the planned seeds can find; of the first folder
-    whose runs tell: at least two seeds of two arms."""
+def _power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> dict[str, float] | None:
+    """The seed variance of the primary metric, by the first of `folders` that has two seeds of two arms, and the
+    difference that the planned runs of the grids can find with it."""
     primary = study.primary
+    seeds, others = ({run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against))
+    arms, every = {run.arm for run in runs}, {run.seed for run in runs}
+    planned = len(runs) - len(arms) - len(every) + 1
     for folder in folders:
         frame = _primary_values(study, folder)
         sd, df = residual_sd(frame) if len(frame) else (math.nan, 0.0)
-        if not df or not sd:
-            continue
-        group = next(name for name, grid in study.grids.items() if primary.arm in grid.arms)
-        seeds = len(study.grids[group].seeds)
-        planned = (len(study.grids[group].arms) - 1) * (seeds - 1)
-        if not planned:
-            return None
-        error = sd * math.sqrt(2 / seeds)
-        mean = float(frame[frame["model"] == primary.against]["value"].mean())
-        return {
-            "sd": sd,
-            "df": df,
-            "seeds": seeds,
-            "value": mean,
-            "detectable": detectable_difference(error, planned),
-            "power_at_margin": power(study.margin, error, planned),
-        }
+        if df and sd and planned and seeds & others:
+            error = sd * math.sqrt(2 / len(seeds & others))
+            return {
+                "sd": sd,
+                "df": df,
+                "seeds": len(seeds & others),
+                "value": float(frame[frame["model"] == primary.against]["value"].mean()),
+                "detectable": detectable_difference(error, planned),
+                "power_at_margin": power(study.margin, error, planned),
+            }
     return None
 
 
 def _primary_values(study: Study, folder: Path) -> pd.DataFrame:
-    """The columns model, seed and value of the primary metric; of the validation score from runs.jsonl."""
+    """The columns model, seed and value of the primary metric. The validation score is that of runs.jsonl, where the
+    seeds of a sweep tell the variance before the models do."""
     import pandas as pd
 
-    primary = study.primary
+    primary, columns = study.primary, ["model", "seed", "value"]
     if (primary.task, primary.metric) == ("validation", "score"):
         lines = [line for line in StudyFolder(folder).runs.values() if line["score"] is not None]
         rows = [(_setting(line), line["seed"], line["score"]) for line in lines]
-        frame = pd.DataFrame(rows, columns=["model", "seed", "value"])
+        frame = pd.DataFrame(rows, columns=columns)
         models = frame[~frame["model"].str.contains("/")]
         return models if models.groupby("model").size().max() > 1 else frame
     if not (folder / RESULTS_FILE).is_file():
-        return pd.DataFrame(columns=["model", "seed", "value"])
+        return pd.DataFrame(columns=columns)
     frame = load_records(folder)
-    match = [frame[key] == getattr(primary, key) for key in ("task", "dataset", "metric")]
-    return frame[match[0] & match[1] & match[2]][["model", "seed", "value"]]
+    for key in ("task", "dataset", "metric"):
+        frame = frame[frame[key] == getattr(primary, key)]
+    return frame[columns]
 
 
 def _setting(line: Mapping[str, Any]) -> str:
@@ -134,13 +132,13 @@ def _power_lines(study: Study, found: Mapping[str, float] | None) -> list[str]:
             title,
             "the detectable difference is known when two seeds of two arms are finished, or with --pilot",
         ]
-    of = f" ({found['detectable'] / found['value']:.0%} of {primary.against}'s {100 * found['value']:.1f})"
-    found_by = f"{100 * found['detectable']:.2f} points{of if found['value'] > 0 else ''}"
+    share = f"{found['detectable'] / found['value']:.0%} of {primary.against}'s {100 * found['value']:.1f}"
     return [
         title,
-        f"seeds vary by {100 * found['sd']:.2f} points (residual sd, {found['df']:.0f} degrees of freedom); "
-        f"{found['seeds']:.0f} seeds find {found_by} with "
-        f"80 % power, and {100 * study.margin:.2g} points with {found['power_at_margin']:.0%}",
+        f"seeds vary by {100 * found['sd']:.2f} points (residual standard deviation with {found['df']:.0f} degrees of "
+        f"freedom)",
+        f"{found['seeds']:.0f} seeds find a difference of {100 * found['detectable']:.2f} points ({share}) with 80 % "
+        f"power; power for the margin of {100 * study.margin:g} points: {found['power_at_margin']:.0%}",
     ]
 
 

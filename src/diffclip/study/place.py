@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -86,12 +86,13 @@ def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers:
 def problems_of(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> list[str]:
     """The reasons why the runs of `groups` cannot be done, a line each; nothing is written or drawn."""
     problems = []
-    for check in (
+    checks: tuple[Callable[[], object], ...] = (
         lambda: require_group("train", "lightning", "tensorboard"),
         lambda: check_writable(place.runs / ".lock"),
         lambda: check_writable(place.output / RUNS_FILE),
         lambda: StudyFolder(place.output).check(study),
-    ):
+    )
+    for check in checks:
         try:
             check()
         except DiffCLIPError as error:

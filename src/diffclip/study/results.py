@@ -61,7 +61,7 @@ class StudyFolder:
             old, new = _value(before, key), _value(now, key)
             if old != new and not ("." in key and None in (old, new)):  # a grid may come or go
                 raise InputError(
-                    f"{self.path} holds a study with {key}={_short(old)}, not {_short(new)}: choose another --output "
+                    f"{self.path} holds a study with {key}={_told(old)}, not {_told(new)}: choose another --output "
                     "and other --runs"
                 )
 
@@ -86,8 +86,8 @@ class StudyFolder:
             kept = read_records(file) if file.is_file() else []
             kept = [record for record in kept if (record.model, record.seed) != (arm, seed)]
             write_text(file, to_lines([*kept, *records]))
-        curves = [other for other in read_lines(self.path / CURVES_FILE) if other["run"] != name]
-        _write_lines(self.path / CURVES_FILE, [*curves, curve])
+            curves = [other for other in read_lines(self.path / CURVES_FILE) if other["run"] != name]
+            _write_lines(self.path / CURVES_FILE, [*curves, curve])
         self.runs[name] = line
         _write_lines(self.path / RUNS_FILE, self.runs.values())
 
@@ -185,7 +185,14 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
 def _suite_records(run: Path, planned: Planned) -> list[Record]:
     """The records of the suite without those of single layers and heads, named after the arm."""
     records = read_records(run / RESULTS_FILE)
-    return [record.model_copy(update=_whose(planned)) for record in records if record.layer is None]
+    return [_short(record, planned) for record in records if record.layer is None]
+
+
+def _short(record: Record, planned: Planned) -> Record:
+    """The record with the name of its arm, and six significant digits."""
+    numbers = {name: getattr(record, name) for name in ("value", "low", "high", "chance", "seconds")}
+    rounded = {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
+    return record.model_copy(update=_whose(planned) | rounded)
 
 
 def _whose(planned: Planned) -> dict[str, Any]:
@@ -209,7 +216,7 @@ def _curve(steps: list[Line], validations: list[Line]) -> Line:
 
 
 def _by_tower(rows: list[Line], key: str) -> dict[str, list[list[float | None]]]:
-    towers = dict.fromkeys(tower for row in rows for tower in row.get(key) or {})
+    towers = dict.fromkeys(tower for row in rows for tower, values in (row.get(key) or {}).items() if values)
     return {
         _TOWERS.get(tower, tower): [[_rounded(value) for value in row[key][tower]] for row in rows]
         for tower in towers
@@ -233,7 +240,7 @@ def _value(fields: Mapping[str, Any], key: str) -> Any:
     return found
 
 
-def _short(value: Any) -> str:
+def _told(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
