@@ -88,13 +88,15 @@ bench-gpu:
 	step 215 benchmarks.training $(if $(filter cpu,$(DEVICE)),,--compile blocks) --seconds $(SECONDS_TRAINING); \
 	exit $$failed
 
-# In parts of ten minutes at most, each from what the one before has packed: make study-gpu PYTHON=python3 DATA=… OUT=…
-# DONE=…, then unpack OUT/study.tgz in benchmarks/results/ and make the report. SET='study_gpu:models.suite=quick …' changes
-# the studies.
+# In parts of ten minutes at most: make study-gpu PYTHON=python3 DATA=… OUT=… DONE=…, where OUT/study.tgz of the part before is
+# DONE; the last one is unpacked in benchmarks/results/.
 MINUTES ?= 9
+STUDY ?= study_gpu
 study-gpu:
-	PYTHONUNBUFFERED=1 $(BARE) benchmarks.study --data $(DATA) --output $(OUT) --minutes $(MINUTES) --device $(DEVICE) \
-		$(if $(DONE),--done $(DONE)) $(if $(ATTENTION),--attention $(ATTENTION)) $(if $(SET),--set $(SET))
+	mkdir -p $(OUT)/results $(OUT)/runs
+	$(if $(DONE),tar -xzf $(DONE) -C $(OUT)/results)
+	$(BARE) diffclip.cli study $(STUDY) --data $(DATA) --runs $(OUT)/runs --output $(OUT)/results/$(STUDY) --minutes $(MINUTES) --device $(DEVICE)
+	tar -czf $(OUT)/study.tgz -C $(OUT)/results $(STUDY)
 
 study-cpu: $(READY)
 	$(VENV)/bin/diffclip study study_cpu --data $(DATA) --runs runs/study_cpu --output benchmarks/results/study_cpu --workers 2

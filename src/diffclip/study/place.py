@@ -11,8 +11,7 @@ from statistics import median
 from diffclip.data.catalog import BUILT_IN
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import DiffCLIPError, require_group
-from diffclip.evaluation.missing import missing_of
-from diffclip.evaluation.suite import suite
+from diffclip.evaluation.suite import missing_of, suite
 from diffclip.files import check_writable
 from diffclip.study.plan import GROUPS, Group, Line, Planned
 from diffclip.study.recipe import Study
