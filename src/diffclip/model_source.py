@@ -132,14 +132,15 @@ def run_facts(run: Path) -> dict[str, Any]:
         return {}
     if not isinstance(recipe, dict):
         return {}
-    train = recipe.get("data", {}).get("train")
-    shards = Path(str(train[0] if isinstance(train, list) and train else train))
+    seed, data = recipe.get("seed"), recipe.get("data")
+    train = data.get("train") if isinstance(data, dict) else None
+    shards = Path(str((train[0] if isinstance(train, list) and train else train) or ""))
     folders = [
         part for part in shards.parts if part not in ("train", shards.anchor) and not part.endswith(".tar")
     ]
     return {
         "label": re.sub(r"-s\d+$", "", run.name),
-        "seed": recipe.get("seed"),
+        "seed": seed if isinstance(seed, int) else None,
         "init": recipe.get("init"),
         "data": folders[-1] if folders else None,
     }
