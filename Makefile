@@ -1,4 +1,4 @@
-# make demo · make test · make test-slow · make lint · make bench
+# make demo · make test · make test-slow · make browser · make lint · make bench
 # PYTHON is the interpreter that makes the environment; everything else runs inside .venv.
 PYTHON ?= python3
 VENV := .venv
@@ -6,15 +6,16 @@ READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 LOWEST := $(VENV)/lowest
 
-.PHONY: help docs demo test test-slow test-lowest lint format bench bench-gpu study-cpu study-gpu clean
+.PHONY: help demo test test-slow test-lowest test-triton36 browser lint format bench bench-gpu study-cpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
 	@echo "make test       set up if needed, then the tests (minutes)"
 	@echo "make test-slow  the tests that need real kills or minutes"
 	@echo "make test-lowest  the tests of what uses transformers, on the lowest version that we take"
+	@echo "make browser    install Chromium for the tests of the page, which are skipped without it"
 	@echo "make lint       ruff, format check, strict types"
-	@echo "make docs       the documentation site, into site/"
+	@echo "make test-triton36  the fused kernels compiled with Triton 3.6 as well, that of torch 2.11"
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
 	@echo "make study-cpu  does differential attention help? a grid of models and seeds on Flickr8k; hours, goes on where it was stopped"
@@ -34,13 +35,20 @@ test-lowest: $(READY)
 		transformers==5.4.0 huggingface_hub==1.5.0 tokenizers==0.22.2
 	PYTHONPATH=$(LOWEST) $(RUN) pytest -m "not slow" -n 2 tests/vlm tests/convert tests/integrations/test_transformers_*.py
 
+# The system's package where we may install it, else playwright's own build.
+browser: $(READY)
+	@command -v chromium >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get install -y -q chromium; } || \
+		$(RUN) playwright install chromium
+
+test-triton36: $(READY)
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton36 triton==3.6.0
+	$(RUN) pytest -m slow tests/attention/test_compile_kernels.py
+
 lint: $(READY)
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
-
-docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(VENV)/bin:$$PATH" mkdocs build --strict --quiet
 
 format: $(READY)
 	$(RUN) ruff check --fix .
@@ -51,62 +59,36 @@ bench: $(READY)
 	$(RUN) benchmarks.attention --device cpu --curve
 	$(RUN) benchmarks.training --device cpu --compile blocks --seconds 330
 	$(RUN) benchmarks.loader
-	$(RUN) benchmarks.scaling
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
-	$(RUN) benchmarks.scaling_tables
-	$(RUN) benchmarks.recipes --document docs/scaling.md
 
-# On a machine with a GPU, with its own interpreter and packages: make bench-gpu PYTHON=python3 DATA=… OUT=…
-# (DEVICE=cpu rehearses them without one.)
+# On a machine with a GPU, with its own interpreter and packages; PART=second is the second run. DEVICE=cpu rehearses it.
 DATA ?= ../shared/data
 OUT ?= benchmarks/results
 DEVICE ?= cuda
-PATHS := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH}
-BARE := $(PATHS) $(PYTHON) -m
-
-# One step that fails or runs out of time does not stop the next ones, but make fails in the end. Tuning is first, so that
-# the errors are those of the blocks that are timed. Nine minutes at most.
-WORKERS ?= 12
-LARGEST := $(if $(filter cpu,$(DEVICE)),--largest 200)
-LONGEST := $(if $(filter cpu,$(DEVICE)),--longest 200)
-SECONDS_ATTENTION := $(if $(filter cpu,$(DEVICE)),40,110)
-SECONDS_TRAINING := $(if $(filter cpu,$(DEVICE)),40,185)
-LIMIT := $(if $(shell command -v timeout),timeout -k 5)
+PART ?= first
+BARE := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m
 
 bench-gpu:
-	@mkdir -p $(OUT); failed=0; all=$$(date +%s); \
-	step() { \
-		limit=$$1; shift; started=$$(date +%s); echo "== $$*"; \
-		PYTHONUNBUFFERED=1 $(PATHS) $(if $(LIMIT),$(LIMIT) $$limit) $(PYTHON) -m "$$@" --device $(DEVICE) --output $(OUT) \
-			|| { failed=1; echo "== FAILED: $$*"; }; \
-		now=$$(date +%s); echo "== $$((now - started)) s for $$1, $$((now - all)) s in all"; \
-	}; \
-	step 85 benchmarks.tuning --workers $(WORKERS) --seconds 60; \
-	step 95 benchmarks.parity --workers $(WORKERS) --seconds 65 $(LONGEST); \
-	step 140 benchmarks.attention --curve --workers $(WORKERS) --seconds $(SECONDS_ATTENTION) $(LARGEST); \
-	step 215 benchmarks.training $(if $(filter cpu,$(DEVICE)),,--compile blocks) --seconds $(SECONDS_TRAINING); \
-	exit $$failed
+	DEVICE=$(DEVICE) PYTHON=$(PYTHON) benchmarks/gpu.sh $(PART) $(OUT)
 
-# In parts of ten minutes at most: make study-gpu PYTHON=python3 DATA=… OUT=… DONE=…, where OUT/study.tgz of the part before is
-# DONE; the last one is unpacked in benchmarks/results/.
+# In parts of ten minutes at most, each from what the one before has packed: make study-gpu PYTHON=python3 DATA=… OUT=…
+# DONE=…, then unpack OUT/study.tgz in benchmarks/results/ and make the report. SET='study_gpu:models.suite=quick …' changes
+# the studies.
 MINUTES ?= 9
-STUDY ?= study_gpu
 study-gpu:
-	mkdir -p $(OUT)/results $(OUT)/runs
-	$(if $(DONE),tar -xzf $(DONE) -C $(OUT)/results)
-	$(BARE) diffclip.cli study $(STUDY) --data $(DATA) --runs $(OUT)/runs --output $(OUT)/results/$(STUDY) --minutes $(MINUTES) --device $(DEVICE)
-	tar -czf $(OUT)/study.tgz -C $(OUT)/results $(STUDY)
+	PYTHONUNBUFFERED=1 $(BARE) benchmarks.study --data $(DATA) --output $(OUT) --minutes $(MINUTES) --device $(DEVICE) \
+		$(if $(DONE),--done $(DONE)) $(if $(ATTENTION),--attention $(ATTENTION)) $(if $(SET),--set $(SET))
 
 study-cpu: $(READY)
 	$(VENV)/bin/diffclip study study_cpu --data $(DATA) --runs runs/study_cpu --output benchmarks/results/study_cpu --workers 2
-	$(VENV)/bin/diffclip report benchmarks/results/study_cpu --markdown docs/results.md --section study_cpu --paper
+	$(VENV)/bin/diffclip report benchmarks/results/study_cpu --markdown docs/results/study_cpu.md --figures docs/figures
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,eval,search,web,vlm,export,docs,dev]'
+	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,eval,search,web,vlm,export,dev]'
 	@touch $(READY)
 
 clean:

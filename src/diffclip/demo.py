@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from diffclip.data.catalog import open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
@@ -18,7 +18,7 @@ from diffclip.model_source import load_for_use
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.scenes import write_scenes
-from diffclip.training.complete import complete_run
+from diffclip.training.loop import train
 from diffclip.training.recipe import read_recipe
 
 MODELS = ("CLIP", "DiffCLIP")
@@ -57,10 +57,11 @@ def run_demo(folder: Path, say: Callable[[str], None], seeds: int = 1) -> tuple[
 
 
 def _train(folder: Path, scenes: Path, model: str, seed: int, say: Callable[[str], None]) -> Path:
-    """Train `model`, go on with it, or find it finished; return its run folder."""
+    """Train `model`, go on with it, or leave it as it is if it is finished; return its run folder."""
     run = folder / (model if seed == 0 else f"{model}-s{seed}")
     data = [f"data.{split}={scenes / 'captions' / split}" for split in ("train", "val")]
-    complete_run(read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data]), run, say)
+    say(f"{run.name}: training in {run}")
+    train(read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data]), run, resume=True)
     return run
 
 

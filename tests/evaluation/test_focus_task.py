@@ -10,7 +10,7 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 
 from diffclip import CLIP
 from diffclip.config import variant_config
-from diffclip.data.catalog import open_masks
+from diffclip.data.evaluation_sets import open_masks
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import corrupted
@@ -20,7 +20,7 @@ from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
 from diffclip.focus import image_relevance, map_correlation, measures, recording, rollout, vision_maps
-from diffclip.focus.recording import pictures_at_once
+from diffclip.focus.recording import images_at_once
 from diffclip.model_source import Loaded
 from diffclip.tokenizer import Tokenizer
 
@@ -150,8 +150,8 @@ def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypa
     one = subject()
     whole = scores_of(one, open_masks(folder, "test"))
     assert whole["relevance auroc"].clusters.tolist() == [0, 1, 1, 2, 3, 3, 4, 5, 5]
-    monkeypatch.setattr(sys.modules[pictures_at_once.__module__], "_MEMORY", 1)
-    assert pictures_at_once(one.model) == 1
+    monkeypatch.setattr(sys.modules[images_at_once.__module__], "_MEMORY", 1)
+    assert images_at_once(one.model) == 1
     cut = scores_of(one, open_masks(folder, "test"), batch_size=4)
     for metric, score in whole.items():
         if score.hits is not None:

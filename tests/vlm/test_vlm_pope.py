@@ -1,133 +1,78 @@
-"""POPE: the published reading of answers, the numbers, bad files, and the command."""
+"""POPE: questions are read as published, metrics are right, nothing is asked twice, and records have every fact."""
+
+from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
+from tiny_vlm import make_vision
 from typer.testing import CliRunner
 
-import diffclip
-from diffclip.cli.vlm_evaluate import evaluate
+from diffclip.cli.main import app
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
-from diffclip.evaluation.results_file import outcome_key, read_outcomes
 from diffclip.evaluation.statistics import mean_interval
 from diffclip.scenes.export import write_questions
-from diffclip.vlm.answers import holding
-from diffclip.vlm.pope import (
-    SPLITS,
-    Question,
-    QuestionFile,
-    QuestionSet,
-    is_unclear,
-    open_questions,
-    read_answer,
-)
-from diffclip.vlm.pope_scores import METRICS, results, split_scores
-
-ANSWERS = [
-    *("Yes", "No", "yes.", "no.", "Yes, there is a dog in the image.", "No, there is no dog in the image."),
-    *("", ".", " ", "No.", "no", "NO", "No!", "None", "not", "Not", "Nothing", "Yes, no", "yes no", "No,"),
-    *(
-        "There is not. Yes",
-        "There is. No",
-        "There is not a dog",
-        "There isn't a dog",
-        "It is, no",
-        "dog dog dog",
-    ),
-    *(
-        "No\n",
-        "Yes\nNo",
-        "no-one",
-        "  No  ",
-        "I do not know",
-        "1.5 not",
-        "…no…",
-        "Нет",
-        "nO",
-        "A cat, not a dog.",
-    ),
-]
-
-
-def published(text: str) -> str:
-    """The reading in the published evaluate.py, said again step by step."""
-    if text.find(".") != -1:
-        text = text.split(".")[0]
-    text = text.replace(",", "")
-    words = text.split(" ")
-    return "no" if "No" in words or "not" in words or "no" in words else "yes"
-
-
-def asked(labels: str, per_picture: int = 2) -> QuestionFile:
-    """A question a letter, y or n, so many about each picture."""
-    whole = {"y": "yes", "n": "no"}
-    return QuestionFile(
-        "random",
-        [
-            Question(
-                question_id=n, image=f"{n // per_picture}.jpg", text=f"Is there a {n}?", label=whole[letter]
-            )
-            for n, letter in enumerate(labels)
-        ],
-    )
-
-
-def scores_of(labels: str, said: str, per_picture: int = 2) -> dict:
-    file = asked(labels, per_picture)
-    words = {"y": "Yes.", "n": "No.", "?": ""}
-    numbers = {name: number for number, name in enumerate(file.pictures)}
-    return {one.metric: one for one in split_scores(file, [words[letter] for letter in said], numbers)}
-
-
-@pytest.mark.parametrize("text", ANSWERS)
-def test_answers_are_read_as_published(text):
-    assert read_answer(text) == published(text)
+from diffclip.vlm import pope
+from diffclip.vlm.llava import connect
+from diffclip.vlm.pope import SPLITS, Question, QuestionSet, collect_answers, open_questions
+from diffclip.vlm.pope_scores import METRICS, estimate, is_unclear, read_answer, to_records
 
 
 @pytest.mark.parametrize(
     ("text", "answer", "unclear"),
     [
-        ("", "yes", True),
-        ("Yes", "yes", False),
-        ("YES!", "yes", False),
-        ("No, there is none. Yes", "no", False),
-        ("NO", "yes", True),
-        ("No\nYes", "yes", True),
-        ("There isn't a dog", "yes", True),
-        ("yes and no", "no", True),
-        ("a dog", "yes", True),
-        ("There is not a dog.", "no", False),
+        *(("Yes", "yes", False), ("YES!", "yes", False), ("Yes, there is a dog.", "yes", False)),
+        *(("", "yes", True), (".", "yes", True), ("a dog", "yes", True), ("None", "yes", True)),
+        *(("No", "no", False), ("No, there is none. Yes", "no", False), ("There is not a dog.", "no", False)),
+        *(("NO", "yes", True), ("No!", "yes", True), ("No\nYes", "yes", True), ("nO", "yes", True)),
+        *(("There isn't a dog", "yes", True), ("There is. No", "yes", True), ("no-one", "yes", True)),
+        *(("yes and no", "no", True), ("It is, no", "no", False), ("  No  ", "no", False)),
+        *(("1.5 not", "yes", True), ("A cat, not a dog.", "no", False), ("I do not know", "no", False)),
     ],
 )
-def test_what_is_not_plainly_yes_or_no_is_unclear(text, answer, unclear):
+def test_answers_are_read_as_the_published_parser_does(text: str, answer: str, unclear: bool) -> None:
     assert (read_answer(text), is_unclear(text)) == (answer, unclear)
 
 
-def test_numbers_by_hand():
-    # 3 right yeses, 1 missed, 2 false, 2 right noes
-    found = {name: one.value for name, one in scores_of("yyyynnnn", "yyynyy?n".replace("?", "n")).items()}
-    assert found == pytest.approx(
-        {
-            "accuracy": 5 / 8,
-            "precision": 3 / 5,
-            "recall": 3 / 4,
-            "f1": 2 / 3,
-            "yes_ratio": 5 / 8,
-            "unclear_ratio": 0,
-        }
-    )
-    assert tuple(found) == METRICS
+def asked(labels: str, per_image: int = 2) -> list[Question]:
+    """A question for each letter y or n, so many about each image."""
+    return [
+        Question(
+            question_id=number,
+            image=f"{number // per_image}.jpg",
+            text=f"Is there a {number}?",
+            label="yes" if letter == "y" else "no",
+        )
+        for number, letter in enumerate(labels)
+    ]
 
 
-def test_garbage_is_right_about_half_and_all_of_it_is_unclear():
-    found = scores_of("ynynynyn", "????????")
-    assert found["accuracy"].value == found["precision"].value == 0.5
-    assert found["recall"].value == found["yes_ratio"].value == found["unclear_ratio"].value == 1
+def estimates(labels: str, said: str, per_image: int = 2) -> dict[str, Any]:
+    questions = QuestionSet("made", {"random": asked(labels, per_image)}, Path())
+    words = {"y": "Yes.", "n": "No.", "?": ""}
+    return estimate(questions, {"random": [words[letter] for letter in said]})["random"]
+
+
+def test_metrics_by_hand() -> None:
+    # 3 yes right and 1 missed, 2 no right and 2 false
+    found = estimates("yyyynnnn", "yyynyynn")
+    values = {name: one.value for name, one in found.items()}
+    expected = (5 / 8, 3 / 5, 3 / 4, 2 / 3, 5 / 8, 0)
+    assert values == pytest.approx(dict(zip(METRICS, expected, strict=True)))
+    assert [one.chance for one in found.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1, 0])
+    more_no = estimates("ynnn", "ynnn")
+    assert [one.chance for one in more_no.values()] == [0.75, 0, 0, 0, 0, 0]
+    garbage = estimates("ynynynyn", "????????")
+    assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -138,232 +83,244 @@ def test_garbage_is_right_about_half_and_all_of_it_is_unclear():
         ("nnnn", "nnnn", ("precision", "recall", "f1", "yes_ratio")),
     ],
 )
-def test_a_ratio_of_nothing_is_0_with_the_widest_interval(labels, said, zero):
-    found = scores_of(labels, said)
+def test_a_ratio_of_nothing_is_0_with_the_widest_interval(
+    labels: str, said: str, zero: tuple[str, ...]
+) -> None:
+    found = estimates(labels, said)
     assert all(found[metric].value == 0 for metric in zero)
-    for metric, counted in (("precision", "y" in said), ("recall", "y" in labels)):
-        if not counted:
-            assert (found[metric].low, found[metric].high) == (0, 1)
+    for metric, is_counted in (("precision", "y" in said), ("recall", "y" in labels)):
+        if not is_counted:
+            assert found[metric][1:3] == (0, 1)
 
 
-def test_outcomes_have_the_number_for_their_mean_and_nearly_its_interval():
+def test_intervals_draw_images_with_all_their_questions() -> None:
     dice = np.random.default_rng(0)
-    labels = "yn" * 900
-    said = "".join(
-        letter if right else "yn"[letter == "y"]
-        for letter, right in zip(labels, dice.random(1800) < 0.7, strict=True)
-    )
-    for one in scores_of(labels, said, per_picture=6).values():
-        assert one.hits.mean() == pytest.approx(one.value, abs=1e-12)
-        linear = mean_interval(one.hits, one.clusters)
-        assert linear == pytest.approx((one.low, one.high), abs=0.004)
-        assert one.low < one.value < one.high or one.metric == "unclear_ratio"
+    labels = "yn" * 300
+    right = np.repeat(dice.random(100) < 0.7, 6).astype(float)  # of each image all answers are right, or none
+    said = "".join(letter if own else "ny"[letter == "n"] for letter, own in zip(labels, right, strict=True))
+    found = estimates(labels, said, per_image=6)["accuracy"]
+    expected = mean_interval(right, np.repeat(np.arange(100), 6))
+    assert (found.low, found.high) == pytest.approx(expected, abs=0.01)
+    same = estimates(labels, labels, per_image=6)["accuracy"]
+    assert same.value == same.high == 1
+    assert 0.95 < same.low < 1
 
 
-def test_pictures_are_drawn_with_all_their_questions():
-    # of each picture all is right, or nothing
-    labels = "ynynyn" * 40
-    said = "".join("ynynyn" if n % 2 else "nynyny" for n in range(40))
-    score = scores_of(labels, said, per_picture=6)["accuracy"]
-    assert score.high - score.low > 2 * 1.96 * (0.25 / 240) ** 0.5 * 2
+def test_the_mean_of_three_splits_draws_their_images_together() -> None:
+    questions = QuestionSet("made", dict.fromkeys(SPLITS, asked("ynynyn" * 30, 6)), None)
+    right = ["Yes" if question.label == "yes" else "No" for question in questions.splits["random"]]
+    answers = [text if number // 6 % 3 else "Yes" for number, text in enumerate(right)]
+    found = estimate(questions, dict.fromkeys(SPLITS, answers))
+    assert list(found) == [*SPLITS, "overall"]
+    # three times the same answers say no more than once
+    for metric in METRICS:
+        assert found["overall"][metric] == pytest.approx(found["random"][metric])
+    other = estimate(questions, {"random": answers, "popular": right, "adversarial": right})
+    accuracies = [other[split]["accuracy"].value for split in SPLITS]
+    assert other["overall"]["accuracy"].value == pytest.approx(sum(accuracies) / 3)
+    records = to_records(questions, found, "tiny", "runs/tiny", 3)
+    assert {(one.task, one.dataset, one.seed) for one in records} == {("pope-blind", "made", 3)}
+    assert {one.count for one in records if one.split == "random"} == {180}
+    assert {one.count for one in records if one.split == "overall"} == {540}
+    assert {one.chance for one in records if one.metric == "accuracy"} == {0.5}
 
 
-def test_the_mean_of_three_files_draws_their_pictures_together(tmp_path):
-    file = asked("ynynyn" * 30, 6)
-    files = [QuestionFile(split, file.questions) for split in SPLITS]
-    right = ["Yes" if question.label == "yes" else "No" for question in file.questions]
-    answers = [text if n // 6 % 3 else "Yes" for n, text in enumerate(right)]
-    *one_each, mean = results(QuestionSet("made", files, tmp_path), dict.fromkeys(SPLITS, answers))
-    assert [result.split for result in one_each] == list(SPLITS)
-    assert mean.split == "overall"
-    for single, whole in zip(one_each[0].scores, mean.scores, strict=True):
-        assert whole.value == pytest.approx(single.value)
-        # three times the same answers say no more than once
-        assert (whole.low, whole.high) == pytest.approx((single.low, single.high), abs=0.02)
-
-
-def test_files_of_other_sizes_weigh_the_same_in_the_mean(tmp_path):
-    files = [
-        QuestionFile(split, asked("yn" * half).questions)
-        for split, half in zip(SPLITS, (10, 20, 30), strict=True)
-    ]
-    said = {"random": ["Yes"] * 20, "popular": ["Yes", "No"] * 20, "adversarial": ["Yes", "No"] * 30}
-    mean = results(QuestionSet("made", files, tmp_path), said)[-1].scores[0]
-    assert mean.value == pytest.approx((0.5 + 1 + 1) / 3)
-    assert mean.hits.mean() == pytest.approx(mean.value)
-    assert 0 <= mean.low <= mean.value <= mean.high <= 1
-
-
-def write_set(folder, lines=None, **changed):
-    """Three files of four questions about two pictures; `changed` replaces the text of one."""
+def write_set(folder: Path, **changed: str) -> Path:
+    """Three files of four questions about two images; `changed` replaces the text of one."""
     (folder / "images").mkdir(parents=True)
     for name in ("0.jpg", "1.jpg"):
         Image.new("RGB", (16, 16), "red").save(folder / "images" / name)
-    whole = [
-        {
-            "question_id": n,
-            "image": f"{n // 2}.jpg",
-            "text": f"Is there a {n}?",
-            "label": ("yes", "no")[n % 2],
-        }
-        for n in range(4)
-    ]
+    whole = "".join(one.model_dump_json() + "\n" for one in asked("ynyn"))
     for split in SPLITS:
-        text = "".join(json.dumps(line) + "\n" for line in (lines or whole))
-        (folder / f"coco_pope_{split}.json").write_text(changed.get(split, text))
+        (folder / f"coco_pope_{split}.json").write_text(changed.get(split, whole))
     return folder
 
 
-def line(**fields) -> str:
-    return (
-        json.dumps({"question_id": 1, "image": "0.jpg", "text": "Is there a dog?", "label": "yes"} | fields)
-        + "\n"
-    )
+def line(**fields: object) -> str:
+    whole = {"question_id": 1, "image": "0.jpg", "text": "Is there a dog?", "label": "yes"}
+    return json.dumps(whole | fields) + "\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", r"random.json has no question"),
-        (line() + line(question_id=1), r"line 2: question_id 1 is on line 1 already"),
-        (
-            line() + line(question_id=2, label="maybe"),
-            r"line 2 is no question: label: Input should be 'yes' or 'no'",
-        ),
-        (line(label="Yes"), r"line 1 is no question: label"),
-        ("[]", r"line 1 is no question"),
-        ("Is there a dog?\n", r"line 1 is not JSON: one question a line"),
-        (json.dumps({"question_id": 1}), r"line 1 is no question: image: Field required"),
-        (line(text=" "), r"line 1 is no question: text"),
+        (line() + line(question_id=1), r"line 2: question_id 1 is there twice"),
+        (line() + line(question_id=2, label="maybe"), r"line 2 is not a question: label: Input should be"),
+        ("[]", r"line 1 is not a question"),
+        ("Is there a dog?\n", r"line 1 is not JSON: write one question a line"),
+        (json.dumps({"question_id": 1}), r"line 1 is not a question: image: Field required"),
+        (line(text=" "), r"line 1 is not a question: text"),
         ("[" * 100_000, r"line 1 is not JSON"),
-        ('{"question_id": ' + "9" * 5000 + "}", r"line 1 is not JSON"),
-        (line(image="7\n.jpg"), r"1 of the 3 pictures .* first is 7\\n.jpg"),
-        (line(image="7.jpg") + line(question_id=2, image="8.jpg"), r"2 of the 4 pictures .* first is 7.jpg"),
+        (line(image="7\n.jpg"), r"1 of the 3 images .* such as 7\\n.jpg"),
     ],
 )
-def test_bad_questions_are_one_line(tmp_path, text, message):
+def test_bad_questions_are_one_line(tmp_path: Path, text: str, message: str) -> None:
     write_set(tmp_path / "set", random=text)
     with pytest.raises(InputError, match=message) as error:
         open_questions(tmp_path / "set")
     assert "\n" not in str(error.value)
 
 
-def test_missing_files_and_folders_are_named(tmp_path):
-    with pytest.raises(InputError, match="nowhere is no folder"):
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere is not a folder"):
         open_questions(tmp_path / "nowhere")
     folder = write_set(tmp_path / "set")
-    with pytest.raises(InputError, match=r"4 pictures|2 of the 2 pictures .* not in .*elsewhere"):
+    with pytest.raises(InputError, match=r"2 of the 2 images .* not in .*elsewhere"):
         open_questions(folder, images=tmp_path / "elsewhere")
     assert open_questions(folder, blind=True).images is None
+    limited = open_questions(folder, limit=3)
+    assert [[one.question_id for one in questions] for questions in limited.splits.values()] == [
+        [0, 1, 2]
+    ] * 3
     (folder / "coco_pope_popular.json").unlink()
     with pytest.raises(InputError, match=r"popular.json does not exist: POPE has the files"):
         open_questions(folder)
 
 
-def test_a_limit_takes_the_first_questions_of_each_file(tmp_path):
-    files = open_questions(write_set(tmp_path / "set"), limit=3).files
-    assert [[question.question_id for question in file.questions] for file in files] == [[0, 1, 2]] * 3
+@pytest.fixture
+def model_that_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace the model by one that answers by the number in a question; return the log of its batches."""
+    log = tmp_path / "asked.txt"
+
+    def answer(model: Any, processor: Any, images: Any, texts: list[str], tokens: int) -> list[str]:
+        with log.open("a") as lines:
+            lines.write(json.dumps(texts) + "\n")
+        return ['No\u2028, "no"\n really' if int(text.split()[-1][:-1]) % 3 else "Yes" for text in texts]
+
+    monkeypatch.setattr(pope, "answer", answer)
+    return log
 
 
-app = typer.Typer()
-app.command()(evaluate)
+def collect(
+    file: Path, show: Callable[[int], object] = lambda done: None, model: str = "a", count: int = 60
+) -> list[str]:
+    questions = QuestionSet("made", {"random": asked("yn" * (count // 2))}, None)
+    return collect_answers(None, None, questions, "random", file, {"model": model}, 7, show)
 
 
-def run(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+def test_after_a_kill_the_other_questions_are_asked_in_the_same_batches(
+    tmp_path: Path, model_that_logs: Path
+) -> None:
+    def kill(done: int) -> None:
+        if done >= 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    file = tmp_path / "answers" / "a.jsonl"
+    child = os.fork()
+    if not child:
+        collect(file, kill)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    with file.open("a") as handle:
+        handle.write('{"question_id": 21, "ques')  # a line that was cut off
+    answers = collect(file)
+    batches = model_that_logs.read_text().splitlines()
+    model_that_logs.unlink()
+    assert answers == collect(tmp_path / "straight.jsonl")
+    assert batches == model_that_logs.read_text().splitlines()
+    assert file.read_bytes() == (tmp_path / "straight.jsonl").read_bytes()
+
+
+def test_answers_are_kept_for_the_same_model_and_questions(tmp_path: Path, model_that_logs: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    answers = collect(file)
+    assert collect(file, count=20) == answers[:20]
+    assert collect(file) == answers
+    assert len(model_that_logs.read_text().splitlines()) == 9
+    collect(file, model="b")
+    assert len(model_that_logs.read_text().splitlines()) == 18
+
+
+@pytest.fixture(scope="module")
+def models(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_vlm: tuple[Any, Any],
+    tiny_language_model: Any,
+    tiny_tokenizer: Any,
+    tiny_image_processor: Any,
+) -> tuple[Path, Path]:
+    """A CLIP in a run of seed 7, and a saved DiffCLIP of the same size."""
+    from diffclip.vlm.files import save_vlm
+
+    folder = tmp_path_factory.mktemp("vlm")
+    save_vlm(*tiny_vlm, folder / "saved")
+    plain = connect(make_vision("softmax", seed=1), tiny_language_model, tiny_tokenizer, tiny_image_processor)
+    save_vlm(*plain, folder / "CLIP-s7-stage2" / "model")
+    (folder / "CLIP-s7-stage2" / "recipe.yaml").write_text("language_model: tiny\nseed: 7\n")
+    return folder / "CLIP-s7-stage2", folder / "saved"
+
+
+def run(*arguments: object) -> Any:
+    result = CliRunner().invoke(app, ["vlm", "evaluate", *map(str, arguments)])
     if result.exception:
         raise result.exception
     return result
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory, tiny_vlm, tiny_language_model, tiny_tokenizer, tiny_image_processor):
-    """A DiffCLIP and a CLIP of the same size, saved, the second in a run of seed 7."""
-    from diffclip.integrations.transformers import vision_from_diffclip
-    from diffclip.vlm.files import save_vlm
-    from diffclip.vlm.llava import connect
-
-    folder = tmp_path_factory.mktemp("vlm")
-    save_vlm(*tiny_vlm, folder / "diffclip")
-    config = diffclip.CLIPConfig(
-        embed_dim=16,
-        vision=diffclip.VisionConfig(image_size=16, patch_size=8, width=16, layers=2, heads=2),
-        text=diffclip.TextConfig(context_length=12, width=16, layers=1, heads=2),
-    )
-    vision = vision_from_diffclip(diffclip.CLIP(config, seed=1).eval())
-    plain = connect(vision, tiny_language_model, tiny_tokenizer, tiny_image_processor, "linear")
-    save_vlm(*plain, folder / "run" / "model")
-    (folder / "run" / "recipe.yaml").write_text("seed: 7\n")
-    return folder / "run", folder / "diffclip"
-
-
-def test_the_command_asks_once_compares_and_keeps_what_is_blind_apart(models, tmp_path):
+def test_the_command_asks_once_and_keeps_other_records(models: tuple[Path, Path], tmp_path: Path) -> None:
     data, output = tmp_path / "scenes", tmp_path / "out" / "pope.jsonl"
     write_questions(data, 2, 16, 0)
     arguments = (*models, "--task", "pope", "--data", data, "--output", output, "--batch-size", 12)
     first = run(*arguments)
     records = read_records(output)
     assert len(records) == 2 * 4 * len(METRICS)
-    assert {record.model for record in records} == {
-        "CLIP-v16x2x2p8-linear-qwen2-2x32",
-        "DiffCLIP-v16x2x2p8-linear-qwen2-2x32",
+    assert {(one.model, one.seed) for one in records} == {
+        ("CLIP", 7),
+        ("DiffCLIP-v16x2x2p8-linear-qwen2-2x32", None),
     }
-    assert {(record.task, record.dataset) for record in records} == {("pope", "scenes")}
-    assert {(record.seed, record.model[:4]) for record in records} == {(7, "CLIP"), (None, "Diff")}
-    outcomes = read_outcomes(output)
-    for record in records:
-        assert outcomes[outcome_key(record)].hits.mean() == pytest.approx(record.value)
+    assert {(one.task, one.dataset) for one in records} == {("pope", "scenes")}
     # an untrained model says neither yes nor no
-    assert "are not plainly yes or no" in first.stderr
-    kept = {path: path.read_bytes() for path in (output.parent / "answers").rglob("*.jsonl")}
-    assert len(kept) == 2 * 3
+    assert "is not answering the questions" in first.stdout
+    assert "are not plainly yes or no" in first.stdout
+    assert "DiffCLIP-v16x2x2p8-linear-qwen2-2x32 minus CLIP: accuracy" in first.stdout
+    kept = {path: path.read_bytes() for path in (tmp_path / "out" / "pope.answers").rglob("*.jsonl")}
     assert [len(content.splitlines()) for content in kept.values()] == [1 + 12] * 6
 
-    again = run(*arguments)
-    assert "all answers were there" in again.stderr
+    run(*arguments)
     assert read_records(output) == records
     assert {path: path.read_bytes() for path in kept} == kept
 
     run(models[0], "--data", data, "--output", output, "--blind", "--limit", 4)
     both = read_records(output)
     assert both[: len(records)] == records
-    assert {(record.task == "pope-blind") for record in both[len(records) :]} == {True}
-    assert {
-        record.count for record in both if (record.task == "pope-blind") and record.metric == "accuracy"
-    } == {
-        4,
-        12,
-    }
+    assert {(one.task, one.count) for one in both[len(records) :]} == {("pope-blind", 4), ("pope-blind", 12)}
 
 
-def test_a_majority_is_told(models, tmp_path):
-    lines = [json.loads(line(question_id=n, label=label)) for n, label in enumerate(("yes", "yes", "no"))]
-    data = write_set(tmp_path / "set", lines)
-    told = run(models[1], "--data", data, "--output", tmp_path / "pope.jsonl", "--blind")
-    assert "random: 2 of 3 questions have the answer yes, so always yes is right about 66.7 %" in told.stderr
+def test_records_of_weights_that_have_changed_are_removed(models: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, output, data = tmp_path / "model", tmp_path / "pope.jsonl", write_set(tmp_path / "set")
+    shutil.copytree(models[1], folder)
+    run(folder, "--data", data, "--output", output, "--blind")
+    settings = folder / "generation_config.json"
+    settings.write_text(settings.read_text().replace("{", '{\n  "max_length": 600,', 1))
+    run(folder, "--data", data, "--output", output)
+    assert {one.task for one in read_records(output)} == {"pope"}
 
 
-def test_bad_requests_are_one_line(models, tmp_path):
-    data = write_set(tmp_path / "set")
+def test_bad_requests_are_one_line(models: tuple[Path, Path], tmp_path: Path) -> None:
+    data, output = write_set(tmp_path / "set"), tmp_path / "o.jsonl"
     for arguments, message in (
-        (("--task", "mme", "--output", tmp_path / "o.jsonl"), "unknown task 'mme'"),
-        (("--blind", "--images", tmp_path, "--output", tmp_path / "o.jsonl"), "leave --images out"),
-        (("--output", "/dev/null"), "/dev/null is no file"),
+        ((models[0], "--task", "mme", "--output", output), "unknown task 'mme'"),
+        ((models[0], "--blind", "--images", tmp_path, "--output", output), "leave --images out"),
+        ((models[0], "--output", "/dev/null"), "/dev/null is not a file"),
+        ((tmp_path / "nothing", "--output", output), "give a run folder"),
     ):
         with pytest.raises(InputError, match=message):
-            run(models[0], "--data", data, *arguments)
-    with pytest.raises(InputError, match="give a run folder"):
-        run(tmp_path / "nothing", "--data", data, "--output", tmp_path / "o.jsonl")
+            run(*arguments, "--data", data)
 
 
-def test_two_calls_do_not_write_the_same_records_at_once(models, tmp_path):
+def test_two_calls_do_not_answer_into_one_file(models: tuple[Path, Path], tmp_path: Path) -> None:
+    from diffclip.files import lock_file
+
     data, output = write_set(tmp_path / "set"), tmp_path / "o.jsonl"
+    (tmp_path / "o.answers").mkdir()
     ready, hold = os.pipe(), os.pipe()
     child = os.fork()
-    if not child:  # locks are a process's own
-        with holding(output, tmp_path / "answers" / ".o.jsonl.lock"):
-            os.write(ready[1], b"1")
-            os.read(hold[0], 1)
+    if not child:  # a lock belongs to its process
+        handle = lock_file(tmp_path / "o.answers" / ".lock")
+        os.write(ready[1], b"1")
+        os.read(hold[0], 1)
+        del handle
         os._exit(0)
     os.read(ready[0], 1)
     try:

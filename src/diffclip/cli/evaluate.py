@@ -162,7 +162,7 @@ def _run(
     """Measure, write and show; a failed model or task is told, and raised when all others are done."""
     from diffclip.cli.evaluate_table import show_records
     from diffclip.cli.progress import showing_progress
-    from diffclip.data.catalog import says_empty_classes
+    from diffclip.data.evaluation_sets import says_empty_classes
     from diffclip.errors import DiffCLIPError, InputError
     from diffclip.evaluation.records import Record, to_lines
     from diffclip.evaluation.results_file import ResultsFile
@@ -322,7 +322,7 @@ def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool)
 
 def _checkpoints(run: Path) -> Iterator[str]:
     """Yield the checkpoints of the watched run as they appear; one that is replaced meanwhile is left out."""
-    from diffclip.training.watch import checkpoints_of
+    from diffclip.training.checkpoint import checkpoints_of
 
     told = False
 

@@ -16,7 +16,7 @@ from diffclip.study.place import Place, seconds_of_runs
 from diffclip.study.plan import Group, Planned, grid_runs, plan, repeated_arms
 from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder
-from diffclip.training.pace import duration
+from diffclip.training.logging import duration
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,163 +1,182 @@
-"""`diffclip train RECIPE --dry-run`: what a run will take, and whether it could start."""
+"""`diffclip train RECIPE --dry-run`: the needs of a run, and whether it could start."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from diffclip.cli.console import table_console
-from diffclip.errors import InputError
+from diffclip.errors import DiffCLIPError, InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from diffclip.training.distributed import Hardware
-    from diffclip.training.plan import OnGPU, Plan
+    from diffclip.training.launch import Hardware
+    from diffclip.training.plan import Plan
     from diffclip.training.recipe import Recipe
 
+# images of each split that are read
+_READ = 8
 
-def dry_run(
-    recipe: Recipe,
-    hardware: Hardware,
-    gpu: str | None = None,
-    price: float | None = None,
-    as_json: bool = False,
-    run: Path | None = None,
-    resume: bool = False,
-    utilisation: float | None = None,
+
+def show_dry_run(
+    recipe: Recipe, run: Path, resume: bool, hardware: Hardware, gpu: str, as_json: bool
 ) -> None:
-    """Print the plan of a run on `hardware`, whose GPUs need not be here, after a look at its data; nothing is written.
+    """Print the plan of a run on `hardware`, whose GPUs need not be here, after a look at its data; write nothing.
 
     Raises:
         InputError: the run could not start; all reasons but the last have been told on stderr.
     """
-    from diffclip.training.plan import UTILISATION, plan_run
-    from diffclip.training.ready import check_ready
+    from diffclip.training.plan import plan_run
 
-    devices, nodes = hardware.devices, hardware.nodes
-    if devices == "auto":
-        devices = int(hardware.resolved().devices)
-    if devices < 1 or nodes < 1:
-        raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
-    ready = check_ready(recipe, run, resume, devices * nodes)
-    share = UTILISATION if utilisation is None else utilisation
-    plan = plan_run(recipe, devices, nodes, hardware.strategy, gpu, price, ready.samples, share)
-    if plan.on_gpu is not None and not plan.on_gpu.fits:
-        ready.problems.insert(0, f"{plan.on_gpu.gpu.name}: {plan.on_gpu.advice}")
+    devices = hardware.resolved().devices if hardware.devices == "auto" else hardware.devices
+    world = int(devices) * hardware.nodes
+    if world < 1:
+        raise InputError(f"{devices} devices on {hardware.nodes} nodes: both must be at least 1")
+    samples, found, problems = look(recipe, run, resume, world)
+    plan = plan_run(recipe, world, hardware.strategy, gpu, samples)
+    if not plan.fits:
+        problems.insert(0, f"{plan.gpu}: {plan.advice}")
     if as_json:
-        found = {"found": ready.found, "notes": ready.notes, "problems": ready.problems}
-        print(json.dumps(plan.as_json() | {"data": found}, indent=1, ensure_ascii=False))
+        data = {"found": found, "problems": problems}
+        print(json.dumps(plan.as_json() | {"data": data}, indent=1, ensure_ascii=False))
     else:
         show_plan(plan)
-        for line in (*ready.found, *ready.notes):
-            typer.echo(line)
-    for problem in ready.problems[:-1]:
-        typer.echo(f"diffclip: {problem}", err=True)
-    if ready.problems:
-        raise InputError(ready.problems[-1])
+        print("\n".join(found))
+    for problem in problems[:-1]:
+        print(f"diffclip: {problem}", file=sys.stderr)
+    if problems:
+        raise InputError(problems[-1])
+
+
+def look(recipe: Recipe, run: Path, resume: bool, world: int) -> tuple[int | None, list[str], list[str]]:
+    """Open everything that a run opens: (samples an epoch, findings, reasons why it could not start)."""
+    from diffclip.errors import require_group
+    from diffclip.training.run_folder import check_folder
+    from diffclip.training.start import build_model, take_weights
+
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": 0})})
+    samples: list[int] = []
+    weights = recipe.weights
+    checks: list[Callable[[], Any]] = [
+        lambda: require_group("train", "lightning", "tensorboard"),
+        lambda: _look_at_training_data(recipe, world, samples),
+        lambda: _look_at_validation_data(recipe),
+        lambda: take_weights(build_model(recipe), weights) if weights else None,
+        lambda: check_folder(recipe, run, resume),
+    ]
+    found: list[str] = []
+    problems: list[str] = []
+    for check in checks:
+        try:
+            found += check() or []
+        except DiffCLIPError as error:
+            problems.append(str(error))
+    return next(iter(samples), None), found, problems
+
+
+def _look_at_training_data(recipe: Recipe, world: int, samples: list[int]) -> Iterator[str]:
+    from contextlib import closing
+    from itertools import islice
+
+    from diffclip.training.data import open_training_data
+
+    try:
+        loader = open_training_data(recipe, 0, world)
+    except DiffCLIPError as error:
+        command = how_to_get(recipe)
+        raise InputError(f"training data: {error}" + (f"; to get it: {command}" if command else "")) from None
+    samples.append(loader.samples)
+    yield (
+        f"training data: {loader.samples:,} samples an epoch in {loader.batches_per_epoch:,} batches, "
+        f"{loader.dropped:,} left out of each"
+    )
+    yield from (f"training data: {fault}" for fault in loader.faults[:3])
+    expected = recipe.data.expected_samples
+    if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
+        yield f"training data: {loader.samples:,} samples where the recipe expects {expected:,}"
+    loader.close()
+    tried = min(_READ, loader.samples)
+    with closing(open_training_data(recipe.model_copy(update={"batch_size": tried}))) as few:
+        for batch in islice(few.epoch(0), 1):
+            yield from (f"training data: {fault}" for fault in batch.faults[:3])
+            if not len(batch):
+                raise InputError(f"training data: 0 of {tried} images that were tried can be read")
+            yield f"training data: {len(batch)} of {tried} images that were tried can be read"
+
+
+def _look_at_validation_data(recipe: Recipe) -> Iterator[str]:
+    from diffclip.training.data import open_validation_data
+
+    data = open_validation_data(recipe)
+    if data is None:
+        yield "validation data: none, so that no checkpoint is kept as the best (data.val)"
+        return
+    yield f"validation data: {len(data):,} images with {sum(map(len, data.captions)):,} captions"
+    yield from (f"validation data: {fault}" for fault in data.faults[:3])
+
+
+def how_to_get(recipe: Recipe) -> str | None:
+    """The command that fetches the training data, where it lies in a folder that has a published set's name."""
+    from diffclip.data.caption_sets import CAPTION_SETS
+    from diffclip.training.recipe import WeightedShards
+
+    train = recipe.data.train
+    for source in train if isinstance(train, list) else [train]:
+        shards = source.shards if isinstance(source, WeightedShards) else source
+        for path in map(Path, [shards] if isinstance(shards, str) else shards):
+            for folder in (path, *path.parents):
+                if folder.name in CAPTION_SETS and not path.exists():
+                    return f"diffclip data download {folder.name} --root {shlex.quote(str(folder.parent))}"
+    return None
 
 
 def show_plan(plan: Plan) -> None:
-    """The plan as tables: the model, the memory of one process, and the run."""
-    console = table_console()
-    processes = "1 process" if plan.world == 1 else f"{plan.world} processes ({plan.strategy})"
-    parts = "" if plan.passes == 1 else f" in {plan.passes} passes of {plan.pass_size:,}"
-    console.print(
-        f"{plan.model}, {plan.precision}, batch {plan.batch_size:,}: {processes}, {plan.share:,} samples each{parts}",
-        highlight=False,
-    )
-    for table in (_parameters(plan), _operations(plan), _memory(plan), _run(plan)):
-        console.print(table)
-    if plan.on_gpu is not None and plan.on_gpu.advice and plan.on_gpu.fits:
-        console.print(plan.on_gpu.advice, highlight=False, markup=False)
-
-
-def _parameters(plan: Plan) -> Table:
-    table = plan_table("parameters", "number", "share")
-    total = sum(plan.parameters.values())
-    for part, number in plan.parameters.items():
-        if number:
-            table.add_row(part, f"{number:,}", f"{100 * number / total:.3g} %")
-    table.add_section()
-    table.add_row("total", f"{total:,}", "")
-    return table
-
-
-def _operations(plan: Plan) -> Table:
-    table = plan_table("operations a sample", "GFLOP")
-    flops = plan.flops
-    rows = {
-        "vision tower, forward": flops.vision,
-        "text tower, forward": flops.text,
-        "backward": flops.backward,
-        "features first, for batches in parts": flops.features_first,
-        "loss": flops.loss,
-    }
-    for part, number in rows.items():
-        if number:
-            table.add_row(part, f"{number / 1e9:,.2f}")
-    table.add_section()
-    table.add_row("training", f"{flops.training / 1e9:,.2f}")
-    return table
-
-
-def _memory(plan: Plan) -> Table:
-    from diffclip.training.gpus import GIB
-
-    table = plan_table("memory of one process", "GiB")
-    for part, number in plan.memory.items():
-        if number:
-            table.add_row(part, f"{number / GIB:,.2f}")
-    table.add_section()
-    total = f"{sum(plan.memory.values()) / GIB:,.1f}"
-    table.add_row("total", total)
-    if plan.on_gpu is not None:
-        fit = "fits" if plan.on_gpu.fits else "does not fit"
-        table.add_row(f"{plan.on_gpu.gpu.name}: {fit}", f"{plan.on_gpu.gpu.memory / GIB:,.1f}")
-    return table
-
-
-def _run(plan: Plan) -> Table:
-    table = plan_table("run", "")
-    if plan.schedule is not None:
-        schedule = plan.schedule
-        table.add_row("samples an epoch", f"{schedule.samples_per_epoch:,} ({schedule.dropped:,} left out)")
-        table.add_row(
-            "steps", f"{schedule.epochs} epochs × {schedule.steps_per_epoch:,} = {schedule.steps:,}"
-        )
-        table.add_row("steps of warm-up", f"{schedule.warmup_steps:,}")
-        table.add_row("samples in all", f"{schedule.samples:,}")
-    if plan.on_gpu is not None:
-        _time(plan.on_gpu, plan, table)
-    return table
-
-
-def _time(on: OnGPU, plan: Plan, table: Table) -> None:
-    from diffclip.data.caption_sets import duration
-
-    gpus = f"{plan.world} × {on.gpu.name}" if plan.world > 1 else on.gpu.name
-    rate = on.gpu.tflops(plan.precision)
-    table.add_row(f"{gpus}, assumed", f"{100 * on.utilisation:.0f} % of {rate:,.0f} TFLOP/s each")
-    each = f" ({on.samples_per_second / plan.world:,.0f} a process)" if plan.world > 1 else ""
-    table.add_row("samples a second", f"{on.samples_per_second:,.0f}{each}")
-    if on.hours is not None and on.gpu_hours is not None and on.cost is not None:
-        of_gpus = f", {on.gpu_hours:,.0f} GPU hours" if plan.world > 1 else ""
-        table.add_row("time", duration(on.hours) + of_gpus)
-        own = on.price != on.gpu.price
-        source = "" if own else f", {on.gpu.provider}'s in {on.gpu.month}"
-        table.add_row("cost", f"${on.cost:,.{0 if on.cost >= 10 else 2}f} at ${on.price:.2f} an hour{source}")
-
-
-def plan_table(title: str, *columns: str) -> Table:
-    """An empty table of a plan; the numbers of its `columns` stand on the right."""
+    """Print the plan as one table: parameters, operations a sample, memory of one process, and the run."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+    from diffclip.training.logging import duration
+    from diffclip.training.plan import GIB, GPUS, UTILIZATION
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    parts = (
+        f" in {-(-plan.share // plan.pass_size)} passes of {plan.pass_size:,}"
+        if plan.pass_size < plan.share
+        else ""
+    )
+    sections: dict[str, dict[str, str]] = {
+        "parameters": {part: f"{number:,}" for part, number in plan.parameters.items() if number},
+        "GFLOP a sample": {part: f"{number / 1e9:,.2f}" for part, number in plan.flops.items() if number},
+        "GiB of one process": {part: f"{size / GIB:,.2f}" for part, size in plan.memory.items() if size},
+    }
+    sums = (f"{sum(plan.parameters.values()):,}", f"{sum(plan.flops.values()) / 1e9:,.2f}")
+    fit = "fits" if plan.fits else "does not fit"
+    totals = (*sums, f"{sum(plan.memory.values()) / GIB:,.1f} of {GPUS[plan.gpu].memory_gib:,.1f}: {fit}")
+    for (title, rows), total in zip(sections.items(), totals, strict=True):
+        table.add_row(f"[bold]{title}")
+        for part, value in rows.items():
+            table.add_row(f"  {part}", value)
+        table.add_row("  total", total, end_section=True)
+    if plan.steps is not None and plan.samples_per_epoch is not None:
+        table.add_row("samples an epoch", f"{plan.samples_per_epoch:,}")
+        epochs = plan.steps // (plan.steps_per_epoch or 1)
+        table.add_row("steps", f"{epochs} epochs × {plan.steps_per_epoch:,} = {plan.steps:,}")
+    rate = GPUS[plan.gpu].tflops(plan.precision)
+    table.add_row(
+        f"{plan.world} × {plan.gpu}, assumed", f"{100 * UTILIZATION:.0f} % of {rate:,.0f} TFLOP/s each"
+    )
+    table.add_row("samples a second", f"{plan.samples_per_second:,.0f}")
+    if plan.hours is not None:
+        table.add_row("time", f"{duration(3600 * plan.hours)}, {plan.world * plan.hours:,.1f} GPU hours")
+    console = table_console()
+    processes = "1 process" if plan.world == 1 else f"{plan.world} processes ({plan.strategy})"
+    head = f"{plan.model}, {plan.precision}, batch {plan.batch_size:,}: {processes}, {plan.share:,} samples each{parts}"
+    console.print(head, highlight=False)
+    console.print(table)
+    if plan.advice and plan.fits:
+        console.print(plan.advice, highlight=False, markup=False)

@@ -1,11 +1,25 @@
-"""`diffclip vlm evaluate`: yes/no questions about pictures, asked of language models that see through DiffCLIP."""
+"""`diffclip vlm evaluate`: POPE's yes/no questions, for language models that see through CLIP or DiffCLIP."""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from diffclip.evaluation.records import Record
+    from diffclip.vlm.pope import QuestionSet
+    from diffclip.vlm.pope_scores import Estimate
+
+# shares of answers
+_ONE_ANSWER, _UNCLEAR = 0.95, 0.05
+_PIPE_WIDTH = 120
 
 
 def evaluate(
@@ -16,58 +30,203 @@ def evaluate(
     data: Annotated[
         Path,
         typer.Option(
-            help="The folder with coco_pope_random.json, coco_pope_popular.json and coco_pope_adversarial.json."
+            help="Folder of coco_pope_random.json, coco_pope_popular.json, coco_pope_adversarial.json."
         ),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            help="Write the records to this file, as JSON lines, beside what it holds of others; the outcome of every "
-            "question and the answers themselves go beside it. What was stopped goes on from there."
+            help="File for the records, as JSON lines; it keeps other records. Answers are kept in a folder beside it, "
+            "from where a stopped call goes on."
         ),
     ],
-    task: Annotated[str, typer.Option(help="What is measured.", metavar="pope")] = "pope",
+    task: Annotated[str, typer.Option(help="The task.", metavar="pope")] = "pope",
     images: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of the pictures (COCO's val2014); default: images in the folder of questions."
+            help="Folder of the images (COCO's val2014); default: `images` in the folder of questions."
         ),
     ] = None,
     blind: Annotated[
-        bool,
-        typer.Option(
-            "--blind", help="Ask without the pictures: what is right then was guessed from the words."
-        ),
+        bool, typer.Option("--blind", help="Ask without the images, to see how much a model guesses.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Ask only the first so many questions of each file.")
+        int | None, typer.Option(min=1, help="Ask only this many questions of each file, the first ones.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What records call the set; default: as its folder.")
+        str | None, typer.Option(help="The set's name in records; default: the folder's.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Questions at once.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 16,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
-    """Ask models POPE's questions, "Is there a dog in the image?", and count what is right.
+    """Ask models POPE's questions, "Is there a dog in the image?", and count the right answers.
 
     Example: diffclip vlm evaluate runs/vlm --task pope --data POPE/output/coco --images val2014 --output pope.jsonl
 
     Example: diffclip vlm evaluate runs/vlm_clip runs/vlm_diffclip --data scenes/questions --output pope.jsonl
 
-    Several models are compared with the first one on the same questions. The same call with --blind adds what they
-    answer without the pictures. diffclip report makes the paper's Table 3 from the records.
+    Several models are compared with the first one on the same questions. The same call with --blind adds their answers
+    without the images. `diffclip report` makes the paper's Table 3 from the records.
     """
-    from diffclip.cli.vlm_evaluate_run import Request, carry_out
-    from diffclip.errors import InputError, unknown
+    from diffclip.errors import InputError, require_group, unknown
     from diffclip.files import check_writable
     from diffclip.model_source import pick_device
-    from diffclip.vlm.pope import POPE
 
-    if task != POPE:
-        raise unknown("task", task, [POPE])
+    require_group("vlm", "transformers")
+    if task != "pope":
+        raise unknown("task", task, ["pope"])
     if blind and images is not None:
-        raise InputError("--blind asks without the pictures: leave --images out")
+        raise InputError("--blind asks without the images: leave --images out")
     check_writable(output)
     if output.exists() and not output.is_file():
-        raise InputError(f"{output} is no file: answers are kept beside the --output, give a file")
-    carry_out(Request(models, data, output, images, blind, limit, name, batch_size, pick_device(device)))
+        raise InputError(f"{output} is not a file: give a file for the records, answers are kept beside it")
+    from diffclip.vlm.pope import open_questions
+
+    questions = open_questions(data, images, name, limit, blind)
+    evaluate_models(models, questions, output, batch_size, pick_device(device))
+
+
+def evaluate_models(
+    models: Sequence[str], questions: QuestionSet, output: Path, batch_size: int, device: torch.device
+) -> None:
+    """Ask each model all questions, write records to `output` after each split, and print a table.
+
+    Raises:
+        InputError: a source has no model, an image cannot be read, memory is too small, or another process answers
+            into `output`.
+    """
+    import torch
+
+    import diffclip
+    from diffclip.errors import InputError
+    from diffclip.evaluation.records import read_records, write_records
+    from diffclip.files import disk_errors, lock_file
+    from diffclip.vlm.files import identify, load_vlm
+    from diffclip.vlm.pope import collect_answers
+    from diffclip.vlm.pope_scores import estimate, to_records
+    from diffclip.vlm.progress import Progress
+
+    subjects = {source: identify(source) for source in models}
+    names = {source: subject.name for source, subject in subjects.items()}
+    if len(set(names.values())) < len(names):
+        names = {source: source for source in names}
+    answers_folder = output.with_name(f"{output.name.removesuffix('.jsonl')}.answers")
+    with disk_errors(answers_folder):
+        answers_folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_file(answers_folder / ".lock")
+    if isinstance(lock, str):
+        raise InputError(f"{lock} is answering into {output}: wait for it, or give another --output")
+    answers: dict[str, dict[str, list[str]]] = {}
+    found: dict[str, dict[str, dict[str, Estimate]]] = {}
+    with lock:
+        for source, subject in subjects.items():
+            folder = answers_folder / subject.digest
+            others = read_records(output) if output.is_file() else []
+            others = [one for one in others if not _is_stale(one, str(subject.weights), folder)]
+            model, processor = load_vlm(source)
+            model.to(device)
+            identity = {"model": subject.digest, "version": diffclip.__version__}
+            answers[source] = {}
+            for split, asked in questions.splits.items():
+                file = folder / _answers_name(questions.task, questions.name, split)
+                try:
+                    with Progress(f"{source}: {split}", len(asked)) as show:
+                        answers[source][split] = collect_answers(
+                            model, processor, questions, split, file, identity, batch_size, show
+                        )
+                except torch.OutOfMemoryError as error:
+                    raise InputError(f"out of memory: use a --batch-size below {batch_size}") from error
+                found[source] = estimate(questions, answers[source])
+                new = to_records(questions, found[source], names[source], str(subject.weights), subject.seed)
+                measured = {_place(one) for one in new}
+                write_records(output, [one for one in others if _place(one) not in measured] + new)
+                accuracy = found[source][split]["accuracy"]
+                print(
+                    f"{source}: {split}: accuracy {100 * accuracy.value:.1f} % "
+                    f"[{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]",
+                    file=sys.stderr,
+                )
+    _show(questions, {names[source]: own for source, own in found.items()}, list(answers.values()))
+
+
+def _place(record: Record) -> tuple[object, ...]:
+    return record.weights, record.task, record.dataset, record.split
+
+
+def _answers_name(task: str, dataset: str, split: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", f"{task}-{dataset}-{split}") + ".jsonl"
+
+
+def _is_stale(record: Record, weights: str, answers: Path) -> bool:
+    """Return whether a record is of earlier weights in the same folder: the present ones have no such answers."""
+    if record.weights != weights or not record.task.startswith("pope"):
+        return False
+    split = "random" if record.split == "overall" else record.split
+    return not (answers / _answers_name(record.task, record.dataset, split)).is_file()
+
+
+def _show(
+    questions: QuestionSet,
+    found: Mapping[str, Mapping[str, Mapping[str, Estimate]]],
+    answers: Sequence[Mapping[str, Sequence[str]]],
+) -> None:
+    """Print a table with a block a split and a row a model, and warnings about models that do not answer."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from diffclip.evaluation.statistics import compare_two_trained_weights
+    from diffclip.vlm.pope_scores import METRICS, OVERALL, accuracy_by_question, majority
+
+    table = Table(
+        title=Text(f"POPE on {questions.name}" + ("" if questions.images else ", asked without the images")),
+        caption=Text(
+            "All in %, with the 95 % interval of the accuracy over images. Unclear: neither yes nor no in plain words."
+        ),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        pad_edge=False,
+    )
+    table.add_column("split", no_wrap=True)
+    table.add_column("model", overflow="fold")
+    for head in ("accuracy", "interval", "precision", "recall", "F1", "yes", "unclear"):
+        table.add_column(head, justify="right", no_wrap=True)
+    first = next(iter(found))
+    for split in found[first]:
+        for model, own in found.items():
+            metrics = own[split]
+            rest = [f"{100 * metrics[metric].value:.1f}" for metric in METRICS[1:]]
+            accuracy = metrics["accuracy"]
+            interval = f"{100 * accuracy.low:.1f} to {100 * accuracy.high:.1f}"
+            table.add_row(
+                split if model == first else "", Text(model), f"{100 * accuracy.value:.1f}", interval, *rest
+            )
+        asked = [one for name, own in questions.splits.items() if split in (name, OVERALL) for one in own]
+        chances = [f"{100 * found[first][split][metric].chance:.1f}" for metric in METRICS]
+        cells = ["", f"always {majority(asked)[0]}", chances[0], "", *chances[1:]]
+        table.add_row(*cells, style="dim", end_section=True)
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    console.print(table)
+    base, images = accuracy_by_question(questions, answers[0])
+    for model, own_answers in list(zip(found, answers, strict=True))[1:]:
+        test = compare_two_trained_weights(accuracy_by_question(questions, own_answers)[0], base, images)
+        print(
+            f"{model} minus {first}: accuracy {100 * test.difference:+.1f} points, 95 % interval {100 * test.low:+.1f} "
+            f"to {100 * test.high:+.1f}. This compares these trained weights, not the methods."
+        )
+    for model, own in found.items() if questions.images else ():
+        yes = max(metrics["yes_ratio"].value for metrics in own.values())
+        no = max(1 - metrics["yes_ratio"].value for metrics in own.values())
+        if max(yes, no) > _ONE_ANSWER:
+            word = "yes" if yes > no else "no"
+            print(
+                f"{model} is not answering the questions: {100 * max(yes, no):.1f} % of its answers are {word}, so its "
+                "accuracy says nothing."
+            )
+        unclear = max(metrics["unclear_ratio"].value for metrics in own.values())
+        if unclear > _UNCLEAR:
+            print(f"{model}: {100 * unclear:.1f} % of its answers are not plainly yes or no.")

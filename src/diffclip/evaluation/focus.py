@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffclip.data.masked_set import MaskedSet
+from diffclip.data.masks import MaskedSet
 from diffclip.data.samples import Transform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Progress, Tokenizer, checked, embed_texts, evaluating
@@ -25,7 +25,7 @@ from diffclip.evaluation.scores import Score
 from diffclip.evaluation.statistics import SHARE, Bounds, mean_intervals
 from diffclip.focus import measures
 from diffclip.focus.maps import map_correlation
-from diffclip.focus.recording import pictures_at_once, recording
+from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, image_logits, weighted
 from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
@@ -93,7 +93,7 @@ def focus(
             texts = [thing.worded(prompt) for thing in things]
             if things:
                 groups.setdefault(len(things), []).append(_Image(position, image, texts, coverage))
-        for group in _parts(groups.values(), pictures_at_once(model)):
+        for group in _parts(groups.values(), images_at_once(model)):
             asked = features[[index[text] for one in group for text in one.texts]]
             covered = torch.from_numpy(np.concatenate([one.coverage for one in group])).flatten(1)
             images = torch.stack([one.image for one in group]).to(features.device)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import diffclip
-from diffclip.data.catalog import EvaluationSet, has_split
+from diffclip.data.evaluation_sets import EvaluationSet, has_split
 from diffclip.data.transforms import EvalTransform, eval_transform
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform, corrupted

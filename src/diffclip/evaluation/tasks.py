@@ -13,7 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.config import STATISTICS, CLIPConfig
-from diffclip.data.catalog import BUILT_IN, EvaluationSet, MaskedSet, open_masks, open_set, set_folder
+from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.evaluation_sets import BUILT_IN, open_masks, open_set, set_folder
+from diffclip.data.masks import MaskedSet
 from diffclip.data.samples import Fault
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation import linear_probe as probes

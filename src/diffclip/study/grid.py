@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from diffclip.data.catalog import BUILT_IN, draw_built_in
+from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
 from diffclip.errors import InputError
 from diffclip.evaluation.suite import suite
 from diffclip.files import disk_errors, lock_file
@@ -37,7 +37,7 @@ from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.timing import read_timing, time_arms
 from diffclip.study.worker import Ended, Job, Worker, read_measured
-from diffclip.training.pace import duration
+from diffclip.training.logging import duration
 from diffclip.training.recipe import read_recipe
 
 _GRACE = 60.0  # seconds that a run has to save and leave

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from diffclip.data.catalog import BUILT_IN
+from diffclip.data.evaluation_sets import BUILT_IN
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import DiffCLIPError, require_group
 from diffclip.evaluation.suite import missing_of, suite

@@ -15,9 +15,9 @@ from diffclip.errors import DiffCLIPError, InputError
 from diffclip.files import write_text
 from diffclip.model import CLIP
 from diffclip.study.recipe import Study
-from diffclip.training.about import cpu_name
 from diffclip.training.losses import make_criterion
 from diffclip.training.recipe import Recipe
+from diffclip.training.run_folder import cpu_name
 
 TIMING_FILE = "timing.json"
 

@@ -193,6 +193,6 @@ def _peak_memory(device: str) -> int:
 def _processor() -> str:
     import platform
 
-    from diffclip.training.about import cpu_name
+    from diffclip.training.run_folder import cpu_name
 
     return cpu_name() or platform.machine()

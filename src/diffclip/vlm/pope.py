@@ -1,43 +1,34 @@
-"""POPE: yes/no questions about what is in a picture (Li et al. 2023, arXiv:2305.10355), asked and read.
+"""POPE: yes/no questions about the objects in an image (Li et al. 2023, arXiv:2305.10355), asked of a model.
 
-The published folder (github.com/RUCAIBox/POPE, `output/coco`) has three files of questions that differ in what is asked
-for but absent. An answer is read as the published `evaluate.py` does it, to the letter: everything is yes that has no
-No, not or no in its first sentence, so an empty answer is a yes, and a model that says nothing at all is right about
-half of the questions. So answers that are not plainly the one or the other are counted beside.
+The published folder (github.com/RUCAIBox/POPE, `output/coco`) has three files of questions, which differ in the absent
+objects that they ask for.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from diffclip.config import explain
 from diffclip.errors import InputError
-from diffclip.files import printable
+from diffclip.files import disk_errors, printable, write_text
 from diffclip.scenes.export import QUESTION_IMAGES
-from diffclip.vlm.answers import AnswerFile
+from diffclip.vlm.chat import MAX_NEW_TOKENS, answer
 
-POPE = "pope"
 SPLITS = ("random", "popular", "adversarial")
-
+POPE, POPE_BLIND = "pope", "pope-blind"
+"""The tasks of records: with the images, and without."""
+_HEADER = "answers_of"
 Answer = Literal["yes", "no"]
-Ask = Callable[[Sequence[Path | None], Sequence[str]], Sequence[str]]
-"""Pictures (None: without one) and questions of one batch → what is answered."""
-
-MAX_NEW_TOKENS = 128
-_WORD = re.compile(r"[a-z]+")
 
 
 class Question(BaseModel):
-    """One line of a question file; further fields, such as LLaVA's `category`, are not looked at."""
+    """One line of a question file; other fields, such as LLaVA's `category`, are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,62 +39,16 @@ class Question(BaseModel):
 
 
 @dataclass(frozen=True)
-class QuestionFile:
-    """The questions of one split."""
-
-    split: str
-    questions: list[Question]
-
-    @property
-    def yes(self) -> int:
-        """How many have the answer yes."""
-        return sum(question.label == "yes" for question in self.questions)
-
-    @property
-    def pictures(self) -> list[str]:
-        """The pictures, each once, in the order of the questions."""
-        return list(dict.fromkeys(question.image for question in self.questions))
-
-    @property
-    def digest(self) -> str:
-        """What tells these questions from others."""
-        return digest([question.model_dump_json() for question in self.questions])
-
-
-@dataclass(frozen=True)
 class QuestionSet:
-    """The three files of a folder; `images` holds their pictures, None: they are not to be looked at."""
+    """The questions of each split, and the folder of their images (None: asked without images)."""
 
     name: str
-    files: list[QuestionFile]
+    splits: dict[str, list[Question]]
     images: Path | None
 
-    def keys(self, file: QuestionFile) -> dict[int, str]:
-        """By question id, what an answer follows from: the words asked, and the content of the picture."""
-        return {
-            one.question_id: digest([one.text, self._contents.get(one.image, "")]) for one in file.questions
-        }
-
-    @cached_property
-    def _contents(self) -> dict[str, str]:
-        images = self.images
-        if images is None:
-            return {}
-        names = dict.fromkeys(name for file in self.files for name in file.pictures)
-        return {name: hashlib.sha256((images / name).read_bytes()).hexdigest() for name in names}
-
-
-def read_answer(text: str) -> Answer:
-    """What the published parser reads: no if a word of the text before its first full stop is exactly No, not or no."""
-    words = text.split(".")[0].replace(",", "").split(" ")
-    return "no" if {"No", "not", "no"} & set(words) else "yes"
-
-
-def is_unclear(text: str) -> bool:
-    """Whether the first sentence does not say in plain words, of any case, what `read_answer` takes it for."""
-    words = set(_WORD.findall(text.split(".")[0].lower()))
-    yes, no = "yes" in words, bool(words & {"no", "not"})
-    return yes == no or yes != (read_answer(text) == "yes")
+    @property
+    def task(self) -> str:
+        return POPE if self.images is not None else POPE_BLIND
 
 
 def open_questions(
@@ -113,71 +58,97 @@ def open_questions(
     limit: int | None = None,
     blind: bool = False,
 ) -> QuestionSet:
-    """The questions in `folder`, which is laid out as published; no picture is read.
+    """Open the questions in `folder`, which has the published layout; no image is read.
 
     Args:
-        images: the folder of their pictures; None: `images` in `folder`, as the built-in set has it.
-        name: what the set is called; None: as the folder.
-        limit: the first so many questions of each file.
-        blind: without pictures, which then need not be there.
+        images: folder of the images; None: `images` in `folder`, as in the built-in set.
+        name: the set's name in records; None: the folder's.
+        limit: number of questions from each file, the first ones.
+        blind: ask without images, which then need not be there.
 
     Raises:
-        InputError: a folder or file is missing, a line is no question, a number occurs twice, an answer is neither yes
-            nor no, or pictures are missing.
+        InputError: a folder or file is missing, a line is not a question, a number occurs twice, an answer is neither
+            yes nor no, or images are missing.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: give the one that holds {_file_name('random')}")
-    files = []
-    for split in SPLITS:
-        files.append(QuestionFile(split, _read(folder / _file_name(split))[:limit]))
+        raise InputError(f"{folder} is not a folder: give the one that holds {_file_name(SPLITS[0])}")
+    splits = {split: _read(folder / _file_name(split))[:limit] for split in SPLITS}
     place = None
     if not blind:
         place = Path(images).expanduser() if images is not None else folder / QUESTION_IMAGES
-        _check_pictures(place, files)
-    return QuestionSet(name or folder.resolve().name, files, place)
+        names = list(dict.fromkeys(one.image for questions in splits.values() for one in questions))
+        missing = [image for image in names if not (place / image).is_file()]
+        if missing:
+            raise InputError(
+                f"{len(missing)} of the {len(names)} images of the questions are not in {place}, such as "
+                f"{printable(missing[0])}: give their folder with --images (COCO's is val2014)"
+            )
+    return QuestionSet(name or folder.resolve().name, splits, place)
 
 
-def ask_all(
-    ask: Ask,
-    file: QuestionFile,
-    images: Path | None,
-    answers: AnswerFile,
+def collect_answers(
+    model: Any,
+    processor: Any,
+    questions: QuestionSet,
+    split: str,
+    file: Path,
+    identity: Mapping[str, object],
     batch_size: int,
-    progress: Callable[[int], object] | None = None,
+    show: Callable[[int], object],
 ) -> list[str]:
-    """What is answered to each question of `file`; those that `answers` has are not asked again.
+    """Ask a model the questions of a split, and keep the answers in `file`, from where a stopped call goes on.
 
-    Batches are the same wherever an earlier call stopped, so that their padding is, too.
+    The first line of `file` has `identity`, the set and the folder of images: answers of another model or another set
+    are asked again. Batches, and so their padding, are the same after a stop.
 
     Args:
-        images: the folder of the pictures; None: ask without them.
-        progress: told how many more are answered.
+        show: called with the number of answers.
+
+    Raises:
+        InputError: the file cannot be written, or an image cannot be read.
     """
-    for batch in _batches(file.questions, batch_size):
-        left = [question for question in batch if question.question_id not in answers.found]
-        if not left:
-            continue
-        pictures = [None if images is None else images / question.image for question in left]
-        said = ask(pictures, [question.text for question in left])
-        answers.add(
-            {
-                "question_id": one.question_id,
-                "image": one.image,
-                "question": one.text,
-                "label": one.label,
-                "answer": text,
-            }
-            for one, text in zip(left, said, strict=True)
-        )
-        if progress:
-            progress(len(left))
-    return [answers.found[question.question_id] for question in file.questions]
+    asked = questions.splits[split]
+    whose = {**identity, "set": questions.name, "images": str(questions.images)}
+    header = json.dumps({_HEADER: whose}) + "\n"
+    answers = _kept_answers(file, header, asked)
+    if len(answers) < len(asked):
+        del answers[len(answers) // batch_size * batch_size :]
+        with disk_errors(file.parent):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, header + "".join(map(_line, asked, answers)))
+    for start in range(len(answers), len(asked), batch_size):
+        batch = asked[start : start + batch_size]
+        images = [None if questions.images is None else questions.images / one.image for one in batch]
+        new = answer(model, processor, images, [one.text for one in batch], MAX_NEW_TOKENS)
+        with disk_errors(file), file.open("a", encoding="utf-8") as handle:
+            handle.write("".join(map(_line, batch, new)))
+        answers += new
+        show(len(answers))
+    return answers[: len(asked)]
 
 
-def _batches(questions: Sequence[Question], size: int) -> Iterator[Sequence[Question]]:
-    for start in range(0, len(questions), size):
-        yield questions[start : start + size]
+def _line(question: Question, text: str) -> str:
+    # escaped, since an answer may have letters that separate lines for some readers, such as U+2028
+    return json.dumps({"question_id": question.question_id, "question": question.text, "answer": text}) + "\n"
+
+
+def _kept_answers(file: Path, header: str, asked: Sequence[Question]) -> list[str]:
+    """Read the answers to the first questions; a line that was cut off, or about another question, ends them."""
+    if not file.is_file():
+        return []
+    with disk_errors(file):
+        first, *lines = file.read_bytes().decode(errors="replace").split("\n")
+    kept: list[str] = []
+    for question, line in zip(asked, lines[:-1] if first + "\n" == header else [], strict=False):
+        try:
+            text = str(json.loads(line)["answer"])
+        except (ValueError, KeyError, TypeError):
+            break
+        if line + "\n" != _line(question, text):
+            break
+        kept.append(text)
+    return kept
 
 
 def _file_name(split: str) -> str:
@@ -194,8 +165,7 @@ def _read(file: Path) -> list[Question]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(f"cannot read {file}: {reason}") from error
-    questions: list[Question] = []
-    seen: dict[int, int] = {}
+    questions: dict[int, Question] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -203,31 +173,14 @@ def _read(file: Path) -> list[Question]:
         try:
             question = Question.model_validate(json.loads(line))
         except ValidationError as error:
-            raise InputError(f"{where} is no question: {explain(error)}") from error
+            raise InputError(f"{where} is not a question: {explain(error)}") from error
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not JSON: one question a line, as POPE is published") from error
-        first = seen.setdefault(question.question_id, number)
-        if first != number:
+            raise InputError(f"{where} is not JSON: write one question a line, as POPE does") from error
+        if question.question_id in questions:
             raise InputError(
-                f"{where}: question_id {question.question_id} is on line {first} already, answers are kept by it: "
-                "number the questions"
+                f"{where}: question_id {question.question_id} is there twice: number the questions"
             )
-        questions.append(question)
+        questions[question.question_id] = question
     if not questions:
         raise InputError(f"{file} has no question: fetch it again")
-    return questions
-
-
-def _check_pictures(place: Path, files: Sequence[QuestionFile]) -> None:
-    names = list(dict.fromkeys(name for file in files for name in file.pictures))
-    missing = [name for name in names if not (place / name).is_file()]
-    if missing:
-        raise InputError(
-            f"{len(missing)} of the {len(names)} pictures that are asked about are not in {place}, the first is "
-            f"{printable(missing[0])}: give their folder with --images (COCO's is val2014)"
-        )
-
-
-def digest(parts: Sequence[str]) -> str:
-    """What tells a list of lines from others, in twelve letters."""
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return list(questions.values())

@@ -1,145 +1,178 @@
-"""POPE's numbers from answers: accuracy, precision, recall, F1 (yes is positive), and how often yes was said.
+"""POPE's metrics from answers: accuracy, precision, recall, F1 (yes is positive), and shares of answers.
 
-Each is a ratio of sums over questions, Σ w·v / Σ w: precision of the questions that were answered yes, F1 of those with
-the label yes and of those answered yes, both counted. Intervals are the bootstrap over pictures, about each of which
-there are several questions. To compare two models on the same questions, a ratio m becomes an outcome a question whose
-mean it is, its Taylor linearisation m + w·(v − m) / mean(w) (Cochran 1977, Sampling Techniques, Section 6.3); for plain
-means these are the values themselves.
-
-Where nothing is counted the ratio is 0, with the interval from 0 to 1: precision if no answer is yes, recall if no
-label is, F1 if neither is. So it is in TinyLLaVA's evaluation; the published one divides by zero.
+Answers are read as the published `evaluate.py` reads them: everything is yes that has no No, not or no in its first
+sentence. So an empty answer is a yes, and a model that says nothing is right about half of the questions. Answers that
+are not plainly yes or no are therefore counted too (`unclear_ratio`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffclip.evaluation.scores import Result, Score
-from diffclip.evaluation.statistics import mean_interval
-from diffclip.vlm.pope import (
-    MAX_NEW_TOKENS,
-    POPE,
-    SPLITS,
-    QuestionFile,
-    QuestionSet,
-    digest,
-    is_unclear,
-    read_answer,
-)
+from diffclip.evaluation.records import Record
+from diffclip.evaluation.statistics import wilson
+from diffclip.vlm.chat import MAX_NEW_TOKENS
+from diffclip.vlm.pope import SPLITS, Answer, Question, QuestionSet
 
-METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio", "unclear_ratio")
 OVERALL = "overall"
-"""The mean of the three splits, as a split of its own."""
+"""The mean over the three splits, as a split of its own."""
+METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio", "unclear_ratio")
+_WORD = re.compile(r"[a-z]+")
+_RESAMPLES = 1000
+_Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
 
-_Array = NDArray[np.float64]
+
+class Estimate(NamedTuple):
+    """A metric with its 95 % interval, and the value that the more frequent answer to every question reaches."""
+
+    value: float
+    low: float
+    high: float
+    chance: float
 
 
-def results(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) -> list[Result]:
-    """Score each split that `answers` has, and the mean of the published three; task "pope" or "pope-blind".
+def read_answer(text: str) -> Answer:
+    """Read an answer as published: no if a word before the first full stop is exactly No, not or no, else yes."""
+    words = text.split(".")[0].replace(",", "").split(" ")
+    return "no" if {"No", "not", "no"} & set(words) else "yes"
 
-    Args:
-        answers: by split, one to each question of its file.
+
+def is_unclear(text: str) -> bool:
+    """Return whether the first sentence does not plainly say, in any case, the answer that `read_answer` reads."""
+    words = set(_WORD.findall(text.split(".")[0].lower()))
+    yes, no = "yes" in words, bool(words & {"no", "not"})
+    return yes == no or yes != (read_answer(text) == "yes")
+
+
+def estimate(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Estimate]]:
+    """Estimate all metrics of each split in `answers`, and their means over the splits if all three are there.
+
+    Each metric is a ratio of sums over questions, Σ v / Σ w. Where no question counts it is 0, with the interval from 0
+    to 1: precision without an answer yes, recall without a label yes, F1 without either. TinyLLaVA does so; the
+    published code divides by zero. Intervals are bootstraps over images (percentiles), each with all its questions.
     """
-    files = [file for file in questions.files if file.split in answers]
-    numbers = _numbers_of(files)
-    found = [
-        _result(questions, file.split, file.digest, split_scores(file, answers[file.split], numbers))
-        for file in files
-    ]
-    if [file.split for file in files] == list(SPLITS):
-        scores = mean_scores([result.scores for result in found])
-        found.append(_result(questions, OVERALL, digest([file.digest for file in files]), scores))
-    return found
-
-
-def _result(questions: QuestionSet, split: str, content: str, scores: Sequence[Score]) -> Result:
-    blind = questions.images is None
-    protocol = (
-        f"questions {content[:8]}{', asked without the image' if blind else ''}, as they stand, greedy, up to "
-        f"{MAX_NEW_TOKENS} tokens; an answer is yes unless its first sentence has the word No, not or no"
+    names = dict.fromkeys(one.image for split in answers for one in questions.splits[split])
+    numbers = {name: number for number, name in enumerate(names)}
+    sums: dict[str, dict[str, _Sums]] = {}
+    chances: dict[str, dict[str, float]] = {}
+    for split, texts in answers.items():
+        asked = questions.splits[split]
+        label, said = _is_yes(asked), np.array([read_answer(text) == "yes" for text in texts], float)
+        unclear, one = np.array([is_unclear(text) for text in texts], float), np.ones(len(asked))
+        ratios = {
+            "accuracy": ((label == said).astype(float), one),
+            "precision": (label * said, said),
+            "recall": (label * said, label),
+            "f1": (2 * label * said, label + said),
+            "yes_ratio": (said, one),
+            "unclear_ratio": (unclear, one),
+        }
+        is_about = np.zeros((len(numbers), len(asked)))  # images by questions
+        is_about[[numbers[question.image] for question in asked], np.arange(len(asked))] = 1
+        sums[split] = {
+            metric: (is_about @ values, is_about @ weights) for metric, (values, weights) in ratios.items()
+        }
+        chances[split] = majority(asked)[1]
+    groups = {split: [split] for split in answers}
+    groups |= {OVERALL: list(SPLITS)} if set(answers) == set(SPLITS) else {}
+    draws = np.random.default_rng(0).multinomial(
+        len(numbers), np.full(len(numbers), 1 / len(numbers)), _RESAMPLES
     )
-    return Result(f"{POPE}-blind" if blind else POPE, questions.name, split, protocol, scores)
-
-
-def split_scores(file: QuestionFile, answers: Sequence[str], numbers: Mapping[str, int]) -> list[Score]:
-    """The scores of one file, in the order of `METRICS`; `numbers` are those of its pictures.
-
-    `chance` is what the majority answer to every question reaches.
-    """
-    label = np.array([question.label == "yes" for question in file.questions], dtype=np.float64)
-    said = np.array([read_answer(text) == "yes" for text in answers], dtype=np.float64)
-    unclear = np.array([is_unclear(text) for text in answers], dtype=np.float64)
-    pictures = np.array([numbers[question.image] for question in file.questions], dtype=np.int64)
-    one = np.ones_like(label)
-    parts = {
-        "accuracy": ((label == said).astype(np.float64), one),
-        "precision": (label, said),
-        "recall": (said, label),
-        "f1": (label * said, label + said),
-        "yes_ratio": (said, one),
-        "unclear_ratio": (unclear, one),
+    return {
+        name: {
+            metric: _estimate(
+                [sums[split][metric] for split in splits],
+                draws,
+                float(np.mean([chances[split][metric] for split in splits])),
+            )
+            for metric in METRICS
+        }
+        for name, splits in groups.items()
     }
-    _, chance = majority(len(label), file.yes)
-    scores = [_score(name, *parts[name], pictures, chance[name]) for name in METRICS]
-    # F1 counts some questions twice and others not at all, and is of all of them
-    return [replace(score, count=len(label)) if score.metric == "f1" else score for score in scores]
 
 
-def mean_scores(splits: Sequence[Sequence[Score]]) -> list[Score]:
-    """The mean of each metric over splits, whose pictures are the same and are drawn together."""
-    return [_mean(scores) for scores in zip(*splits, strict=True)]
+def to_records(
+    questions: QuestionSet,
+    estimates: Mapping[str, Mapping[str, Estimate]],
+    model: str,
+    weights: str,
+    seed: int | None,
+) -> list[Record]:
+    """Return a record of each estimate; `count` is the number of questions."""
+    records = []
+    for split, metrics in estimates.items():
+        own = SPLITS if split == OVERALL else (split,)
+        asked = [one for name in own for one in questions.splits[name]]
+        protocol = (
+            f"{f'mean of {chr(44).join(own)}: ' if split == OVERALL else ''}{len(asked)} questions about "
+            f"{len({one.image for one in asked})} images, {int(_is_yes(asked).sum())} of them yes"
+            f"{'' if questions.images else ', asked without the image'}; greedy, up to {MAX_NEW_TOKENS} tokens; an "
+            "answer is yes unless its first sentence has the word No, not or no"
+        )
+        for metric, own_estimate in metrics.items():
+            value, low, high, chance = own_estimate
+            records.append(
+                Record(
+                    model=model,
+                    weights=weights,
+                    task=questions.task,
+                    dataset=questions.name,
+                    split=split,
+                    metric=metric,
+                    value=value,
+                    count=len(asked),
+                    low=low,
+                    high=high,
+                    seed=seed,
+                    protocol=protocol,
+                    chance=chance,
+                )
+            )
+    return records
 
 
-def _score(name: str, values: _Array, weights: _Array, pictures: NDArray[np.int64], chance: float) -> Score:
-    count = int(weights.sum())
-    if not count:
-        return Score(name, 0.0, 0, 0.0, 1.0, chance, np.zeros_like(values), pictures)
-    value = float((weights * values).sum() / count)
-    times = weights.astype(np.int64)
-    low, high = mean_interval(np.repeat(values, times), np.repeat(pictures, times))
-    hits = values if np.all(weights == 1) else value + weights * (values - value) / weights.mean()
-    return Score(name, value, count, low, high, chance, hits, pictures)
+def accuracy_by_question(
+    questions: QuestionSet, answers: Mapping[str, Sequence[str]]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return over all splits whether each answer [n] is right, and the number of its image [n]."""
+    right = [
+        float(one.label == read_answer(text))
+        for split, texts in answers.items()
+        for one, text in zip(questions.splits[split], texts, strict=True)
+    ]
+    images = [one.image for split in answers for one in questions.splits[split]]
+    return np.array(right), np.unique(images, return_inverse=True)[1]
 
 
-def _mean(scores: Sequence[Score]) -> Score:
-    value = float(np.mean([one.value for one in scores]))
-    outcomes = [one.hits for one in scores if one.hits is not None]
-    asked = sum(map(len, outcomes))
-    hits = np.concatenate(
-        [
-            value + asked / (len(scores) * len(own)) * (own - one.value)
-            for one, own in zip(scores, outcomes, strict=True)
-        ]
-    )
-    pictures = np.concatenate([one.clusters for one in scores if one.clusters is not None])
-    low, high = mean_interval(hits, pictures)
-    low, high = (0.0, 1.0) if not all(one.count for one in scores) else (max(0.0, low), min(1.0, high))
-    chance = float(np.mean([one.chance or 0.0 for one in scores]))
-    return replace(
-        scores[0],
-        value=value,
-        count=sum(one.count for one in scores),
-        low=low,
-        high=high,
-        chance=chance,
-        hits=hits,
-        clusters=pictures,
-    )
-
-
-def majority(questions: int, yes: int) -> tuple[str, dict[str, float]]:
-    """Return the more frequent answer (yes where both are as frequent), and what it reaches given to every question."""
-    share = yes / questions
-    if 2 * yes < questions:
+def majority(questions: Sequence[Question]) -> tuple[Answer, dict[str, float]]:
+    """Return the more frequent answer (yes if both are equal), and the metrics that it reaches for every question."""
+    share = float(_is_yes(questions).mean())
+    if share < 0.5:
         return "no", dict.fromkeys(METRICS, 0.0) | {"accuracy": 1 - share}
-    of_yes = {"precision": share, "recall": 1.0, "f1": 2 * share / (1 + share), "yes_ratio": 1.0}
-    return "yes", {"accuracy": share, **of_yes, "unclear_ratio": 0.0}
+    values = (share, share, 1.0, 2 * share / (1 + share), 1.0, 0.0)
+    return "yes", dict(zip(METRICS, values, strict=True))
 
 
-def _numbers_of(files: Sequence[QuestionFile]) -> dict[str, int]:
-    names = dict.fromkeys(name for file in files for name in file.pictures)
-    return {name: number for number, name in enumerate(names)}
+def _estimate(sums: Sequence[_Sums], draws: NDArray[np.int64], chance: float) -> Estimate:
+    """Estimate the mean over splits of a ratio from its sums [k] over images; `draws` [r, k] resample the images."""
+    if not all(weights.any() for _, weights in sums):
+        ratios = [values.sum() / weights.sum() if weights.any() else 0.0 for values, weights in sums]
+        return Estimate(float(np.mean(ratios)), 0.0, 1.0, chance)
+    value = float(np.mean([values.sum() / weights.sum() for values, weights in sums]))
+    resampled = np.mean(
+        [(draws @ values) / np.maximum(draws @ weights, 1e-12) for values, weights in sums], axis=0
+    )
+    low, high = (float(limit) for limit in np.quantile(resampled, [0.025, 0.975]))
+    if np.ptp(resampled) < 1e-12:  # all images alike: the bootstrap says nothing about the next one
+        margin = wilson(0, draws.shape[1])[1]
+        low, high = max(0.0, value - margin), min(1.0, value + margin)
+    return Estimate(value, low, high, chance)
+
+
+def _is_yes(questions: Sequence[Question]) -> NDArray[np.float64]:
+    return np.array([one.label == "yes" for one in questions], float)
