@@ -27,7 +27,11 @@ from diffclip.errors import DivergedError, InputError, StoppedError
 from diffclip.files import write_text
 from diffclip.study.results import MEASURED_FILE
 
-_PRELOADED = ("diffclip.training.loop", "diffclip.evaluation.runner", "diffclip.report")
+# what both commands import; lightning alone takes seconds
+_PRELOADED = (
+    *("lightning", "open_clip", "sklearn.linear_model", "torch.utils.tensorboard", "matplotlib.figure"),
+    *("diffclip.training.loop", "diffclip.evaluation.run"),
+)
 _SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 _INTERRUPTED = 130
 
