@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 LOWEST := $(VENV)/lowest
 
-.PHONY: help demo test test-slow test-lowest test-triton36 browser lint format bench bench-gpu study-cpu study-gpu clean
+.PHONY: help docs demo test test-slow test-lowest test-triton36 browser lint format bench bench-gpu study-cpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
@@ -16,6 +16,7 @@ help:
 	@echo "make browser    install Chromium for the tests of the page, which are skipped without it"
 	@echo "make lint       ruff, format check, strict types"
 	@echo "make test-triton36  the fused kernels compiled with Triton 3.6 as well, that of torch 2.11"
+	@echo "make docs       the documentation site, into site/"
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
 	@echo "make study-cpu  does differential attention help? a grid of models and seeds on Flickr8k; hours, goes on where it was stopped"
@@ -50,6 +51,9 @@ lint: $(READY)
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(VENV)/bin:$$PATH" mkdocs build --strict --quiet
+
 format: $(READY)
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
@@ -72,13 +76,17 @@ BARE := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m
 bench-gpu:
 	DEVICE=$(DEVICE) PYTHON=$(PYTHON) benchmarks/gpu.sh $(PART) $(OUT)
 
-# In parts of ten minutes at most, each from what the one before has packed: make study-gpu PYTHON=python3 DATA=… OUT=…
-# DONE=…, then unpack OUT/study.tgz in benchmarks/results/ and make the report. SET='study_gpu:models.suite=quick …' changes
-# the studies.
+# In parts of ten minutes at most: make study-gpu PYTHON=python3 DATA=… OUT=… DONE=…, where OUT/study.tgz of the part before is
+# DONE; the last one is unpacked in benchmarks/results/. SET='models.suite=quick …' changes the study. Checkpoints are in RUNS.
 MINUTES ?= 9
+STUDY ?= study_gpu
+RUNS ?= /tmp/diffclip-study
 study-gpu:
-	PYTHONUNBUFFERED=1 $(BARE) benchmarks.study --data $(DATA) --output $(OUT) --minutes $(MINUTES) --device $(DEVICE) \
-		$(if $(DONE),--done $(DONE)) $(if $(ATTENTION),--attention $(ATTENTION)) $(if $(SET),--set $(SET))
+	mkdir -p $(OUT)/results
+	$(if $(DONE),tar -xzf $(DONE) -C $(OUT)/results)
+	$(BARE) diffclip.cli study $(STUDY) $(SET) --data $(DATA) --device $(DEVICE) --minutes $(MINUTES) \
+		--runs $(RUNS)/$(basename $(notdir $(STUDY))) --output $(OUT)/results/$(basename $(notdir $(STUDY))); \
+		code=$$?; tar -czf $(OUT)/study.tgz -C $(OUT)/results . && exit $$code
 
 study-cpu: $(READY)
 	$(VENV)/bin/diffclip study study_cpu --data $(DATA) --runs runs/study_cpu --output benchmarks/results/study_cpu --workers 2
@@ -88,7 +96,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,eval,search,web,vlm,export,dev]'
+	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,eval,search,web,vlm,export,docs,dev]'
 	@touch $(READY)
 
 clean:
