@@ -82,7 +82,7 @@ def test_maps_layers_and_heads(folder, variant):
 def test_the_numbers_are_those_of_maps_taken_by_themselves(folder, variant):
     one, data = subject(variant), open_masks(folder, "test")
     found = scores_of(one, data)
-    images = torch.stack([one.preprocess(data.source.picture(i)) for i in data.indices])
+    images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
     covered = torch.tensor(np.stack([data.coverages(p, 32, 32, 4)[1][0] for p in range(6)])).flatten(1)
     with evaluating(one.model):
         texts = embed_texts(one.model, one.tokenizer, [own[0] for own in data.captions])
