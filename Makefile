@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 LOWEST := $(VENV)/lowest
 
-.PHONY: help demo test test-slow test-lowest browser lint format bench bench-gpu study-cpu study-gpu clean
+.PHONY: help demo test test-slow test-lowest test-triton36 browser lint format bench bench-gpu study-cpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-lowest  the tests of what uses transformers, on the lowest version that we take"
 	@echo "make browser    install Chromium for the tests of the page, which are skipped without it"
 	@echo "make lint       ruff, format check, strict types"
+	@echo "make test-triton36  the fused kernels compiled with Triton 3.6 as well, that of torch 2.11"
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
 	@echo "make study-cpu  does differential attention help? a grid of models and seeds on Flickr8k; hours, goes on where it was stopped"
@@ -40,6 +41,10 @@ browser: $(READY)
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get install -y -q chromium; } || \
 		$(RUN) playwright install chromium
 
+test-triton36: $(READY)
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton36 triton==3.6.0
+	$(RUN) pytest -m slow tests/attention/test_compile_kernels.py
+
 lint: $(READY)
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
@@ -57,36 +62,15 @@ bench: $(READY)
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
 
-# On a machine with a GPU, with its own interpreter and packages: make bench-gpu PYTHON=python3 DATA=… OUT=…
-# (DEVICE=cpu rehearses them without one.)
+# On a machine with a GPU, with its own interpreter and packages; PART=second is the second run. DEVICE=cpu rehearses it.
 DATA ?= ../shared/data
 OUT ?= benchmarks/results
 DEVICE ?= cuda
-PATHS := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH}
-BARE := $(PATHS) $(PYTHON) -m
-
-# One step that fails or runs out of time does not stop the next ones, but make fails in the end. Tuning is first, so that
-# the errors are those of the blocks that are timed. Nine minutes at most.
-WORKERS ?= 12
-LARGEST := $(if $(filter cpu,$(DEVICE)),--largest 200)
-LONGEST := $(if $(filter cpu,$(DEVICE)),--longest 200)
-SECONDS_ATTENTION := $(if $(filter cpu,$(DEVICE)),40,110)
-SECONDS_TRAINING := $(if $(filter cpu,$(DEVICE)),40,185)
-LIMIT := $(if $(shell command -v timeout),timeout -k 5)
+PART ?= first
+BARE := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m
 
 bench-gpu:
-	@mkdir -p $(OUT); failed=0; all=$$(date +%s); \
-	step() { \
-		limit=$$1; shift; started=$$(date +%s); echo "== $$*"; \
-		PYTHONUNBUFFERED=1 $(PATHS) $(if $(LIMIT),$(LIMIT) $$limit) $(PYTHON) -m "$$@" --device $(DEVICE) --output $(OUT) \
-			|| { failed=1; echo "== FAILED: $$*"; }; \
-		now=$$(date +%s); echo "== $$((now - started)) s for $$1, $$((now - all)) s in all"; \
-	}; \
-	step 85 benchmarks.tuning --workers $(WORKERS) --seconds 60; \
-	step 95 benchmarks.parity --workers $(WORKERS) --seconds 65 $(LONGEST); \
-	step 140 benchmarks.attention --curve --workers $(WORKERS) --seconds $(SECONDS_ATTENTION) $(LARGEST); \
-	step 215 benchmarks.training $(if $(filter cpu,$(DEVICE)),,--compile blocks) --seconds $(SECONDS_TRAINING); \
-	exit $$failed
+	DEVICE=$(DEVICE) PYTHON=$(PYTHON) benchmarks/gpu.sh $(PART) $(OUT)
 
 # In parts of ten minutes at most, each from what the one before has packed: make study-gpu PYTHON=python3 DATA=… OUT=…
 # DONE=…, then unpack OUT/study.tgz in benchmarks/results/ and make the report. SET='study_gpu:models.suite=quick …' changes
