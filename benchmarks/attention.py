@@ -1,9 +1,10 @@
 """Time and memory of the attention operators by backend and shape, beside plain attention and the floor.
 
-    python -m benchmarks.attention [--device cpu|cuda] [--dtype float32|bfloat16|float16] [--curve] [--busy] [--output FOLDER]
+    python -m benchmarks.attention [--device cpu|cuda] [--dtype float32] [--curve] [--busy] [--output FOLDER]
 
 Writes attention_DEVICE_DTYPE.json, and with --curve also attention_curve_DEVICE_DTYPE.json: cost against length, with
-about the same number of tokens in every batch. With --busy a process spins beside it all, and files are named _busy. How it is timed: src/diffclip/benchmarking.
+about the same number of tokens in every batch. With --busy a process spins beside it all, and files are named _busy.
+How it is timed: src/diffclip/benchmarking.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool)
 
 
 def operators(device: torch.device) -> dict[str, Operator]:
-    """Name → operator. On a GPU there are more: torch's flash and cuDNN kernels as yardsticks, and operators with the norm."""
+    """Name → operator. On a GPU also torch's flash and cuDNN kernels as yardsticks, and operators with the norm."""
     found = {PLAIN: Operator(lambda x: softmax_attention(x.q, x.k, x.plain_v, x.causal), plain=True)}
     if device.type == "cuda":
         found[FLASH] = Operator(_forced(SDPBackend.FLASH_ATTENTION), plain=True)
