@@ -10,12 +10,13 @@ from diffclip.attention import DifferentialAttention, LambdaAttention, SelfAtten
 from diffclip.attention.dispatch import check_backend
 from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config
 from diffclip.errors import InputError
+from diffclip.hub import HubModel
 from diffclip.initialisation import initialise, resolve_norm_eps
 from diffclip.towers.text import TEXT_NORM_EPS, TextTransformer
 from diffclip.towers.vision import build_vision
 
 
-class CLIP(nn.Module):
+class CLIP(nn.Module, HubModel):
     """A CLIP of any variant; the attention of each tower is in its config.
 
     Args:

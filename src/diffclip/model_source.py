@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diffclip.errors import InputError, unknown
 
@@ -61,7 +61,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
     from diffclip.loading import load
 
     model, preprocess, tokenizer = load(path, model=model_name, image_size=image_size)
-    return Loaded(model, preprocess, tokenizer, name_of(model.config), path, _training_seed(Path(path)))
+    return Loaded(model, preprocess, tokenizer, name_of(model.config), path, _seed_in(recipe_of(Path(path))))
 
 
 def find_model(source: str) -> str | None:
@@ -104,24 +104,29 @@ def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded
     return Loaded(model, preprocess, Tokenizer(config.text), name_of(config), RANDOM, None)
 
 
-def _training_seed(path: Path) -> int | None:
-    """The seed in the recipe of the run that `path` is a checkpoint of, if it is one."""
-    return seed_of_run(path.parent.parent) if path.parent.name == "checkpoints" else None
+def recipe_of(checkpoint: Path) -> dict[str, Any] | None:
+    """The recipe of the run that `checkpoint` is of; None where it is no checkpoint of a run, or has no recipe."""
+    return _read_recipe(checkpoint.parent.parent) if checkpoint.parent.name == "checkpoints" else None
 
 
 def seed_of_run(run: Path) -> int | None:
     """The seed in the recipe of the run in this folder, where there is one that can be read."""
+    return _seed_in(_read_recipe(run))
+
+
+def _seed_in(recipe: dict[str, Any] | None) -> int | None:
+    seed = recipe.get("seed") if recipe else None
+    return seed if isinstance(seed, int) else None
+
+
+def _read_recipe(run: Path) -> dict[str, Any] | None:
     import yaml
 
-    recipe = run / "recipe.yaml"
-    if not recipe.is_file():
-        return None
     try:
-        fields = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        fields = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError):
         return None
-    seed = fields.get("seed") if isinstance(fields, dict) else None
-    return seed if isinstance(seed, int) else None
+    return fields if isinstance(fields, dict) else None
 
 
 def pick_device(name: str) -> torch.device:

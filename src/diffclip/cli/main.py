@@ -26,6 +26,7 @@ from diffclip.cli.evaluate import evaluate
 from diffclip.cli.explore import explore
 from diffclip.cli.export import export
 from diffclip.cli.make_scenes import make_scenes
+from diffclip.cli.push import push
 from diffclip.cli.report import report
 from diffclip.cli.search import search
 from diffclip.cli.study import study
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 for command in (
     *(demo, train, study, evaluate, classify, attend),
-    *(search, explore, report, convert, export, bench),
+    *(search, explore, report, convert, export, push, bench),
 ):
     app.command(command.__name__)(command)
 
