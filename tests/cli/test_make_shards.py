@@ -39,7 +39,7 @@ def test_kaggles_flickr8k_becomes_three_splits(
     make_shards(kaggle, shards, edge=20, workers=1)
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"6 images with 12 captions in 1 shard in {shards / 'train'}; 0 left out"
-    assert out[-1] == f"Next: diffclip data check {shards / 'test'}"
+    assert out[-1] == f"Next: diffclip data check {shards / 'train'}"
     assert captions_in(shards / "train") == {
         str(n): [f"caption {c} of {n}" for c in range(2)] for n in range(6)
     }
