@@ -52,7 +52,7 @@ def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path:
     shards = tmp_path / "shards"
     options = {"captions": [kaggle / "captions.txt"], "workers": 1}
     make_shards(kaggle, shards, **options)
-    tar = shards / "00000.tar"
+    tar = shards / "0.tar"
     first = tar.stat().st_mtime_ns
     make_shards(kaggle, shards, **options)
     assert tar.stat().st_mtime_ns == first

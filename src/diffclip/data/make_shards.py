@@ -127,7 +127,7 @@ def make_shards(
         for number, i in enumerate(order)
     ]
     jobs = [
-        (folder / f"{number:05d}.tar", samples[start : start + SAMPLES], edge)
+        (folder / f"{number}.tar", samples[start : start + SAMPLES], edge)
         for number, start in enumerate(range(0, len(samples), SAMPLES))
     ]
     made = Made(folder, len(jobs), faults=missing)
