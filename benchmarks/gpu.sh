@@ -30,7 +30,9 @@ NEEDED = {
     "safetensors": "safetensors",
     "pydantic": "pydantic pydantic_core annotated_types typing_inspection typing_extensions",
     "braceexpand": "braceexpand",
-    "open_clip": "open_clip_torch ftfy wcwidth timm torchvision",
+    "open_clip": "open_clip_torch ftfy wcwidth",
+    "timm": "timm",
+    "torchvision": "torchvision",
     "ftfy": "ftfy wcwidth",
     "regex": "regex",
 }

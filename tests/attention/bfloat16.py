@@ -5,6 +5,7 @@ Numbers are rounded to the nearest even bfloat16 after each operation; products 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 
+@functools.cache
 def correct_interpreter() -> None:
-    """Patch the interpreter of this process."""
+    """Patch the interpreter of this process, once."""
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     cast, dot, binary = builder.cast_impl, builder.create_dot, builder.binary_op
 
