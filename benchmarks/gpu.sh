@@ -49,14 +49,14 @@ for module in OWN:
 print("all that the steps need is there")
 PYTHON
 
-failed=0
+rm -f "$out/failed.txt"
 began=$(date +%s)
 step() { # limit in seconds, program, options
   local limit=$1 started
   shift
   started=$(date +%s)
   echo "== $*"
-  timeout -k 5 "$limit" "$@" || { failed=1 && echo "== FAILED ($?): $*"; }
+  timeout -k 5 "$limit" "$@" || echo "== FAILED ($?, 124 for out of time): $*" | tee -a "$out/failed.txt"
   echo "== $(($(date +%s) - started)) s of $limit s, $(($(date +%s) - began)) s in all"
 }
 bench() { # limit, name, options
@@ -75,7 +75,7 @@ if [ "$device" = cpu ]; then
   else
     bench 120 training --batch 8 --seconds 60 --rounds 3
   fi
-  exit $failed
+  [ ! -s "$out/failed.txt" ]
 fi
 if [ "$part" = first ]; then
   bench 110 training --models CLIP "DiffCLIP auto" --batch 256 --compile blocks --seconds 100 --no-fed
@@ -99,4 +99,4 @@ else
   wait
   bench 380 training --batch 256 1024 --compile blocks --seconds 360
 fi
-exit $failed
+[ ! -s "$out/failed.txt" ]
