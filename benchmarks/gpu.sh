@@ -76,6 +76,7 @@ if [ "$device" = cpu ]; then
     bench 120 training --batch 8 --seconds 60 --rounds 3
   fi
   [ ! -s "$out/failed.txt" ]
+  exit
 fi
 if [ "$part" = first ]; then
   bench 110 training --models CLIP "DiffCLIP auto" --batch 256 --compile blocks --seconds 100 --no-fed
