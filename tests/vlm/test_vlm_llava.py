@@ -118,7 +118,6 @@ def test_any_causal_language_model(
             {"intermediate_size": 64, "head_dim": 16, "num_key_value_heads": 1},
             "does more to its words",
         ),
-        ("BertLMHeadModel", {"intermediate_size": 64}, "no causal language model"),
     ],
 )
 def test_a_model_that_would_not_be_the_same_is_refused(
