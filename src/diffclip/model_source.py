@@ -22,7 +22,7 @@ MODEL_HELP = (
 )
 _RANDOM_SEED = 0
 RANDOM = f"random, seed {_RANDOM_SEED}"
-"""What records say of random weights."""
+"""The `weights` of records of a model with random weights."""
 _WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
@@ -49,7 +49,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
         source: a run folder (its best checkpoint, else its last), a saved folder, a published file,
             `hf-hub:OWNER/NAME`, or a model's name, which has random weights: a line on stderr says so.
         model_name: what a file holds, where it cannot tell (a published DiffCLIP-dynamic).
-        image_size: take pictures of this size; None: the model's own.
+        image_size: take images of this size; None: the model's own.
 
     Raises:
         InputError: nothing has that name (the nearest model is offered), or it holds no usable weights.
@@ -65,7 +65,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
 
 
 def find_model(source: str) -> str | None:
-    """What `diffclip.load` is to read for `source`, see `load_for_use`; None if it is a model's name.
+    """Find the folder, file or hub name that `diffclip.load` is to read for `source`; None for a model's name.
 
     Raises:
         InputError: nothing has that name.
