@@ -1,15 +1,20 @@
 """Time and memory of the attention operators by backend and shape, beside plain attention and the floor.
 
-    python -m benchmarks.attention [--device cpu|cuda] [--dtype float32|bfloat16|float16] [--curve] [--output FOLDER]
+    python -m benchmarks.attention [--device cpu|cuda] [--dtype float32] [--curve] [--busy] [--output FOLDER]
 
 Writes attention_DEVICE_DTYPE.json, and with --curve also attention_curve_DEVICE_DTYPE.json: cost against length, with
-about the same number of tokens in every batch. How it is timed: src/diffclip/benchmarking.
+about the same number of tokens in every batch. With --busy a process spins beside it all, and files are named _busy.
+How it is timed: src/diffclip/benchmarking.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -58,7 +63,26 @@ def main() -> None:
     parser.add_argument("--curve", action="store_true", help="cost against length too")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--largest", type=int, default=None, help="leave out shapes with more tokens")
+    parser.add_argument("--smallest", type=int, default=0, help="leave out shapes with fewer tokens")
+    parser.add_argument("--busy", action="store_true", help="beside a process that spins on one core")
     options = parser.parse_args()
+    with spinning() if options.busy else nullcontext():
+        run(options)
+
+
+@contextmanager
+def spinning() -> Iterator[None]:
+    """Run a process that does nothing but use a core."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure all shapes and write the files."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
@@ -67,8 +91,8 @@ def main() -> None:
     for what, source in ceilings.sources.items():
         print(f"ceiling, {what}: {getattr(ceilings, what) / 1e12:.3f} T/s: {source}")
 
-    shapes = {key: shape for key, shape in SHAPES[device.type].items() if _fits(shape, options.largest)}
-    lengths = {f"N = {shape.tokens}": shape for shape in CURVE[device.type] if _fits(shape, options.largest)}
+    shapes = {key: shape for key, shape in SHAPES[device.type].items() if _fits(shape, options)}
+    lengths = {f"N = {shape.tokens}": shape for shape in CURVE[device.type] if _fits(shape, options)}
     parts = {"attention": shapes} | ({"attention_curve": lengths} if options.curve else {})
     deadline = time.perf_counter() + options.seconds
     if device.type == "cuda":
@@ -81,7 +105,7 @@ def main() -> None:
             "ceilings": asdict(ceilings),
             "shapes": {},
         }
-        file = options.output / f"{part}_{device.type}_{name}.json"
+        file = options.output / f"{part}{'_busy' if options.busy else ''}_{device.type}_{name}.json"
         for key, shape in named.items():
             left = deadline - time.perf_counter()
             share = max(1.0, left / waiting)
@@ -106,8 +130,8 @@ def compile_kernels(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
                 operator.forward(inputs)
 
 
-def _fits(shape: Shape, largest: int | None) -> bool:
-    return largest is None or shape.tokens <= largest
+def _fits(shape: Shape, options: argparse.Namespace) -> bool:
+    return bool(options.smallest <= shape.tokens <= (options.largest or shape.tokens))
 
 
 def show(name: str, shape: Shape, rows: dict[str, dict[str, Any]], ceilings: Ceilings) -> None:

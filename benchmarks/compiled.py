@@ -3,7 +3,8 @@
     python -m benchmarks.compiled [--output benchmarks/results]
 
 Every candidate of every kernel for the main shapes, compiled for sm_90 (H100, H200) as Triton's launcher would have it,
-into compiled_sm90.json. `loop` is the number of instructions of the longest loop, `wgmma` that of matrix products.
+into compiled_sm90_VERSION.json, with VERSION that of Triton. `loop` is the number of instructions of the longest loop,
+`wgmma` that of matrix products, `waits` how many copies the loops leave under way when they wait.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ class _Recorder:
         self.kernel, self.calls = kernel, calls
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *given, **named: self.calls.__setitem__(
-            self.kernel.__name__, (self.kernel, dict(zip(self.kernel.arg_names, given, strict=False)) | named)
-        )
+        return lambda **named: self.calls.__setitem__(self.kernel.__name__, (self.kernel, named))
 
 
 def launches(problem: Problem, plan: Plan) -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -72,27 +71,29 @@ def launches(problem: Problem, plan: Plan) -> dict[str, tuple[Any, dict[str, Any
     return {next(part for part in KERNELS if part in name): call for name, call in calls.items()}
 
 
-def compile_for_hopper(kernel: Any, given: dict[str, Any]) -> Any:
-    """The kernel compiled for sm_90 for arguments like `given`."""
-    options = {name: given.pop(name) for name in ("num_warps", "num_stages")}
+def compile_for(capability: int, kernel: Any, given: dict[str, Any]) -> Any:
+    """The kernel compiled for sm_`capability` for arguments like `given`, as Triton's launcher would have it."""
+    options = {name: given.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    assert set(given) == set(kernel.arg_names), set(given) ^ set(kernel.arg_names)
     signature: dict[str, str] = {}
     constants, hints = {}, {}
     for index, parameter in enumerate(kernel.params):
         value = given[parameter.name]
-        if parameter.is_constexpr or (type(value) is int and value == 1):
+        special = not parameter.do_not_specialize
+        if parameter.is_constexpr or (type(value) is int and value == 1 and special):
             signature[parameter.name], constants[(index,)] = "constexpr", value
             continue
         tensor = isinstance(value, torch.Tensor)
         signature[parameter.name] = (
             f"*{_TYPES[value.dtype]}" if tensor else "fp32" if isinstance(value, float) else "i32"
         )
-        if tensor or (type(value) is int and value % 16 == 0):
+        if special and (tensor or (type(value) is int and value % 16 == 0)):
             hints[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def report(compiled: Any) -> dict[str, int]:
+def report(compiled: Any) -> dict[str, Any]:
     """Registers, spilled bytes, shared memory, and what the machine code looks like."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -108,6 +109,9 @@ def report(compiled: Any) -> dict[str, int]:
         "stack_bytes": found["STACK"],
         "shared_bytes": compiled.metadata.shared,
         "wgmma": compiled.asm["ptx"].count("wgmma.mma_async"),
+        "waits": sorted(
+            {int(n) for n in re.findall(r"cp.async.wait_group\s+(0x\w+|\d+)", compiled.asm["ptx"])}
+        ),
         "loop": max(loops, default=0),
     }
 
@@ -128,12 +132,13 @@ def main() -> None:
         for kernel in KERNELS:
             for blocks in candidates(kernel, problem):
                 plan = replace(table_plan(problem), **{kernel: blocks})
-                found = report(compile_for_hopper(*launches(problem, plan)[kernel]))
+                found = report(compile_for(90, *launches(problem, plan)[kernel]))
                 rows.append({"problem": asdict(problem), "kernel": kernel, "blocks": asdict(blocks)} | found)
                 print(f"  {kernel:8}{'×'.join(map(str, asdict(blocks).values())):14}{found}", flush=True)
     about = {"triton": triton.__version__, "target": "sm_90"}
     write_text(
-        options.output / "compiled_sm90.json", json.dumps({"about": about, "rows": rows}, indent=1) + "\n"
+        options.output / f"compiled_sm90_{triton.__version__}.json",
+        json.dumps({"about": about, "rows": rows}, indent=1) + "\n",
     )
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.about import about, add_common_options, write_json
 from diffclip import differential_attention
-from diffclip.attention import BACKENDS, triton
+from diffclip.attention import BACKENDS, fused
 from diffclip.attention.dispatch import differential_attention_packed
 from diffclip.attention.heads import split_heads
 from diffclip.benchmarking.timing import reason
@@ -136,7 +136,7 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
         row: dict[str, Any] = {"case": str(case), **asdict(case), "dtype": dtype_name, "backend": backend}
         try:
             moved = [x.to(device) for x in inputs]
-            why = triton.unfusable(moved[0], moved[2]) if backend == "triton" else None
+            why = fused.unfusable(moved[0], moved[2]) if backend == "triton" else None
             if why is not None:
                 rows.append(row | {"skipped": why})
                 continue
@@ -191,9 +191,15 @@ def main() -> None:
         "--workers", type=int, default=1, help="processes: compiling the kernels is most of it"
     )
     parser.add_argument("--longest", type=int, default=None, help="leave out cases with more tokens")
+    parser.add_argument(
+        "--only", help="the case whose name has this in it, in bfloat16 alone, as for a profiler"
+    )
     options = parser.parse_args()
     wanted = [case for case in cases() if options.longest is None or case.tokens <= options.longest]
-    jobs = [(case, dtype, options.device, seed) for seed, case in enumerate(wanted) for dtype in LIMITS]
+    types = list(LIMITS)
+    if options.only:
+        wanted, types = [case for case in wanted if options.only in str(case)], ["bfloat16"]
+    jobs = [(case, dtype, options.device, seed) for seed, case in enumerate(wanted) for dtype in types]
     rows: list[dict[str, Any]] = []
     done = 0
     file = options.output / f"parity_{torch.device(options.device).type}.json"

@@ -40,8 +40,10 @@ def search(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, 
         timed[kernel].append(asdict(blocks) | outcome)
 
     choice = tuning.search(problem, inputs.q, inputs.v, seen)
-    tuning.keep(problem, choice, tuning.plan_file(device))
     table = table_plan(problem, shared)
+    if choice is None:
+        return {"why": "no candidate of some kernel runs", "candidates": timed}
+    tuning.keep(problem, choice, tuning.plan_file(device))
     return {"problem": asdict(problem), "table": asdict(table), "choice": asdict(choice), "candidates": timed}
 
 
@@ -66,6 +68,9 @@ def main() -> None:
     add_common_options(parser, seconds=110.0)
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile ahead")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", help="only shapes with so many tokens, in this order"
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type != "cuda":
@@ -73,6 +78,8 @@ def main() -> None:
         return
     device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     named = SHAPES["cuda"] | {f"curve, N = {shape.tokens}": shape for shape in CURVE["cuda"]}
+    if options.tokens:
+        named = {key: shape for n in options.tokens for key, shape in named.items() if shape.tokens == n}
     result: dict[str, Any] = {"about": about("tuning", options), "shapes": {}, "not_reached": []}
     file = options.output / "tuning_cuda.json"
     deadline = time.perf_counter() + options.seconds

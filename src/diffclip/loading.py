@@ -1,4 +1,4 @@
-"""`load`: a model ready for use, with the picture and text preparation that belongs to it."""
+"""`load`: a model ready for use, with the image and text preparation that belongs to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, Weights,
 def load(
     source: str | Path, model: str | None = None, image_size: int | None = None
 ) -> tuple[CLIP, EvalTransform, Tokenizer]:
-    """A model in evaluation mode on the CPU, its `preprocess` (PIL picture to [3, S, S]) and its tokenizer.
+    """A model in evaluation mode on the CPU, its `preprocess` (PIL image to [3, S, S]) and its tokenizer.
 
     Args:
         source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
             file, or `hf-hub:OWNER/NAME`, with `@REVISION` after it where it is not the newest.
         model: the model's name, where the file cannot tell it (a published DiffCLIP-dynamic).
-        image_size: take pictures of this size; position embeddings are resampled.
+        image_size: take images of this size; position embeddings are resampled.
 
     Raises:
         InputError: nothing usable at `source`, or it holds another model than `model`.

@@ -10,12 +10,13 @@ from diffclip.attention import DifferentialAttention, LambdaAttention, SelfAtten
 from diffclip.attention.dispatch import check_backend
 from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config
 from diffclip.errors import InputError
+from diffclip.hub import HubModel
 from diffclip.initialisation import initialise, resolve_norm_eps
 from diffclip.towers.text import TEXT_NORM_EPS, TextTransformer
 from diffclip.towers.vision import build_vision
 
 
-class CLIP(nn.Module):
+class CLIP(nn.Module, HubModel):
     """A CLIP of any variant; the attention of each tower is in its config.
 
     Args:
@@ -102,7 +103,7 @@ class CLIP(nn.Module):
         self.config.vision.norm_eps = eps
 
     def set_image_size(self, image_size: int) -> None:
-        """Take pictures of another size from now on; timm resamples the position embeddings.
+        """Take images of another size from now on; timm resamples the position embeddings.
 
         Raises:
             InputError: the size is not a multiple of the patch.
@@ -117,10 +118,10 @@ class CLIP(nn.Module):
         self.config.vision.image_size = image_size
 
     def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:
-        """Normalised pictures [B, 3, S, S] to features [B, embed_dim], of unit length if `normalize`.
+        """Normalized images [B, 3, S, S] to features [B, embed_dim], of unit length if `normalize`.
 
         Raises:
-            InputError: pictures of another size.
+            InputError: images of another size.
         """
         size = self.config.vision.image_size
         if images.ndim != 4 or images.shape[1:] != (3, size, size):

@@ -24,7 +24,7 @@ MODEL_HELP = (
 )
 _RANDOM_SEED = 0
 RANDOM = f"random, seed {_RANDOM_SEED}"
-"""What records say of random weights."""
+"""The `weights` of records of a model with random weights."""
 _WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
@@ -54,7 +54,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
         source: a run folder (its best checkpoint, else its last), a saved folder, a published file,
             `hf-hub:OWNER/NAME`, or a model's name, which has random weights: a line on stderr says so.
         model_name: what a file holds, where it cannot tell (a published DiffCLIP-dynamic).
-        image_size: take pictures of this size; None: the model's own.
+        image_size: take images of this size; None: the model's own.
 
     Raises:
         InputError: nothing has that name (the nearest model is offered), or it holds no usable weights.
@@ -83,7 +83,7 @@ def runs_in(source: str) -> list[str]:
 
 
 def find_model(source: str) -> str | None:
-    """What `diffclip.load` is to read for `source`, see `load_for_use`; None if it is a model's name.
+    """Find the folder, file or hub name that `diffclip.load` is to read for `source`; None for a model's name.
 
     Raises:
         InputError: nothing has that name.
@@ -124,13 +124,8 @@ def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded
 
 def run_facts(run: Path) -> dict[str, Any]:
     """Read label, seed, init and data (the training set) from the recipe of a run; empty where there is none."""
-    import yaml
-
-    try:
-        recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError):
-        return {}
-    if not isinstance(recipe, dict):
+    recipe = _read_recipe(run)
+    if recipe is None:
         return {}
     seed, data = recipe.get("seed"), recipe.get("data")
     train = data.get("train") if isinstance(data, dict) else None
@@ -153,9 +148,24 @@ def _steps(checkpoint: Path) -> int | None:
         return None
 
 
+def recipe_of(checkpoint: Path) -> dict[str, Any] | None:
+    """The recipe of the run that `checkpoint` is of; None where it is no checkpoint of a run, or has no recipe."""
+    return _read_recipe(checkpoint.parent.parent) if checkpoint.parent.name == "checkpoints" else None
+
+
 def seed_of_run(run: Path) -> int | None:
-    """Read the training seed of a run; None where its recipe cannot be read."""
+    """The seed in the recipe of the run in this folder, where there is one that can be read."""
     return run_facts(run).get("seed")
+
+
+def _read_recipe(run: Path) -> dict[str, Any] | None:
+    import yaml
+
+    try:
+        fields = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        return None
+    return fields if isinstance(fields, dict) else None
 
 
 def pick_device(name: str) -> torch.device:

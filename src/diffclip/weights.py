@@ -1,6 +1,6 @@
 """Reading and writing weights: published `.pt` files, safetensors, and saved folders.
 
-A saved folder holds `config.json` (the model's configuration with its picture and text preparation) and
+A saved folder holds `config.json` (the model's configuration with its image and text preparation) and
 `model.safetensors` (our names). Reading is strict and never resizes.
 """
 
@@ -72,7 +72,7 @@ def checkpoint_of(path: str | Path) -> Path:
 
 
 class Weights(NamedTuple):
-    """What a weights file holds: the tensors under our names, whether the file had the published layout, and the
+    """The contents of a weights file: the tensors under our names, whether the file had the published layout, and the
     configuration saved with them, if any."""
 
     state: dict[str, Tensor]

@@ -7,15 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from bfloat16 import correct_interpreter
 from torch import Tensor
 
 from diffclip import differential_attention
-from diffclip.attention import triton
+from diffclip.attention import fused as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2}
-# Triton's interpreter multiplies bfloat16 wrongly, as its documentation says
-KERNEL_TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
+KERNEL_TYPES = [torch.float32, torch.float16, torch.bfloat16]
+if DEVICE == "cpu" and kernels._INSTALLED:
+    correct_interpreter()
 
 
 @contextmanager
@@ -84,7 +86,7 @@ def draw(
 
 def fused(inputs: Inputs, causal: bool, out_scale: float = 1.0) -> dict[str, Tensor]:
     """The output and every gradient from the kernels, with unwritten memory poisoned."""
-    assert triton.unfusable(inputs.q, inputs.v) is None
+    assert kernels.unfusable(inputs.q, inputs.v) is None
     with poisoned():
         return _run(inputs, causal, out_scale, "triton")
 

@@ -6,20 +6,22 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffclip import differential_attention
-from diffclip.attention import DifferentialAttention, SoftmaxAttention, dispatch, eager
+from diffclip.attention import DifferentialAttention, SoftmaxAttention, dispatch, eager, fused, heads
 
 FALLBACK = 'attention backend "triton" is not used, "eager" takes its place'
 
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(heads, "_said", set())
 
 
 def draw(d: int = 8, e: int = 16, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -147,3 +149,49 @@ print(*(warning.message for warning in said), sep="\\n")
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{FALLBACK}: the inputs are on cpu, and the kernels run on a GPU\n"
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tensor]:
+    """A tensor as on a GPU, of a machine that has none."""
+    monkeypatch.setattr(fused, "_INSTALLED", True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    fused._tried.cache_clear()
+    with FakeTensorMode():
+        yield torch.empty(1, 2, 8, 16, device="cuda:0", dtype=torch.bfloat16)
+    fused._tried.cache_clear()
+
+
+def test_auto_takes_the_kernels_where_a_first_launch_succeeds(
+    a_gpu: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches: list[torch.device] = []
+    monkeypatch.setattr(fused, "_launch", launches.append)
+    assert [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)] == ["triton"] * 3
+    assert launches == [torch.device("cuda:0")]
+    wide = a_gpu.float()
+    assert dispatch.choose_backend("auto", wide, wide[:, :1], 0.0) == "sdpa"
+    assert dispatch.choose_backend("triton", wide, wide[:, :1], 0.0) == "triton"
+
+
+def test_auto_is_sdpa_and_warns_once_where_a_first_launch_fails(
+    a_gpu: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("Failed to find C compiler.\nInstall one")
+
+    monkeypatch.setattr(fused, "_launch", fail)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)]
+    assert found == ["sdpa"] * 3
+    assert [str(warning.message) for warning in said] == [
+        "the fused attention kernels do not run here: RuntimeError: Failed to find C compiler."
+    ]
+
+
+def test_an_old_gpu_has_sdpa_without_a_launch(a_gpu: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    monkeypatch.setattr(fused, "_launch", None)
+    assert dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) == "sdpa"
+    assert fused.unfusable(a_gpu, a_gpu) == "the GPU has compute capability 7.5, and the kernels need 8.0"

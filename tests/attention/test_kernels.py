@@ -57,10 +57,11 @@ def test_numbers_of_tokens(tokens: int, causal: bool, norm: bool) -> None:
     assert_near(fused(inputs, causal), exact(inputs, causal), 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("tokens", "causal"), [(77, True), (197, False), (257, True), (290, False)])
-def test_half_precision(tokens: int, causal: bool) -> None:
-    inputs = draw(1, 1, tokens, 64, 128, torch.float16)
-    assert_near(fused(inputs, causal, 0.2), exact(inputs, causal, 0.2), TOLERANCES[torch.float16])
+def test_half_precision(tokens: int, causal: bool, dtype: torch.dtype) -> None:
+    inputs = draw(1, 1, tokens, 64, 128, dtype)
+    assert_near(fused(inputs, causal, 0.2), exact(inputs, causal, 0.2), TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("causal", [False, True])

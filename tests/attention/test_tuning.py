@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diffclip.attention.kernels import tuning
+from diffclip.attention.kernels import plan, tuning
 from diffclip.attention.kernels.plan import Blocks, Plan, Problem
 
 PROBLEM = Problem(197, 64, 128, 2, False)
-PLAN = Plan(Blocks(128, 0, 8, 1), Blocks(64, 64, 4, 2), Blocks(16, 64, 4, 2))
+PLAN = Plan(Blocks(128, 0, 8, 1), Blocks(64, 32, 4, 2), Blocks(16, 64, 4, 3))
+X = SimpleNamespace(device=torch.device("cuda"))
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200 (80/GB)")
     properties = SimpleNamespace(shared_memory_per_block_optin=232_448)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    tuning.cached.cache_clear()
-    yield
-    tuning.cached.cache_clear()
 
 
 def test_a_file_for_each_gpu_in_the_users_cache(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_a_file_for_each_gpu_in_the_users_cache(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_found_again_and_only_for_its_problem() -> None:
     device = torch.device("cuda")
-    assert tuning.cached(PROBLEM, device) is None
+    assert tuning.cached(PROBLEM, X, X) is None
     tuning.keep(PROBLEM, PLAN, tuning.plan_file(device))
-    assert tuning.cached(PROBLEM, device) == PLAN
+    assert tuning.cached(PROBLEM, X, X) == PLAN
     for other in (
         Problem(196, 64, 128, 2, False),
         Problem(197, 32, 128, 2, False),
@@ -48,22 +48,20 @@ def test_what_is_kept_is_found_again_and_only_for_its_problem() -> None:
         Problem(197, 64, 128, 4, False),
         Problem(197, 64, 128, 2, True),
     ):
-        assert tuning.cached(other, device) is None
-    tuning.cached.cache_clear()  # another process
-    assert tuning.cached(PROBLEM, device) == PLAN
+        assert tuning.cached(other, X, X) is None
     # nothing is searched for that is known
-    assert tuning.tuned(PROBLEM, torch.empty(0), torch.empty(0)) == PLAN
+    assert tuning.tuned(PROBLEM, X, X) == PLAN
 
 
 def test_plans_are_added_and_replaced() -> None:
     device = torch.device("cuda")
     file = tuning.plan_file(device)
-    other, better = Problem(77, 64, 128, 2, True), Plan(Blocks(64, 32, 4, 2), PLAN.rows, PLAN.keys)
+    other, better = Problem(77, 64, 128, 2, True), Plan(Blocks(64, 32, 4, 3), PLAN.rows, PLAN.keys)
     tuning.keep(PROBLEM, PLAN, file)
     tuning.keep(other, PLAN, file)
     tuning.keep(PROBLEM, better, file)
-    assert tuning.cached(PROBLEM, device) == better
-    assert tuning.cached(other, device) == PLAN
+    assert tuning.cached(PROBLEM, X, X) == better
+    assert tuning.cached(other, X, X) == PLAN
     assert len(json.loads(file.read_text())) == 2
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
@@ -76,9 +74,73 @@ def test_what_a_search_finds_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         return PLAN
 
     monkeypatch.setattr(tuning, "search", search)
-    x = torch.empty(0)
-    assert [tuning.tuned(PROBLEM, x, x) for _ in range(2)] == [PLAN, PLAN]
+    assert [tuning.tuned(PROBLEM, X, X) for _ in range(2)] == [PLAN, PLAN]
     assert len(searched) == 1
+
+
+def test_a_search_in_which_every_candidate_fails_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> float:
+        raise RuntimeError("out of resource")
+
+    monkeypatch.setattr(tuning, "time_pass", fail)
+    assert tuning.tuned(PROBLEM, X, X) is None
+    file = tuning.plan_file(X.device)
+    assert file is not None
+    assert not file.exists()
+
+
+def test_a_search_leaves_the_random_numbers_of_a_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, v = torch.zeros(1, 2, 20, 16), torch.zeros(1, 1, 20, 16)
+    monkeypatch.setattr(tuning.launch, "forward", lambda *arguments: (q, v))
+    monkeypatch.setattr(tuning.triton.testing, "do_bench", lambda work, *times, **named: 1.0)
+    before = torch.get_rng_state()
+    tuning.time_pass("keys", PLAN, Problem(20, 16, 16, 4, False), q, v)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_of_several_processes_one_searches(tmp_path: Path) -> None:
+    program = f"""
+import sys, time, torch
+from pathlib import Path
+from types import SimpleNamespace
+from diffclip.attention.kernels import tuning
+from diffclip.attention.kernels.plan import Blocks, Plan, Problem
+torch.cuda.get_device_name = lambda device: "GPU"
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(shared_memory_per_block_optin=232448)
+def search(*arguments):
+    Path({str(tmp_path)!r}, sys.argv[1]).touch()
+    time.sleep(1)
+    return {PLAN!r}
+tuning.search = search
+x = SimpleNamespace(device=torch.device("cuda"))
+assert tuning.tuned({PROBLEM!r}, x, x) == {PLAN!r}
+"""
+    ran = [subprocess.Popen([sys.executable, "-c", program, f"searched{rank}"]) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in ran] == [0, 0]
+    assert len(list(tmp_path.glob("searched*"))) == 1
+
+
+def test_without_a_home_folder_plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", none)
+    monkeypatch.setattr(tuning, "search", lambda *arguments: PLAN)
+    assert tuning.cached(PROBLEM, X, X) is None
+    assert tuning.tuned(PROBLEM, X, X) == PLAN
+
+
+def test_plans_are_looked_for_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr(tuning, "cached", lambda *arguments: looked.append(arguments))
+    monkeypatch.setattr(plan, "_plans", {})
+    monkeypatch.setattr(plan, "_properties", torch.cuda.get_device_properties)
+    with FakeTensorMode():
+        q, v = (torch.empty(1, heads, 8, 16, device="cuda:0") for heads in (2, 1))
+        found = [plan.plan_for(q, v, False) for _ in range(3)]
+    assert len(looked) == 1
+    assert found == [plan.table_plan(plan.problem_of(q, v, False))] * 3
 
 
 @pytest.mark.parametrize(
@@ -102,9 +164,9 @@ def test_a_damaged_file_holds_nothing_and_is_written_anew(damage: str | bytes) -
     file = tuning.plan_file(device)
     file.parent.mkdir(parents=True)
     file.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
-    assert tuning.cached(PROBLEM, device) is None
+    assert tuning.cached(PROBLEM, X, X) is None
     tuning.keep(PROBLEM, PLAN, file)
-    assert tuning.cached(PROBLEM, device) == PLAN
+    assert tuning.cached(PROBLEM, X, X) == PLAN
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
@@ -115,10 +177,10 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
         tuning.keep(PROBLEM, PLAN, tuning.plan_file(torch.device("cuda")))
     assert len(caplog.records) == 1
     assert "the measured kernel plan is not kept" in caplog.text
-    assert tuning.cached(PROBLEM, torch.device("cuda")) is None
+    assert tuning.cached(PROBLEM, X, X) is None
 
 
 def test_a_plan_that_is_no_candidate_any_more_is_not_taken() -> None:
     device = torch.device("cuda")
     tuning.keep(PROBLEM, Plan(PLAN.forward, PLAN.rows, Blocks(48, 64, 4, 2)), tuning.plan_file(device))
-    assert tuning.cached(PROBLEM, device) is None
+    assert tuning.cached(PROBLEM, X, X) is None

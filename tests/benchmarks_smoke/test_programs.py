@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
 @pytest.fixture
 def uninterpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter, which other tests use, would take minutes."""
-    monkeypatch.setattr("diffclip.attention.triton._INTERPRETED", False)
+    monkeypatch.setattr("diffclip.attention.fused._INTERPRETED", False)
 
 
 @pytest.fixture

@@ -18,13 +18,14 @@ def test_what_must_be_done_by_hand_is_printed(tmp_path, capsys):
         InputError, match="imagenet1k, flickr30k must be fetched by hand, with the commands above"
     ):
         download(["imagenet1k", "dtd", "flickr30k"], tmp_path)
-    first, second, third = capsys.readouterr().out.splitlines()
+    first, second, third, fourth = capsys.readouterr().out.splitlines()
     assert first.startswith(
-        "imagenet1k: ImageNet, validation pictures, about 6.8 GB, from https://image-net.org"
+        "imagenet1k: ImageNet, validation images, about 6.8 GB, from https://image-net.org"
     )
     assert "ILSVRC2012_img_val.tar" in first
     assert "already" in second
     assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {tmp_path}/flickr30k" in third
+    assert fourth == f"Then, to train on it: diffclip data make-shards {tmp_path}/flickr30k FOLDER"
 
 
 def test_an_unknown_name_comes_before_any_work(tmp_path):

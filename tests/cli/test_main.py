@@ -28,6 +28,7 @@ COMMANDS = [
     "bench",
     "benchmark",
     "data make-scenes",
+    "data make-shards",
     "data download",
 ]
 

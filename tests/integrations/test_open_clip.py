@@ -274,7 +274,7 @@ def test_what_cannot_be(folder, tmp_path) -> None:
         InputError, match=r"forced on ViT-tiny: .*patch_dropout: Input should be less than 1$"
     ):
         open_clip.create_model("ViT-tiny", force_patch_dropout=7.0)
-    with pytest.raises(InputError, match=r"pictures of ViT-tiny: preprocess.interpolation: Input should be"):
+    with pytest.raises(InputError, match=r"images of ViT-tiny: preprocess.interpolation: Input should be"):
         open_clip.create_model("ViT-tiny", force_preprocess_cfg={"interpolation": "lanczos"})
 
 

@@ -43,32 +43,6 @@ def pieces(tokenizer, *parts: tuple[str, bool]) -> tuple[list[int], list[int]]:
     return ids, labels
 
 
-def test_one_turn_token_by_token(tokenizer, processor):
-    found = encode(conversation(("Is it red?", "Yes.")), processor, "chat", 2048)
-    tokens = tokenizer.convert_ids_to_tokens(found.input_ids)
-    before = [
-        "<|im_start|>",
-        "system",
-        "Ċ",
-        "You",
-        "Ġare",
-        "Ġa",
-        "Ġhelpful",
-        "Ġassistant",
-        ".",
-        "<|im_end|>",
-        "Ċ",
-    ]
-    before += ["<|im_start|>", "user", "Ċ", *["<|image_pad|>"] * 4, "Ċ"]
-    assert tokens[: len(before)] == before
-    # what this small vocabulary cuts "assistant" and the question into is its own affair
-    start = tokens.index("<|im_end|>", len(before))
-    assert tokenizer.decode(found.input_ids[len(before) : start]) == "Is it red?"
-    assert tokens[start : start + 3] == ["<|im_end|>", "Ċ", "<|im_start|>"]
-    assert tokens[-4:] == ["Yes", ".", "<|im_end|>", "Ċ"]
-    assert found.labels == [IGNORED] * (len(tokens) - 4) + found.input_ids[-4:-1] + [IGNORED]
-
-
 def test_several_turns_token_by_token(tokenizer, processor):
     turns = [
         ("Is it red?", "Yes, it is.\n\nIt is red."),
@@ -85,15 +59,8 @@ def test_several_turns_token_by_token(tokenizer, processor):
     assert (found.input_ids, found.labels) == pieces(tokenizer, *parts)
 
 
-def test_without_an_image(tokenizer, processor):
-    found = encode(conversation(("Is it red?", "No."), image=None), processor, "chat", 2048)
-    parts = [(f"{SYSTEM}<|im_start|>user\nIs it red?<|im_end|>\n<|im_start|>assistant\n", False)]
-    parts += [("No.<|im_end|>", True), ("\n", False)]
-    assert (found.input_ids, found.labels) == pieces(tokenizer, *parts)
-
-
-@pytest.mark.parametrize("answer", ["a red circle", "A red circle.", "Is it “blue”?\n\nNo!"])
-def test_plain_learns_the_answer_and_its_line_break(tokenizer, processor, answer):
+def test_plain_learns_the_answer_and_its_line_break(tokenizer, processor):
+    answer = "Is it “blue”?\n\nNo!"
     found = encode(conversation(("Describe.", answer)), processor, "plain", 2048)
     image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     learned = tokenizer(answer + "\n").input_ids
@@ -156,13 +123,6 @@ def test_what_llava_calls_the_picture_is_text_where_the_tokenizer_calls_it_other
     assert "<image>\nhtml < image> tag" in asked
     found = encode(conversation(("html <image> tag", "No")), named, "chat", 2048)
     assert found.input_ids.count(named.image_token_id) == 4
-
-
-def test_overlapping_special_tokens_are_all_broken():
-    tokenizer = make_tokenizer((*SPECIAL, "[A][B]", "[B][C]"))
-    found = encode(conversation(("Is it [A][B][C]?", "No")), make_processor(tokenizer), "chat", 2048)
-    own = {tokenizer.convert_tokens_to_ids(token) for token in ("[A][B]", "[B][C]")}
-    assert not own & set(found.input_ids)
 
 
 def test_cut_after_max_length(processor):
@@ -254,17 +214,6 @@ def test_labels_that_are_not_the_answers_are_an_error(template, reason):
         encode(conversation(*turns), make_processor(tokenizer), "chat", 2048)
 
 
-def test_a_tokenizer_that_begins_texts_begins_plain_ones():
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = make_tokenizer((*SPECIAL, "<s>"), bos_token="<s>")
-    start = tokenizer.convert_tokens_to_ids("<s>")
-    tokenizer._tokenizer.post_processor = TemplateProcessing(single="<s> $0", special_tokens=[("<s>", start)])
-    found = encode(conversation(("", "Yes")), make_processor(tokenizer), "plain", 2048)
-    assert tokenizer.convert_ids_to_tokens(found.input_ids)[:6] == ["<s>", *["<|image_pad|>"] * 4, "Yes"]
-    assert found.labels == [IGNORED] * 5 + found.input_ids[5:]
-
-
 def test_an_image_takes_as_many_tokens_as_the_processor_makes(tokenizer):
     processor = make_processor(tokenizer)
     for crop in (True, False):
@@ -274,8 +223,3 @@ def test_an_image_takes_as_many_tokens_as_the_processor_makes(tokenizer):
             images.size = {"height": 32, "width": 16}
         written = processor(text=["<|image_pad|>"], images=[Image.new("RGB", (40, 20))])["input_ids"][0]
         assert image_tokens(processor) == len(written) == (4 if crop else 8)
-
-
-def test_unknown_template(processor):
-    with pytest.raises(InputError, match="unknown template 'vicuna'"):
-        encode(conversation(("", "No")), processor, "vicuna", 9)  # type: ignore[arg-type]

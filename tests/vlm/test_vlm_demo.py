@@ -10,7 +10,7 @@ from diffclip.evaluation.records import read_records
 
 PARTS = (
     *("scenes", "conversations", "questions", "language model"),
-    *(f"{model}-s0{part}" for model in ("CLIP", "DiffCLIP") for part in ("", "-stage1", "-stage2")),
+    *(f"{model}-s0{part}" for model in ("CLIP", "DiffCLIP") for part in ("-stage1", "-stage2")),
 )
 
 

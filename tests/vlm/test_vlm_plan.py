@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -107,26 +106,28 @@ def test_plans_count_parameters_steps_and_operations(recipe: VLMRecipe, tiny_vlm
         "language model": (words, 0),
     }
     assert second.parameters["language model"] == (words, words)
-    assert (first.per_device, first.devices, first.passes, first.batch_size) == (2, 2, 2, 8)
-    assert (first.samples, first.is_counted, first.steps, first.warmup_steps) == (100, False, 26, 1)
-    assert first.image_tokens == PATCHES
+    run = first.run
+    assert (run["samples of a GPU in a pass"], run["GPUs"], run["passes of a step"]) == (2, 2, 2)
+    assert (run["samples"], run["steps"], run["warm-up steps"], run["image tokens"]) == (100, 26, 1, PATCHES)
+    assert not first.is_counted
     assert second.memory["optimizer"] == 8 * (connector + words)
-    assert second.memory["weights"] == first.memory["weights"]
-    assert json.loads(json.dumps(second.to_json()))["memory_needed"] == sum(second.memory.values())
     # a weight and token take two forward and four backward; a map's entries likewise, in both of its products
     weights = sum(parameter.numel() for parameter in model.model.language_model.layers.parameters())
     weights += model.lm_head.weight.numel()
-    tokens = round(second.tokens[1])
-    assert second.flops == pytest.approx(6 * weights * tokens + 12 * 2 * tokens**2 * 32, rel=0.1)
-    assert second.flops > 1.3 * first.flops
+    tokens = round(second.run["tokens of a sample, with padding"])
+    flops = 1e9 * second.run["GFLOP of a sample"]
+    assert flops == pytest.approx(6 * weights * tokens + 12 * 2 * tokens**2 * 32, rel=0.1)
+    assert flops > 1.3e9 * run["GFLOP of a sample"]
 
 
 def test_plans_count_the_json(file: Path, conversations: tuple[Path, Path]) -> None:
     plan = plan_stage(read_vlm_recipe(file, [f"stage2.json={conversations[0]}", "stage2.images=nowhere"]), 2)
-    assert (plan.samples, plan.is_counted) == (12, True)
-    longest = PATCHES + 20 + 10 + len("Is the picture light?Yes") / 4
-    assert plan.tokens[2] == pytest.approx(longest)
-    assert plan.tokens[0] <= plan.tokens[1] <= longest
+    assert (plan.run["samples"], plan.is_counted) == (12, True)
+    mean, padded, longest = (
+        plan.run[f"tokens of a sample, {kind}"] for kind in ("mean", "with padding", "longest")
+    )
+    assert longest == pytest.approx(PATCHES + 20 + 10 + len("Is the picture light?Yes") / 4)
+    assert mean <= padded <= longest
 
 
 def test_known_models() -> None:
@@ -157,10 +158,11 @@ def test_the_command_prints_the_plan(file: Path, tmp_path: Path) -> None:
     arguments = ["vlm", "train", "--stage", "1", str(file), "--dry-run", "--devices", "2"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "2 a GPU × 2 × 2 passes = 8" in result.stdout
-    assert "the number of samples is the recipe's expected_samples" in result.stdout
+    assert "samples are the recipe's expected_samples" in result.stdout
     assert "frozen" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+    plan = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert plan["run"]["steps"] == 26
     alone = CliRunner().invoke(app, [*arguments[:5], "--gpu", "h100", "--json"])
     assert "--gpu, --json belong to --dry-run" in str(alone.exception)
 
@@ -192,7 +194,6 @@ def test_the_papers_recipes_state_the_plans_cost(stage: int) -> None:
     assert stated is not None
     assert (stated["name"], int(stated["stage"])) == (name, stage)
     plan = plan_stage(read_vlm_recipe(name), stage, int(stated["devices"]), stated["gpu"])
-    assert plan.fits
-    assert plan.hours == pytest.approx(float(stated["hours"]), abs=0.006)
-    assert plan.memory_needed / 2**30 == pytest.approx(int(stated["gib"]), abs=0.6)
-    assert np.isfinite(plan.samples_per_second)
+    assert plan.advice is None
+    assert plan.run["hours"] == pytest.approx(float(stated["hours"]), abs=0.006)
+    assert sum(plan.memory.values()) / 2**30 == pytest.approx(int(stated["gib"]), abs=0.6)

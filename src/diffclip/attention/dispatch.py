@@ -5,18 +5,17 @@ Differential attention: DiffCLIP (TMLR 2025) Section 3.2, after Differential Tra
 
 from __future__ import annotations
 
-import warnings
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from diffclip.attention import eager, sdpa, triton
-from diffclip.attention.heads import finish_heads, split_heads
+from diffclip.attention import eager, fused, sdpa
+from diffclip.attention.heads import finish_heads, say_once, split_heads
 from diffclip.attention.lambdas import per_head
 from diffclip.errors import InputError, unknown
 
-BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": triton}
+BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": fused}
 
 # On a CPU whole maps are cheap while rows are short: up to so many tokens `auto` makes them (benchmarks/attention.py),
 # longer in half precision, where the maps are the larger part of the work in blocks as well. Plain attention has a
@@ -93,7 +92,7 @@ def differential_attention(
     lam = per_head(lam, v)
     chosen = choose_backend(backend, q, v, dropout_p)
     if chosen == "triton":
-        return triton.differential(q, k, v, lam, causal, norm_weight, norm_eps, out_scale)
+        return fused.differential(q, k, v, lam, causal, norm_weight, norm_eps, out_scale)
     if dropout_p > 0:
         out = eager.differential(q, k, v, lam, causal, dropout_p)
     else:
@@ -125,7 +124,7 @@ def differential_attention_packed(
     q, k, v = split_heads(qkv, heads, heads // 2)
     chosen = choose_backend(backend, q, v, dropout_p)
     if chosen == "triton":
-        out = triton.differential_packed(
+        out = fused.differential_packed(
             qkv, heads, per_head(lam, v), causal, norm_weight, norm_eps, out_scale
         )
     else:
@@ -141,26 +140,19 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
     Raises:
         InputError: unknown backend.
     """
-    unfusable = "attention dropout needs the maps" if dropout_p > 0 else triton.unfusable(q, v)
+    unfusable = "attention dropout needs the maps" if dropout_p > 0 else fused.unfusable(q, v)
     if check_backend(backend) == "auto":
         if q.device.type == "cpu":
             short = q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS.get(q.dtype, 128)
             return "eager" if dropout_p > 0 or short else "sdpa"
-        return "triton" if unfusable is None else "eager" if dropout_p > 0 else "sdpa"
+        # float32 runs outside the tensor cores, in tiles so small that they may be slower than two fused calls
+        if unfusable is None and q.dtype != torch.float32:
+            return "triton"
+        return "eager" if dropout_p > 0 else "sdpa"
     if backend == "triton" and unfusable is not None:
         say_once(f'attention backend "triton" is not used, "eager" takes its place: {unfusable}')
         return "eager"
     return backend
-
-
-_said: set[str] = set()
-
-
-def say_once(message: str) -> None:
-    """Warn with `message`, unless it has been said before."""
-    if message not in _said:
-        _said.add(message)
-        warnings.warn(message, stacklevel=2)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor | None) -> None:

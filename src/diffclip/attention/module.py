@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.attention import eager
-from diffclip.attention.dispatch import differential_attention_packed, say_once, softmax_attention
-from diffclip.attention.heads import finish_heads, split_heads
+from diffclip.attention.dispatch import differential_attention_packed, softmax_attention
+from diffclip.attention.heads import finish_heads, say_once, split_heads
 from diffclip.attention.lambdas import reparameterised
 from diffclip.errors import InputError
 

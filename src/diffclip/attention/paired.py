@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from diffclip.attention import eager
-from diffclip.attention.dispatch import differential_attention, say_once
-from diffclip.attention.heads import by_head
+from diffclip.attention.dispatch import differential_attention
+from diffclip.attention.heads import by_head, say_once
 from diffclip.attention.lambdas import per_head
 from diffclip.attention.module import AttentionMaps, SelfAttention
 

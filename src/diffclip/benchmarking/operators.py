@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffclip.attention import BACKENDS, differential_attention, softmax_attention
-from diffclip.attention import triton as fused
+from diffclip.attention import BACKENDS, differential_attention, fused, softmax_attention
 from diffclip.attention.heads import split_heads
 from diffclip.benchmarking.shapes import Shape
 
 LAMBDA, LAMBDA_INIT = 0.79, 0.8  # as in a layer, early in training
-PLAIN, FLASH, TIMM = "plain auto", "plain flash", "differential timm"
+PLAIN, TIMM = "plain auto", "differential timm"
+# torch's kernels for plain attention, forced: cuDNN is the default of torch 2.11 on recent GPUs
+FLASH, CUDNN = "plain flash", "plain cudnn"
 NORM = ", head norm"
 
 
@@ -80,10 +81,11 @@ def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool)
 
 
 def operators(device: torch.device) -> dict[str, Operator]:
-    """Name → operator. On a GPU there are more: torch's flash kernel as a yardstick, and those with the head norm."""
+    """Name → operator. On a GPU also torch's flash and cuDNN kernels as yardsticks, and operators with the norm."""
     found = {PLAIN: Operator(lambda x: softmax_attention(x.q, x.k, x.plain_v, x.causal), plain=True)}
     if device.type == "cuda":
-        found[FLASH] = Operator(_flash, plain=True)
+        found[FLASH] = Operator(_forced(SDPBackend.FLASH_ATTENTION), plain=True)
+        found[CUDNN] = Operator(_forced(SDPBackend.CUDNN_ATTENTION), plain=True)
     for name in ("auto", *BACKENDS):
         found[f"differential {name}"] = Operator(_differential(name, norm=False))
     found[TIMM] = Operator(lambda x: timm_arrangement(x.q, x.k, x.v, x.lam, x.causal))
@@ -106,6 +108,9 @@ def _differential(backend: str, norm: bool) -> Run:
     return run
 
 
-def _flash(x: Inputs) -> Tensor:
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(x.q, x.k, x.plain_v, is_causal=x.causal)
+def _forced(kernel: SDPBackend) -> Run:
+    def run(x: Inputs) -> Tensor:
+        with sdpa_kernel(kernel):
+            return F.scaled_dot_product_attention(x.q, x.k, x.plain_v, is_causal=x.causal)
+
+    return run

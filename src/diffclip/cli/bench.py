@@ -96,7 +96,7 @@ def _tune(place: torch.device) -> None:
     Raises:
         InputError: there are no kernels for this device.
     """
-    from diffclip.attention import triton as fused
+    from diffclip.attention import fused
     from diffclip.benchmarking.advice import DTYPES, SHAPES
     from diffclip.benchmarking.operators import make_inputs
 
@@ -113,6 +113,8 @@ def _tune(place: torch.device) -> None:
 
             problem = problem_of(inputs.q, inputs.v, shape.causal)
             plan = tuning.search(problem, inputs.q, inputs.v)
+            if plan is None:
+                raise InputError("--tune found no block sizes: no candidate runs on this GPU, leave it out")
             tuning.keep(problem, plan, tuning.plan_file(place))
             progress("towers", 1, None)
     typer.echo(f"block sizes kept in {tuning.plan_file(place)}", err=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from diffclip.cli.download_captions import Settings
     from diffclip.errors import DiffCLIPError
+
+_REASONS = 6
 
 
 def download(
@@ -50,26 +52,35 @@ def download(
     Example: diffclip data download cc3m --root sets --processes 16
 
     A set that its publisher gives to signed-in users only is not fetched: the commands to type are printed (exit code
-    2). Sets to train on are lists of addresses: img2dataset fetches their pictures into the shards ROOT/NAME/train,
-    the shorter edge at 224. Stopped (exit code 130 or 75), the same command goes on.
+    2). Sets to train on are lists of addresses: img2dataset fetches their images into the shards ROOT/NAME/train, the
+    shorter edge at 224. Stopped (exit code 130 or 75), the same command goes on.
     """
     from diffclip.data.caption_sets import CAPTION_SETS
-    from diffclip.data.fetch import check_fetch
+    from diffclip.data.download import check_fetch, find_tool
     from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
-    from diffclip.errors import InputError, unknown
+    from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
 
     names = list(dict.fromkeys(names))
     for name in names:
         if name not in PUBLISHED and name not in CAPTION_SETS:
             raise unknown("published set", name, [*PUBLISHED, *CAPTION_SETS])
     lists = [name for name in names if name in CAPTION_SETS]
-    there = {name: name in PUBLISHED and is_there(name, "test", place_of(name, root)) for name in names}
-    manual = [name for name in names if name in PUBLISHED and not there[name] and by_hand(name, root)]
-    settings = _settings(lists, url_list, columns, processes, threads, img2dataset)
-    check_fetch([name for name in names if not there[name] and name not in [*manual, *lists]], root)
+    pair = _checked(lists, url_list, columns)
+    tool = find_tool(img2dataset) if lists else []
+    there = {name for name in names if name in PUBLISHED and is_there(name, "test", place_of(name, root))}
+    manual = [name for name in names if name in PUBLISHED and name not in there and by_hand(name, root)]
+    check_fetch([name for name in names if name not in {*there, *manual, *lists}], root)
     failures: list[DiffCLIPError] = []
     for name in names:
-        _get(name, root, there[name], settings, failures)
+        try:
+            if name in lists:
+                _captions(name, root, tool, url_list, pair, processes or os.cpu_count() or 1, threads)
+            else:
+                _published(name, root, name in there)
+        except StoppedError:
+            raise
+        except DiffCLIPError as error:
+            failures.append(error)
     for failure in failures[:-1]:
         typer.echo(f"diffclip: {failure}", err=True)
     if failures:
@@ -78,18 +89,9 @@ def download(
         raise InputError(f"{', '.join(manual)} must be fetched by hand, with the commands above")
 
 
-def _settings(
-    lists: list[str],
-    url_list: str | None,
-    columns: str | None,
-    processes: int,
-    threads: int,
-    img2dataset: Path | None,
-) -> Settings | None:
-    """What the sets to train on are fetched with; None where there is none of these."""
-    from diffclip.cli.download_captions import Settings
+def _checked(lists: list[str], url_list: str | None, columns: str | None) -> tuple[str, str] | None:
+    """The two names in `columns`, where the options fit the sets to train on."""
     from diffclip.data.caption_sets import CAPTION_SETS
-    from diffclip.data.run_img2dataset import find_tool
     from diffclip.errors import InputError
 
     if (url_list or columns) and len(lists) != 1:
@@ -98,42 +100,68 @@ def _settings(
         )
     if columns and not url_list:
         raise InputError("--columns names the columns of a list of your own: give --list with it")
-    named = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    if named is not None and len(named) != 2:
-        raise InputError(f"--columns {columns!r} is not two names: write URL,CAPTION")
     for name in lists:
         if not CAPTION_SETS[name].addresses and url_list is None:
             raise InputError(f"{name}: {CAPTION_SETS[name].wants}; then give it with --list FOLDER")
-    if not lists:
+    if columns is None:
         return None
-    pair = (named[0], named[1]) if named else None
-    return Settings(find_tool(img2dataset), url_list, pair, processes or os.cpu_count() or 1, threads)
+    named = [name.strip() for name in columns.split(",") if name.strip()]
+    if len(named) != 2:
+        raise InputError(f"--columns {columns!r} is not two names: write URL,CAPTION")
+    return named[0], named[1]
 
 
-def _get(
-    name: str, root: Path, there: bool, settings: Settings | None, failures: list[DiffCLIPError]
-) -> None:
-    """Fetch one set, or say that it is there or how it is fetched; its failure is appended to `failures`."""
-    from diffclip.cli.download_captions import download_captions
-    from diffclip.data.caption_sets import CAPTION_SETS
-    from diffclip.data.fetch import fetch
+def _published(name: str, root: Path, there: bool) -> None:
+    """Fetch one set to evaluate on, or say that it is there or how it is fetched."""
+    from diffclip.data.download import fetch
     from diffclip.data.published_sets import by_hand, place_of, published, size_of
-    from diffclip.errors import DiffCLIPError, StoppedError
 
-    try:
-        if name in CAPTION_SETS and settings is not None:
-            download_captions(name, root, settings)
-            return
-        entry = published(name)
-        what = f"{name}: {entry.title}, {size_of(entry)}, from {entry.home}"
-        if there:
-            typer.echo(f"{name} is in {place_of(name, root)} already.")
-        elif by_hand(name, root):
-            typer.echo(f"{what}. By hand: {by_hand(name, root)}")
-        else:
-            typer.echo(what)
-            typer.echo(f"{name} is in {fetch(name, root)}.")
-    except StoppedError:
-        raise
-    except DiffCLIPError as error:
-        failures.append(error)
+    entry = published(name)
+    what = f"{name}: {entry.title}, {size_of(entry)}, from {entry.home}"
+    if there:
+        typer.echo(f"{name} is in {place_of(name, root)} already.")
+    elif by_hand(name, root):
+        typer.echo(f"{what}. By hand: {by_hand(name, root)}")
+        if entry.layout == "flickr":
+            typer.echo(f"Then, to train on it: diffclip data make-shards {place_of(name, root)} FOLDER")
+    else:
+        typer.echo(what)
+        typer.echo(f"{name} is in {fetch(name, root)}.")
+
+
+def _captions(
+    name: str,
+    root: Path,
+    tool: list[str],
+    own: str | None,
+    columns: tuple[str, str] | None,
+    processes: int,
+    threads: int,
+) -> None:
+    """Fetch one set to train on into ROOT/NAME/train, going on where an earlier call stopped."""
+    from diffclip.data.caption_sets import CAPTION_SETS, counted, duration, needs
+    from diffclip.data.download import check_room, command_of, outcome_of, prepare_list, run_tool
+    from diffclip.data.published_sets import in_bytes
+    from diffclip.errors import DiffCLIPError
+
+    entry, place = CAPTION_SETS[name], root.expanduser() / name
+    shards = place / "train"
+    typer.echo(f"{name}: {entry.title}, from {own or entry.home}")
+    if own is None:
+        images, size, hours = needs(entry, processes)
+        typer.echo(
+            f"  {counted(entry.pairs)} pairs; about {counted(images)} images can be expected ({entry.counted}), "
+            f"{in_bytes(size)}, {duration(hours)} with {processes} processes on 2 Gbit/s"
+        )
+        if not outcome_of(shards):
+            check_room(place, 0.7 * size, name)
+    command = command_of(tool, *prepare_list(entry, place, own, columns), shards, processes, threads)
+    typer.echo(f"  {shlex.join(command)}")
+    run_tool(command, shards)
+    outcome = outcome_of(shards)
+    done, came = outcome.total(), outcome.pop("success", 0)
+    for reason, count in [("images that came", came), *outcome.most_common(_REASONS)]:
+        typer.echo(f"  {reason}: {count:,} ({100 * count / max(done, 1):.1f} %)")
+    if not came:
+        raise DiffCLIPError(f"not one image of {name} came: check the network and start again")
+    typer.echo(f"Next: diffclip data check {shlex.quote(str(shards))}")

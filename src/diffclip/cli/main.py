@@ -26,6 +26,8 @@ from diffclip.cli.evaluate import evaluate
 from diffclip.cli.explore import explore
 from diffclip.cli.export import export
 from diffclip.cli.make_scenes import make_scenes
+from diffclip.cli.make_shards import make_shards
+from diffclip.cli.push import push
 from diffclip.cli.report import report
 from diffclip.cli.search import search
 from diffclip.cli.study import study
@@ -45,7 +47,7 @@ app = typer.Typer(
 )
 for command in (
     *(demo, train, study, evaluate, classify, attend),
-    *(search, explore, report, convert, export, bench),
+    *(search, explore, report, convert, export, push, bench),
 ):
     app.command(command.__name__)(command)
 
@@ -53,6 +55,7 @@ app.command("benchmark", add_help_option=False, context_settings=SETTINGS)(bench
 
 data = typer.Typer(help="Make data, or get it.", no_args_is_help=True)
 data.command("make-scenes")(make_scenes)
+data.command("make-shards")(make_shards)
 data.command("download")(download)
 data.command("check")(check)
 app.add_typer(data, name="data")

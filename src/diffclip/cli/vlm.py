@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from diffclip.cli.vlm_evaluate import evaluate
+
+if TYPE_CHECKING:
+    from diffclip.vlm.plan import StagePlan
 
 vlm = typer.Typer(help="A language model that sees through DiffCLIP: train it, ask it.", no_args_is_help=True)
 vlm.command("evaluate")(evaluate)
@@ -56,16 +60,15 @@ def train(
     resolved = read_vlm_recipe(recipe, changes or [])
     resolved.stage(stage)
     if dry_run:
-        from diffclip.cli.vlm_plan import show_plan
-        from diffclip.vlm.plan import advise, plan_stage
+        from diffclip.vlm.plan import plan_stage
 
         plan = plan_stage(resolved, stage, 1 if devices is None else devices, gpu or "a100-80gb")
         if as_json:
-            print(json.dumps(plan.to_json(), indent=1))
+            print(json.dumps(asdict(plan), indent=1))
         else:
-            show_plan(plan, resolved)
-        if not plan.fits:
-            raise InputError(advise(plan, resolved))
+            _show_plan(plan)
+        if plan.advice is not None:
+            raise InputError(plan.advice)
         return
     from diffclip.vlm.train import train_stage
 
@@ -79,6 +82,49 @@ def train(
         raise
     if is_first and steps:
         print(f"{run}: {steps} steps; the model is {run / 'model'}")
+
+
+def _show_plan(plan: StagePlan) -> None:
+    """Print the plan as three tables."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    totals = [f"{sum(column):,}" for column in zip(*plan.parameters.values(), strict=True)]
+    memory = plan.memory | {"total": sum(plan.memory.values()), "available": plan.available}
+    run = {
+        name: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+        for name, value in plan.run.items()
+    }
+    tables: list[tuple[tuple[str, ...], list[tuple[str, ...]]]] = [
+        (
+            ("parameters", "number", "trained"),
+            [
+                (part, f"{count:,}", f"{trained:,}" if trained else "frozen")
+                for part, (count, trained) in plan.parameters.items()
+            ]
+            + [("total", *totals)],
+        ),
+        (
+            ("memory of one process", "GiB"),
+            [(part, f"{size / 2**30:,.2f}") for part, size in memory.items() if size],
+        ),
+        (("run", ""), list(run.items())),
+    ]
+    for (title, *columns), rows in tables:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column(title)
+        for column in columns:
+            table.add_column(column, justify="right")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    if plan.is_counted:
+        print("Lengths of texts are estimated from 4 letters a token.")
+    else:
+        print(
+            "The JSON is not here: samples are the recipe's expected_samples, lengths assumed as in LLaVA's data."
+        )
 
 
 @vlm.command("ask")
@@ -151,24 +197,16 @@ def vlm_data(
 
     found = filter_conversations(source, target, images, folder)
     if as_json:
-        print(json.dumps(found.to_json(), indent=1))
+        print(json.dumps(found, indent=1))
         return
-    print(f"{found.target}: kept {found.kept:,} of {found.samples:,} samples of {found.source}")
-    left_out = {
-        "other images": found.other_images,
-        "text only": found.text_only,
-        "image missing": found.missing,
-        "unusable": found.unusable,
-    }
-    for reason, number in left_out.items():
-        if number:
-            print(f"  left out: {number:>9,} {reason}")
+    folders, faults = found.pop("folders"), found.pop("faults")
+    print(f"{target}: kept {found.pop('kept'):,} of {found.pop('samples'):,} samples of {source}")
+    for reason, number in found.items():
+        print(f"  left out: {number:>9,} {reason}")
     print("Samples by the first folder of their image:")
-    for name, number in list(found.folders.items())[:_FOLDERS]:
+    for name, number in list(folders.items())[:_FOLDERS]:
         print(f"  {number:>9,} {printable(name)}")
-    if len(found.folders) > _FOLDERS:
-        print(f"  and {len(found.folders) - _FOLDERS:,} folders more")
-    for fault in found.faults:
+    for fault in faults:
         print(f"unusable: {fault}")
 
 

@@ -117,7 +117,7 @@ def _text(model: nn.Module, source: str) -> Any:
 
 
 def _sizes(transformer: Any, source: str) -> dict[str, Any]:
-    """What both towers' configurations share.
+    """The fields that both towers' configurations share.
 
     Raises:
         InputError: a block has a part that ours lacks.

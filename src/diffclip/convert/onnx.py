@@ -64,7 +64,7 @@ class Tower(nn.Module):
         )
 
     def axes(self) -> dict[int, Any]:
-        """What may differ from call to call, by axis."""
+        """The sizes that may differ from call to call, by axis."""
         batch = torch.export.Dim("batch")
         if self.name == "image":
             return {0: batch}

@@ -1,4 +1,4 @@
-"""The published sets of pictures with captions to train on: lists of addresses, and what fetching them takes.
+"""The published sets of images with captions to train on: lists of addresses, and what fetching them takes.
 
 Columns, addresses of the lists and measured speeds are those of img2dataset's documentation
 (rom1504/img2dataset, `dataset_examples/`), on 16 cores with 2 Gbit/s.
@@ -7,19 +7,16 @@ Columns, addresses of the lists and measured speeds are those of img2dataset's d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from braceexpand import braceexpand
 
-from diffclip.data.published_sets import in_bytes
-
 EDGE = 224
-"""Pixels of the shorter edge, as the paper's authors kept their pictures."""
+"""Pixels of the shorter edge, as the paper's authors kept their images."""
 QUALITY = 95
 """Of the JPEG files, img2dataset's own default."""
 
-# img2dataset measured 331 GB for 10.8 M pictures of 256 × 256 with borders; whole at 224 they have a third more pixels
-_PICTURE = 40_000
+# img2dataset measured 331 GB for 10.8 M images of 256 × 256 with borders; whole at 224 they have a third more pixels
+_IMAGE = 40_000
 _LINE = 200
 _MEASURED_PROCESSES = 16
 
@@ -32,7 +29,7 @@ class CaptionSet:
         title: its usual name.
         home: the publisher's page.
         pairs: lines of the list.
-        left: share of the pictures that could still be fetched, when someone counted last.
+        left: share of the images that could still be fetched, when someone counted last.
         counted: when that was, and by whom.
         rate: pairs a second that img2dataset measured, failures included.
         columns: names of the columns of addresses and of captions in its parquet files; for a TSV "url" and "caption"
@@ -79,7 +76,7 @@ CAPTION_SETS = {
         ("url", "caption"),
         "https://storage.googleapis.com/conceptual_12m/cc12m.tsv",
     ),
-    # each of its pictures is listed with each of its five captions
+    # each of its images is listed with each of its five captions
     "mscoco": CaptionSet(
         "COCO captions, train2017",
         "https://cocodataset.org",
@@ -106,7 +103,7 @@ CAPTION_SETS = {
         746_972_269,
         0.85,
         "August 2022, by its publisher",
-        # not measured; LAION-400M's pictures are of the same kind
+        # not measured; LAION-400M's images are of the same kind
         1300,
         ("url", "text"),
         f"{_HUB}/kakaobrain/coyo-700m/resolve/main/data/"
@@ -115,37 +112,14 @@ CAPTION_SETS = {
 }
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What fetching takes: pictures to be expected, bytes on disk, hours."""
-
-    pictures: int
-    size: int
-    hours: float
-
-
-def needs(entry: CaptionSet, pairs: int, processes: int) -> Needs:
-    """An estimate for `pairs` lines of the list of a set, fetched by `processes` processes.
+def needs(entry: CaptionSet, processes: int) -> tuple[int, int, float]:
+    """Estimate the images that come, their bytes on disk, and the hours for `processes` processes.
 
     The size counts the list twice: img2dataset makes a copy of it for the time of the run.
     """
-    pictures = round(entry.left * pairs)
-    seconds = pairs / (entry.rate * processes / _MEASURED_PROCESSES)
-    return Needs(pictures, pictures * _PICTURE + 2 * pairs * _LINE, seconds / 3600)
-
-
-def told(entry: CaptionSet, pairs: int, processes: int, place: Path, free: int) -> list[str]:
-    """What is said before a set is fetched into `place`, where `free` bytes are free: a line each."""
-    needed = needs(entry, pairs, processes)
-    fewer = "" if entry.left == 1 else "; fewer each month, as links rot"
-    return [
-        f"{counted(pairs)} pairs in the list; about {counted(needed.pictures)} pictures can be expected "
-        f"({100 * entry.left:.0f} % came in {entry.counted}{fewer})",
-        f"about {in_bytes(needed.size)} in {place}, where {in_bytes(free)} are free ({_PICTURE // 1000} KB a picture: "
-        f"shorter edge {EDGE}, or as it is if smaller, as JPEG of quality {QUALITY})",
-        f"about {duration(needed.hours)} with {processes} process{'es' * (processes != 1)} (img2dataset measured "
-        f"{entry.rate:,} pairs a second with {_MEASURED_PROCESSES} on 2 Gbit/s)",
-    ]
+    images = round(entry.left * entry.pairs)
+    hours = entry.pairs / (entry.rate * processes / _MEASURED_PROCESSES) / 3600
+    return images, images * _IMAGE + 2 * entry.pairs * _LINE, hours
 
 
 def counted(number: int) -> str:

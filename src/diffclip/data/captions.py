@@ -44,6 +44,8 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     Raises:
         InputError: the file cannot be read, has no such column, or not one caption.
     """
+    if file.stem.endswith("_karpathy") and file.suffix == ".txt":
+        return read_karpathy(file)
     text = read_text(file)
     kind = file.suffix.lower()
     if kind in (".jsonl", ".ndjson"):

@@ -112,7 +112,7 @@ PUBLISHED = {
         ("SUN397",),
     ),
     "imagenet1k": PublishedSet(
-        "ImageNet, validation pictures",
+        "ImageNet, validation images",
         6_750_000_000,
         "https://image-net.org/download",
         "synsets",

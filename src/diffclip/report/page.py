@@ -79,7 +79,7 @@ def build_report(
     measures = headlines(results.records)
     margin = float((results.study or {}).get("margin") or MARGIN)
     charts: list[Chart | None] = []
-    sections = _run_sections(paths)
+    sections: list[Section] = []
     if primary:
         first = [primary[0], *(measure for measure in measures if measure != primary[0])]
         tasks = compare(results, first, [primary[1]])
@@ -113,21 +113,31 @@ def build_report(
     papers = paper_tables(results, printed)
     if any(drawn) or papers:
         sections.append(Section(_OF_PAPER, _present(drawn), papers, open=printed))
-    trained = [
-        curves.training_chart(results),
-        curves.lambda_chart(results),
-        curves.lambda_training_chart(results),
-    ]
-    trained += [curves.course_chart(results), curves.sweep_chart(results), curves.telemetry_chart(results)]
-    if any(trained):
-        sections.append(Section("Training", _present(trained), [], open=results.records.empty))
+    trained = _present(
+        [
+            curves.training_chart(results),
+            curves.lambda_chart(results),
+            curves.lambda_training_chart(results),
+            curves.course_chart(results),
+            curves.sweep_chart(results),
+        ]
+    )
+    if trained:
+        sections.append(Section("Training", trained, open=results.records.empty))
+    telemetry = curves.telemetry_chart(results)
+    if telemetry:
+        sections.append(Section("Telemetry", [telemetry]))
     if len(results.records):
         layers = layers_table(results)
         sections.append(Section("Every number", [], [*all_values(results), *([layers] if layers else [])]))
     runs = runs_table(results)
     if runs:
         sections.append(Section("Runs", [], [runs]))
-    said = headline(results, tasks)
+    folders = _run_sections(paths)
+    if results.records.empty:
+        said, sections = ". ".join(one.title for one in folders[:3]) + ".", [*folders, *sections]
+    else:
+        said, sections = headline(results, tasks), [*sections, *folders]
     return Report(
         title or _title(results, paths), said, _present(charts), table, sections, _protocols(results)
     )
@@ -234,9 +244,8 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
     for folder in folders:
         facts = run_facts(read_run(folder))
         table = Table("facts", "", pd.DataFrame(facts, columns=["", folder.resolve().name]))
-        sections.append(
-            Section(f"Run {folder.resolve().name}: {facts[0][1]}", [], [table], open=len(folders) == 1)
-        )
+        title = f"Run {folder.resolve().name}: {facts[0][1].partition(',')[0]}, step {facts[1][1]}"
+        sections.append(Section(title, [], [table], open=len(folders) == 1))
     return sections
 
 

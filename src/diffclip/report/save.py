@@ -12,6 +12,7 @@ from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, reco
 from diffclip.files import write_text
 from diffclip.report.frame import CURVES_FILE
 from diffclip.report.runs import curve_of, run_folders
+from diffclip.report.tables import BY_LAYER
 
 _POINTS = 50
 
@@ -19,7 +20,7 @@ _POINTS = 50
 def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     """Condense runs and record files into the folder `destination`, and return it.
 
-    Records of single heads are left out, and `weights` begin at the run's folder.
+    Records of single heads and of layers that no report shows are left out, and `weights` begin at the run's folder.
 
     Raises:
         InputError: nothing to save, a run that cannot be read, or no place to write.
@@ -29,7 +30,7 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     runs = [run for path in sources if path.is_dir() for run in run_folders(path)]
     curves = [curve_of(run, _POINTS) for run in runs]
     files = [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
-    records = [record for file in record_files(files) for record in read_records(file) if record.head is None]
+    records = [record for file in record_files(files) for record in read_records(file) if _is_shown(record)]
     if not records and not curves:
         raise InputError("nothing to save: give at least one run folder or one file of records")
     names = [run.resolve().name for run in runs]
@@ -40,6 +41,10 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
         ]
         write_text(destination / CURVES_FILE, "\n".join(lines) + "\n")
     return destination
+
+
+def _is_shown(record: Record) -> bool:
+    return record.head is None and (record.layer is None or record.metric in (*BY_LAYER, "lambda"))
 
 
 def _shortened(record: Record, runs: Sequence[str]) -> Record:

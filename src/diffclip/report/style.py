@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-COLOURS = {
+COLORS = {
     "CLIP": "#0072b2",
     "DiffCLIP": "#d55e00",
     "DiffCLIP-dynamic": "#009e73",
@@ -52,9 +52,6 @@ _RC: Any = {
     "ytick.labelsize": 9,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "svg.fonttype": "path",
-    # equal figures become equal files
-    "svg.hashsalt": "diffclip",
 }
 
 
@@ -79,17 +76,9 @@ def colors_of(models: Sequence[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     others = iter(_OTHERS * (1 + len(models) // len(_OTHERS)))
     for model in models:
-        own = COLOURS.get(variant_of(model))
+        own = COLORS.get(variant_of(model))
         chosen[model] = next(others) if own is None or own in chosen.values() else own
     return chosen
-
-
-def svg_of(figure: Figure, ground: str = "none") -> str:
-    """Write a figure as SVG, the same text for the same figure; `ground` "none" is transparent."""
-    buffer = io.StringIO()
-    with style():
-        figure.savefig(buffer, format="svg", facecolor=ground, metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
 
 
 def png_of(figure: Figure, dpi: int = 144, ground: str = "none") -> bytes:
@@ -109,7 +98,6 @@ def with_palette(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def data_uri(content: str | bytes) -> str:
-    """Encode SVG text or PNG bytes as a `data:` address."""
-    kind, raw = ("svg+xml", content.encode()) if isinstance(content, str) else ("png", content)
-    return f"data:image/{kind};base64,{base64.b64encode(raw).decode()}"
+def data_uri(png: bytes) -> str:
+    """Encode a PNG as a `data:` address."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

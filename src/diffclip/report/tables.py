@@ -20,6 +20,8 @@ from diffclip.report.frame import (
 )
 
 _LATEX = {"−": "$-$", "–": "--", "±": r"$\pm$", "→": r"$\rightarrow$", "λ": r"$\lambda$", "×": r"$\times$"}
+BY_LAYER = ("auroc", "inside_over_area", "entropy", "map_correlation")
+"""What focus tells layer by layer in a report."""
 _AT_ONCE = 6
 """Models side by side in a table of values."""
 
@@ -169,7 +171,8 @@ def all_values(results: Results) -> list[Table]:
 def layers_table(results: Results) -> Table | None:
     """Make a table of what focus measured by layer, a row a measure and layer."""
     frame = results.records
-    own = frame[frame["task"].eq("focus") & frame["layer"].notna() & frame["head"].isna()]
+    own = frame[frame["metric"].isin(BY_LAYER) & frame["task"].eq("focus")]
+    own = own[own["layer"].notna() & own["head"].isna()]
     if own.empty:
         return None
     return values_table(

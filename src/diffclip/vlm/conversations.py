@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +101,7 @@ def parse_sample(sample: Any, index: int, file: str) -> Conversation:
     own_id = sample.get("id", "") if isinstance(sample, dict) else ""
     try:
         if not isinstance(sample, dict):
-            raise _FaultError(f"it is {_kind(sample)}, write an object with id, image and conversations")
+            raise _FaultError("it is not an object, write one with id, image and conversations")
         image = sample.get("image")
         image = None if image is None else _relative(image)
         turns = _turns(sample.get("conversations"), has_image=image is not None)
@@ -137,29 +135,9 @@ def missing_images(folder: Path, names: Iterable[str]) -> set[str]:
     return missing
 
 
-@dataclass
-class Filtered:
-    """Count the samples of `filter_conversations`: `kept` to `unusable` sum to `samples`."""
-
-    source: str
-    target: str
-    images: str
-    samples: int = 0
-    kept: int = 0
-    other_images: int = 0  # in another folder
-    text_only: int = 0
-    missing: int = 0  # the image is not in the folder
-    unusable: int = 0  # training would refuse the sample
-    faults: list[str] = field(default_factory=list)  # of the first unusable samples
-    folders: dict[str, int] = field(default_factory=dict)  # samples by the first folder of their image
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
 def filter_conversations(
     source: str | Path, target: str | Path, images: str, folder: str | Path | None = None
-) -> Filtered:
+) -> dict[str, Any]:
     """Write to `target` the samples of `source` whose image's path starts with `images`, unchanged and in order.
 
     Samples without an image are left out, and so are samples that training would refuse.
@@ -170,6 +148,10 @@ def filter_conversations(
         images: start of the path, such as "coco/".
         folder: also leave out samples whose image is not in this folder.
 
+    Returns:
+        The numbers of all `samples`, and of those `kept`, of "other images", "text only", with the "image missing", and
+        "unusable"; `folders` counts samples by the first folder of their image, `faults` names unusable ones.
+
     Raises:
         InputError: `source` cannot be read, is `target`, or no sample is left.
     """
@@ -177,59 +159,45 @@ def filter_conversations(
     if target.exists() and source.exists() and target.samefile(source):
         raise InputError(f"{target} is the source itself: give the result another name")
     check_writable(target)
-    found = Filtered(str(source), str(target), images)
+    counts = dict.fromkeys(("samples", "kept", "other images", "text only", "image missing", "unusable"), 0)
     folders: Counter[str] = Counter()
+    faults: list[str] = []
     kept: list[dict[str, Any]] = []
     for index, sample in enumerate(read_samples(source)):
-        found.samples += 1
+        counts["samples"] += 1
         image = sample.get("image") if isinstance(sample, dict) else None
-        if isinstance(sample, dict) and image is None:
-            found.text_only += 1
-            continue
         if isinstance(image, str):
-            first, slash, _ = image.partition("/")
-            folders[first + slash if slash else "(no folder)"] += 1
-            if not image.startswith(images):
-                found.other_images += 1
-                continue
-        try:
-            parse_sample(sample, index, str(source))
-        except InputError as error:
-            found.unusable += 1
-            found.faults += [str(error)] if found.unusable <= _SHOWN else []
-            continue
-        kept.append(sample)
-    found.folders = dict(folders.most_common())
+            folders[image.partition("/")[0] + "/" if "/" in image else "(no folder)"] += 1
+        if isinstance(sample, dict) and image is None:
+            counts["text only"] += 1
+        elif isinstance(image, str) and not image.startswith(images):
+            counts["other images"] += 1
+        else:
+            try:
+                parse_sample(sample, index, str(source))
+                kept.append(sample)
+            except InputError as error:
+                counts["unusable"] += 1
+                faults += [str(error)] if len(faults) < _SHOWN else []
     if folder is not None and kept:
         lacking = missing_images(Path(folder), {sample["image"] for sample in kept})
-        found.missing = sum(sample["image"] in lacking for sample in kept)
-        kept = [sample for sample in kept if sample["image"] not in lacking]
-    found.kept = len(kept)
+        found = [sample for sample in kept if sample["image"] not in lacking]
+        counts["image missing"], kept = len(kept) - len(found), found
+    counts["kept"] = len(kept)
     if not kept:
-        raise InputError(_nothing_left(found, folder))
+        left_out = ", ".join(f"{number:,} {reason}" for reason, number in counts.items() if number)
+        common = ", ".join(
+            f"{printable(name)} ({number:,})" for name, number in folders.most_common(_SHOWN_FOLDERS)
+        )
+        raise InputError(
+            f"no sample of {source} is left ({left_out}{'; ' + faults[0] if faults else ''}): choose --images from "
+            f"{common or 'a file with images'}, and --folder as the folder that these paths start from"
+        )
     with write_atomically(target) as temporary, temporary.open("w", encoding="utf-8") as handle:
         for number, sample in enumerate(kept):
             handle.write(("[\n" if number == 0 else ",\n") + json.dumps(sample))
         handle.write("\n]\n")
-    return found
-
-
-def _nothing_left(found: Filtered, folder: str | Path | None) -> str:
-    if found.missing:
-        return (
-            f"none of the {found.missing:,} images of {found.source} under {found.images!r} is in {folder}: give "
-            f"the folder that holds {found.images!r}"
-        )
-    if not found.folders and not found.faults:
-        return f"{found.source} has no sample with an image: give conversations about images"
-    if not found.folders or found.other_images < sum(found.folders.values()):
-        return f"nothing usable is left of {found.source}: {found.faults[0]}"
-    shown = [f"{printable(name)} ({number:,})" for name, number in found.folders.items()]
-    more = f" and {len(shown) - _SHOWN_FOLDERS:,} more" if len(shown) > _SHOWN_FOLDERS else ""
-    return (
-        f"no image of {found.source} has a path that starts with {found.images!r}: choose --images from "
-        f"{', '.join(shown[:_SHOWN_FOLDERS])}{more}"
-    )
+    return {**counts, "folders": dict(folders.most_common()), "faults": faults}
 
 
 class _FaultError(Exception):
@@ -241,16 +209,9 @@ def _name(file: str, index: int, own_id: object) -> str:
     return f"{file}, sample [{index}]{named}"
 
 
-def _kind(value: object) -> str:
-    if value == "":
-        return "an empty text"
-    kinds = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
-    return kinds.get(type(value), "a number or a truth value")
-
-
 def _relative(image: object) -> str:
     if not isinstance(image, str) or not image or "\0" in image:
-        raise _FaultError(f"'image' is not a path ({_kind(image)}), write the path of one image")
+        raise _FaultError("'image' is not a path, write the path of one image")
     if os.path.isabs(image) or (".." in image and ".." in image.split("/")):
         raise _FaultError(
             f"the image {printable(image)} is outside the folder of images, write a path that starts from it"
@@ -286,7 +247,7 @@ def _text(value: object, number: int) -> str:
             f"turn {number + 1} is from {printable(str(speaker))[:80]!r}, let human and gpt take turns, human first"
         )
     if not isinstance(text, str):
-        raise _FaultError(f"the value of turn {number + 1} is {_kind(text)}, write a text")
+        raise _FaultError(f"the value of turn {number + 1} is not a text, write one")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -21,7 +21,6 @@ from transformers import (
     AutoTokenizer,
 )
 
-from diffclip.config import VARIANTS
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
@@ -175,9 +174,7 @@ class Subject:
     """Identify a saved model in records.
 
     Attributes:
-        name: the run's name without seed and stage; else the architecture: "DiffCLIP-v768x12x12p16-linear-qwen2-24x896"
-            has the tower's variant, width, layers, heads and patch size, the connector, and the language model's kind,
-            layers and width.
+        name: the name of the run without seed and stage, or of the saved folder.
         weights: the model's folder.
         digest: of all files that decide an answer: weights, configuration, tokenizer, processor and template.
         seed: of the run, if known.
@@ -206,35 +203,9 @@ def identify(source: str | Path) -> Subject:
     except OSError as error:
         raise InputError(f"cannot read {error.filename or folder}: {error.strerror}") from error
     run = folder.resolve().parent
-    is_run = (run / RECIPE_FILE).is_file()
-    name = re.sub(r"-(s\d+|stage\d)(?=-|$)", "", run.name) if is_run else _architecture(folder)
+    owner = run if (run / RECIPE_FILE).is_file() else folder.resolve()
+    name = re.sub(r"-(s\d+|stage\d)(?=-|$)", "", owner.name)
     return Subject(name, folder, digest.hexdigest()[:12], seed_of_run(run))
-
-
-def _architecture(folder: Path) -> str:
-    with quiet():
-        try:
-            config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            vision, text = config.vision_config, config.text_config
-            connector = connector_of(config)
-        except UNREADABLE as error:
-            raise InputError(
-                f"{folder} holds no model that answers questions about images ({line_of(error)}): {_WANTED}"
-            ) from None
-    variant = next(
-        (
-            name
-            for name, (attention, _, lambda_init) in VARIANTS.items()
-            if vision.attention == attention
-            and (attention != "differential" or vision.lambda_init == lambda_init)
-        ),
-        "custom",
-    )
-    tower = (
-        f"v{vision.hidden_size}x{vision.num_hidden_layers}x{vision.num_attention_heads}p{vision.patch_size}"
-    )
-    language = f"{text.model_type}-{text.num_hidden_layers}x{text.hidden_size}"
-    return f"{variant}-{tower}-{connector}-{language}"
 
 
 def _read(kind: Any, source: str | Path, **options: Any) -> Any:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,27 +26,27 @@ from diffclip.integrations.transformers import DiffCLIPVisionConfig
 from diffclip.loading import HUB_PREFIX, read_config
 from diffclip.model import CLIP
 from diffclip.model_source import find_model
-from diffclip.training.plan import GIB, GPU, UTILIZATION, find_gpu
+from diffclip.training.plan import GIB, UTILIZATION, find_gpu
 from diffclip.vlm.dataset import open_conversations
 from diffclip.vlm.files import UNREADABLE, check_causal, line_of
 from diffclip.vlm.llava import CONNECTORS, enable_checkpointing, freeze
 from diffclip.vlm.quiet import quiet
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe
 
-# contents of the published files (huggingface.co/hammh0a)
-_PUBLISHED = {"hf-hub:hammh0a/DiffCLIP_ViTB16_CC12M": "DiffCLIP-ViT-B-16"}
-# config.json of the paper's language model (huggingface.co/Qwen/Qwen2.5-0.5B-Instruct)
-_QWEN = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-    "vocab_size": 151936,
+# the towers and the language model of the paper's recipes (huggingface.co/hammh0a, config.json of huggingface.co/Qwen)
+_TOWERS = {"hf-hub:hammh0a/DiffCLIP_ViTB16_CC12M": "DiffCLIP-ViT-B-16"}
+_LANGUAGE_MODELS = {
+    "Qwen/Qwen2.5-0.5B-Instruct": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
+    }
 }
-_LANGUAGE_MODELS = {f"Qwen/Qwen2.5-0.5B{kind}": _QWEN for kind in ("", "-Instruct")}
 # tokens of the text alone (mean, longest of a pass, longest of all), assumed for LLaVA's two sets: captions of about
 # ten words, and the mix of one-word answers and long conversations that are cut off at max_length
 _ASSUMED = {"plain": (16, 20, 120), "chat": (220, 240, 10_000)}
@@ -59,48 +60,19 @@ class StagePlan:
     """A planned stage.
 
     Attributes:
-        parameters: (all, trained) of each part.
-        image_tokens: tokens of an image.
-        tokens: of a sample with its image: mean, longest of a pass (mean over passes), and longest of all.
+        parameters: (all, trained) of each part of the model.
+        memory: bytes of one process by part, for a pass of the longest samples; `available` is the GPU's.
+        run: other facts by name. Tokens are of a sample with its image, `flops` of a sample in forward and backward.
         is_counted: whether samples and lengths were counted in the JSON; else they are assumed.
-        passes: forward and backward passes of a step on each GPU.
-        flops: operations of a sample, forward and backward, padded to the longest of its pass.
-        memory: bytes of one process by part, for a pass of the longest samples.
-        utilization: share of the GPU's peak rate that training is assumed to reach.
+        advice: how to make the stage fit; None if it does.
     """
 
-    stage: int
     parameters: dict[str, tuple[int, int]]
-    image_tokens: int
-    tokens: tuple[float, float, float]
-    is_counted: bool
-    samples: int
-    epochs: float
-    steps: int
-    warmup_steps: int
-    batch_size: int
-    per_device: int
-    devices: int
-    passes: int
-    flops: int
     memory: dict[str, int]
-    gpu: GPU
-    utilization: float
-    samples_per_second: float
-    hours: float
-
-    @property
-    def memory_needed(self) -> int:
-        """Bytes of one process."""
-        return sum(self.memory.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether the stage fits into the GPU's memory."""
-        return self.memory_needed <= self.gpu.memory
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"memory_needed": self.memory_needed, "fits": self.fits}
+    available: int
+    run: dict[str, Any]
+    is_counted: bool
+    advice: str | None
 
 
 def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100-80gb") -> StagePlan:
@@ -128,9 +100,9 @@ def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100
         samples, is_counted, tokens = _lengths(part, stage, image, recipe.max_length)
         padded, longest = (max(image + 2, math.ceil(length)) for length in tokens[1:])
         parameters = _parameters(model)
-        flops, _ = _measure(model, image, 2, padded, recipe.precision)
-        _, activations = _measure(model, image, part.per_device_batch_size, longest, recipe.precision)
-        vocabulary = model.config.text_config.vocab_size
+        flops = _measure(model, image, 2, padded, recipe.precision)[0] // 2
+        activations = _measure(model, image, part.per_device_batch_size, longest, recipe.precision)[1]
+        logits = part.per_device_batch_size * longest * model.config.text_config.vocab_size
     trained = sum(count for _, count in parameters.values())
     memory = {
         "weights": _FLOAT * sum(count for count, _ in parameters.values()),
@@ -138,44 +110,34 @@ def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100
         "gradients, copy for the exchange": _FLOAT * trained if devices > 1 else 0,
         "optimizer": 2 * _FLOAT * trained,
         "activations": activations,
-        "logits in the backward pass": 2 * _FLOAT * part.per_device_batch_size * longest * vocabulary,
+        "logits in the backward pass": 2 * _FLOAT * logits,
         "CUDA and libraries": _CONTEXT,
     }
     steps = part.steps(samples)
-    rate = card.tflops(recipe.precision) * 1e12 * UTILIZATION * devices / (flops // 2)
-    return StagePlan(
-        stage=stage,
-        parameters=parameters,
-        image_tokens=image,
-        tokens=tokens,
-        is_counted=is_counted,
-        samples=samples,
-        epochs=part.epochs,
-        steps=steps,
-        warmup_steps=part.warmup_steps(steps),
-        batch_size=part.batch_size,
-        per_device=part.per_device_batch_size,
-        devices=devices,
-        passes=passes,
-        flops=flops // 2,
-        memory=memory,
-        gpu=card,
-        utilization=UTILIZATION,
-        samples_per_second=rate,
-        hours=samples * part.epochs / rate / 3600,
-    )
-
-
-def advise(plan: StagePlan, recipe: VLMRecipe) -> str:
-    """Say how to make a stage fit that needs more memory than its GPU has."""
-    ways = [] if recipe.gradient_checkpointing else ["gradient_checkpointing=true"]
-    if plan.per_device > 1:
-        ways.insert(0, f"a per_device_batch_size below {plan.per_device}")
-    ways += ["DeepSpeed (deepspeed=FILE)"] if recipe.deepspeed is None else []
-    return (
-        f"{plan.gpu.name}: the stage needs {plan.memory_needed / GIB:.0f} GiB of {plan.gpu.memory / GIB:.0f}: "
-        f"try {', or '.join([*ways, 'a larger GPU'])}"
-    )
+    rate = card.tflops(recipe.precision) * 1e12 * UTILIZATION * devices / flops
+    run = {
+        "image tokens": image,
+        "tokens of a sample, mean": tokens[0],
+        "tokens of a sample, with padding": tokens[1],
+        "tokens of a sample, longest": tokens[2],
+        "samples": samples,
+        "epochs": part.epochs,
+        "batch size": part.batch_size,
+        "GPUs": devices,
+        "samples of a GPU in a pass": part.per_device_batch_size,
+        "passes of a step": passes,
+        "steps": steps,
+        "warm-up steps": part.warmup_steps(steps),
+        "GFLOP of a sample": flops / 1e9,
+        "assumed TFLOP/s of a GPU": UTILIZATION * card.tflops(recipe.precision),
+        "samples a second": rate,
+        "hours": samples * part.epochs / rate / 3600,
+    }
+    advice = None
+    if sum(memory.values()) > card.memory:
+        ways = [f"a per_device_batch_size below {part.per_device_batch_size}", "gradient_checkpointing=true"]
+        advice = f"the stage does not fit into {card.name}: try {', '.join(ways)}, DeepSpeed, or a larger GPU"
+    return StagePlan(parameters, memory, card.memory, run, is_counted, advice)
 
 
 def vision_config(source: str) -> DiffCLIPVisionConfig:
@@ -184,7 +146,7 @@ def vision_config(source: str) -> DiffCLIPVisionConfig:
     Raises:
         InputError: its size cannot be told without fetching it.
     """
-    name = _PUBLISHED.get(source, source)
+    name = _TOWERS.get(source, source)
     path = None if name in MODEL_NAMES else find_model(name)
     if path is not None and path.startswith(HUB_PREFIX):
         raise InputError(
@@ -197,7 +159,7 @@ def vision_config(source: str) -> DiffCLIPVisionConfig:
 
 
 def language_config(source: str) -> Any:
-    """Return the configuration of a language model: that of the paper's, a folder's, or one on the hub.
+    """Return the configuration of a language model: the paper's, a folder's, or one on the hub.
 
     Raises:
         InputError: none of these.
@@ -259,11 +221,9 @@ def _measure(model: Any, image_tokens: int, samples: int, length: int, precision
             torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
         ):
             inner = model.model
-            features = inner.get_image_features(pixels, return_dict=True).pooler_output
+            features = torch.stack(list(inner.get_image_features(pixels, return_dict=True).pooler_output))
             embedded = inner.get_input_embeddings()(words)
-            embedded = torch.cat(
-                [torch.stack(list(features)).to(embedded.dtype), embedded[:, image_tokens:]], 1
-            )
+            embedded = torch.cat([features.to(embedded.dtype), embedded[:, image_tokens:]], 1)
             hidden = inner.language_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
             logits = model.lm_head(hidden)
             loss = model.loss_function(logits=logits, labels=words, vocab_size=logits.shape[-1])
@@ -288,11 +248,12 @@ def _parameters(model: Any) -> dict[str, tuple[int, int]]:
 def _lengths(
     part: StageRecipe, stage: int, image_tokens: int, max_length: int
 ) -> tuple[int, bool, tuple[float, float, float]]:
-    """Return the number of samples, whether it was counted, and the tokens of a sample as in `StagePlan`."""
+    """Return the samples, whether they were counted, and their tokens: mean, longest of a pass (mean), longest."""
     if Path(part.json_file).exists():
-        conversations = open_conversations(part.json_file, None)
-        counts = conversations.token_counts(part.template, image_tokens, max_length)
-        return len(conversations), True, (float(counts.mean()), _padded(counts, part), float(counts.max()))
+        counts = open_conversations(part.json_file, None).token_counts(
+            part.template, image_tokens, max_length
+        )
+        return len(counts), True, (float(counts.mean()), _padded(counts, part), float(counts.max()))
     if part.expected_samples is None:
         raise InputError(
             f"{part.json_file} does not exist: give stage{stage}.json, or stage{stage}.expected_samples to plan "
@@ -302,8 +263,8 @@ def _lengths(
     return part.expected_samples, False, (mean, padded, longest)
 
 
-def _padded(counts: Any, part: StageRecipe) -> float:
-    """Return the mean over passes of the longest sample, when each batch is drawn at random and sorted by length."""
+def _padded(counts: NDArray[np.float64], part: StageRecipe) -> float:
+    """Return the mean over passes of the longest sample, when batches are drawn at random and sorted by length."""
     order = np.random.default_rng(0).permutation(len(counts))
     longest = []
     for start in range(0, len(counts), part.batch_size):

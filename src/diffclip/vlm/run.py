@@ -65,11 +65,9 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
             raise InputError(
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
-        # a run that ended before its first checkpoint leaves these files alone
-        begun = RECIPE_FILE in found and all(
-            name in (RECIPE_FILE, METRICS_FILE) or _CHECKPOINT.fullmatch(name) for name in found
-        )
-        if found and not begun:
+        # a run that ended before its first checkpoint leaves these files
+        left = {name for name in found if name in (RECIPE_FILE, METRICS_FILE) or _CHECKPOINT.fullmatch(name)}
+        if found - left or (found and RECIPE_FILE not in found):
             raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
         return
     if RECIPE_FILE not in found:

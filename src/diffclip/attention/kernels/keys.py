@@ -5,14 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from diffclip.attention.kernels.tiles import dot, load_rows, store_rows
+from diffclip.attention.kernels.tiles import SIZES, dot, load_rows, statistic, store_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_keys(
-    q_ptr, k_ptr, v_ptr, lam_ptr, stats_ptr, do_ptr, sums_ptr, dk_ptr, dv_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, lam_b, lam_h, lam_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n,
-    heads, tokens, scale, softmax_scale, stats_size,
+    q_ptr, k_ptr, v_ptr, do_ptr, sums_ptr, dk_ptr, dv_ptr,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n,
+    heads, tokens, scale, softmax_scale,
     SIZE: tl.constexpr, VALUE: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -31,20 +31,20 @@ def backward_keys(
     ka = load_rows(key1, column, tokens, k_n, SIZE, COLUMNS, D)
     kb = load_rows(key1 + k_h, column, tokens, k_n, SIZE, COLUMNS, D)
     v = load_rows(v_ptr + b * v_b + h * v_h, column, tokens, v_n, VALUE, COLUMNS, E)
+    numbers = tl.arange(0, 8)[:, None]
     dka = tl.zeros([COLUMNS, D], dtype=tl.float32)
     dkb = tl.zeros([COLUMNS, D], dtype=tl.float32)
     dv = tl.zeros([COLUMNS, E], dtype=tl.float32)
     for start in range(column // ROWS * ROWS if CAUSAL else 0, tokens, ROWS):
         rows = start + tl.arange(0, ROWS)
-        inside = rows < tokens
-        stats = stats_ptr + pair * tokens + rows
-        sums = sums_ptr + pair * tokens + rows
-        # an infinite logarithm makes the weights of rows past the end 0
-        log1 = tl.load(stats, mask=inside, other=float("inf"))[None, :]
-        log2 = tl.load(stats + stats_size, mask=inside, other=float("inf"))[None, :]
-        r1 = tl.load(sums, mask=inside, other=0.0)[None, :]
-        r2 = tl.load(sums + stats_size, mask=inside, other=0.0)[None, :]
-        lam = tl.load(lam_ptr + b * lam_b + h * lam_h + rows * lam_n, mask=inside, other=0.0)[None, :]
+        # one load for all numbers of a row; an infinite logarithm makes the weights of rows past the end 0
+        tile = tl.load(
+            sums_ptr + (pair * tokens + rows)[None, :] * 8 + numbers,
+            mask=(rows < tokens)[None, :] & (numbers < 5),
+            other=tl.where(numbers < 2, float("inf"), 0.0),
+        )
+        log1, log2 = statistic(tile, 0), statistic(tile, 1)
+        r1, r2, lam = statistic(tile, 2), statistic(tile, 3), statistic(tile, 4)
         qa = load_rows(q1, start, tokens, q_n, SIZE, ROWS, D)
         qb = load_rows(q1 + q_h, start, tokens, q_n, SIZE, ROWS, D)
         do = load_rows(do_ptr + pair * tokens * VALUE, start, tokens, VALUE, VALUE, ROWS, E)

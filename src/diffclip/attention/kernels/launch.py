@@ -1,6 +1,6 @@
 """The kernels' launches: tensors and plan in, results out. No autograd here.
 
-Shapes as in `diffclip.differential_attention`; λ is float32 [B, H, N] (any strides), `stats` [3, B, H, N] and `second`
+Shapes as in `diffclip.differential_attention`; λ is float32 [B, H, N] (any strides), `stats` [B, H, 3, N] and `second`
 [B, H, N, e] are what the forward pass keeps for the backward one.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import triton
@@ -27,30 +28,31 @@ def forward(
     """Fill `out` [B, H, N, e]; returns `stats` and `second`, empty where the backward pass has no use for them."""
     q, k, v = (_side_by_side(x) for x in (q, k, v))
     batch, heads, tokens, _ = v.shape
-    stats = lam.new_empty((3, batch, heads, tokens) if keep else 0)
+    stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
     second = v.new_empty(v.shape if keep and keeps_second(tokens) else 0)
     if not v.numel():
         return stats, second
     blocks = (plan or plan_for(q, v, causal)).forward
-    common = (*_strides(q), *_strides(k), *_strides(v), *lam.stride(), *_strides(out), heads, tokens)
-    numbers = (_log2_scale(q), eps, out_scale, batch * heads * tokens)
-    sizes = {**_sizes(q, v), "CAUSAL": causal, "NORM": gain is not None, "KEEP": keep}
-    options = blocks.options()
-    weight = lam if gain is None else gain.contiguous()  # without a norm, a pointer that is not read
-    query_blocks = triton.cdiv(tokens, blocks.rows)
+    pairs, query_blocks = batch * heads, triton.cdiv(tokens, blocks.rows)
+    arguments = {
+        **_tensors(q=q, k=k, v=v, lam=lam, out=out),
+        "gain_ptr": lam if gain is None else gain.contiguous(),  # without a norm, a pointer that is not read
+        "stats_ptr": stats,
+        **_numbers(q, v, causal),
+        "eps": eps,
+        "out_scale": out_scale,
+        "NORM": gain is not None,
+        "KEEP": keep,
+        **blocks.options(),
+    }
     with _device(q):
         if blocks.whole_rows:
-            split = blocks.split(batch * heads, query_blocks, q.device)
-            del options["COLUMNS"]
-            named = dict(zip(("C0", "C1", "C2"), chunks(tokens), strict=True))
-            forward_short[(batch * heads * split,)](
-                q, k, v, lam, weight, out, stats, *common, *numbers, split, **sizes, **named, **options
-            )  # fmt: skip
+            split = blocks.split(pairs, query_blocks, q.device)
+            del arguments["COLUMNS"]
+            columns = dict(zip(("C0", "C1", "C2"), chunks(tokens), strict=True))
+            forward_short[(pairs * split,)](**arguments, **columns, split=split)
         else:
-            forward_long[(batch * heads * query_blocks,)](
-                q, k, v, lam, weight, out, stats, second, *common, *numbers,
-                **sizes, SECOND=second.numel() > 0, **options,
-            )  # fmt: skip
+            forward_long[(pairs * query_blocks,)](**arguments, second_ptr=second, SECOND=second.numel() > 0)
     return stats, second
 
 
@@ -65,26 +67,35 @@ def backward(
     if not v.numel():
         return lam.new_zeros(lam.shape), lam.new_zeros(0) if gain is None else torch.zeros_like(gain)
     plan = plan or plan_for(q, v, causal)
-    sizes = {**_sizes(q, v), "CAUSAL": causal}
-    rows, keys = plan.rows, plan.keys
     do = v.new_empty(v.shape)
-    sums = lam.new_empty(2, batch, heads, tokens)
-    programs = batch * heads * triton.cdiv(tokens, rows.rows)
+    sums = lam.new_empty(batch, heads, tokens, 8)
+    programs = batch * heads * triton.cdiv(tokens, plan.rows.rows)
     dgain = lam.new_empty((programs, filled(value)) if gain is not None else 0)
-    inputs = (*_strides(q), *_strides(k), *_strides(v), *lam.stride())
-    numbers = (heads, tokens, _log2_scale(q), q.shape[-1] ** -0.5)
-    stats_size = batch * heads * tokens
+    common = {
+        **_tensors(q=q, k=k, v=v),
+        "do_ptr": do,
+        "sums_ptr": sums,
+        **_numbers(q, v, causal),
+        "softmax_scale": q.shape[-1] ** -0.5,
+    }
     with _device(q):
         backward_rows[(programs,)](
-            q, k, v, lam, lam if gain is None else gain.contiguous(), out, stats, second, grad, dq, do, sums, dgain,
-            *inputs, *_strides(out), *_strides(grad), *_strides(dq), *numbers, eps, out_scale, stats_size,
-            **sizes, **rows.options(), NORM=gain is not None, SECOND=second.numel() > 0,
-        )  # fmt: skip
-        backward_keys[(batch * heads * triton.cdiv(tokens, keys.columns),)](
-            q, k, v, lam, stats, do, sums, dk, dv, *inputs, *_strides(dk), *_strides(dv), *numbers, stats_size,
-            **sizes, **keys.options(),
-        )  # fmt: skip
-    return -sums[1], dgain if gain is None else dgain[:, :value].sum(0).to(gain.dtype)
+            **common,
+            **_tensors(lam=lam, out=out, grad=grad, dq=dq),
+            gain_ptr=lam if gain is None else gain.contiguous(),
+            stats_ptr=stats,
+            second_ptr=second,
+            dgain_ptr=dgain,
+            eps=eps,
+            out_scale=out_scale,
+            NORM=gain is not None,
+            SECOND=second.numel() > 0,
+            **plan.rows.options(),
+        )
+        backward_keys[(batch * heads * triton.cdiv(tokens, plan.keys.columns),)](
+            **common, **_tensors(dk=dk, dv=dv), **plan.keys.options()
+        )
+    return -sums[..., 3], dgain if gain is None else dgain[:, :value].sum(0).to(gain.dtype)
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -92,19 +103,28 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _strides(x: Tensor) -> tuple[int, ...]:
-    """Of batch, head and token."""
-    return x.stride()[:3]
+def _tensors(**given: Tensor) -> dict[str, Any]:
+    """Pointers and strides of batch, head and token, by the names that the kernels have for them."""
+    arguments: dict[str, Any] = {}
+    for name, x in given.items():
+        b, h, n = x.stride()[:3]
+        arguments |= {f"{name}_ptr": x, f"{name}_b": b, f"{name}_h": h, f"{name}_n": n}
+    return arguments
 
 
-def _log2_scale(q: Tensor) -> float:
-    """1/√d, for exponentials to the base 2."""
-    return float(q.shape[-1] ** -0.5 * math.log2(math.e))
-
-
-def _sizes(q: Tensor, v: Tensor) -> dict[str, int]:
+def _numbers(q: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
+    """Sizes and the scale of the scores, for exponentials to the base 2."""
     size, value = q.shape[-1], v.shape[-1]
-    return {"SIZE": size, "VALUE": value, "D": filled(size), "E": filled(value)}
+    return {
+        "heads": v.shape[1],
+        "tokens": v.shape[2],
+        "scale": size**-0.5 * math.log2(math.e),
+        "SIZE": size,
+        "VALUE": value,
+        "D": filled(size),
+        "E": filled(value),
+        "CAUSAL": causal,
+    }
 
 
 def _device(x: Tensor) -> AbstractContextManager[object]:

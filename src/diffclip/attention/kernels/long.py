@@ -8,7 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from diffclip.attention.kernels.tiles import dot, finish, keep_statistics, load_rows, scores, store_rows
+from diffclip.attention.kernels.tiles import (
+    SIZES,
+    dot,
+    finish,
+    keep_statistics,
+    load_rows,
+    scores,
+    store_rows,
+)
 
 
 @triton.jit
@@ -21,10 +29,30 @@ def _online(acc, total, most, s, v, scale):
 
 
 @triton.jit
+def _both_maps(
+    first, second, qa, qb, key1, value, rows, column, tokens, scale, k_h, k_n, v_n,
+    SIZE: tl.constexpr, VALUE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr,
+    CAUSAL: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Both online softmaxes after one more block of keys, which share its values."""
+    acc1, total1, most1 = first
+    acc2, total2, most2 = second
+    columns = column + tl.arange(0, COLUMNS)
+    v = load_rows(value, column, tokens, v_n, VALUE, COLUMNS, E)
+    k = load_rows(key1, column, tokens, k_n, SIZE, COLUMNS, D)
+    s = scores(qa, k, rows, columns, tokens, CAUSAL, TAIL)
+    acc1, total1, most1 = _online(acc1, total1, most1, s, v, scale)
+    k = load_rows(key1 + k_h, column, tokens, k_n, SIZE, COLUMNS, D)
+    s = scores(qb, k, rows, columns, tokens, CAUSAL, TAIL)
+    acc2, total2, most2 = _online(acc2, total2, most2, s, v, scale)
+    return (acc1, total1, most1), (acc2, total2, most2)
+
+
+@triton.jit(do_not_specialize=SIZES)
 def forward_long(
     q_ptr, k_ptr, v_ptr, lam_ptr, gain_ptr, out_ptr, stats_ptr, second_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, lam_b, lam_h, lam_n, out_b, out_h, out_n,
-    heads, tokens, scale, eps, out_scale, stats_size,
+    heads, tokens, scale, eps, out_scale,
     SIZE: tl.constexpr, VALUE: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr, NORM: tl.constexpr,
     KEEP: tl.constexpr, SECOND: tl.constexpr,
@@ -41,33 +69,26 @@ def forward_long(
     rows = start + tl.arange(0, ROWS)
     qa = load_rows(q1, start, tokens, q_n, SIZE, ROWS, D)
     qb = load_rows(q1 + q_h, start, tokens, q_n, SIZE, ROWS, D)
-    acc1 = tl.zeros([ROWS, E], dtype=tl.float32)
-    acc2 = tl.zeros([ROWS, E], dtype=tl.float32)
-    total1 = tl.zeros([ROWS], dtype=tl.float32)
-    total2 = tl.zeros([ROWS], dtype=tl.float32)
-    most1 = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-    most2 = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    zeros = tl.zeros([ROWS, E], dtype=tl.float32)
+    none = tl.zeros([ROWS], dtype=tl.float32)
+    least = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    first = zeros, none, least
+    second = zeros, none, least
     # blocks that every row sees whole need no mask
     whole = (start if CAUSAL else tokens) // COLUMNS * COLUMNS
     seen = tl.minimum(start + ROWS, tokens) if CAUSAL else tokens
     for column in range(0, whole, COLUMNS):
-        columns = column + tl.arange(0, COLUMNS)
-        v = load_rows(value, column, tokens, v_n, VALUE, COLUMNS, E)
-        k = load_rows(key1, column, tokens, k_n, SIZE, COLUMNS, D)
-        s = scores(qa, k, rows, columns, tokens, False, False)
-        acc1, total1, most1 = _online(acc1, total1, most1, s, v, scale)
-        k = load_rows(key1 + k_h, column, tokens, k_n, SIZE, COLUMNS, D)
-        s = scores(qb, k, rows, columns, tokens, False, False)
-        acc2, total2, most2 = _online(acc2, total2, most2, s, v, scale)
+        first, second = _both_maps(
+            first, second, qa, qb, key1, value, rows, column, tokens, scale, k_h, k_n, v_n,
+            SIZE, VALUE, D, E, COLUMNS, False, False,
+        )  # fmt: skip
     for column in range(whole, seen, COLUMNS):
-        columns = column + tl.arange(0, COLUMNS)
-        v = load_rows(value, column, tokens, v_n, VALUE, COLUMNS, E)
-        k = load_rows(key1, column, tokens, k_n, SIZE, COLUMNS, D)
-        s = scores(qa, k, rows, columns, tokens, CAUSAL, not CAUSAL)
-        acc1, total1, most1 = _online(acc1, total1, most1, s, v, scale)
-        k = load_rows(key1 + k_h, column, tokens, k_n, SIZE, COLUMNS, D)
-        s = scores(qb, k, rows, columns, tokens, CAUSAL, not CAUSAL)
-        acc2, total2, most2 = _online(acc2, total2, most2, s, v, scale)
+        first, second = _both_maps(
+            first, second, qa, qb, key1, value, rows, column, tokens, scale, k_h, k_n, v_n,
+            SIZE, VALUE, D, E, COLUMNS, CAUSAL, not CAUSAL,
+        )  # fmt: skip
+    acc1, total1, most1 = first
+    acc2, total2, most2 = second
     lam = tl.load(lam_ptr + b * lam_b + h * lam_h + rows * lam_n, mask=rows < tokens, other=0.0)
     acc2 = acc2 / total2[:, None]
     if SECOND:
@@ -77,4 +98,4 @@ def forward_long(
     store_rows(out_ptr + b * out_b + h * out_h, o, start, tokens, out_n, VALUE, ROWS, E)
     if KEEP:
         log1, log2 = most1 + tl.log2(total1), most2 + tl.log2(total2)
-        keep_statistics(stats_ptr + pair * tokens, log1, log2, rstd, rows, tokens, stats_size)
+        keep_statistics(stats_ptr + pair * 3 * tokens, log1, log2, rstd, rows, tokens)

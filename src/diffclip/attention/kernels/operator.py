@@ -25,7 +25,7 @@ def _new_output(v: Tensor) -> Tensor:
 def _new_kept(v: Tensor, lam: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """`stats` and `second` as the forward pass would return them for v [B, H, N, e]."""
     batch, heads, tokens, _ = v.shape
-    stats = lam.new_empty((3, batch, heads, tokens) if keep else 0)
+    stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
     return stats, v.new_empty(v.shape if keep and keeps_second(tokens) else 0)
 
 

@@ -33,10 +33,11 @@ class Blocks:
     def whole_rows(self) -> bool:
         return self.columns == 0
 
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Any]:
         """As keyword arguments of a launch."""
         names = {"ROWS": self.rows, "COLUMNS": self.columns}
-        return {**names, "num_warps": self.warps, "num_stages": self.stages}
+        # Triton 3.9 warns whoever does not say it
+        return {**names, "num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
     def split(self, pairs: int, query_blocks: int, device: torch.device) -> int:
         """Programs that share a pair of heads: one, or as many as it takes to fill the GPU twice."""
@@ -69,7 +70,8 @@ class Problem:
         if blocks.whole_rows:
             kept = sum(chunks(self.tokens)) * (2 * d + e) + blocks.rows * d
         elif kernel == "keys":
-            kept = (blocks.columns + blocks.stages * blocks.rows) * (2 * d + e)
+            statistics = blocks.stages * blocks.rows * 8 * 4 // self.bytes
+            kept = (blocks.columns + blocks.stages * blocks.rows) * (2 * d + e) + statistics
         else:
             kept = blocks.stages * blocks.columns * (2 * d + e) + blocks.rows * (
                 2 * d + (e if kernel == "rows" else 0)
@@ -110,7 +112,7 @@ def candidates(kernel: str, problem: Problem, shared: int = _H200_SHARED) -> lis
         small = filled(problem.value) <= 128
         found = [Blocks(16, 16, 4, 1), Blocks(32, 32, 8, 1)] if small else [Blocks(16, 16, 8, 1)]
     elif filled(problem.value) > 128:  # two accumulators of 256 columns leave registers for few rows
-        found = [Blocks(32, 32, 4, 2), Blocks(64, 32, 8, 2), Blocks(32, 64, 4, 1), Blocks(16, 32, 4, 1)]
+        found = [Blocks(32, 32, 4, 3), Blocks(32, 32, 4, 2), Blocks(64, 32, 8, 3), Blocks(16, 32, 4, 1)]
     else:
         found = _HALF[kernel, problem.tokens > WHOLE_ROW_TOKENS]
     if kernel == "forward" and problem.tokens <= WHOLE_ROW_TOKENS and filled(problem.value) <= 128:
@@ -120,39 +122,44 @@ def candidates(kernel: str, problem: Problem, shared: int = _H200_SHARED) -> lis
     return fitting or [Blocks(16, 16, 8, 1)]
 
 
-# bfloat16 and float16, values up to 128 wide; by kernel and whether rows are long. The first of each hardly
-# spills a register on sm_90 (benchmarks/compiled.py).
+# bfloat16 and float16, values up to 128 wide; by kernel and whether rows are long. With 2 stages a loop waits for the
+# copies that it has just started, with 3 or 4 for older ones (benchmarks/compiled.py shows what that costs on sm_90).
 _HALF = {
-    ("forward", False): [Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 2)],
+    ("forward", False): [Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3)],
     ("forward", True): [
+        Blocks(128, 64, 8, 3),
         Blocks(128, 64, 8, 2),
-        Blocks(64, 64, 4, 2),
+        Blocks(64, 64, 4, 3),
+        Blocks(128, 32, 8, 4),
         Blocks(64, 32, 4, 3),
-        Blocks(128, 32, 8, 3),
     ],
     ("rows", False): [
+        Blocks(64, 32, 4, 3),
         Blocks(64, 32, 4, 2),
-        Blocks(64, 64, 4, 2),
-        Blocks(128, 32, 8, 2),
+        Blocks(64, 32, 4, 4),
+        Blocks(128, 32, 8, 3),
         Blocks(64, 16, 4, 3),
     ],
     ("rows", True): [
+        Blocks(128, 32, 8, 3),
         Blocks(128, 32, 8, 2),
         Blocks(128, 64, 8, 2),
-        Blocks(64, 32, 4, 2),
-        Blocks(64, 64, 4, 2),
+        Blocks(64, 32, 4, 3),
+        Blocks(64, 32, 4, 4),
     ],
     ("keys", False): [
+        Blocks(32, 64, 4, 3),
         Blocks(32, 64, 4, 2),
-        Blocks(16, 64, 4, 2),
-        Blocks(64, 64, 4, 2),
-        Blocks(32, 128, 8, 2),
+        Blocks(32, 64, 4, 4),
+        Blocks(16, 64, 4, 3),
+        Blocks(32, 128, 8, 3),
     ],
     ("keys", True): [
+        Blocks(32, 128, 8, 3),
         Blocks(32, 128, 8, 2),
         Blocks(64, 128, 8, 2),
-        Blocks(32, 64, 4, 2),
-        Blocks(64, 64, 4, 2),
+        Blocks(32, 64, 4, 3),
+        Blocks(32, 64, 4, 4),
     ],
 }
 
@@ -162,18 +169,22 @@ def problem_of(q: Tensor, v: Tensor, causal: bool) -> Problem:
     return Problem(q.shape[-2], q.shape[-1], v.shape[-1], q.element_size(), causal)
 
 
+_plans: dict[tuple[Problem, torch.device], Plan] = {}
+
+
 def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
     """The plan for q [B, 2·H, N, d] and v [B, H, N, e]: measured if there is one, else the table's."""
     problem = problem_of(q, v, causal)
     if not q.is_cuda:  # the interpreter has no limits
         return table_plan(problem)
-    from diffclip.attention.kernels import tuning
+    key = (problem, q.device)
+    if key not in _plans:  # once a process: files are not read in every forward pass
+        from diffclip.attention.kernels import tuning
 
-    if os.environ.get("DIFFCLIP_AUTOTUNE") == "1":
-        return tuning.tuned(problem, q, v)
-    return tuning.cached(problem, q.device) or table_plan(
-        problem, _properties(q.device).shared_memory_per_block_optin
-    )
+        measured = tuning.tuned if os.environ.get("DIFFCLIP_AUTOTUNE") == "1" else tuning.cached
+        shared = _properties(q.device).shared_memory_per_block_optin
+        _plans[key] = measured(problem, q, v) or table_plan(problem, shared)
+    return _plans[key]
 
 
 @functools.cache

@@ -9,22 +9,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from diffclip.attention.kernels.tiles import dot, load_rows, scores, store_rows
+from diffclip.attention.kernels.tiles import SIZES, dot, load_rows, scores, store_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_rows(
     q_ptr, k_ptr, v_ptr, lam_ptr, gain_ptr, out_ptr, stats_ptr, second_ptr, grad_ptr,
     dq_ptr, do_ptr, sums_ptr, dgain_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, lam_b, lam_h, lam_n, out_b, out_h, out_n,
     grad_b, grad_h, grad_n, dq_b, dq_h, dq_n,
-    heads, tokens, scale, softmax_scale, eps, out_scale, stats_size,
+    heads, tokens, scale, softmax_scale, eps, out_scale,
     SIZE: tl.constexpr, VALUE: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr, NORM: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     """Program: one block of queries of one pair of heads.
 
-    Writes dq, `do` [B, H, N, e], `sums` [2, B, H, N] (r1 and r2) and, if NORM, this block's part in the gain's
+    Writes dq, `do` [B, H, N, e], `sums` [B, H, N, 8] (both logarithms,
+    r1, r2 and λ of a row, side by side for `backward_keys`) and, if NORM, this block's part in the gain's
     gradient. `second` is A2·V if SECOND; without it r2 takes a pass over the keys.
     """
     blocks = tl.cdiv(tokens, ROWS)
@@ -38,9 +39,9 @@ def backward_rows(
     rows = start + tl.arange(0, ROWS)
     inside = rows < tokens
     seen = tl.minimum(start + ROWS, tokens) if CAUSAL else tokens
-    stats = stats_ptr + pair * tokens + rows
+    stats = stats_ptr + pair * 3 * tokens + rows
     log1 = tl.load(stats, mask=inside, other=0.0)[:, None]
-    log2 = tl.load(stats + stats_size, mask=inside, other=0.0)[:, None]
+    log2 = tl.load(stats + tokens, mask=inside, other=0.0)[:, None]
     lam = tl.load(lam_ptr + b * lam_b + h * lam_h + rows * lam_n, mask=inside, other=0.0)
     qa = load_rows(q1, start, tokens, q_n, SIZE, ROWS, D)
     qb = load_rows(q1 + q_h, start, tokens, q_n, SIZE, ROWS, D)
@@ -51,7 +52,7 @@ def backward_rows(
         each = tl.arange(0, E)
         gain = tl.load(gain_ptr + each, mask=each < VALUE, other=1.0).to(tl.float32)
         factor = gain * out_scale
-        rstd = tl.load(stats + 2 * stats_size, mask=inside, other=0.0)[:, None]
+        rstd = tl.load(stats + 2 * tokens, mask=inside, other=0.0)[:, None]
         if tl.min(tl.abs(factor)) > 1e-3:
             normed = out / factor[None, :]
         else:  # a gain of 0 has wiped the output out: make it again
@@ -88,9 +89,12 @@ def backward_rows(
             a = tl.exp2(scores(qb, k, rows, columns, tokens, CAUSAL, not CAUSAL) * scale - log2)
             r2 += tl.sum(a * dot(do, tl.trans(v)), 1)
     r1 = lam * r2 + difference
-    sums = sums_ptr + pair * tokens + rows
-    tl.store(sums, r1, mask=inside)
-    tl.store(sums + stats_size, r2, mask=inside)
+    sums = sums_ptr + (pair * tokens + rows) * 8
+    tl.store(sums, tl.sum(log1, 1), mask=inside)
+    tl.store(sums + 1, tl.sum(log2, 1), mask=inside)
+    tl.store(sums + 2, r1, mask=inside)
+    tl.store(sums + 3, r2, mask=inside)
+    tl.store(sums + 4, lam, mask=inside)
 
     dqa = tl.zeros([ROWS, D], dtype=tl.float32)
     dqb = tl.zeros([ROWS, D], dtype=tl.float32)

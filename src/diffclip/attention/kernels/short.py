@@ -10,7 +10,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from diffclip.attention.kernels.tiles import dot, finish, keep_statistics, load_rows, scores, store_rows
+from diffclip.attention.kernels.tiles import (
+    SIZES,
+    dot,
+    finish,
+    keep_statistics,
+    load_rows,
+    scores,
+    store_rows,
+)
 
 
 @triton.jit
@@ -41,11 +49,11 @@ def _weights(
     return s0, s1, s2, total, most
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward_short(
     q_ptr, k_ptr, v_ptr, lam_ptr, gain_ptr, out_ptr, stats_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, lam_b, lam_h, lam_n, out_b, out_h, out_n,
-    heads, tokens, scale, eps, out_scale, stats_size, split,
+    heads, tokens, scale, eps, out_scale, split,
     SIZE: tl.constexpr, VALUE: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     C0: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, ROWS: tl.constexpr,
     CAUSAL: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr,
@@ -96,4 +104,4 @@ def forward_short(
         store_rows(out_ptr + b * out_b + h * out_h, o, start, tokens, out_n, VALUE, ROWS, E)
         if KEEP:
             log1 = most + tl.log2(total)
-            keep_statistics(stats_ptr + pair * tokens, log1, log2, rstd, rows, tokens, stats_size)
+            keep_statistics(stats_ptr + pair * 3 * tokens, log1, log2, rstd, rows, tokens)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Arguments whose value must not make Triton compile again, as a last batch of another size would.
+SIZES = ["tokens", "split"]
+
 
 @triton.jit
 def load_rows(base, start, tokens, stride, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
@@ -65,8 +68,15 @@ def finish(o, gain_ptr, eps, out_scale, VALUE: tl.constexpr, E: tl.constexpr, NO
 
 
 @triton.jit
-def keep_statistics(stats_ptr, log1, log2, rstd, rows, tokens, size):
-    """What the backward pass needs of each row into `stats` [3, B, H, N], whose planes are `size` apart."""
+def keep_statistics(stats_ptr, log1, log2, rstd, rows, tokens):
+    """Store the statistics of rows for the backward pass in one pair's part [3, N] of `stats`."""
     tl.store(stats_ptr + rows, log1, mask=rows < tokens)
-    tl.store(stats_ptr + size + rows, log2, mask=rows < tokens)
-    tl.store(stats_ptr + 2 * size + rows, rstd, mask=rows < tokens)
+    tl.store(stats_ptr + tokens + rows, log2, mask=rows < tokens)
+    tl.store(stats_ptr + 2 * tokens + rows, rstd, mask=rows < tokens)
+
+
+@triton.jit
+def statistic(tile, which: tl.constexpr):
+    """Row `which` of the statistics [8, M] of M rows, as [1, M]."""
+    of_tile = tl.arange(0, 8)[:, None]
+    return tl.sum(tl.where(of_tile == which, tile, 0.0), 0)[None, :]

@@ -5,11 +5,11 @@ The file lies in the user's cache folder, named by GPU and Triton version; it is
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,31 +23,56 @@ from diffclip.errors import InputError
 from diffclip.files import cache_folder, write_text
 
 _log = logging.getLogger(__name__)
-_KERNELS_VERSION = 1  # raise it when a kernel changes, so that what was measured is measured again
+_KERNELS_VERSION = 2  # raise it when a kernel changes, so that what was measured is measured again
 Seen = Callable[[str, Blocks, float | Exception], None]
 _MILLISECONDS = 20  # of measuring a candidate, after as many of warming up
 
 
-@functools.cache
-def cached(problem: Problem, device: torch.device) -> Plan | None:
+def cached(problem: Problem, q: Tensor, v: Tensor) -> Plan | None:
     """The plan that an earlier search found, or None; one that is no longer a candidate is not taken."""
-    plan = read_plans(plan_file(device)).get(_key(problem))
-    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    plan = read_plans(plan_file(q.device)).get(_key(problem))
+    shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
     known = plan and all(getattr(plan, kernel) in candidates(kernel, problem, shared) for kernel in KERNELS)
     return plan if known else None
 
 
-def tuned(problem: Problem, q: Tensor, v: Tensor) -> Plan:
-    """The plan that an earlier search found, or the quickest found now, which is kept for the next time."""
-    plan = cached(problem, q.device)
-    if plan is None:
-        plan = search(problem, q, v)
-        keep(problem, plan, plan_file(q.device))
+def tuned(problem: Problem, q: Tensor, v: Tensor) -> Plan | None:
+    """The plan that an earlier search found, or the quickest found now, which is kept for the next time.
+
+    Of several processes one searches and the others wait for what it finds. None where no candidate runs.
+    """
+    file = plan_file(q.device)
+    with _alone(file):
+        plan = cached(problem, q, v)
+        if plan is None:
+            plan = search(problem, q, v)
+            if plan is not None:
+                keep(problem, plan, file)
     return plan
 
 
-def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> Plan:
+@contextmanager
+def _alone(file: Path | None) -> Iterator[None]:
+    """Hold the lock beside `file`, where there can be one."""
+    import fcntl
+
+    try:
+        if file is None:
+            raise OSError("there is no cache folder")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = file.with_suffix(".lock").open("w")
+    except OSError:
+        yield
+        return
+    with lock:  # closing it lets go
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> Plan | None:
     """The quickest blocks of each kernel, one kernel after the other, for tensors like q and v.
+
+    None if no candidate of some kernel runs: that is no measurement to keep.
 
     `seen` is told of every candidate: its milliseconds, or the error for one that does not compile or fit.
     """
@@ -66,8 +91,9 @@ def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> 
                 seen(kernel, blocks, found)
             if isinstance(found, float) and found < quickest:
                 quickest, choice = found, trial
-        if quickest < float("inf"):
-            best = choice
+        if quickest == float("inf"):
+            return None
+        best = choice
     return best
 
 
@@ -75,7 +101,10 @@ def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -
     """Median milliseconds of the pass, forward or backward, that `kernel` belongs to."""
     batch, heads, tokens, value = v.shape
     # strides and a shared λ as a layer has them, since Triton compiles for those
-    q, k, v, dq, dk, dv = (_random_like(x) for x in (q, q, v, q, q, v))
+    generator = torch.Generator(q.device).manual_seed(
+        0
+    )  # its own: a search must not move a run's random numbers
+    q, k, v, dq, dk, dv = (_random_like(x, generator) for x in (q, q, v, q, q, v))
     lam = torch.full((), 0.8, device=q.device).expand(batch, heads, tokens)
     gain = torch.ones(value, device=q.device)
     out = v.new_empty(batch, tokens, heads, value).transpose(1, 2)
@@ -84,7 +113,7 @@ def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -
         return launch.forward(q, k, v, lam, gain, problem.causal, 1e-5, 0.2, True, out, plan)
 
     stats, second = forward()
-    grad = torch.randn_like(out)
+    grad = _random_like(out, generator)
 
     def backward() -> None:
         launch.backward(
@@ -95,29 +124,37 @@ def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -
     return float(triton.testing.do_bench(work, _MILLISECONDS, _MILLISECONDS, return_mode="median"))
 
 
-def _random_like(x: Tensor) -> Tensor:
-    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device).normal_()
+def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
+    made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
+    return made.normal_(generator=generator)
 
 
-def plan_file(device: torch.device) -> Path:
-    """Where the plans of a GPU are kept."""
+def plan_file(device: torch.device) -> Path | None:
+    """Where the plans of a GPU are kept; None for a user without a home folder."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(device)).strip("-")
-    return cache_folder() / "kernels" / f"v{_KERNELS_VERSION}_{name}_triton-{triton.__version__}.json"
+    try:
+        folder = cache_folder()
+    except RuntimeError:
+        return None
+    return folder / "kernels" / f"v{_KERNELS_VERSION}_{name}_triton-{triton.__version__}.json"
 
 
-def keep(problem: Problem, plan: Plan, file: Path) -> None:
+def keep(problem: Problem, plan: Plan, file: Path | None) -> None:
     """Add a plan to `file`; where it cannot be written the search is repeated the next time."""
+    if file is None:
+        return
     plans = {key: asdict(old) for key, old in read_plans(file).items()} | {_key(problem): asdict(plan)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(plans, indent=1))
     except (OSError, InputError) as error:
         _log.warning("the measured kernel plan is not kept: %s", error)
-    cached.cache_clear()
 
 
-def read_plans(file: Path) -> dict[str, Plan]:
+def read_plans(file: Path | None) -> dict[str, Plan]:
     """The plans in `file`; none where it is missing or damaged."""
+    if file is None:
+        return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {

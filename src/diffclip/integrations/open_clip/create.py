@@ -1,4 +1,4 @@
-"""What open_clip's `create_model` does, for a model of ours: weights, sizes, the type of numbers, pictures."""
+"""open_clip's `create_model` for a model of ours: weights, sizes, the type of numbers, how images are prepared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Given = Mapping[str, Any]
 
 
 class Found(NamedTuple):
-    """A model of ours: its configuration, where its weights are, and what a folder of open_clip's says of pictures."""
+    """A model of ours: its configuration, where its weights are, and how a folder of open_clip's prepares images."""
 
     config: CLIPConfig
     weights: str | Path | None
@@ -145,7 +145,7 @@ def _set_preprocess(
     squash = ours.resize == "squash"
     if not squash and ours.resize not in (None, size[0]):
         logging.warning(
-            f"Model '{name}' is for pictures resized to {ours.resize}: open_clip resizes to {size[0]}."
+            f"Model '{name}' is for images resized to {ours.resize}: open_clip resizes to {size[0]}."
         )
     mode = "squash" if squash else "shortest"
     fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation, mode))
@@ -158,7 +158,7 @@ def _set_preprocess(
         )
     if fields["interpolation"] != "random":
         whole["preprocess"]["interpolation"] = fields["interpolation"]
-    model.config = parse_config(whole, f"what is forced on the pictures of {name}")
+    model.config = parse_config(whole, f"what is forced on the images of {name}")
     set_model_preprocess_cfg(model, fields)
 
 

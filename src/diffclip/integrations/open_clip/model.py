@@ -73,7 +73,7 @@ class OpenCLIPModel(CLIP):
         _lock(stem, self.transformer.resblocks, self.ln_final, self.text_projection, unlocked_layers)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that timm's optimisers leave without decay, beside all vectors."""
+        """Names of the parameters that timm's optimizers leave without decay, beside all vectors."""
         return {"positional_embedding", *(f"visual.{name}" for name in self.visual.no_weight_decay())}
 
 

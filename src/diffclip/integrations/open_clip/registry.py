@@ -1,7 +1,7 @@
 """`register`: our models among open_clip's.
 
 open_clip takes configurations from outside (`add_model_config`) but no classes, and the function that picks the class
-decides on the statistics of pictures too. So our configurations go into its registry, and one function of it,
+decides on the statistics of images too. So our configurations go into its registry, and one function of it,
 `create_model`, is replaced by one that builds what has a configuration of ours and hands all else on.
 """
 

@@ -36,7 +36,7 @@ def config_for(weights: Weights, named: CLIPConfig, source: str) -> CLIPConfig:
 
 
 def at_size(config: CLIPConfig, size: int) -> CLIPConfig:
-    """`config` for pictures of `size`; the margin around the crop keeps its share.
+    """`config` for images of `size`; the margin around the crop keeps its share.
 
     Raises:
         InputError: the size is not a multiple of the patch.
@@ -45,7 +45,7 @@ def at_size(config: CLIPConfig, size: int) -> CLIPConfig:
     before, fields["vision"]["image_size"] = config.vision.image_size, size
     if isinstance(config.preprocess.resize, int):
         fields["preprocess"]["resize"] = round(config.preprocess.resize * size / before)
-    return parse_config(fields, f"pictures of {size}")
+    return parse_config(fields, f"images of {size}")
 
 
 def put(model: CLIP, weights: Weights, source: str) -> None:

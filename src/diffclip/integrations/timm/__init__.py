@@ -3,7 +3,7 @@
     timm.create_model("diff_vit_base_patch16_224", num_classes=10, lambda_init="dynamic")
 
 Weights: `pretrained=True, pretrained_cfg_overlay={"file": SOURCE}` reads a run folder, a saved folder, a published file
-or a checkpoint of open_clip's trainer, with what its configuration says (λ_init, epsilon, statistics of pictures); the
+or a checkpoint of open_clip's trainer, with what its configuration says (λ_init, epsilon, statistics of images); the
 head is then the projection into the joint space, unless `num_classes` asks for another. timm's own `checkpoint_path=`
 takes files too, but reads tensors alone.
 """

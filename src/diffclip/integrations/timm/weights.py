@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: DiffVisionTransformer) -> dict[str, Any]:
     """The vision tower in `state_dict`, a whole CLIP of ours (saved or published) or a tower, as `model` takes it.
 
-    Positions are resampled to its picture size, the final norm goes where its pooling wants it, and the projection
+    Positions are resampled to its image size, the final norm goes where its pooling wants it, and the projection
     becomes its head where that has as many outputs; any other head keeps its values. Published weights of differential
     attention set their epsilon.
 
@@ -87,7 +87,7 @@ def sizes_of(vision: VisionConfig) -> dict[str, Any]:
 def read_for_timm(
     source: str, asked: Mapping[str, Any], names: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `source` holds, as additions to timm's `pretrained_cfg`, and the arguments that make its tower.
+    """Read `source`, as additions to timm's `pretrained_cfg`, and the arguments that make its tower.
 
     Args:
         source: what `diffclip.load` takes.

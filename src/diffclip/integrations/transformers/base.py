@@ -1,4 +1,4 @@
-"""What the models share: starting values, blocks one after another with their states and maps, types that stay."""
+"""Base of the models: starting values, blocks one after another with their states and maps, types that stay."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def processor_of(config: CLIPConfig) -> CLIPProcessor:
 
 
 def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessConfig:
-    """What `image_processor_of` made `processor` from; `source` names where it comes from.
+    """Read the preparation of images from a `processor`, as `image_processor_of` makes it; `source` is its origin.
 
     Raises:
         InputError: it prepares images in another way than a model of ours can.
@@ -135,7 +135,7 @@ def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessCon
 
 
 def read_preprocess(place: str | Path, image_size: int, source: str) -> PreprocessConfig | None:
-    """How images are prepared by the image processor at `place`, a folder or a name on the hub; None without one.
+    """Read the preparation of images from the processor at `place`, a folder or a name on the hub; None without one.
 
     Raises:
         InputError: as `preprocess_of`.

@@ -5,12 +5,15 @@ Plain attention has a fused kernel in torch already, which is used here too.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from diffclip.attention.heads import say_once
 from diffclip.attention.sdpa import softmax
 
 __all__ = ["differential", "differential_packed", "softmax", "unfusable"]
@@ -20,6 +23,7 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LARGEST = (128, 256)  # head sizes of queries and of values
+_CAPABILITY = (8, 0)  # bfloat16, and shared memory for the tiles of the backward pass
 
 
 def unfusable(q: Tensor, v: Tensor) -> str | None:
@@ -32,7 +36,40 @@ def unfusable(q: Tensor, v: Tensor) -> str | None:
         return f"the inputs are {q.dtype}"
     if q.shape[-1] > _LARGEST[0] or v.shape[-1] > _LARGEST[1]:
         return f"head sizes {q.shape[-1]} and {v.shape[-1]} are above {_LARGEST[0]} and {_LARGEST[1]}"
+    return unusable(q.device.index or 0) if q.device.type == "cuda" else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def unusable(index: int) -> str | None:
+    """Why no kernel can run on GPU `index`, or None: its age, or the error of a first tiny launch."""
+    return _tried(index)
+
+
+@functools.cache
+def _tried(index: int) -> str | None:
+    capability = torch.cuda.get_device_capability(index)
+    if capability < _CAPABILITY:
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
+    try:
+        with _disable_current_modes():  # a trace of a model has no tensors to launch with
+            _launch(torch.device("cuda", index))
+    except Exception as error:  # no C compiler for Triton's launcher, no room on the GPU, a driver too old, …
+        line = next((line for line in str(error).splitlines() if line.strip()), "")
+        say_once(f"the fused attention kernels do not run here: {type(error).__name__}: {line.strip()[:200]}")
+        return "a first launch failed"
     return None
+
+
+def _launch(device: torch.device) -> None:
+    """Run the forward kernel once, for one head and 16 tokens."""
+    from diffclip.attention.kernels import launch
+    from diffclip.attention.kernels.plan import Blocks, Plan
+
+    x, lam = torch.zeros(1, 2, 16, 16, device=device), torch.zeros(1, 1, 16, device=device)
+    blocks = Blocks(16, 0, 4, 1)
+    plan = Plan(blocks, blocks, blocks)
+    launch.forward(x, x, x[:, :1], lam, None, False, 1e-5, 1.0, False, torch.empty_like(x[:, :1]), plan)
+    torch.cuda.synchronize(device)
 
 
 def differential(

@@ -1,0 +1,64 @@
+"""`diffclip data make-shards`: shards to train on from a folder of images with captions."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def make_shards(
+    source: Annotated[Path, typer.Argument(help="Folder of images, searched to the bottom.")],
+    folder: Annotated[Path, typer.Argument(help="Where the shards go; what is there already is reused.")],
+    captions: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file. By default the one in "
+            "SOURCE, or one a split (…_train_….txt), each for a folder of its own.",
+            metavar="FILE",
+        ),
+    ] = None,
+    only: Annotated[
+        Path | None,
+        typer.Option(help="Take the images alone that this file names, a line each.", metavar="FILE"),
+    ] = None,
+    edge: Annotated[
+        int | None, typer.Option(help="Scale images down to this shorter edge, in pixels.", min=1)
+    ] = None,
+    image_key: Annotated[str | None, typer.Option(help="Column or key of the images.")] = None,
+    caption_key: Annotated[str | None, typer.Option(help="Column or key of the captions.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes; 0 takes one a core.", min=0)] = 0,
+) -> None:
+    """Make shards to train on from a folder of images with captions.
+
+    Example: diffclip data make-shards sets/flickr8k sets/flickr8k-shards --edge 80
+
+    Example: diffclip data make-shards photos shards --captions photos/captions.csv
+
+    Stopped, the same command goes on. Images that are missing, broken or without captions are left out and named.
+    """
+    from diffclip.cli.progress import showing_progress
+    from diffclip.cli.skipped import say_skipped
+    from diffclip.data.make_shards import find_captions, read_captions_of
+    from diffclip.data.make_shards import make_shards as make
+    from diffclip.files import write_text
+
+    named = {file.stem if len(captions) > 1 else "": file for file in captions} if captions else {}
+    files = named or find_captions(source)
+    found = read_captions_of(files, only, image_key=image_key, caption_key=caption_key)
+    for split, texts in found.items():
+        place = folder / split
+        with showing_progress(f"Writing {place.name}", {"images": len(texts)}) as advance:
+            made = make(source, place, texts, edge, workers or os.cpu_count() or 1, advance)
+        typer.echo(
+            f"{made.samples:,} images with {made.captions:,} captions in {made.shards} "
+            f"shard{'s' * (made.shards != 1)} in {place}; {len(made.faults):,} left out"
+        )
+        say_skipped("images", made.faults)
+    if "" not in found:
+        write_text(folder / "dataset_type.txt", "retrieval\n")
+    first = folder / next(iter(found))
+    typer.echo(f"Next: diffclip data check {shlex.quote(str(first))}")

@@ -1,0 +1,69 @@
+"""`diffclip push`: a model with its card to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diffclip.errors import InputError
+from diffclip.model_source import RANDOM, load_for_use, recipe_of
+
+
+def push(
+    model: Annotated[str, typer.Argument(help="A run folder, a saved folder or a published file.")],
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Its name on the hub.")],
+    results: Annotated[
+        list[Path] | None, typer.Option(help="Results of diffclip evaluate on this model, for the card.")
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(help="License of the weights, as the hub calls it: apache-2.0.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a private repository.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and send nothing.")] = False,
+) -> None:
+    """Put a model on the Hugging Face hub, with a card from its run and its results.
+
+    Example: diffclip push runs/demo/DiffCLIP me/my-diffclip --results results.jsonl --dry-run
+
+    The token is that of `hf auth login` or HF_TOKEN. Others then load hf-hub:OWNER/NAME.
+    """
+    if name.count("/") != 1 or not all(name.split("/")):
+        raise InputError(f"{name} is no name on the hub: give OWNER/NAME")
+    loaded = load_for_use(model)
+    pushed: Any = loaded.model
+    if loaded.weights == RANDOM:
+        raise InputError(f"{model} is a model's name, which has no weights to share: give a folder or a file")
+    from diffclip.evaluation.records import read_records
+
+    records = [
+        record
+        for file in results or ()
+        for record in read_records(file)
+        if record.weights in (model, loaded.weights)
+    ]
+    if results and not records:
+        raise InputError(f"{results[0]} has no record of {loaded.weights}: evaluate the model that you push")
+    about = {
+        "repo_id": name,
+        "recipe": recipe_of(Path(loaded.weights)),
+        "records": records,
+        "license": license,
+    }
+    if dry_run:
+        with tempfile.TemporaryDirectory() as folder:
+            pushed.save_pretrained(folder, model_card_kwargs=about)
+            for file in sorted(Path(folder).iterdir()):
+                print(f"{file.name}: {file.stat().st_size:,} bytes")
+            print(f"\n{(Path(folder) / 'README.md').read_text(encoding='utf-8')}")
+        return
+    try:
+        pushed.push_to_hub(name, private=private or None, model_card_kwargs=about)
+    except Exception as error:  # the client raises many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
+        raise InputError(
+            f"{name} cannot be written ({reason}): check the token and the connection"
+        ) from error
+    print(f"hf-hub:{name}: {loaded.label}")

@@ -1,0 +1,104 @@
+import tarfile
+from pathlib import Path
+
+import pytest
+from made_sets import write_picture
+from PIL import Image
+
+from diffclip.cli.make_shards import make_shards
+from diffclip.data.corpus import open_corpus
+from diffclip.data.evaluation_sets import open_set
+from diffclip.data.loader import Decoded, decode
+from diffclip.errors import InputError
+
+
+@pytest.fixture
+def kaggle(tmp_path: Path) -> Path:
+    """Flickr8k as `diffclip data download` says to fetch it: Kaggle's folder, and the captions of the splits."""
+    place = tmp_path / "flickr8k"
+    for number in range(8):
+        write_picture(place / "Images" / f"{number}.jpg", number, (60, 40))
+    lines = [f"{number}.jpg,caption {caption} of {number}" for number in range(8) for caption in range(2)]
+    (place / "captions.txt").write_text("\n".join(["image,caption", *lines]) + "\n")
+    for split, numbers in (("train", range(6)), ("val", (6,)), ("test", (7,))):
+        own = [line for line in lines if int(line[0]) in numbers]
+        (place / f"flickr8k_{split}_karpathy.txt").write_text("\n".join(["image,caption", *own]) + "\n")
+    return place
+
+
+def captions_in(folder: Path) -> dict[str, list[str]]:
+    corpus = open_corpus(folder)
+    found = [decode(corpus, i) for i in range(corpus.samples)]
+    return {one.key.rpartition("_")[2]: one.captions for one in found if isinstance(one, Decoded)}
+
+
+def test_kaggles_flickr8k_becomes_three_splits(
+    kaggle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = tmp_path / "shards"
+    make_shards(kaggle, shards, edge=20, workers=1)
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"6 images with 12 captions in 1 shard in {shards / 'train'}; 0 left out"
+    assert out[-1] == f"Next: diffclip data check {shards / 'train'}"
+    assert captions_in(shards / "train") == {
+        str(n): [f"caption {c} of {n}" for c in range(2)] for n in range(6)
+    }
+    data = open_set(shards, "test")
+    assert (data.kind, len(data), data.captions) == ("retrieval", 1, [["caption 0 of 7", "caption 1 of 7"]])
+    assert data.source.image(0).size == (30, 20)
+
+
+def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    options = {"captions": [kaggle / "captions.txt"], "workers": 1}
+    make_shards(kaggle, shards, **options)
+    tar = shards / "0.tar"
+    first = tar.stat().st_mtime_ns
+    make_shards(kaggle, shards, **options)
+    assert tar.stat().st_mtime_ns == first
+    tar.unlink()
+    make_shards(kaggle, shards, **options)
+    assert len(captions_in(shards)) == 8
+    # files are copied as they are
+    with tarfile.open(tar) as found:
+        names = {name.rpartition("_")[2]: name for name in found.getnames()}
+        content = found.extractfile(names["3.jpg"])
+        assert content is not None
+        assert content.read() == (kaggle / "Images" / "3.jpg").read_bytes()
+    with pytest.raises(InputError, match="holds shards made of something else"):
+        make_shards(kaggle, shards, edge=20, **options)
+
+
+def test_what_is_missing_or_broken_is_named(
+    kaggle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kaggle / "Images" / "2.jpg").write_bytes(b"no image")
+    (kaggle / "Images" / "4.jpg").unlink()
+    Image.new("RGB", (9, 9)).save(kaggle / "Images" / "5.psd.tga")
+    make_shards(kaggle, tmp_path / "shards", captions=[kaggle / "captions.txt"], workers=1)
+    told = capsys.readouterr()
+    assert told.out.startswith("6 images with 12 captions in 1 shard")
+    assert "2 left out" in told.out
+    assert f"4.jpg: is not in {kaggle}" in told.err
+    assert "2.jpg: is not an image" in told.err
+
+
+def test_only_some_of_the_images(kaggle: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("1.jpg\n3.jpg\n")
+    make_shards(
+        kaggle, tmp_path / "shards", captions=[kaggle / "captions.txt"], only=tmp_path / "list.txt", workers=1
+    )
+    assert set(captions_in(tmp_path / "shards")) == {"1", "3"}
+
+
+def test_bad_input_is_one_line(kaggle: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "other.csv").write_text("image,caption\nx.jpg,y\n")
+    for source, options, words in (
+        (tmp_path / "none", {}, "is no folder"),
+        (tmp_path / "bare", {}, r"has no one file of captions \(candidates: none\)"),
+        (kaggle, {"captions": [tmp_path / "other.csv"]}, "not one of 1 images, such as 'x.jpg', is in"),
+    ):
+        with pytest.raises(InputError, match=words) as raised:
+            make_shards(source, tmp_path / "shards", workers=1, **options)
+        assert "\n" not in str(raised.value)

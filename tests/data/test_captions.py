@@ -1,0 +1,65 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from diffclip.data.captions import read_captions
+from diffclip.errors import InputError
+
+WANTED = {"a.jpg": ["a dog, running", "second"], "b/c.png": ["one"]}
+COCO = {
+    "images": [{"id": 2, "file_name": "b/c.png"}, {"id": 1, "file_name": "a.jpg"}],
+    "annotations": [
+        {"image_id": 1, "caption": "a dog, running"},
+        {"image_id": 2, "caption": "one"},
+        {"image_id": 1, "caption": "second"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("captions.txt", 'image,caption\na.jpg,"a dog, running"\na.jpg,second\nb/c.png,one\n'),
+        ("captions.csv", "image,caption\na.jpg,a dog, running\na.jpg,second\nb/c.png, one\n\n"),
+        ("x.csv", "id,TEXT,filepath\n1,\"a dog, running\",a.jpg\n2,second,a.jpg\n3,one,b/c.png\n"),
+        ("x.tsv", "a.jpg\ta dog, running\na.jpg\tsecond\nb/c.png\tone\n"),
+        ("results.csv", "image_name| number| comment\na.jpg| 0| a dog, running\na.jpg| 1| second\nb/c.png| 0| one"),
+        ("Flickr8k.token.txt", "a.jpg#0\ta dog, running\na.jpg#1\tsecond\nb/c.png#0\tone\n"),
+        ("x.jsonl", '{"image": "a.jpg", "text": ["a dog, running", "second"]}\n{"image": "b/c.png", "text": "one"}'),
+        ("list.json", json.dumps([{"image": name, "captions": texts} for name, texts in WANTED.items()])),
+        ("map.json", json.dumps(WANTED)),
+        ("coco.json", json.dumps(COCO)),
+    ],
+)  # fmt: skip
+def test_kinds_of_files(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_captions(tmp_path / name) == WANTED
+
+
+def test_named_columns_and_blank_captions(tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text("where,what,text\na.jpg,mine,theirs\nb.jpg,,x\n")
+    assert read_captions(file, "where", "what") == {"a.jpg": ["mine"]}
+    with pytest.raises(
+        InputError, match=r"no column of images among where, what, text: name it with --image-key"
+    ):
+        read_captions(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.csv", b"", "no column of images among none"),
+        ("x.csv", b"image,caption\n", "has no caption"),
+        ("x.csv", b"\xff\xfe", "should be UTF-8 text"),
+        ("x.jsonl", b'{"image": "a.jpg", "caption": "b"}\n{\n', "line 2 is not valid JSON"),
+        ("x.json", b'["a"]', "is no list of objects"),
+        ("x.json", b'{"images": [], "annotations": [{}]}', "is not COCO's JSON"),
+    ],
+)
+def test_bad_files(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=words) as raised:
+        read_captions(tmp_path / name)
+    assert "\n" not in str(raised.value)

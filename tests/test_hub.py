@@ -1,0 +1,107 @@
+"""Models on the hub: what is pushed is what is loaded again, by our functions and by the hub's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hub_server import COMMIT, serving
+from in_process import diffclip_command
+
+import diffclip
+from diffclip.evaluation.records import Record, write_records
+
+LOAD = f"""
+import torch, diffclip
+named = diffclip.load("hf-hub:me/mine@{COMMIT}")[0]
+again = diffclip.CLIP.from_pretrained("me/mine")
+assert named.config == again.config
+for name, value in named.state_dict().items():
+    assert torch.equal(value, again.state_dict()[name])
+torch.save(again.state_dict(), "again.pt")
+diffclip.load("hf-hub:me/gone")
+"""
+
+
+def run_folder(model_folder: Path, folder: Path) -> Path:
+    shutil.copytree(model_folder, folder / "checkpoints" / "best")
+    (folder / "recipe.yaml").write_text("model: DiffCLIP\nseed: 7\nepochs: 3\ndata: {train: cc3m/*.tar}\n")
+    return folder
+
+
+def write_results(file: Path, weights: Path) -> Path:
+    fields = {"model": "m", "weights": str(weights), "dataset": "cifar10", "split": "test", "protocol": ""}
+    numbers = {"task": "zero-shot", "metric": "acc1", "value": 0.5, "count": 10, "low": 0.4, "high": 0.6}
+    write_records(file, [Record(**fields, **numbers, seed=7)])
+    return file
+
+
+def test_a_run_is_pushed_and_loaded_again(model_folder: Path, tmp_path: Path) -> None:
+    run = run_folder(model_folder, tmp_path / "run")
+    with serving() as (address, files, asked):
+        environment = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_x", "HF_HOME": "home"}
+        environment |= {"HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
+
+        def python(*words: object) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, *map(str, words)]
+            return subprocess.run(
+                command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
+            )
+
+        command_line = "from diffclip.cli.main import main; main()"
+        pushed = python("-c", command_line, "push", run, "me/mine", "--license", "apache-2.0")
+        assert pushed.returncode == 0, pushed.stderr
+        assert pushed.stdout == "hf-hub:me/mine: DiffCLIP-v16x1x2p8-t16x1x2\n"
+        assert {"README.md", "config.json", "model.safetensors"} <= files.keys()
+        loaded = python("-c", LOAD)
+        assert "InputError: hf-hub:me/gone cannot be fetched" in loaded.stderr
+        assert any(COMMIT in question for question in asked if "/api/models/" in question)
+    state = torch.load(tmp_path / "again.pt")
+    for name, value in diffclip.load(model_folder)[0].state_dict().items():
+        assert torch.equal(state[name], value)
+
+
+def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path: Path) -> None:
+    run = run_folder(model_folder, tmp_path / "run")
+    results = write_results(tmp_path / "results.jsonl", run / "checkpoints" / "best")
+    options = ["--results", results, "--license", "mit", "--dry-run"]
+    shown = diffclip_command("push", run, "me/mine", *options)
+    assert shown.returncode == 0, shown.stderr
+    assert "model.safetensors: " in shown.stdout
+    for part in (
+        "license: mit",
+        "| data | cc3m/*.tar |",
+        "| seed | 7 |",
+        "| zero-shot | cifar10, test | acc1 | 0.5000 | 0.4000 to 0.6000 | 10 |",
+        'diffclip.load("hf-hub:me/mine")',
+        "import open_clip",
+        "integrations.transformers",
+    ):
+        assert part in shown.stdout
+    other = write_results(tmp_path / "other.jsonl", tmp_path / "other")
+    refused = diffclip_command("push", run, "me/mine", "--results", other, "--dry-run")
+    assert refused.returncode == 2
+    assert "has no record of" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["RUN", "mine"], "give OWNER/NAME"), (["CLIP-ViT-Ti-16", "me/mine"], "no weights to share")],
+)
+def test_what_cannot_be_pushed_is_one_line(arguments: list[str], said: str, model_folder: Path) -> None:
+    words = [str(model_folder) if word == "RUN" else word for word in arguments]
+    refused = diffclip_command("push", *words)
+    assert refused.returncode == 2
+    assert said in refused.stderr.splitlines()[-1]
+
+
+def test_folders_are_those_of_save_weights(model_folder: Path, tmp_path: Path) -> None:
+    model = diffclip.load(model_folder)[0]
+    model.save_pretrained(tmp_path)
+    assert diffclip.load(tmp_path)[0].config == model.config
+    assert diffclip.CLIP.from_pretrained(tmp_path).config == model.config
