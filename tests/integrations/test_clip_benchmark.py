@@ -83,18 +83,7 @@ def run_theirs(weights: Path, folder: Path, *options: str) -> dict[str, float]:
     """The metrics of `diffclip benchmark eval` on a folder."""
     output = Path.cwd() / "theirs.json"
     where = ["--pretrained", str(weights), "--dataset_root", str(folder), "--output", str(output)]
-    how = [
-        "--no_amp",
-        "--quiet",
-        "--num_workers",
-        "0",
-        "--batch_size",
-        str(BATCH),
-        "--recall_k",
-        "1",
-        "5",
-        "10",
-    ]
+    how = f"--no_amp --quiet --num_workers 0 --batch_size {BATCH} --recall_k 1 5 10".split()
     ours.run_command(["eval", *where, *how, *options])
     metrics: dict[str, float] = json.loads(output.read_text())["metrics"]
     return metrics
@@ -171,15 +160,7 @@ def test_runs_with_the_default_output(weights, scenes) -> None:
     """Weights below a folder: the results lie here, one file each, and hold the name as it was given."""
     Path("runs").symlink_to(weights["softmax"].parent)
     names = ["runs/softmax", "runs/differential"]
-    given = [
-        "--dataset",
-        "wds/shapes",
-        "--dataset_root",
-        str(scenes / "shapes"),
-        "--quiet",
-        "--num_workers",
-        "1",
-    ]
+    given = f"--dataset wds/shapes --dataset_root {scenes / 'shapes'} --quiet --num_workers 1".split()
     ours.run_command(["eval", "--pretrained", *names, *given])
     results = sorted(Path().glob("*.json"))
     assert [file.name for file in results] == [
@@ -192,17 +173,9 @@ def test_runs_with_the_default_output(weights, scenes) -> None:
 
 def test_their_other_way_to_name_models_and_a_folder_for_results(weights, scenes) -> None:
     Path("runs").symlink_to(weights["softmax"].parent)
-    given = [
-        "--pretrained_model",
-        "mine,runs/softmax",
-        "--dataset",
-        "wds/shapes",
-        "--quiet",
-        "--num_workers",
-        "0",
-    ]
+    given = "--pretrained_model mine,runs/softmax --dataset wds/shapes --quiet --num_workers 0"
     output = ["--output", "out/{dataset}/{pretrained}_{model}.json"]
-    ours.run_command(["eval", *given, "--dataset_root", str(scenes / "shapes"), *output])
+    ours.run_command(["eval", *given.split(), "--dataset_root", str(scenes / "shapes"), *output])
     assert json.loads(Path("out/shapes/runs_softmax_mine.json").read_text())["model"] == "mine"
 
 

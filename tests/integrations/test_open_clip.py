@@ -317,30 +317,11 @@ def test_its_program_trains_evaluates_and_resumes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     table = write_table(scenes, tmp_path / "pictures")
-    data = ["--train-data", table, "--val-data", table, "--dataset-type", "csv", "--csv-separator", ","]
-    data += [
-        "--csv-img-key",
-        "picture",
-        "--csv-caption-key",
-        "caption",
-        "--workers",
-        "0",
-        "--batch-size",
-        "16",
-    ]
-    options = [
-        *data,
-        "--warmup",
-        "1",
-        "--lr",
-        "1e-3",
-        "--logs",
-        "logs",
-        "--name",
-        "run",
-        "--zeroshot-frequency",
-        "0",
-    ]
+    data = (
+        f"--train-data {table} --val-data {table} --dataset-type csv --csv-separator , --csv-img-key picture"
+    )
+    how = "--workers 0 --batch-size 16 --warmup 1 --lr 1e-3 --logs logs --name run --zeroshot-frequency 0"
+    options = f"{data} --csv-caption-key caption {how}".split()
     assert run_command(["--model", str(folder), *options, "--epochs", "1"]) == 0
     assert run_command([f"--model={folder}", *options, "--epochs", "2", "--resume", "latest"]) == 0
     checkpoints = tmp_path / "logs" / "run" / "checkpoints"
@@ -355,18 +336,9 @@ def test_its_program_trains_evaluates_and_resumes(
     assert_same(open_clip.create_model(name, str(checkpoints / "epoch_2.pt")), trained, pictures)
     diffclip.save_weights(trained, tmp_path / "saved")
     assert_same(trained, diffclip.load(tmp_path / "saved")[0], pictures)
+    resumed = ["--name", "b", "--resume", str(checkpoints / "epoch_2.pt")]
     with pytest.raises(InputError, match=r"lambda_init dynamic for 0\.8"):
-        run_command(
-            [
-                "--model",
-                "ViT-tiny-fixed",
-                *options,
-                "--name",
-                "b",
-                "--resume",
-                str(checkpoints / "epoch_2.pt"),
-            ]
-        )
+        run_command(["--model", "ViT-tiny-fixed", *options, *resumed])
 
 
 def test_what_the_program_cannot_train(tmp_path) -> None:
@@ -388,40 +360,10 @@ def test_the_program_as_a_process_on_shards(scenes, tmp_path, pictures) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
-    done = run(
-        *(
-            "--model",
-            "plain",
-            "--train-data",
-            shard,
-            "--train-num-samples",
-            "32",
-            "--dataset-type",
-            "webdataset",
-        ),
-        *(
-            "--val-data",
-            shard,
-            "--val-num-samples",
-            "32",
-            "--batch-size",
-            "8",
-            "--epochs",
-            "1",
-            "--workers",
-            "1",
-        ),
-        *(
-            "--precision",
-            "amp_bf16",
-            "--accum-freq",
-            "2",
-            "--siglip",
-            "--grad-checkpointing",
-            "--name",
-            "run",
-        ),
-    )
+    data = f"--train-data {shard} --train-num-samples 32 --dataset-type webdataset"
+    data += f" --val-data {shard} --val-num-samples 32 --batch-size 8 --epochs 1 --workers 1"
+    how = "--precision amp_bf16 --accum-freq 2 --siglip --grad-checkpointing --name run"
+    done = run("--model", "plain", *data.split(), *how.split())
     assert done.returncode == 0, done.stderr[-2000:]
     trained = diffclip.load(tmp_path / "logs" / "run" / "checkpoints" / "epoch_1.pt")[0]
     assert trained.config.logit_bias

@@ -13,15 +13,27 @@ from run_folders import make_run
 from diffclip.evaluation.records import write_records
 from diffclip.report import report_run
 from diffclip.report.frame import read_results, results_of
-from diffclip.report.page import build_report, write_figures, write_markdown, write_report, write_tables
+from diffclip.report.page import (
+    build_report,
+    write_figures,
+    write_markdown,
+    write_page,
+    write_report,
+    write_tables,
+)
 from diffclip.report.paper import claims_table, paper_gains, paper_numbers, paper_tables
 
 LEVELS = {"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-dynamic": 0.4, "DiffCLIP-vision": 0.42}
 
 
-@pytest.fixture
-def study(tmp_path):
-    return write_study(tmp_path / "study", {**LEVELS, "DiffCLIP-no-norm": 0.3})
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("made") / "study", {**LEVELS, "DiffCLIP-no-norm": 0.3})
+
+
+@pytest.fixture(scope="module")
+def report(study):
+    return build_report(read_results([study]), [study])
 
 
 def text_of(page) -> str:
@@ -30,8 +42,8 @@ def text_of(page) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", text).split())
 
 
-def test_the_page_of_a_study_is_headline_forest_table_and_the_rest_folded(study, tmp_path):
-    page = write_report([study], tmp_path / "page.html", command="diffclip report study")
+def test_the_page_of_a_study_is_headline_forest_table_and_the_rest_folded(report, tmp_path):
+    page = write_page(tmp_path / "page.html", report, command="diffclip report study")
     source, text = page.read_text("utf-8"), text_of(page)
     assert "DiffCLIP − CLIP on validation score, Flickr8k, the primary endpoint: +1." in text
     assert source.index("DiffCLIP − CLIP by task") < source.index("<table") < source.index("<details")
@@ -62,10 +74,10 @@ def test_one_run_a_model_has_no_verdict_no_color_and_no_p(tmp_path):
         assert "better" not in file.read_text("utf-8")
 
 
-def test_the_markdown_has_at_most_60_lines_and_png_beside_it(study, tmp_path):
+def test_the_markdown_has_at_most_60_lines_and_png_beside_it(report, tmp_path):
     written = write_markdown(
         tmp_path / "docs" / "results" / "study.md",
-        build_report(read_results([study])),
+        report,
         "diffclip report study",
     )
     lines = written[0].read_text("utf-8").splitlines()
@@ -77,8 +89,7 @@ def test_the_markdown_has_at_most_60_lines_and_png_beside_it(study, tmp_path):
     assert all(Image.open(path).format == "PNG" for path in written[1:])
 
 
-def test_a_study_has_the_papers_figures_as_png(study, tmp_path):
-    report = build_report(read_results([study]))
+def test_a_study_has_the_papers_figures_as_png(report, tmp_path):
     names = {path.stem for path in write_figures(tmp_path, report)}
     assert names == {
         "forest",
@@ -115,8 +126,8 @@ def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):
     assert "p = 0.42" in tables["minimal_pairs"].note
 
 
-def test_tables_are_written_as_markdown_and_latex(study, tmp_path):
-    files = write_tables(tmp_path, build_report(read_results([study]), printed=True))
+def test_tables_are_written_as_markdown_and_latex(report, tmp_path):
+    files = write_tables(tmp_path, report)
     latex = (tmp_path / "comparison.tex").read_text("utf-8")
     assert r"\toprule" in latex
     assert r"95 \% interval" in latex

@@ -59,23 +59,16 @@ def lambda_chart(results: Results) -> Chart | None:
     curves = [curve for curve in _shown_curves(results) if curve.get("lambda")]
     if not curves:
         return None
-    kinds = [("λ", lambda curve, tower: (curve["lambda"].get(tower) or [None])[-1])]
+    kinds = {"λ": _lambda_by_layer}
     if any((curve["validation"].get("map_correlation") or {}) for curve in curves):
-        kinds.append(
-            (
-                "correlation of A1 and A2",
-                lambda curve, tower: (
-                    (curve["validation"].get("map_correlation") or {}).get(tower) or [None]
-                )[-1],
-            )
-        )
+        kinds["correlation of A1 and A2"] = _correlation_by_layer
     towers = [tower for tower in ("vision", "text") if any(curve["lambda"].get(tower) for curve in curves)]
     models = in_order(dict.fromkeys(curve["arm"] for curve in curves))
     with style():
         figure = new_figure(WIDTH, 2.5 * len(kinds) + 0.3)
         grid = figure.subplots(len(kinds), len(towers), squeeze=False, sharey="row")
         colors = colors_of(results.models)
-        for row, (label, read) in zip(grid, kinds, strict=True):
+        for row, (label, read) in zip(grid, kinds.items(), strict=True):
             for axes, tower in zip(row, towers, strict=True):
                 for curve in curves:
                     line = read(curve, tower)
@@ -104,6 +97,16 @@ def lambda_chart(results: Results) -> Chart | None:
         "maps at the last validation; a line a run.",
         figure,
     )
+
+
+def _lambda_by_layer(curve: dict[str, Any], tower: str) -> list[float]:
+    """Return λ of each layer after the last step; empty for a plain tower."""
+    return list((curve["lambda"].get(tower) or [[]])[-1])
+
+
+def _correlation_by_layer(curve: dict[str, Any], tower: str) -> list[float]:
+    """Return the correlation of both maps of each layer at the last validation; empty where it is unknown."""
+    return list(((curve["validation"].get("map_correlation") or {}).get(tower) or [[]])[-1])
 
 
 def lambda_training_chart(results: Results) -> Chart | None:

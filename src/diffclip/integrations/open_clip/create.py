@@ -5,19 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from diffclip.config import CLIPConfig, parse_config
+from diffclip.config import CLIPConfig, name_of, parse_config
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip.model import OpenCLIPModel
-from diffclip.integrations.open_clip.weights import at_size, config_for, put
 from diffclip.loading import locate
-from diffclip.weights import read_weights
+from diffclip.weights import Weights, put_weights, read_weights
 
 MODEL_KEY = "diffclip"  # of our configuration within open_clip's
 USED = {
@@ -83,12 +83,23 @@ def create(found: Found, given: Given, signature: inspect.Signature) -> OpenCLIP
     Raises:
         InputError: an argument that our models do not take, unusable weights, or weights of another model.
     """
-    _refuse(given, signature)
-    name, size, starts = given["model_name"], _side(given["force_image_size"]), given["model_kwargs"]
+    name, size, starts = given["model_name"], given["force_image_size"], given["model_kwargs"]
+    asked = [
+        key
+        for key, value in given.items()
+        if key not in USED | _WITHOUT_EFFECT and value != signature.parameters[key].default
+    ]
+    asked += [key for key in starts if key not in _STARTS.keys() | _WITHOUT_EFFECT]
+    if asked:
+        raise InputError(f"{', '.join(sorted(asked))} cannot be given for {name}: leave it out")
+    if not isinstance(size, int | None):
+        if len(set(size)) != 1:
+            raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
+        size = size[0]
     weights = read_weights(locate(found.weights)) if found.weights and given["load_weights"] else None
     if weights is None and given["require_pretrained"]:
         raise InputError(f"no weights for {name}: give pretrained= a saved folder, a run folder or a file")
-    config = found.config if weights is None else config_for(weights, found.config, str(found.weights))
+    config = found.config if weights is None else _config_for(weights, found.config, str(found.weights))
     fields = config.model_dump()
     fields["logit_bias"] |= starts.get("init_logit_bias") is not None
     fields["text"]["context_length"] = given["force_context_length"] or config.text.context_length
@@ -96,10 +107,10 @@ def create(found: Found, given: Given, signature: inspect.Signature) -> OpenCLIP
         fields["vision"]["patch_dropout"] = given["force_patch_dropout"]
     config = parse_config(fields, f"what is forced on {name}")
     if weights is None and size is not None:
-        config = at_size(config, size)
+        config = _at_size(config, size)
     model = OpenCLIPModel(config)
     if weights is not None:
-        put(model, weights, str(found.weights))
+        _put(model, weights, str(found.weights))
     else:
         logging.warning(f"No pretrained weights loaded for model '{name}'. Model initialized randomly.")
         for key, parameter in _STARTS.items():
@@ -113,25 +124,56 @@ def create(found: Found, given: Given, signature: inspect.Signature) -> OpenCLIP
     return model
 
 
-def _refuse(given: Given, signature: inspect.Signature) -> None:
-    asked = [
-        name
-        for name, value in given.items()
-        if name not in USED | _WITHOUT_EFFECT and value != signature.parameters[name].default
-    ]
-    asked += [name for name in given["model_kwargs"] if name not in _STARTS.keys() | _WITHOUT_EFFECT]
-    if asked:
-        raise InputError(
-            f"{', '.join(sorted(asked))} cannot be given for {given['model_name']}: leave it out"
-        )
+def _config_for(weights: Weights, named: CLIPConfig, source: str) -> CLIPConfig:
+    """The configuration in a file, which must be of the model named; where there is none, that model's with the sizes
+    of the file.
+
+    Raises:
+        InputError: the file holds another model.
+    """
+    saved = weights.config
+    if saved is not None:
+        if (name_of(saved), saved.lambda_init) != (name_of(named), named.lambda_init):
+            held, asked = (f"{name_of(config)} (λ_init {config.lambda_init})" for config in (saved, named))
+            raise InputError(f"{source} holds {held}, not {asked}: name the model that it holds")
+        return saved
+    config = named.model_copy(deep=True)
+    patches, words = (weights.state.get(key) for key in ("visual.pos_embed", "positional_embedding"))
+    if patches is not None and patches.ndim == 3 and patches.shape[1] > 1:
+        config = _at_size(config, math.isqrt(patches.shape[1] - 1) * config.vision.patch_size)
+    if words is not None and words.ndim == 2 and len(words) > 1:
+        config.text.context_length = len(words)
+    config.logit_bias = "logit_bias" in weights.state
+    return config
 
 
-def _side(size: int | Sequence[int] | None) -> int | None:
-    if size is None or isinstance(size, int):
-        return size
-    if len(set(size)) != 1:
-        raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
-    return size[0]
+def _at_size(config: CLIPConfig, size: int) -> CLIPConfig:
+    """`config` for images of `size`; the margin around the crop keeps its share.
+
+    Raises:
+        InputError: the size is not a multiple of the patch.
+    """
+    fields = config.model_dump()
+    before, fields["vision"]["image_size"] = config.vision.image_size, size
+    if isinstance(config.preprocess.resize, int):
+        fields["preprocess"]["resize"] = round(config.preprocess.resize * size / before)
+    return parse_config(fields, f"images of {size}")
+
+
+def _put(model: OpenCLIPModel, weights: Weights, source: str) -> None:
+    """Read `weights` into `model`. As in open_clip, positions of words fit another context, and a missing bias is 0.
+
+    Raises:
+        InputError: weights of another model.
+    """
+    from open_clip.model import resize_text_pos_embed
+
+    state = dict(weights.state)
+    if state.get("positional_embedding", torch.empty(0)).shape[1:] == model.positional_embedding.shape[1:]:
+        resize_text_pos_embed(state, model)
+    if model.config.logit_bias and "logit_scale" in state:
+        state.setdefault("logit_bias", torch.zeros_like(state["logit_scale"]))
+    put_weights(model, weights._replace(state=state), source)
 
 
 def _set_preprocess(
@@ -142,20 +184,19 @@ def _set_preprocess(
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
     ours, size = model.config.preprocess, model.visual.image_size
-    squash = ours.resize == "squash"
-    if not squash and ours.resize not in (None, size[0]):
+    mode = "squash" if ours.resize == "squash" else "shortest"
+    if ours.resize not in (None, "squash", size[0]):
         logging.warning(
             f"Model '{name}' is for images resized to {ours.resize}: open_clip resizes to {size[0]}."
         )
-    mode = "squash" if squash else "shortest"
     fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation, mode))
     fields = merge_preprocess_dict(merge_preprocess_dict(fields, of_folder), forced)
-    whole = model.config.model_dump()
-    whole["preprocess"] |= {"mean": fields["mean"], "std": fields["std"]}
     if fields["resize_mode"] != mode:
         raise InputError(
             f"resize_mode {fields['resize_mode']} cannot be given for {name}, whose weights have {mode}: leave it out"
         )
+    whole = model.config.model_dump()
+    whole["preprocess"] |= {"mean": fields["mean"], "std": fields["std"]}
     if fields["interpolation"] != "random":
         whole["preprocess"]["interpolation"] = fields["interpolation"]
     model.config = parse_config(whole, f"what is forced on the images of {name}")
