@@ -250,7 +250,7 @@ def test_layers_and_maps_that_a_model_lacks_are_named(model_folder, plain, pictu
     out = ("--output", tmp_path / "x.npz")
     with pytest.raises(InputError, match="DiffCLIP has no vision layer 2: they are numbered from 1 to 1"):
         call(pictures, "--text", "x", "--model", plain, "--model", model_folder, "--layers", "2", *out)
-    with pytest.raises(InputError, match="CLIP makes one map a head, no A2: use --method attention"):
+    with pytest.raises(InputError, match="CLIP makes one map per head, no A2: use --method attention"):
         call(pictures, "--method", "A2", "--model", plain, *out)
     with pytest.raises(InputError, match="twice"):
         call(pictures, "--text", "x", "--model", plain, "--model", f"{plain}/", *out)

@@ -134,7 +134,7 @@ def test_models_are_left_as_they_were_in_any_mode(models: dict[str, Prepared]) -
         ({"texts": [], "view": View("relevance")}, "at least one"),
         ({"view": View("relevanse")}, "unknown method 'relevanse': did you mean 'relevance'"),
         ({"view": View("rollout")}, "rollout knows no text"),
-        ({"view": View("A1"), "texts": []}, "plain makes one map a head, no A1"),
+        ({"view": View("A1"), "texts": []}, "plain makes one map per head, no A1"),
         ({"view": View(layers="4")}, "plain has no vision layer 4: they are numbered from 1 to 3"),
         ({"view": View(layers="0")}, "no vision layer 0"),
         ({"view": View(layers="-1")}, "'-1' is not last, all or the number"),

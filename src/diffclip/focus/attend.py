@@ -150,7 +150,7 @@ class _Reader:
         self.name, self.method = name, view.method
         self.model, self.preprocess, tokenizer = loaded
         if self.method in ("A1", "A2") and self.model.config.vision.attention == "softmax":
-            raise InputError(f"{name} makes one map a head, no {self.method}: use --method attention")
+            raise InputError(f"{name} makes one map per head, no {self.method}: use --method attention")
         self.head = None if view.head is None else view.head - 1
         self.first, self.last = _range(self.model, name, view.layers)
         self.first_text = 0 if view.layers == "all" else -1

@@ -157,7 +157,7 @@ def _template() -> jinja2.Template:
 def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scale: Scale) -> dict[str, Any]:
     found = look.maps.get((method, text))
     if found is None:
-        return {"uri": None, "alt": f"This model has one map a head: there is no {method}."}
+        return {"uri": None, "alt": f"This model has one map per head: there is no {method}."}
     if not found.values.any():
         nothing = "This map is 0 on every patch." if text is None else "No patch speaks for this text."
         return {"uri": None, "alt": nothing}
