@@ -71,7 +71,7 @@ def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(study_file: 
     assert run.is_finished(lines)
     words = [*study.data_words(Path("/elsewhere")), *run.words]
     assert digest_of(read_recipe(study.recipe, words)) == run.digest
-    for word in ("data.workers=2", "checkpoint_every=5", "attention_backend=eager"):
+    for word in ("data.memory=true", "data.workers=2", "checkpoint_every=5", "attention_backend=eager"):
         assert digest_of(read_recipe(study.recipe, [*words, word])) == run.digest
     for word in ("lr=0.5", "data.train=/elsewhere/flickr30k/train", "data.flip=0.5", "epochs=3"):
         assert digest_of(read_recipe(study.recipe, [*words, word])) != run.digest

@@ -10,7 +10,7 @@ from tiny_recipe import tiny_recipe
 from diffclip.study.plan import Planned
 from diffclip.study.results import StudyFolder
 
-RECIPE = tiny_recipe(batch_size=16, data={"train": "nowhere", "val": "nowhere"})
+RECIPE = tiny_recipe(batch_size=16, data={"train": "nowhere", "val": "nowhere", "memory": True})
 STUDY = {
     "title": "Tiny models on made images",
     "recipe": "tiny.yaml",

@@ -260,7 +260,10 @@ class _Grid:
 def _is_of_others(run: Path, planned: Planned) -> bool:
     """Tell whether the run's folder holds a run of other settings or data, or remains without a recipe."""
     try:
-        return digest_of(read_recipe(run / "recipe.yaml")) != planned.digest
+        found = read_recipe(run / "recipe.yaml")
+        if planned.recipe.precision == "auto":  # a run's own recipe has what this machine made of it
+            found = found.model_copy(update={"precision": "auto"})
+        return digest_of(found) != planned.digest
     except InputError:
         return True
 

@@ -26,7 +26,7 @@ Line = dict[str, Any]
 
 # keys that change nothing about the numbers of a run; the data is told by its folder's name, wherever it lies
 _FREE = {"attention_backend", "checkpoint_every", "compile", "keep_every", "wandb"}
-_FREE_OF_DATA = {"workers", "train", "val"}
+_FREE_OF_DATA = {"train", "val", "workers", "memory", "cache", "cache_gb", "timeout"}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from diffclip.errors import DiffCLIPError, InputError
 from diffclip.files import write_text
 from diffclip.model import CLIP
 from diffclip.study.recipe import Study
+from diffclip.training.distributed import native_precision
 from diffclip.training.losses import make_criterion
 from diffclip.training.recipe import Recipe
 from diffclip.training.run_folder import cpu_name
@@ -99,7 +100,8 @@ class _Step:
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         config = recipe.config()
-        self._device, self._half = device, recipe.precision == "bf16"
+        self._device = device
+        self._half = native_precision(recipe.precision, device.type) == "bf16"
         self._model = CLIP(config, recipe.init, recipe.attention_backend, recipe.seed).to(device).train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_LR, fused=True)
         self._criterion = make_criterion(recipe.loss, recipe.gather_with_grad)

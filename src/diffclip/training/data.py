@@ -18,30 +18,30 @@ from diffclip.training.recipe import Recipe
 
 
 def open_training_data(
-    recipe: Recipe, rank: int = 0, world: int = 1, memory: bool = False, device: torch.device | None = None
+    recipe: Recipe, rank: int = 0, world: int = 1, device: torch.device | None = None
 ) -> CaptionLoader | MemoryLoader:
     """The training shards of `recipe` as a loader of this process's share of uint8 batches.
 
-    Nothing is written beside the shards before the first epoch starts. With `memory` all images are decoded here and
-    kept, on `device` if that is a GPU; no workers are needed then.
+    Nothing is written beside the shards before the first epoch starts. With `data.memory` all images are decoded here
+    and kept, on `device` if that is a GPU, which rounds the crops in another way; no workers are needed then.
 
     Raises:
         InputError: shards are missing or empty, hold fewer samples than a batch, a batch cannot be shared out, or
-            `memory` is asked for data that is remote or read window by window.
+            `data.memory` is asked for data that is remote or read window by window.
     """
     config, data = recipe.config(), recipe.data
     corpus = open_corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
     transform = train_transform(config.vision.image_size, config.preprocess, data.scale, data.flip)
     tokenizer, size, seed = Tokenizer(config.text), recipe.batch_size, recipe.seed
-    if memory:
+    if data.memory:
         return MemoryLoader(corpus, transform, tokenizer, size, seed, rank, world, device)
     return CaptionLoader(
         corpus, transform, tokenizer, size, seed, data.workers, rank, world, timeout=data.timeout
     )
 
 
-def open_validation_data(recipe: Recipe, memory: bool = False) -> EvaluationSet | None:
-    """The validation split of `recipe`, or None where it has none; with `memory` its images stay decoded.
+def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
+    """The validation split of `recipe`, or None where it has none; with `data.memory` its images stay decoded.
 
     Raises:
         InputError: shards are missing, empty or without captions.
@@ -50,4 +50,4 @@ def open_validation_data(recipe: Recipe, memory: bool = False) -> EvaluationSet 
         return None
     shards = Shards(expand_shards(recipe.data.val))
     data = caption_set("validation", "val", shards, recipe.data.caption_key)
-    return replace(data, source=MemorySource(shards)) if memory else data
+    return replace(data, source=MemorySource(shards)) if recipe.data.memory else data

@@ -65,14 +65,12 @@ def train(
     run: Path,
     resume: bool = False,
     hardware: Hardware | None = None,
-    memory: bool = False,
 ) -> Outcome:
     """Train as `recipe` says and leave everything in the folder `run`.
 
     With `resume` a run that was stopped goes on from its last whole checkpoint, a folder without a run gets one, and a
     finished run is left as it is. Several processes (`hardware`) must have been started by `torchrun`, `srun` or
-    `diffclip train --devices`. With `memory` images are decoded once and kept, on a GPU if it
-    trains there, which rounds the crops in another way.
+    `diffclip train --devices`.
 
     Raises:
         InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
@@ -96,7 +94,7 @@ def train(
         finished = start.finished_progress(recipe, checkpoint)
         if finished is not None:
             return Outcome(run, finished, rank=fabric.global_rank)
-        parts = start.prepare(fabric, recipe, run, resume, checkpoint, memory, held)
+        parts = start.prepare(fabric, recipe, run, resume, checkpoint, held)
         held.enter_context(closing(parts.loader))
         trainer = Trainer(recipe, run, fabric, parts, stop)
         hosts = share(fabric, platform.node())

@@ -66,6 +66,10 @@ class DataRecipe(_Keys):
     )
     flip: float = Field(default=0.0, ge=0, le=1, description="probability of a mirror image")
     statistics: Literal["imagenet", "openai"] = "imagenet"
+    memory: bool = Field(
+        default=False,
+        description="decode all images once and keep them in memory, on a GPU if it trains there",
+    )
     window: int | None = Field(
         default=None,
         gt=0,

@@ -32,7 +32,7 @@ METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation
 # others; whether data that has moved is the same is seen by its order (`start.check_order`)
 _FREE_KEYS = {
     *("checkpoint_every", "keep_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
-    *("attention_backend", "data.train", "data.val", "data.expected_samples"),
+    *("attention_backend", "data.train", "data.val", "data.memory", "data.expected_samples"),
     *("data.workers", "data.cache", "data.cache_gb", "data.timeout"),
 }
 # what a run that was stopped before its first checkpoint may have left

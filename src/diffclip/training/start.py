@@ -90,7 +90,6 @@ def prepare(
     run: Path,
     resume: bool,
     checkpoint: Path | None,
-    memory: bool,
     held: ExitStack,
 ) -> Parts:
     """Open the data, make the model and the optimizer, and claim the folder of the run, whose lock `held` closes.
@@ -105,8 +104,8 @@ def prepare(
         one_by_one(  # the first process of a node makes the index of the shards for the others
             fabric,
             lambda: (
-                open_training_data(recipe, rank, world, memory, fabric.device),
-                open_validation_data(recipe, memory),
+                open_training_data(recipe, rank, world, fabric.device),
+                open_validation_data(recipe),
             ),
         )
     )
