@@ -116,6 +116,8 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
 
 def _share_out(shares: list[_Share], work: Callable[[Iterator[_Share]], None]) -> None:
     """Let as many threads as torch uses `work` on shares, each taken by the thread that comes first."""
+    if not shares:  # an empty batch
+        return None
     threads = min(torch.get_num_threads(), len(shares))
     waiting = iter(shares)
     if threads < 2:

@@ -37,9 +37,9 @@ from diffclip.errors import InputError, require_group
 
 # Our names of the splits of the files, where the builders have others.
 _BUILDER_SPLITS = {("pets", "train"): "trainval"}
-# Images of each class to train and to test on, where the files come without a split: as many as in TFDS's split of
-# Caltech-101, which tests on all others, and in each of the ten official partitions of SUN397.
-_DRAWN: dict[str, tuple[int, int | None]] = {"caltech101": (30, None), "sun397": (50, 50)}
+# Images of each class to learn from, or their share, where the files come without a split; the others are tested on.
+# As in TFDS's splits: 30 a class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
+_DRAWN: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
 # Sets that lack a class are not whole. Any other folder of synsets is a set of its own classes.
 _CLASSES = {"imagenet1k": 1000, NUMBERED: 1000, "imagenet_sketch": 1000, "imagenet-a": 200, "imagenet-r": 200}
 _HINT = " You can use download=True to download it"
@@ -152,7 +152,7 @@ def _built(name: str, split: str, place: Path) -> EvaluationSet:
     source = DatasetSource(dataset, place)
     indices = list(range(len(source)))
     if name in _DRAWN:
-        indices = drawn_split([source.key(i) for i in indices], labels, split, *_DRAWN[name])
+        indices = drawn_split([source.key(i) for i in indices], labels, split, _DRAWN[name])
     own = [labels[i] for i in indices]
     templates = list(dataset.templates)
     return EvaluationSet(name, split, "classification", classnames, templates, source, indices, own)
@@ -186,11 +186,11 @@ def build(name: str, split: str, place: Path, download: bool = False) -> Any:
             ) from error
 
 
-def drawn_split(keys: list[str], labels: list[int], split: str, train: int, test: int | None) -> list[int]:
-    """Draw a split of a set that has none: `train` images of each class to learn from, `test` others to test on.
+def drawn_split(keys: list[str], labels: list[int], split: str, train: int | float) -> list[int]:
+    """Draw a split of a set without one: `train` images of each class (or that share) to learn from, others to test on.
 
-    The draw depends on the order of the keys and the number of the class alone. With `test` None all that are not
-    learned from are tested on, and a class that is too small keeps one for that; else it gives half to each.
+    The draw depends on the order of the keys and the number of the class alone. A class that is too small keeps one
+    image to test on.
 
     Returns:
         The numbers of the split's images, in the order of their keys.
@@ -202,8 +202,7 @@ def drawn_split(keys: list[str], labels: list[int], split: str, train: int, test
     chosen: set[int] = set()
     for label, own in members.items():
         drawn = np.random.default_rng([0, label]).permutation(len(own)).tolist()
-        learned = min(train, len(own) - 1 if test is None else len(own) // 2)
-        tested = len(own) - learned if test is None else min(test, len(own) - learned)
-        picked = drawn[:learned] if split == "train" else drawn[learned : learned + tested]
+        learned = min(train if isinstance(train, int) else round(train * len(own)), len(own) - 1)
+        picked = drawn[:learned] if split == "train" else drawn[learned:]
         chosen.update(own[place] for place in picked)
     return [i for i in order if i in chosen]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESULTS_FILE = "results.jsonl"
+_CONVERTER = "python -m benchmarks.convert_records"
 
 
 class Record(BaseModel):
@@ -136,6 +137,8 @@ def read_records(path: str | Path) -> list[Record]:
             record = Record.model_validate_json(line)
         except ValidationError as error:
             raise InputError(f"{path}, line {number} is not a record: {explain(error)}") from error
+        if "chance" not in record.model_fields_set:
+            raise InputError(f"{path} has records of version 0.1: convert it with `{_CONVERTER} {path}`")
         records.append(record)
     return records
 
