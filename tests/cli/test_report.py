@@ -63,13 +63,14 @@ def test_a_single_run_gets_its_own_page(runs):
     assert call(run) == f"wrote {run / 'report.html'}\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [((), "nothing to write"), (("--tables", "t", "--attention", "scenes"), "--attention goes onto a page")],
-)
-def test_options_that_do_not_fit_are_refused(runs, options, message):
-    with pytest.raises(InputError, match=message):
-        call(runs, *options)
+def test_the_page_of_several_runs_is_written_here(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("runs") == "wrote report.html\n"
+
+
+def test_attention_without_a_place_for_figures_is_refused(runs, tmp_path):
+    with pytest.raises(InputError, match="--attention goes onto a page"):
+        call(runs, "--tables", tmp_path / "tables", "--attention", "scenes")
 
 
 def test_nothing_to_report_is_said(tmp_path):

@@ -85,7 +85,7 @@ def attend(
         find_model(source)
     from diffclip.cli.progress import showing_progress
     from diffclip.data.images import find_images
-    from diffclip.focus.attend import View
+    from diffclip.focus.attend import View, write_arrays
     from diffclip.focus.attend import attend as attend_to
     from diffclip.report.attention import (
         ARRAYS,
@@ -94,7 +94,6 @@ def attend(
         page_files,
         per_page,
         seen_by,
-        write_arrays,
         write_figures,
     )
 

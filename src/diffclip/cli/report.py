@@ -20,7 +20,8 @@ def report(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option(help="Write one self-contained HTML page to this file.")
+        Path | None,
+        typer.Option(help="Write one self-contained HTML page to this file. Default: report.html."),
     ] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Write the same as Markdown, at most 60 lines, to this file.")
@@ -53,7 +54,7 @@ def report(
 
     Example: diffclip report results.jsonl --output report.html
 
-    Example: diffclip report runs/diffclip (writes the page of that run, which may still be going)
+    Example: diffclip report runs/diffclip (writes report.html into that run's folder, also while the run goes)
 
     Example: diffclip report results.jsonl --output report.html --tables out/tables --figures out/figures --paper
 
@@ -70,13 +71,10 @@ def report(
     from diffclip.report.runs import METRICS
 
     if all(place is None for place in (output, tables, figures, markdown, save)):
-        if len(paths) == 1 and (paths[0] / METRICS).is_file():
+        if len(paths) == 1 and (paths[0] / METRICS).is_file() and attention is None:
             typer.echo(f"wrote {report_run(paths[0])}")
             return
-        raise InputError(
-            "nothing to write: give --output report.html, --markdown FILE, --figures FOLDER, --tables FOLDER or "
-            "--save FOLDER"
-        )
+        output = Path("report.html")
     if attention is not None and output is None and figures is None:
         raise InputError(
             "--attention goes onto a page or among figures: give --output FILE or --figures FOLDER"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,7 @@ from torch import Tensor
 from diffclip.attention import AttentionMaps
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, unknown
-from diffclip.files import printable
+from diffclip.files import printable, write_atomically
 from diffclip.focus.maps import as_patches
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, relevance_of, text_relevance
@@ -236,3 +238,42 @@ def _map(maps: AttentionMaps, method: str) -> Tensor:
 def _array(tensor: Tensor) -> Array:
     array: Array = tensor.detach().float().cpu().numpy()
     return array
+
+
+def write_arrays(
+    path: Path, found: Mapping[str, Attended], images: Sequence[str], texts: Sequence[str], method: str
+) -> Path:
+    """Write the maps of M models for P images and T texts as a file for `numpy.load`.
+
+    It holds `models` [M], `images` [P], `texts` [T], `method`; `maps` float32 [M, P, T, h, w], raw (T is 1 for a method
+    without texts), or where grids differ `maps_0`, `maps_1`, … [P, T, h, w] by model; and for texts `cosines` and
+    `probabilities` [M, P, T], `tokens` [M, T, L], "" past a text's end, and their `token_relevance` [M, P, T, L].
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    each = list(found.values())
+    arrays: dict[str, Any] = {
+        "models": np.array(list(found)),
+        "images": np.array(images),
+        "texts": np.array(texts, dtype=np.str_),
+        "method": np.array(method),
+    }
+    if len({one.maps.shape for one in each}) == 1:
+        arrays["maps"] = np.stack([one.maps for one in each])
+    else:
+        arrays |= {f"maps_{number}": one.maps for number, one in enumerate(each)}
+    if texts:
+        longest = max(one.spoken.shape[-1] for one in each)
+        tokens = [[row + [""] * (longest - len(row)) for row in one.pieces] for one in each]
+        spoken = [np.pad(one.spoken, ((0, 0), (0, 0), (0, longest - one.spoken.shape[-1]))) for one in each]
+        arrays |= {
+            "cosines": np.stack([one.cosines for one in each]),
+            "probabilities": np.stack([one.probabilities for one in each]),
+            "tokens": np.array(tokens, dtype=np.str_),
+            "token_relevance": np.stack(spoken),
+        }
+    # into an open file: numpy adds its own ending to a name
+    with write_atomically(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    return path

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from diffclip.evaluation.statistics import compare_counts
-from diffclip.report.compare import BASELINE, TREATED, compare, is_paper_model, verdict_text
+from diffclip.report.compare import BASELINE, TREATED, compare, is_paper_model, verdict_class, verdict_text
 from diffclip.report.frame import (
     DATASETS,
     PANELS,
@@ -114,7 +114,7 @@ def claims_table(results: Results) -> Table | None:
                 "–" if single else verdict_text(row),
             ]
         )
-        classes.append("" if single else row["verdict"] if row["verdict"] in ("better", "worse") else "")
+        classes.append("" if single else verdict_class(row))
     for name, printed, value, between in _costs(results, models):
         rows.append([f"{TREATED} − {BASELINE}", name, printed, value, between, "–"])
         classes.append("")

@@ -55,8 +55,3 @@ def _shortened(record: Record, runs: Sequence[str]) -> Record:
         return record.model_copy(update={"weights": "/".join(parts[at:])})
     weights = os.path.relpath(record.weights) if os.path.isabs(record.weights) else record.weights
     return record.model_copy(update={"weights": weights})
-
-
-def save_run(run_folder: str | Path, destination: str | Path, max_bytes: int = 0) -> None:
-    """Condense one run into the folder `destination`, as `save_results` does."""
-    save_results([run_folder], destination)
