@@ -70,7 +70,8 @@ def differential_attention(
     """Differential attention, (softmax(Q1·K1ᵀ/√d) − λ·softmax(Q2·K2ᵀ/√d))·V, with the head norm and factor after it.
 
     Args:
-        q, k: [B, 2·H, N, d]; heads 2i and 2i+1 are a pair.
+        q: [B, 2·H, N, d]; heads 2i and 2i+1 are a pair.
+        k: as `q`.
         v: [B, H, N, e]; e = 2·d in DiffCLIP, any in general. The output has its type.
         lam: λ as a number, a 0-dim tensor, [H], or [B, H, N]; gradients flow to it. Used in float32 (float64
             where the inputs are).
