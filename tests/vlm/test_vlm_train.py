@@ -163,7 +163,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(
     command = [sys.executable, "-m", "diffclip.cli", "vlm", "train", "--stage", "1", str(file), *changes]
     with subprocess.Popen([*command, "--run", str(stopped)], stderr=subprocess.PIPE, text=True) as process:
         while not last_checkpoint(stopped) and process.poll() is None:
-            time.sleep(0.001)
+            time.sleep(0.02)
         process.send_signal(sign)
         error = process.communicate()[1]
     steps = metrics(stopped)[-1]["step"]

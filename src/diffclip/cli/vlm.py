@@ -222,10 +222,13 @@ def demo(
     About 22 minutes on 2 CPU cores, and about 16 for each further seed. A call on the same folder goes on from the last
     checkpoint of what was stopped, and uses finished parts again.
     """
-    from diffclip.errors import require_group
+    from diffclip.errors import StoppedError, require_group
 
     require_group("train", "lightning", "tensorboard", "matplotlib")
     require_group("vlm", "transformers", "accelerate")
     from diffclip.cli.vlm_demo import run_vlm_demo
 
-    run_vlm_demo(folder, range(seeds), say=print)
+    try:
+        run_vlm_demo(folder, range(seeds), say=print)
+    except StoppedError as error:
+        raise StoppedError(f"{folder}: stopped, the state is saved: the same command goes on") from error
