@@ -104,5 +104,5 @@ def differential_packed(
 
 
 def _keep(*inputs: Tensor | None) -> bool:
-    """Whether there will be a backward pass."""
+    """Tell whether there will be a backward pass."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)

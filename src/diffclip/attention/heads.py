@@ -1,4 +1,4 @@
-"""What surrounds the maps: one fused projection seen by heads before them, the head norm and its factor after."""
+"""Head shapes: the fused projection split into heads before the maps, the head norm and its factor after them."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ class AttentionMaps:
 
     @cached_property
     def combined(self) -> Tensor:
-        """What multiplies V: A, or A1 − λ·A2. Made once, so that gradients can be asked for it."""
+        """The map that multiplies V: A, or A1 − λ·A2. Made once, so that gradients can be asked for it."""
         if self.second is None or self.lam is None:
             return self.first
         return self.first - self.lam * self.second
 
 
 class SelfAttention(nn.Module, ABC):
-    """What all kinds share: `backend` is the operator's, `attn_drop` the share of each map that training drops."""
+    """The parts that all kinds share: `backend` is the operator's, `attn_drop` the share of each map that training drops."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class SelfAttention(nn.Module, ABC):
 
     @abstractmethod
     def attend_through_maps(self, x: Tensor, causal: bool) -> tuple[Tensor, AttentionMaps]:
-        """What `_attend` gives in evaluation, [B, N, C], in the plain formulas, with the maps that it went through:
+        """The output of `_attend` in evaluation, [B, N, C], in the plain formulas, with the maps that it went through:
         the output depends on `maps.combined` [B, H, N, N] alone and on the values."""
 
     def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
@@ -195,7 +195,7 @@ class DifferentialAttention(LambdaAttention):
 
     @property
     def out_scale(self) -> float:
-        """What the heads' outputs are multiplied by in the end."""
+        """The factor after the heads' outputs."""
         return 1.0 - self.lambda_init if self.factor else 1.0
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:

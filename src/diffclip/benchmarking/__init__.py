@@ -1,1 +1,1 @@
-"""How the speed of attention is measured: operators that take turns, beside the floor that the arithmetic sets."""
+"""Speed of attention: operators that take turns, beside the floor that the arithmetic sets."""

@@ -1,4 +1,4 @@
-"""Which backend to use on this machine: every one measured for the two towers, and one line that says it."""
+"""Advice on the backend for this machine: each one measured for both towers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Advice:
 
 
 def advise(rows: dict[str, dict[str, dict[str, Any]]], auto: dict[str, str]) -> Advice:
-    """What to use.
+    """The backend to use.
 
     Args:
         rows: for each tower the rows of `attention.measure`.
@@ -72,7 +72,7 @@ def described(device: torch.device) -> dict[str, Any]:
 def result(
     device: torch.device, dtype: torch.dtype, rows: dict[str, dict[str, dict[str, Any]]], advice: Advice
 ) -> dict[str, Any]:
-    """What was measured and advised, for machines."""
+    """Measurements and advice as JSON values."""
     towers = SHAPES[device.type]
     return {
         "about": described(device) | {"dtype": str(dtype).removeprefix("torch.")},

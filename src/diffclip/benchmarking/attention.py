@@ -27,7 +27,7 @@ def measure(
     ceilings: Ceilings | None = None,
     tell: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, Any]]:
-    """What each operator takes for `shape`.
+    """Time each operator for `shape`.
 
     Args:
         shape, device, dtype: of the inputs.

@@ -46,7 +46,7 @@ class Operator:
     plain: bool = False
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """What the output projection takes, [B, N, C]: a copy where the heads do not lie side by side yet."""
+        """The input of the output projection, [B, N, C]: a copy where the heads do not lie side by side yet."""
         return self.run(inputs).transpose(1, 2).flatten(2)
 
     def forward_and_backward(self, inputs: Inputs) -> tuple[Tensor, ...]:

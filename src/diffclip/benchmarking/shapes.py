@@ -31,7 +31,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """What cannot be left out: bytes moved through memory, operations of matrix products, exponentials."""
+    """The least work of a shape: bytes moved through memory, operations of matrix products, exponentials."""
 
     bytes: float
     operations: float
@@ -74,7 +74,7 @@ def _matrix(shape: Shape, element: int) -> float:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do in a second, each None where it is not known, and where the numbers come from."""
+    """Peak rates of a device per second, None where unknown, and the source of the numbers."""
 
     bandwidth: float | None
     operations: float | None

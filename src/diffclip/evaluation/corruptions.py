@@ -1,12 +1,12 @@
 """Noise, blur, JPEG and contrast in five severities, after ImageNet-C (Hendrycks & Dietterich 2019,
-arXiv:1903.12261): a shift that any set of pictures can be put through.
+arXiv:1903.12261): a shift that any set of images can be put through.
 
-ImageNet-C corrupts the 224 px crop and not the photograph, for shrinking a picture averages most noise and blur
-away again, and how much is left would depend on each picture's size. So does this: the crop at the model's
+ImageNet-C corrupts the 224 px crop and not the photograph, for shrinking an image averages most noise and blur
+away again, and how much is left would depend on each image's size. So does this: the crop at the model's
 input size is corrupted. The parameters are those that its authors publish for four sizes (hendrycks/robustness,
 `ImageNet-C/create_c`: CIFAR-C, ImageNet-64-C, ImageNet-C and its variant for Inception), in between they are
 interpolated over the logarithm of the size. Blur is the Gaussian one of their extra corruptions. Unlike the
-published pictures these are not stored as JPEG afterwards, and values are rounded, not cut.
+published images these are not stored as JPEG afterwards, and values are rounded, not cut.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MEANINGS = {
 
 
 def parameter(name: str, severity: int, size: int) -> float:
-    """The parameter of a corruption (see `PARAMETERS`) for pictures of `size` pixels; beyond the published sizes
+    """Return the parameter of a corruption (see `PARAMETERS`) for images of `size` pixels; beyond the published sizes
     that of the nearest.
 
     Raises:
@@ -80,29 +80,29 @@ def parameter(name: str, severity: int, size: int) -> float:
     return float(round(value)) if name == "jpeg" else value
 
 
-def corrupt(picture: Image.Image, name: str, severity: int, seed: int = 0) -> Image.Image:
-    """The corrupted picture, RGB of the same size; severity 0 leaves it as it is.
+def corrupt(image: Image.Image, name: str, severity: int, seed: int = 0) -> Image.Image:
+    """Return the corrupted image, RGB of the same size; severity 0 leaves it as it is.
 
-    The noise depends on `seed` and the picture's own pixels alone, so it is the same in any order, batch or
+    The noise depends on `seed` and the image's own pixels alone, so it is the same in any order, batch or
     process; its pattern is the same in all severities.
 
     Raises:
         InputError: unknown corruption, a severity other than 0 … 5, or a negative seed.
     """
     check(name, severity, seed)
-    picture = to_rgb(picture)
+    image = to_rgb(image)
     if severity == 0:
-        return picture
-    value = parameter(name, severity, min(picture.size))
+        return image
+    value = parameter(name, severity, min(image.size))
     if name == "blur":
-        return picture.filter(ImageFilter.GaussianBlur(value))
+        return image.filter(ImageFilter.GaussianBlur(value))
     if name == "jpeg":
         buffer = io.BytesIO()
-        picture.save(buffer, "JPEG", quality=int(value))
+        image.save(buffer, "JPEG", quality=int(value))
         return Image.open(buffer).convert("RGB")
-    pixels = np.asarray(picture, dtype=np.float32)
+    pixels = np.asarray(image, dtype=np.float32)
     if name == "noise":
-        digest = hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
+        digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
         generator = np.random.default_rng([seed, int.from_bytes(digest, "little")])
         pixels = pixels + 255 * value * generator.standard_normal(pixels.shape, dtype=np.float32)
     else:
@@ -119,9 +119,9 @@ def check(name: str, severity: int, seed: int = 0) -> None:
 
 
 class CorruptedTransform:
-    """PIL picture → float32 [3, S, S], corrupted after the crop and before the statistics. See `corrupted`.
+    """PIL image → float32 [3, S, S], corrupted after the crop and before the statistics. See `corrupted`.
 
-    No `EvalTransform`, so that features of corrupted pictures are not kept as those of clean ones.
+    No `EvalTransform`, so that features of corrupted images are not kept as those of clean ones.
     """
 
     def __init__(self, preprocess: EvalTransform, name: str, severity: int, seed: int) -> None:
@@ -129,18 +129,18 @@ class CorruptedTransform:
         self.image_size, self.preprocess = preprocess.image_size, preprocess.preprocess
         self._crop = preprocess
 
-    def __call__(self, picture: Image.Image) -> Tensor:
-        return normalise(self.pixels(picture)[None], self.preprocess)[0]
+    def __call__(self, image: Image.Image) -> Tensor:
+        return normalise(self.pixels(image)[None], self.preprocess)[0]
 
-    def pixels(self, picture: Image.Image) -> Tensor:
+    def pixels(self, image: Image.Image) -> Tensor:
         """The corrupted crop before it is normalised, uint8 [3, S, S]."""
-        crop = Image.fromarray(self._crop.pixels(picture).permute(1, 2, 0).contiguous().numpy())
+        crop = Image.fromarray(self._crop.pixels(image).permute(1, 2, 0).contiguous().numpy())
         crop = corrupt(crop, self.name, self.severity, self.seed)
         return torch.from_numpy(np.array(crop)).permute(2, 0, 1)
 
     @property
     def identity(self) -> list[object]:
-        """What `pixels` depends on beside the picture; JSON can hold it."""
+        """Everything that `pixels` depends on beside the image, as JSON values."""
         return [*self._crop.identity, self.name, self.severity, self.seed]
 
 
@@ -157,7 +157,7 @@ def corrupted(
 
 
 def describe(name: str, severity: int, size: int) -> str:
-    """What was done to the pictures, in a few words for a record's protocol.
+    """Describe the corruption for a record's protocol.
 
     Raises:
         InputError: unknown corruption, or a severity other than 1 … 5.

@@ -22,7 +22,7 @@ Tokenizer = Callable[[list[str]], Tensor]
 
 
 class Encoder(Protocol):
-    """What evaluation asks of a model: an `nn.Module` with two towers into one space."""
+    """A model that evaluation can use: an `nn.Module` with two towers into one space."""
 
     def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor: ...
 

@@ -30,7 +30,7 @@ _EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide: what a core's cache holds
 
 @dataclass(frozen=True)
 class Episodes:
-    """What each episode draws: `supports` [E, WAY, SHOT] of the train and `queries` [E, WAY, QUERIES] of the test
+    """The draws of all episodes: `supports` [E, WAY, SHOT] of the train and `queries` [E, WAY, QUERIES] of the test
     images. `asked`, bool like `queries`, is False where a class has fewer test images than that; they are then all
     asked about.
     """
@@ -58,7 +58,9 @@ def draw_episodes(
 
 
 def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Progress | None = None) -> Tensor:
-    """Which queries are right, bool [E, WAY, QUERIES] (False where none was asked), from features [N, D] and [M, D].
+    """Classify the queries by the nearest prototype, from features [N, D] and [M, D].
+
+    Returns bool [E, WAY, QUERIES]: right or not, False where none was asked.
 
     A query as near to another prototype as to its own is wrong.
     """

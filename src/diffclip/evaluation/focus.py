@@ -1,4 +1,4 @@
-"""Where a model looks, against masks of what texts name: the task `focus`.
+"""The task `focus`: attention maps and relevance against masks of the objects that texts name.
 
 Items are pairs of an image and a text, clusters are images. The measures are those of `diffclip.focus.measures`, of
 five kinds of map: the text's relevance (of the last layer), rollout, and the class token's rows of what the layers

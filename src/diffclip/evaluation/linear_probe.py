@@ -71,7 +71,7 @@ def headline_metric(name: str) -> str:
 
 
 def tuned_per_class(name: str) -> bool:
-    """Whether lgssl measures the set called `name` by the mean over classes: aircraft, pets, Caltech-101, flowers."""
+    """Tell whether lgssl measures a set by the mean over classes: aircraft, pets, Caltech-101, flowers."""
     return _PER_CLASS.search(name.lower()) is not None
 
 

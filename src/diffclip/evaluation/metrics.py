@@ -29,7 +29,7 @@ _MIN_ROWS = 32
 
 
 def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Tensor) -> Tensor:
-    """How many other classes score at least as high as the true one; 0 is right.
+    """Rank of the true class: the number of other classes that score at least as high; 0 is right.
 
     Args:
         image_features: [N, D], any floating type (scored in float32); its length does not matter.
@@ -84,7 +84,7 @@ def retrieval_ranks(
 
 
 def hits_at(ranks: Tensor, k: int) -> Tensor:
-    """Whether the right answer is among the top `k`: float64 of 0 and 1, an item each that was asked."""
+    """Return 1.0 where the right answer is among the top `k`, else 0.0, for each item that was asked."""
     return (ranks[ranks != NOT_ASKED] < k).double()
 
 
@@ -131,14 +131,14 @@ def _score_chunks(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, 
 
 
 def _rank_of_column(scores: Tensor, right: Tensor) -> Tensor:
-    """How many other columns of [R, C] do not score strictly less than column `right` [R]."""
+    """Count the other columns of [R, C] that do not score strictly less than column `right` [R]."""
     own = scores.gather(1, right[:, None])
     ranks = scores.shape[1] - 1 - (scores < own).sum(1)
     return ranks.masked_fill(own[:, 0].isnan(), NEVER)
 
 
 def _rank_of_best(scores: Tensor, own: Tensor) -> Tensor:
-    """How many columns of [R, C] outside `own` do not score strictly less than the best of those inside."""
+    """Count the columns of [R, C] outside `own` that do not score strictly less than the best inside."""
     usable = own & ~scores.isnan()
     best = scores.masked_fill(~usable, -torch.inf).amax(1, keepdim=True)
     ranks = (~own).sum(1) - ((scores < best) & ~own).sum(1)

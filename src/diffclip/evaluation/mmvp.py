@@ -48,7 +48,7 @@ PROMPT = "a photo of {}"
 QUESTIONS = "Questions.csv"
 COLUMNS = ("Question ID", "Type", "Statement")
 IMAGE_FOLDERS = (PAIR_IMAGES, "MMVP_VLM_Images")
-"""What the published script and the published README call the folder of images."""
+"""The names of the image folder in the published script and in the published README."""
 
 # The published folder's short types, by the names that its script and paper use
 _TYPES = {
@@ -95,7 +95,7 @@ class PairSet:
 
     @property
     def identity(self) -> list[object]:
-        """What tells these pairs from others: statements, and the name, size and time of each image."""
+        """Statements, and name, size and time of each image: equal for equal sets."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.images]
         return [self.name, [(pair.pattern, pair.statements) for pair in self.pairs], files]
 

@@ -1,4 +1,4 @@
-"""Where a model looks: its maps, what in an image speaks for a text, and how much of that lies on the object."""
+"""Attention maps, relevance of patches for texts, and measures of both against masks."""
 
 from diffclip.focus.maps import (
     class_token_maps,

@@ -64,7 +64,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class View:
-    """Which maps to make.
+    """A choice of maps.
 
     Attributes:
         method: one of `METHODS`; "" takes "relevance" where there are texts, else "attention".

@@ -47,7 +47,7 @@ def named_maps(maps: AttentionMaps) -> dict[str, Tensor]:
 
 
 def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, Tensor]:
-    """What the class token attends to, mean over heads: name of the map (see `named_maps`) → [B, h, w] patches.
+    """The class token's attention, mean over heads: name of the map (see `named_maps`) → [B, h, w] patches.
 
     Raises:
         InputError: the tower has no such layer, or images of another size.

@@ -1,4 +1,4 @@
-"""How much of a map lies on an object, and how spread out a map is, without a threshold.
+"""Measures of a map: its share on an object, and its spread, without a threshold.
 
 Shapes: a map is scores [..., P] of P patches, row by row, and `coverage` [..., P] how much of each patch the object
 covers, in [0, 1]; leading dimensions broadcast. A patch counts with its coverage c as object and with 1 − c as
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 STRONGEST = 10
-"""How many patches `top` and `background` look at."""
+"""Number of patches that `top` and `background` look at."""
 _MOSTLY = 0.5
 
 
@@ -52,7 +52,7 @@ def inside(scores: Tensor, coverage: Tensor) -> Tensor:
 
 
 def pointing(scores: Tensor, coverage: Tensor) -> Tensor:
-    """How much the object covers of the strongest patch, the mean where several are as strong, [...]."""
+    """Coverage of the strongest patch by the object, the mean where several are as strong, [...]."""
     best = (scores == scores.amax(-1, keepdim=True)).to(scores.dtype)
     return (best * coverage).sum(-1) / best.sum(-1)
 
@@ -63,7 +63,7 @@ def entropy(scores: Tensor) -> Tensor:
 
 
 def effective_patches(scores: Tensor) -> Tensor:
-    """How many patches a uniform map of the same entropy would spread over, from 1 to P, [...]."""
+    """Number of patches that a uniform map of the same entropy would cover, from 1 to P, [...]."""
     return _nats(scores).exp()
 
 

@@ -76,8 +76,7 @@ def layer_number(layer: int, layers: int, tower: str) -> int:
 
 
 def images_at_once(model: CLIP, first_layer: int = 0) -> int:
-    """How many images go through the model together, so that their maps with gradients, from `first_layer` on, fit
-    into about 2 GiB."""
+    """Number of images whose maps with gradients, from `first_layer` on, fit into about 2 GiB together."""
     vision = model.config.vision
     tokens = (vision.image_size // vision.patch_size) ** 2 + 1
     # four maps a head, and what a block of this width keeps for its gradients

@@ -1,4 +1,4 @@
-"""Which patches make an image fit a text, and which tokens a text fit an image.
+"""Relevance of patches for a text, and of tokens for an image.
 
 Gradient-weighted attention of Chefer, Gur and Wolf, "Generic Attention-model Explainability" (ICCV 2021), with their
 settings for CLIP: y is the pair's logit, Ā = mean over heads of (∂y/∂A ⊙ A)⁺, and from the first chosen layer on
@@ -22,7 +22,7 @@ from diffclip.model import CLIP
 
 
 def image_relevance(model: CLIP, images: Tensor, texts: Tensor, first_layer: int = -1) -> Tensor:
-    """How much each patch speaks for each text: ≥ 0, [B, T, h, w].
+    """Relevance of each patch for each text: ≥ 0, [B, T, h, w].
 
     Args:
         model: in any mode; evaluated, and left as it was.
@@ -49,7 +49,7 @@ def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
 
 
 def text_relevance(model: CLIP, tokens: Tensor, images: Tensor, first_layer: int = -1) -> Tensor:
-    """How much each token speaks for each image: ≥ 0, [T, I, L]; 0 from the end of the text on and at its start.
+    """Relevance of each token for each image: ≥ 0, [T, I, L]; 0 from the end of the text on and at its start.
 
     Args:
         model: in any mode; evaluated, and left as it was.

@@ -109,7 +109,7 @@ _ORDER = (*VARIANTS, *ABLATIONS)
 
 @dataclass(frozen=True)
 class Results:
-    """What a report is about.
+    """Everything that a report shows.
 
     Attributes:
         records: a row a record of the last checkpoint, with `measure` (a number a measure) added. Models that share

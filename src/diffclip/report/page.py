@@ -58,7 +58,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """What a page says: one sentence, forest plots, one table, and sections to unfold."""
+    """The content of a page: one sentence, forest plots, one table, and sections to unfold."""
 
     title: str
     headline: str

@@ -70,7 +70,7 @@ class Run:
 
     @property
     def ended(self) -> dict[str, Any]:
-        """How the last start ended; empty while it goes or where it could not tell."""
+        """The end of the last start; empty while it goes or if it left no word."""
         ended = self.starts[-1].get("ended") if self.starts else None
         return ended if isinstance(ended, dict) and ended.get("step", 0) >= self.rows[-1]["step"] else {}
 

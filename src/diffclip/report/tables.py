@@ -21,7 +21,7 @@ from diffclip.report.frame import (
 
 _LATEX = {"−": "$-$", "–": "--", "±": r"$\pm$", "→": r"$\rightarrow$", "λ": r"$\lambda$", "×": r"$\times$"}
 BY_LAYER = ("auroc", "inside_over_area", "entropy", "map_correlation")
-"""What focus tells layer by layer in a report."""
+"""Measures of focus that a report shows layer by layer."""
 _AT_ONCE = 6
 """Models side by side in a table of values."""
 

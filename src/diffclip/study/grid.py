@@ -48,7 +48,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass
 class Tally:
-    """How far a study is.
+    """The progress of a study.
 
     Attributes:
         total: the runs of the wanted groups.

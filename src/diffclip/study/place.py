@@ -1,4 +1,4 @@
-"""Where and how a study is done: folders, device, workers; and how long its runs take there."""
+"""The folders, device and workers of a study, and estimates of its run times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ON_A_GPU = 14  # runs that share a GPU: small models leave most of it idle
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how a study is done.
+    """The folders, device and workers of a study.
 
     Attributes:
         data: the folder of the published sets.

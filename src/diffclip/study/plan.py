@@ -20,7 +20,7 @@ Group = Literal["sweep", "models", "ablations"]
 GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
 
 Settings = Mapping[str, float]
-"""What a sweep chooses for an arm: `lr` and `weight_decay`; empty for the recipe's own."""
+"""The choice of a sweep for an arm: `lr` and `weight_decay`; empty for the recipe's own."""
 Line = dict[str, Any]
 """A line of runs.jsonl: the facts about a finished run."""
 

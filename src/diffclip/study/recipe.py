@@ -77,7 +77,7 @@ class Scenes(_Keys):
 
 
 class Primary(_Keys):
-    """The one endpoint that is tested at 5 % without correction: `arm` minus `against`."""
+    """The endpoint that is tested at 5 % without correction: `arm` minus `against`."""
 
     arm: str = TREATED
     against: str = BASELINE

@@ -58,7 +58,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: well, stopped, or with a failure in one line; `ours` if the input is not to blame."""
+    """The end of a process: well, stopped, or with a failure in one line; `ours` if the input is not to blame."""
 
     stopped: bool = False
     failure: str = ""
@@ -105,7 +105,7 @@ class Worker:
 
 
 def read_measured(run: Path) -> dict[str, Any] | None:
-    """What the process of a trained run measured: `diverged` (the step, or None), `peak_memory` in bytes, `device`,
+    """Measurements of the process of a trained run: `diverged` (the step, or None), `peak_memory` in bytes, `device`,
     `threads`, `side_by_side`, and `suite_seconds` once it is evaluated; None before the end of the training."""
     try:
         measured: dict[str, Any] = json.loads((run / MEASURED_FILE).read_text(encoding="utf-8"))
@@ -174,7 +174,7 @@ def _do_command(job: Job, words: Sequence[str]) -> None:
 
 
 def _log_to(file: Path) -> None:
-    """What the process prints goes to the end of `file`."""
+    """Append everything that the process prints to `file`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as log:
         os.dup2(log.fileno(), 1)

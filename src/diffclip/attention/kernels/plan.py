@@ -1,4 +1,4 @@
-"""Which blocks a kernel works in: a table, measured choices from a cache, and the search that fills the cache.
+"""Block sizes of the kernels: a table, measured choices from a cache, and the search that fills the cache.
 
 `DIFFCLIP_AUTOTUNE=1` searches the first time that a shape is met (some seconds); what it finds is kept in the user's
 cache folder for each GPU and Triton, and is used from then on with or without the variable.
@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan depends on: tokens, head sizes, bytes an element, and whether it is causal."""
+    """The facts that a plan depends on: tokens, head sizes, bytes an element, and whether it is causal."""
 
     tokens: int
     size: int
@@ -85,7 +85,7 @@ def filled(size: int) -> int:
 
 
 def keeps_second(tokens: int) -> bool:
-    """Whether the forward pass keeps A2·V for the backward pass."""
+    """True if the forward pass keeps A2·V for the backward pass."""
     return tokens > WHOLE_ROW_TOKENS
 
 

@@ -1,4 +1,4 @@
-"""What the kernels share: loading and storing tiles, scores with their masks, the head norm.
+"""Shared parts of the kernels: loading and storing tiles, scores with their masks, the head norm.
 
 Names: M rows of queries, C columns of keys; SIZE and VALUE the head sizes d and e, D and E those filled up to a
 power of two. Scores are taken to the base 2, so `scale` is log2(e)/√d. Sums are float32, products IEEE.

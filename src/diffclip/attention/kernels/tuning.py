@@ -130,7 +130,7 @@ def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def plan_file(device: torch.device) -> Path | None:
-    """Where the plans of a GPU are kept; None for a user without a home folder."""
+    """Path of the measured plans of a GPU; None for a user without a home folder."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(device)).strip("-")
     try:
         folder = cache_folder()
