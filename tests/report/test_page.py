@@ -21,7 +21,8 @@ from diffclip.report.page import (
     write_report,
     write_tables,
 )
-from diffclip.report.paper import claims_table, paper_gains, paper_numbers, paper_tables
+from diffclip.report.paper import claims_table, paper_gains, paper_numbers
+from diffclip.report.paper_tables import paper_tables
 
 LEVELS = {"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-dynamic": 0.4, "DiffCLIP-vision": 0.42}
 

@@ -85,7 +85,7 @@ def lambda_chart(results: Results) -> Chart | None:
                         )
                 axes.set_title(f"{tower} tower", fontsize=9.5)
                 axes.set_xlabel("layer")
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # type: ignore[no-untyped-call]
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
                 if label != "λ":
                     axes.axhline(0, color=INK, linewidth=0.8)
             row[0].set_ylabel(label)

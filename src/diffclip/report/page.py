@@ -19,7 +19,8 @@ from diffclip.report import curves, figures
 from diffclip.report.compare import ONE_RUN, compare, contrasts_of, headline, primary_of
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
-from diffclip.report.paper import claims_table, gains_in_words, marks, paper_tables
+from diffclip.report.paper import claims_table, gains_in_words, marks
+from diffclip.report.paper_tables import paper_tables
 from diffclip.report.runs import METRICS, read_run, run_facts, run_folders
 from diffclip.report.style import data_uri, png_of, with_palette
 from diffclip.report.tables import (
