@@ -42,7 +42,7 @@ class AttentionMaps:
 
 
 class SelfAttention(nn.Module, ABC):
-    """The parts that all kinds share: `backend` is the operator's, `attn_drop` the share of each map that training drops."""
+    """Parts that all kinds share: `backend` of the operator, `attn_drop` the share of each map that training drops."""
 
     def __init__(
         self,
