@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from diffclip.study.grid import Tally
     from diffclip.study.plan import Group
 
+_INTERRUPTED = 130
+
 
 def study(
     recipe: Annotated[
@@ -116,7 +118,7 @@ def study(
         raise kind(f"{first} failed: {why}{more} ({_progress(tally)})")
     if tally.stopped == signal.SIGINT:
         error = TyperException(f"interrupted: {_progress(tally)}")
-        error.exit_code = 130
+        error.exit_code = _INTERRUPTED
         raise error
     if isinstance(tally.stopped, int):
         raise StoppedError(f"asked to stop: {_progress(tally)}")
@@ -131,7 +133,10 @@ def run_command(words: Sequence[str]) -> None:
     from diffclip.cli.main import app
     from diffclip.errors import DiffCLIPError
 
-    if code := app(list(words), standalone_mode=False):
+    code = app(list(words), standalone_mode=False)
+    if code == _INTERRUPTED:  # typer has caught the interrupt
+        raise KeyboardInterrupt
+    if code:
         raise DiffCLIPError(f"diffclip {words[0]} ended with exit code {code}")
 
 

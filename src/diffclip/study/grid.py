@@ -185,6 +185,10 @@ class _Grid:
                     planned, worker, started = going.pop(connection)
                     ended = worker.join()
                     stops = tally.stopped is not None or bool(self.signals)
+                    if (
+                        stops and ended.ours
+                    ):  # an interrupt may end in any error; the next call tells a true one
+                        ended = Ended(stopped=True)
                     if (ended.ours or ended.stopped) and not stops and planned.name not in again:
                         again.add(planned.name)
                         pending.append(planned)
