@@ -5,14 +5,16 @@ VENV := .venv
 READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 LOWEST := $(VENV)/lowest
+PEERS := $(VENV)/peers
 
-.PHONY: help docs demo test test-slow test-lowest test-triton36 browser lint format bench bench-gpu study-cpu study-gpu clean
+.PHONY: help docs demo test test-slow test-lowest test-peers test-triton36 browser lint format bench bench-gpu study-cpu study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
 	@echo "make test       set up if needed, then the tests (minutes)"
 	@echo "make test-slow  the tests that need real kills or minutes"
 	@echo "make test-lowest  the tests of what uses transformers, on the lowest version that we take"
+	@echo "make test-peers  transformers' own common tests, of the version that is installed, on our models"
 	@echo "make browser    install Chromium for the tests of the page, which are skipped without it"
 	@echo "make lint       ruff, format check, strict types"
 	@echo "make test-triton36  the fused kernels compiled with Triton 3.6 as well, that of torch 2.11"
@@ -39,6 +41,16 @@ test-lowest: $(READY)
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LOWEST) \
 		transformers==5.4.0 huggingface_hub==1.5.0 tokenizers==0.22.2
 	PYTHONPATH=$(LOWEST) $(RUN) pytest -m "not slow" -n 2 tests/vlm tests/convert tests/integrations/test_transformers_*.py
+
+# Their tests come from the source distribution each time: nothing of them is kept here.
+test-peers: $(READY)
+	rm -rf $(PEERS) && mkdir -p $(PEERS)
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --target $(PEERS) parameterized
+	$(RUN) pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: \
+		--dest $(PEERS) transformers==$$($(RUN) pip show transformers | sed -n 's/^Version: //p')
+	tar -xzf $(PEERS)/transformers-*.tar.gz -C $(PEERS) --strip-components 1
+	cd $(PEERS) && PYTHONPATH=.:$(CURDIR)/src HF_HUB_OFFLINE=1 $(CURDIR)/$(VENV)/bin/python -m pytest -q \
+		-p no:cacheprovider -c /dev/null --rootdir . $(CURDIR)/tests/peers/transformers_common.py
 
 # The system's package where we may install it, else playwright's own build.
 browser: $(READY)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from test_transformers_models import core, near
 from transformers import (
@@ -136,9 +137,10 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
     for size in ((50, 70), (32, 32), (90, 42), (21, 30)):
         picture = photo(*size)
         near(theirs(picture, return_tensors="pt").pixel_values[0], ours(picture))
-    clear = photo(50, 70)
-    clear.putalpha(Image.linear_gradient("L").resize(clear.size))
-    near(theirs(clear, return_tensors="pt").pixel_values[0], ours(clear))
+    if int(transformers.__version__.split(".")[1]) >= 23:  # older releases drop transparency
+        clear = photo(50, 70)
+        clear.putalpha(Image.linear_gradient("L").resize(clear.size))
+        near(theirs(clear, return_tensors="pt").pixel_values[0], ours(clear))
     assert preprocess_of(theirs, 32, "theirs") == config.preprocess
     theirs.do_normalize = False
     with pytest.raises(InputError, match="no counterpart here"):
