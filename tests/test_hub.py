@@ -56,7 +56,7 @@ def test_a_run_is_pushed_and_loaded_again(model_folder: Path, tmp_path: Path) ->
         command_line = "from diffclip.cli.main import main; main()"
         pushed = python("-c", command_line, "push", run, "me/mine", "--license", "apache-2.0")
         assert pushed.returncode == 0, pushed.stderr
-        assert pushed.stdout == "hf-hub:me/mine: DiffCLIP-v16x1x2p8-t16x1x2\n"
+        assert pushed.stdout == "hf-hub:me/mine\n"
         assert {"README.md", "config.json", "model.safetensors"} <= files.keys()
         loaded = python("-c", LOAD)
         assert "InputError: hf-hub:me/gone cannot be fetched" in loaded.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import unittest
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +31,7 @@ for _name, _mixin in (("exporters.test_export", "Export"), ("generation.test_uti
     setattr(_stub, f"{_mixin}TesterMixin", type(f"{_mixin}TesterMixin", (), {}))
     sys.modules[f"tests.{_name}"] = _stub
 
-import tests.test_modeling_common as common  # noqa: E402
+common: Any = import_module("tests.test_modeling_common")
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
 SIZES |= {"attention": "differential", "projection_dim": 24}

@@ -66,4 +66,4 @@ def push(
         raise InputError(
             f"{name} cannot be written ({reason}): check the token and the connection"
         ) from error
-    print(f"hf-hub:{name}: {loaded.label}")
+    print(f"hf-hub:{name}")
