@@ -284,5 +284,5 @@ def _note(printed: bool) -> str:
     note = "In brackets the difference to CLIP in points; whether it is real is in the first table."
     if printed:
         numbers = paper_numbers()
-        note += f" Rows marked (paper): {numbers['paper']}; {numbers['architecture']}, other training data and sets than here."
+        note += f" Rows marked (paper): {numbers['paper']}; {numbers['architecture']}, other data and sets than here."
     return note
