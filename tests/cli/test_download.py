@@ -25,7 +25,9 @@ def test_what_must_be_done_by_hand_is_printed(tmp_path, capsys):
     assert "ILSVRC2012_img_val.tar" in first
     assert "already" in second
     assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {tmp_path}/flickr30k" in third
-    assert fourth == f"Then, to train on it: diffclip data make-shards {tmp_path}/flickr30k FOLDER"
+    assert (
+        fourth == f"Then, to train on it: diffclip data make-shards {tmp_path}/flickr30k {tmp_path}/flickr30k"
+    )
 
 
 def test_an_unknown_name_comes_before_any_work(tmp_path):

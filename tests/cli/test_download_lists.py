@@ -19,7 +19,7 @@ from fake_img2dataset import write_program
 from PIL import Image
 
 from diffclip.cli.download import download
-from diffclip.data.caption_sets import CAPTION_SETS, counted, duration, needs
+from diffclip.data.caption_sets import CAPTION_SETS, needs
 from diffclip.errors import DiffCLIPError, InputError
 
 
@@ -155,8 +155,6 @@ def test_options_that_do_not_go_together(
 def test_estimates() -> None:
     # img2dataset documents 5 h with 16 processes
     images, size, hours = needs(CAPTION_SETS["cc12m"], 16)
-    assert (counted(images), duration(hours), round(size / 1e9)) == ("7.7 M", "5 h", 313)
-    assert [counted(number) for number in (17, 999_999, 413_000_000)] == ["17", "1.0 M", "413 M"]
-    assert [duration(hours) for hours in (0.001, 0.21, 88)] == ["1 min", "13 min", "3.7 days"]
+    assert (round(images / 1e6, 1), round(hours, 1), round(size / 1e9)) == (7.7, 5.5, 313)
     for entry in CAPTION_SETS.values():
         assert bool(entry.addresses) != bool(entry.wants)

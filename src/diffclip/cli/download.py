@@ -123,7 +123,9 @@ def _published(name: str, root: Path, there: bool) -> None:
     elif by_hand(name, root):
         typer.echo(f"{what}. By hand: {by_hand(name, root)}")
         if entry.layout == "flickr":
-            typer.echo(f"Then, to train on it: diffclip data make-shards {place_of(name, root)} FOLDER")
+            typer.echo(
+                f"Then, to train on it: diffclip data make-shards {place_of(name, root)} {place_of(name, root)}"
+            )
     else:
         typer.echo(what)
         typer.echo(f"{name} is in {fetch(name, root)}.")
@@ -139,7 +141,7 @@ def _captions(
     threads: int,
 ) -> None:
     """Fetch one set to train on into ROOT/NAME/train, going on where an earlier call stopped."""
-    from diffclip.data.caption_sets import CAPTION_SETS, counted, duration, needs
+    from diffclip.data.caption_sets import CAPTION_SETS, needs
     from diffclip.data.download import check_room, command_of, outcome_of, prepare_list, run_tool
     from diffclip.data.published_sets import in_bytes
     from diffclip.errors import DiffCLIPError
@@ -150,8 +152,8 @@ def _captions(
     if own is None:
         images, size, hours = needs(entry, processes)
         typer.echo(
-            f"  {counted(entry.pairs)} pairs; about {counted(images)} images can be expected ({entry.counted}), "
-            f"{in_bytes(size)}, {duration(hours)} with {processes} processes on 2 Gbit/s"
+            f"  {entry.pairs:,} pairs; about {images:,} images can be expected ({entry.counted}), "
+            f"{in_bytes(size)}, {hours:.1f} hours with {processes} processes on 2 Gbit/s"
         )
         if not outcome_of(shards):
             check_room(place, 0.7 * size, name)

@@ -128,6 +128,12 @@ def how_to_get(recipe: Recipe) -> str | None:
         shards = source.shards if isinstance(source, WeightedShards) else source
         for path in map(Path, [shards] if isinstance(shards, str) else shards):
             for folder in (path, *path.parents):
+                if folder.name in ("flickr8k", "flickr30k") and not path.exists():
+                    place = shlex.quote(str(folder))
+                    return (
+                        f"diffclip data download {folder.name} --root {shlex.quote(str(folder.parent))}, then "
+                        f"diffclip data make-shards {place} {place}"
+                    )
                 if folder.name in CAPTION_SETS and not path.exists():
                     return f"diffclip data download {folder.name} --root {shlex.quote(str(folder.parent))}"
     return None

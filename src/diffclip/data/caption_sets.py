@@ -120,19 +120,3 @@ def needs(entry: CaptionSet, processes: int) -> tuple[int, int, float]:
     images = round(entry.left * entry.pairs)
     hours = entry.pairs / (entry.rate * processes / _MEASURED_PROCESSES) / 3600
     return images, images * _IMAGE + 2 * entry.pairs * _LINE, hours
-
-
-def counted(number: int) -> str:
-    """A number of things with two or three digits: "12.4 M", "592 k", "17"."""
-    for size, unit in ((10**6, "M"), (10**3, "k")):
-        # 999,999 is a million here, not a thousand thousand
-        if number >= 0.9995 * size:
-            return f"{number / size:.{1 if number < 99.95 * size else 0}f} {unit}"
-    return str(number)
-
-
-def duration(hours: float) -> str:
-    """A time in words: "10 min", "5 h", "3.5 days"."""
-    if hours < 1:
-        return f"{max(1, round(60 * hours))} min"
-    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.{1 if hours < 240 else 0}f} days"

@@ -111,8 +111,6 @@ class CaptionLoader:
         Raises:
             DiffCLIPError: a worker died, another epoch was started meanwhile, or no data came for the time set.
         """
-        if not self._steps.rank:
-            self.corpus.keep_indexes()
         order = self._order(epoch)
         mine = self._jobs.now = _Jobs.Now(epoch, order, start_batch)
         batches = watched(self._loader)

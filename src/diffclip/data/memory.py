@@ -76,7 +76,6 @@ class MemoryLoader:
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """This process's part of the batches of an epoch from `start_batch` on."""
-        self.corpus.keep_indexes()
         order = WholeEpoch(self.corpus.layout, self._steps, self._seed, epoch)
         for items in order.batches(start_batch):
             samples = (items % self.corpus.samples).tolist()

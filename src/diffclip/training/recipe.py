@@ -54,7 +54,7 @@ class DataRecipe(_Keys):
     """The images and captions, and how they are varied."""
 
     train: str | WeightedShards | list[str | WeightedShards] = Field(
-        description="shards: files, folders, brace ranges, addresses (https, s3, pipe:…); or several, with weights"
+        description="shards: files, folders, brace ranges, addresses (https, s3, hf …); or several, with weights"
     )
     val: str | list[str] | None = Field(default=None, description="validation split of the training data")
     caption_key: str = "caption"
@@ -79,7 +79,7 @@ class DataRecipe(_Keys):
         default=None, description="folder for copies of remote shards; None: the user's cache"
     )
     cache_gb: float | None = Field(
-        default=None, gt=0, description="size of those copies, a process; None: no more than is being read"
+        default=None, gt=0, description="size of those copies, beyond which the oldest go; None: no limit"
     )
     expected_samples: int | None = Field(
         default=None, gt=0, description="what the plan of a run counts with where the shards are not there"

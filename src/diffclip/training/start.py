@@ -202,7 +202,8 @@ def check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabric
 def open_logger(
     fabric: Any, recipe: Recipe, run: Path, parts: Parts, steps: int, processes: dict[str, Any]
 ) -> RunLogger | None:
-    """Note this start in `about.json` and open the log of its steps; None but in the first process.
+    """Note this start in `about.json`, keep the indexes of the shards beside them, and open the log of the steps; None
+    but in the first process.
 
     Raises:
         InputError: a file cannot be written, or Weights & Biases cannot be used.
@@ -211,6 +212,7 @@ def open_logger(
         return None
     loader, done = parts.loader, parts.progress.step
     corpus = loader.corpus
+    corpus.keep_indexes()
     data = {
         "fingerprint": corpus.identity(),
         "samples": corpus.samples,
