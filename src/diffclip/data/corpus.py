@@ -20,6 +20,7 @@ from diffclip.data.index import (
     key_of,
     open_headers,
     open_index,
+    open_indexes,
     read_header,
     stamp,
     usable_rows,
@@ -162,7 +163,9 @@ class Corpus:
         self._opened: dict[int, _Opened | Fault] = {}
         self._files = TarFiles(window or OPEN_FILES)
         flat = [place for source in places for place in source]
-        local = iter(open_headers([Path(place) for place, remote in flat if not remote]))
+        paths = [Path(place) for place, remote in flat if not remote]
+        indexes = open_indexes(paths) if window is None else []
+        local = iter([header for header, _ in indexes] if window is None else open_headers(paths))
         far = iter(copies.headers([place for place, remote in flat if remote]) if copies else [])
         self._shards = [
             _Shard(place, shown(place), remote, header, header.usable(self._needed))
@@ -172,8 +175,10 @@ class Corpus:
         self._to_keep = self._shards
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
         if window is None:
-            for number in range(len(self._shards)):
-                self._opened[number] = self._hold(number)
+            for number, (path, (_, table)) in enumerate(zip(paths, indexes, strict=True)):
+                rows, lacks = usable_rows(table, self._needed)
+                self.faults += [Fault(f"{path}:{key_of(table[row])}", lack) for row, lack in lacks]
+                self._opened[number] = _Opened(path, table, rows)
         else:
             self.faults += [
                 Fault(shard.name, reason)
@@ -258,15 +263,6 @@ class Corpus:
         """Stop fetching ahead."""
         if self._copies is not None:
             self._copies.close()
-
-    def _hold(self, number: int) -> _Opened:
-        """Open a shard for good, and name each of its samples that lack something."""
-        shard = self._shards[number]
-        path = Path(shard.place)
-        table = open_index(path)[1]
-        rows, lacks = usable_rows(table, self._needed)
-        self.faults += [Fault(f"{path}:{key_of(table[row])}", lack) for row, lack in lacks]
-        return _Opened(path, table, rows)
 
     def _open(self, number: int) -> _Opened | Fault:
         """Find a shard at hand, or open it in place of the one that was used longest ago."""

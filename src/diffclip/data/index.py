@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ INDEX_FOLDER = "diffclip-index"
 MEMBERS = (*IMAGE, "txt", "json", "cls", "mask.png", "seg.png")
 """The extensions that are indexed; all others are passed over."""
 
+T = TypeVar("T")
 Table = NDArray[np.void]
 Needed = Mapping[str, Sequence[str]]
 """The name of a member → the extensions it may have."""
@@ -278,12 +279,28 @@ def open_header(path: Path) -> Header:
 
 def open_headers(paths: Sequence[Path]) -> list[Header]:
     """The headers of many shards; those without an index are scanned by several processes."""
-    known = [any(read_header(file, stamp(path)) for file in index_files(path)) for path in paths]
-    todo = [path for path, there in zip(paths, known, strict=True) if not there]
+    return _open_all(paths, read_header, open_header)
+
+
+def open_indexes(paths: Sequence[Path]) -> list[tuple[Header, Table]]:
+    """The indexes of many shards, as `open_headers`."""
+    return _open_all(paths, read_index, open_index)
+
+
+def _open_all(
+    paths: Sequence[Path], read: Callable[[Path, str], T | None], make: Callable[[Path], T]
+) -> list[T]:
+    found: dict[Path, T | None] = {}
+    for path in paths:
+        mark = stamp(path)
+        kept = (read(file, mark) for file in index_files(path)) if mark else iter(())
+        found[path] = next((one for one in kept if one is not None), None)
+    todo = [path for path, one in found.items() if one is None]
     if len(todo) >= _WORTH_PROCESSES:
         for _ in progress(_in_processes(todo), len(todo), "indexing"):
             pass
-    return [open_header(path) for path in paths]
+    made = {path: make(path) for path in todo}
+    return [made[path] if one is None else one for path, one in ((path, found[path]) for path in paths)]
 
 
 def _in_processes(paths: Sequence[Path]) -> Iterator[Header]:

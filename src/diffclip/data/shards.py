@@ -14,7 +14,7 @@ from braceexpand import braceexpand
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.index import BLOCK, Needed, key_of, open_headers, open_index, usable_rows
+from diffclip.data.index import BLOCK, Needed, key_of, open_indexes, usable_rows
 from diffclip.data.samples import IMAGE, Fault, image_of
 from diffclip.data.sources import stamp_of
 from diffclip.errors import InputError
@@ -83,8 +83,7 @@ class Shards:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
-        open_headers(self.paths)
-        indexes = [open_index(path) for path in self.paths]
+        indexes = open_indexes(self.paths)
         self._tables = [table for _, table in indexes]
         self._ends = np.cumsum([len(table) for table in self._tables], dtype=np.int64)
         self.faults = [
