@@ -1,4 +1,4 @@
-"""Convert record files of version 0.1, whose facts were in `protocol` and in names, to one field a fact.
+"""Convert record files of earlier versions, whose facts were in `protocol` and in names, to one field a fact.
 
 Run it as `python -m benchmarks.convert_records FILE…`; each file is replaced.
 """
@@ -20,7 +20,7 @@ _UNIFORM = {"auroc": 0.5, "inside_over_area": 1.0, "entropy": 1.0, "correlation"
 
 
 def convert(path: Path) -> list[Record]:
-    """Read a file of version 0.1; averages are computed anew."""
+    """Read a file of an earlier version; averages are computed anew."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     plain = [fields for fields in lines if fields["task"] not in DERIVED]
     counts = {

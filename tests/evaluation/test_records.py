@@ -83,7 +83,7 @@ def test_a_folder_without_results_is_told(tmp_path):
         diffclip.load_records(tmp_path)
 
 
-def test_records_of_version_0_1_name_the_converter(tmp_path):
+def test_records_of_an_earlier_version_name_the_converter(tmp_path):
     path = tmp_path / "old.jsonl"
     path.write_text(json.dumps(FIELDS) + "\n")
     with pytest.raises(InputError, match=r"python -m benchmarks\.convert_records .*old\.jsonl"):

@@ -122,7 +122,7 @@ def read_records(path: str | Path) -> list[Record]:
 
     Raises:
         InputError: the file cannot be read, a line is not a record (with file, line and field), or the file was
-            written by version 0.1, whose facts were in `protocol`.
+            written by an earlier version, whose facts were in `protocol`.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -138,7 +138,7 @@ def read_records(path: str | Path) -> list[Record]:
         except ValidationError as error:
             raise InputError(f"{path}, line {number} is not a record: {explain(error)}") from error
         if "chance" not in record.model_fields_set:
-            raise InputError(f"{path} has records of version 0.1: convert it with `{_CONVERTER} {path}`")
+            raise InputError(f"{path} was written by an earlier version: convert it with `{_CONVERTER} {path}`")
         records.append(record)
     return records
 
