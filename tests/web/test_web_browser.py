@@ -145,7 +145,7 @@ def test_what_visitors_write_is_shown_as_they_wrote_it(tab):
     ("name", "content", "told"),
     [
         ("a.svg", b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>", "a.svg is not"),
-        ("<b>x.png", b"\x89PNG\r\n\x1a\n....", "broken header"),
+        ("<b>x.png", b"\x89PNG\r\n\x1a\n....", "x.png is not an image"),
     ],
 )
 def test_a_file_that_is_not_an_image_gets_a_line_on_the_page(tab, tmp_path, name, content, told):
