@@ -138,7 +138,9 @@ def read_records(path: str | Path) -> list[Record]:
         except ValidationError as error:
             raise InputError(f"{path}, line {number} is not a record: {explain(error)}") from error
         if "chance" not in record.model_fields_set:
-            raise InputError(f"{path} was written by an earlier version: convert it with `{_CONVERTER} {path}`")
+            raise InputError(
+                f"{path} was written by an earlier version: convert it with `{_CONVERTER} {path}`"
+            )
         records.append(record)
     return records
 
