@@ -66,7 +66,7 @@ def targets(results: Results) -> list[Target]:
         ratio = _loader(results.get("loader"), workers)
         readers = f"{workers} worker{'' if workers == 1 else 's'}"
         name = f"CPU, loader, {readers}: ours to OpenCLIP's, samples a second and core"
-        found.append(Target(name, _LOADER, ratio, least=2.0))
+        found.append(Target(name, _LOADER, ratio, least=2.5))
     steps = results.get("training_cuda_bf16")
     for batch in (256, 1024):
         for other, least in ((REFERENCE, 0.98), (OPENCLIP, 0.98)):
