@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Path:
     model, optimizer = stepped()
     for step in (1, 2, 3):
         progress = Progress(step, epoch=step, samples=12 * step)
-        save_checkpoint(ALONE, tmp_path, model, optimizer, progress, best=step == 2, keep_every=1)
+        save_checkpoint(ALONE, tmp_path, model, optimizer, progress, best=step == 2)
     return tmp_path
 
 

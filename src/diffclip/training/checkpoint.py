@@ -59,11 +59,10 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     best: bool = False,
-    keep_every: int | None = None,
 ) -> Path:
     """Write a checkpoint of `run` and let `last` (and `best`) name it; all processes call it, and get the same folder.
 
-    Checkpoints that no link names are removed, but those of every `keep_every`-th step.
+    Checkpoints that no link names are removed.
 
     Raises:
         InputError: no space left on the device, or no permission. The checkpoints before stay as they were.
@@ -76,7 +75,7 @@ def save_checkpoint(
         finally:
             if fabric.global_rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
-    first_does(fabric, lambda: _link_new(run, folder, best, keep_every))
+    first_does(fabric, lambda: _link_new(run, folder, best))
     return folder
 
 
@@ -128,7 +127,7 @@ def _put(temporary: Path, folder: Path) -> None:
         os.replace(temporary, folder)
 
 
-def _link_new(run: Path, folder: Path, best: bool, keep_every: int | None) -> None:
+def _link_new(run: Path, folder: Path, best: bool) -> None:
     before = target_of(run, "last")
     if before not in (None, folder):
         _link(run, "previous", before)
@@ -136,10 +135,8 @@ def _link_new(run: Path, folder: Path, best: bool, keep_every: int | None) -> No
     if best:
         _link(run, "best", folder)
     for unlinked in set((run / "checkpoints").glob("step_*")) - _linked(run):
-        step = int(unlinked.name.split("_")[1])
-        if keep_every is None or step % keep_every:
-            with suppress(InputError):  # a folder that cannot be removed is no reason to stop a run
-                _remove(unlinked)
+        with suppress(InputError):  # a folder that cannot be removed is no reason to stop a run
+            _remove(unlinked)
 
 
 def restore_checkpoint(

@@ -216,9 +216,7 @@ class Trainer:
 
     def save(self, best: bool = False) -> Path:
         """Write a checkpoint."""
-        return save_checkpoint(
-            self.fabric, self.run, self.model, self.optimizer, self.progress, best, self.recipe.keep_every
-        )
+        return save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)
 
     def all_skipped(self) -> dict[str, Fault]:
         """The samples that any process has skipped, by name."""
@@ -229,8 +227,8 @@ class Trainer:
 
     def _is_due(self) -> bool:
         """True if the recipe wants a checkpoint after this step."""
-        every = (self.recipe.checkpoint_every, self.recipe.keep_every)
-        return any(steps is not None and self.progress.step % steps == 0 for steps in every)
+        every = self.recipe.checkpoint_every
+        return every is not None and self.progress.step % every == 0
 
     def _validate(self) -> bool:
         """Measure and log the model; return whether it is the best so far."""

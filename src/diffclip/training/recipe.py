@@ -139,9 +139,6 @@ class Recipe(_Keys):
     checkpoint_every: int | None = Field(
         default=None, gt=0, description="steps; None: after each epoch. The best and the last are always kept"
     )
-    keep_every: int | None = Field(
-        default=None, gt=0, description="steps; such checkpoints stay, beside last, previous and best"
-    )
     validate_every: int = Field(default=1, gt=0, description="epochs")
     wandb: str | None = Field(
         default=None, description="the project at Weights & Biases that is told as well"

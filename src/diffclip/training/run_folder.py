@@ -31,7 +31,7 @@ METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation
 # keys that change nothing about the numbers of a run (but for the order of sums), so that a resumed run may have
 # others; whether data that has moved is the same is seen by its order (`start.check_order`)
 _FREE_KEYS = {
-    *("checkpoint_every", "keep_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
+    *("checkpoint_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
     *("attention_backend", "data.train", "data.val", "data.memory", "data.expected_samples"),
     *("data.workers", "data.cache", "data.cache_gb", "data.timeout"),
 }
