@@ -25,7 +25,7 @@ Line = dict[str, Any]
 """A line of runs.jsonl: the facts about a finished run."""
 
 # keys that change nothing about the numbers of a run; the data is told by its folder's name, wherever it lies
-_FREE = {"attention_backend", "checkpoint_every", "compile", "keep_every", "wandb"}
+_FREE = {"attention_backend", "checkpoint_every", "compile", "wandb"}
 _FREE_OF_DATA = {"train", "val", "workers", "memory", "cache", "cache_gb", "timeout"}
 
 

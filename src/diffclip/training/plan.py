@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -164,11 +164,10 @@ def plan_run(
     flops = count_flops(recipe, in_parts=pass_size < share)
     rate = card.tflops(recipe.precision) * 1e12 * UTILIZATION * world / sum(flops.values())
     memory = memory_of(recipe, world, sharded, pass_size)
-    largest = _largest_pass(recipe, world, sharded, card.memory)
     config = recipe.config()
     with weightless(config) as model:
         parameters = parameters_by_part(model)
-    return Plan(
+    plan = Plan(
         model=name_of(config),
         precision=recipe.precision,
         strategy="one process" if world == 1 else "fsdp" if sharded else "ddp",
@@ -184,29 +183,23 @@ def plan_run(
         steps=steps * recipe.epochs if steps else None,
         gpu=card.name,
         fits=sum(memory.values()) <= card.memory,
-        largest_pass=largest,
-        advice=_advise(recipe, card, world, sharded, memory, share, pass_size, largest),
+        largest_pass=_largest_pass(recipe, world, sharded, card.memory),
+        advice=None,
         samples_per_second=rate,
         hours=steps * recipe.epochs * recipe.batch_size / rate / 3600 if steps else None,
     )
+    return replace(plan, advice=_advise(recipe, plan, card))
 
 
-def _advise(
-    recipe: Recipe,
-    gpu: GPU,
-    world: int,
-    sharded: bool,
-    memory: dict[str, int],
-    share: int,
-    pass_size: int,
-    largest: int,
-) -> str | None:
-    if sum(memory.values()) <= gpu.memory:
-        return f"micro_batch={largest} fits as well, in fewer passes" if pass_size < largest else None
-    if largest:
-        return f"does not fit into {gpu.memory_gib:.0f} GiB: micro_batch={largest} does"
+def _advise(recipe: Recipe, plan: Plan, gpu: GPU) -> str | None:
+    """The change to the recipe or the command that makes the run fit, or quicker."""
+    if plan.fits:
+        quicker = f"micro_batch={plan.largest_pass} fits as well, in fewer passes"
+        return quicker if plan.pass_size < plan.largest_pass else None
+    if plan.largest_pass:
+        return f"does not fit into {gpu.memory_gib:.0f} GiB: micro_batch={plan.largest_pass} does"
     ways = [] if recipe.grad_checkpointing else ["grad_checkpointing=true"]
-    ways += ["--strategy fsdp"] if world > 1 and not sharded else []
+    ways += ["--strategy fsdp"] if plan.strategy == "ddp" else []
     return (
         f"does not fit into {gpu.memory_gib:.0f} GiB even with micro_batch=1: "
         f"try {', '.join([*ways, 'a smaller batch_size', 'more or larger GPUs'])}"
