@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_masks
-from diffclip.data.masks import Thing, coverage, crop_box, read_mask, says_left_out, upright
+from diffclip.data.masks import Thing, coverage, crop_box, read_mask, upright
 from diffclip.data.transforms import eval_transform
 from diffclip.errors import InputError
 from diffclip.scenes import write_scenes
@@ -121,7 +121,7 @@ def test_a_mask_of_another_size_and_one_of_another_shape(tmp_path):
     (fault,) = data.faults
     assert fault.name.endswith(":s0000001")
     assert fault.reason == "has a mask of 20×20 pixels, another shape than its image's 40×32"
-    assert not says_left_out(fault)
+    assert fault.kind == "broken"
 
 
 def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
@@ -140,7 +140,7 @@ def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
         "fills the model's crop: 'a cat'",
         "has no pixel in its mask: 'a cat'",
     ]
-    assert all(map(says_left_out, data.faults))
+    assert {fault.kind for fault in data.faults} == {"mask"}
 
 
 def test_texts_of_classes_and_of_first_lines(tmp_path):

@@ -162,7 +162,6 @@ def _run(
     """Measure, write and show; a failed model or task is told, and raised when all others are done."""
     from diffclip.cli.evaluate_table import show_records
     from diffclip.cli.progress import showing_progress
-    from diffclip.data.evaluation_sets import says_empty_classes
     from diffclip.errors import DiffCLIPError, InputError
     from diffclip.evaluation.records import Record, to_lines
     from diffclip.evaluation.results_file import ResultsFile
@@ -220,8 +219,8 @@ def _run(
         show_records(shown_records, results.outcomes, headlines_only=several)
         if output is not None and several:
             print(f"Tables and figures: diffclip report {output} --output {output.with_suffix('.html')}")
-    _tell_skipped([fault for fault in faults if not says_empty_classes(fault)])
-    for fault in filter(says_empty_classes, faults):
+    _tell_skipped([fault for fault in faults if fault.kind != "note"])
+    for fault in (one for one in faults if one.kind == "note"):
         print(f"diffclip: {fault}", file=sys.stderr)
     if failures:
         kind = DiffCLIPError if any(ours for _, ours in failures) else InputError

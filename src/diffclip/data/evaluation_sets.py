@@ -42,7 +42,6 @@ __all__ = [
     "set_folder",
 ]
 
-_EMPTY = "has no image of"
 _PAIRS = "Questions.csv"
 DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
@@ -183,19 +182,14 @@ def _templates(folder: Path) -> list[str]:
     return templates
 
 
-def says_empty_classes(fault: Fault) -> bool:
-    """Whether a fault is about classes without an image, where nothing was skipped."""
-    return fault.reason.startswith(_EMPTY)
-
-
 def _empty_classes(where: Path, classnames: list[str], labels: list[int]) -> list[Fault]:
     """What is said of classes without an image, which are in no mean over classes."""
     seen = set(labels)
     empty = [name for label, name in enumerate(classnames) if label not in seen]
     if not empty:
         return []
-    which = f"{_EMPTY} {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
-    return [Fault(str(where), f"{which}: mean_per_class_recall is over the others")]
+    which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
+    return [Fault(str(where), f"{which}: mean_per_class_recall is over the others", "note")]
 
 
 def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTION_KEY) -> EvaluationSet:

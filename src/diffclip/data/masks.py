@@ -26,7 +26,6 @@ from diffclip.data.transforms import LONGEST_RATIO
 from diffclip.errors import InputError
 
 MASK = "mask.png"
-_LEFT_OUT = "has an object that"
 # what rounding leaves of an area that is nothing or all
 _ROUNDING = 1e-9
 
@@ -74,7 +73,9 @@ class MaskedSet(EvaluationSet):
             found = coverage(own, box, grid)
             why = _unusable(own, float(found.mean()))
             if why:
-                self.faults.append(Fault(self.source.name(i), f"{_LEFT_OUT} {why}: {thing.name!r}"))
+                self.faults.append(
+                    Fault(self.source.name(i), f"has an object that {why}: {thing.name!r}", "mask")
+                )
                 continue
             things.append(thing)
             covered.append(found)
@@ -116,11 +117,6 @@ def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str],
     return MaskedSet(
         name, split, "masks", [], [], shards, indices, captions=texts, faults=faults, things=things
     )
-
-
-def says_left_out(fault: Fault) -> bool:
-    """Whether a fault is about an object that a crop does not show, or shows alone, where nothing is broken."""
-    return fault.reason.startswith(_LEFT_OUT)
 
 
 def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], template: str) -> list[Thing]:

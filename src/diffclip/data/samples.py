@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from PIL import Image
 from torch import Tensor
@@ -21,10 +22,14 @@ Transform = Callable[[Image.Image], Tensor]
 
 @dataclass(frozen=True)
 class Fault:
-    """A shard or a sample that was skipped, and why; together a sentence."""
+    """A shard, sample or mask that was skipped, and why; name and reason together are a sentence.
+
+    `kind` is "note" where nothing was skipped and the reader should know all the same.
+    """
 
     name: str
     reason: str
+    kind: Literal["broken", "mask", "note"] = "broken"
 
     def __str__(self) -> str:
         return f"{self.name} {self.reason}"
