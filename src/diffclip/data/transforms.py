@@ -118,15 +118,6 @@ class EvalTransform:
         """What `pixels` depends on beside the picture; JSON can hold it."""
         return [self.image_size, "squash" if self.squash else self.edge, self.preprocess.interpolation]
 
-    def visible_box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Part of an image of `size` (width, height) that the model sees: left, top, right, bottom in its pixels."""
-        width, height = size
-        if self.squash:
-            return 0, 0, width, height
-        side = min(size) * self.image_size / self.edge
-        left, top = (width - side) / 2, (height - side) / 2
-        return left, top, left + side, top + side
-
 
 def train_transform(
     image_size: int, preprocess: PreprocessConfig, scale: tuple[float, float] = (0.5, 1.0), flip: float = 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from diffclip.data.shifts import base_of, pictures_of
+from diffclip.data.shifts import base_of, images_of
 from diffclip.evaluation.linear_probe import headline_metric
 from diffclip.evaluation.records import Record
 
@@ -125,7 +125,7 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
 
 def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:
     value = _value(base) - _value(mean)
-    same = all(pictures_of(one.dataset) == pictures_of(base.dataset) for one in shifts)
+    same = all(images_of(one.dataset) == images_of(base.dataset) for one in shifts)
     low = high = None
     if None not in (base.low, base.high, mean.low, mean.high):
         join = sum if same else lambda halves: math.hypot(*halves)
@@ -148,7 +148,7 @@ def _half(parts: Sequence[Record], upper: bool) -> float | None:
     for one in parts:
         if one.low is None or one.high is None:
             return None
-        images = pictures_of(one.dataset), one.split
+        images = images_of(one.dataset), one.split
         half = one.high - _value(one) if upper else _value(one) - one.low
         added[images] = added.get(images, 0.0) + half
     return math.hypot(*added.values())

@@ -11,7 +11,6 @@ from diffclip.evaluation.metrics import (
     RECALL_AT,
     chance_at,
     chance_of_image_to_text,
-    retrieval_metrics,
     retrieval_ranks,
 )
 from diffclip.evaluation.scores import Score, recall_score
@@ -48,18 +47,3 @@ def retrieval(
         recall_score(f"text_retrieval_recall@{k}", to_text, k, chance_of_image_to_text(k, owners))
         for k in RECALL_AT
     ]
-
-
-def validate_retrieval(
-    model: Encoder, tokenizer: Tokenizer, batches: Captioned, batch_size: int = 256
-) -> dict[str, float]:
-    """The six recalls of `retrieval` and `score`, their mean, without intervals: for use during training.
-
-    The model's mode is restored afterwards.
-
-    Raises:
-        InputError: no image, or no caption.
-    """
-    with evaluating(model):
-        recalls = retrieval_metrics(*retrieval_ranks(*embed_captioned(model, tokenizer, batches, batch_size)))
-    return recalls | {"score": sum(recalls.values()) / len(recalls)}
