@@ -116,9 +116,10 @@ def _table(rows: Sequence[str], chances: Sequence[str], columns: Mapping[str, Se
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("measure", min_width=20)
-    table.add_column("chance", justify="right", no_wrap=True)
-    for name in columns:
-        table.add_column(Text(name), justify="right", no_wrap=True)
+    table.add_column("chance", justify="right", min_width=6)
+    for name, cells in columns.items():  # a long name may break, a value may not
+        widest = max(map(len, cells), default=0)
+        table.add_column(Text(name, overflow="fold"), justify="right", min_width=max(widest, 8))
     for number, (row, chance) in enumerate(zip(rows, chances, strict=True)):
         table.add_row(Text(row), chance, *(Text(cells[number]) for cells in columns.values()))
     return table

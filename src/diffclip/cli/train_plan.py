@@ -182,7 +182,7 @@ def show_plan(plan: Plan) -> None:
     console = table_console()
     processes = "1 process" if plan.world == 1 else f"{plan.world} processes ({plan.strategy})"
     head = f"{plan.model}, {plan.precision}, batch {plan.batch_size:,}: {processes}, {plan.share:,} samples each{parts}"
-    console.print(head, highlight=False)
+    console.print(head, highlight=False, soft_wrap=True)
     console.print(table)
     if plan.advice and plan.fits:
-        console.print(plan.advice, highlight=False, markup=False)
+        console.print(plan.advice, highlight=False, markup=False, soft_wrap=True)
