@@ -47,12 +47,10 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
             notes.append("Difference: of these two trained weights over items, with its 95 % interval.")
     console = table_console()
     rows, chances = _labels(results, measures), _chances(results, measures)
-    whole = _table(rows, chances, columns)
-    if console.measure(whole).minimum <= console.width:
-        console.print(whole)
-    else:
-        for name, cells in columns.items():
-            console.print(_table(rows, chances, {name: cells}))
+    least = 28 + sum(max(len(name), *map(len, cells)) + 2 for name, cells in columns.items())
+    blocks = [columns] if least <= console.width else [{name: cells} for name, cells in columns.items()]
+    for block in blocks:
+        console.print(_table(rows, chances, block))
     console.print(" ".join(notes), highlight=False, style="dim")
 
 
@@ -118,8 +116,7 @@ def _table(rows: Sequence[str], chances: Sequence[str], columns: Mapping[str, Se
     table.add_column("measure", min_width=20)
     table.add_column("chance", justify="right", min_width=6)
     for name, cells in columns.items():  # a long name may break, a value may not
-        widest = max(map(len, cells), default=0)
-        table.add_column(Text(name, overflow="fold"), justify="right", min_width=max(widest, 8))
+        table.add_column(Text(name, overflow="fold"), justify="right", min_width=max(8, *map(len, cells)))
     for number, (row, chance) in enumerate(zip(rows, chances, strict=True)):
         table.add_row(Text(row), chance, *(Text(cells[number]) for cells in columns.values()))
     return table
