@@ -13,7 +13,7 @@ import pytest
 
 def demo(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "diffclip.cli", "demo", "--folder", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    return subprocess.run(command, capture_output=True, text=True, timeout=3000)
 
 
 @pytest.mark.slow(minutes=5)

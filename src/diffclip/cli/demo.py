@@ -18,7 +18,7 @@ def demo(
 
     Example: diffclip demo --folder runs/demo
 
-    A second call reuses what is there. One seed takes seven to eight minutes on 2 CPU cores.
+    A second call reuses what is there. One seed takes five to six minutes on 2 CPU cores.
     """
     from diffclip.errors import require_group
 
