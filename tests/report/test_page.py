@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 
 import pytest
 from made_records import frame_of, made, write_study
@@ -177,3 +178,11 @@ def test_runs_and_their_results_share_names_and_colors(tmp_path):
     text = text_of(write_report([tmp_path], tmp_path / "page.html"))
     assert "DiffCLIP − CLIP by task" in text
     assert "better" in text
+
+
+@pytest.mark.parametrize("name", ["vlm_scenes", "focus_scenes", "flickr8k_finetune"])
+def test_committed_results_make_a_report_with_the_papers_tables(name: str) -> None:
+    folder = Path(__file__).parents[2] / "benchmarks" / "results" / name
+    report = build_report(read_results([folder]), [folder], printed=True)
+    assert report.headline
+    assert report.table is not None

@@ -167,7 +167,7 @@ def _pope(results: Results, printed: bool) -> Table | None:
     metrics = ("accuracy", "precision", "recall", "f1", "yes_ratio")
     rows = []
     for (dataset, split), part in own.groupby(["dataset", "split"], sort=False):
-        means = part.pivotprinted_table(index="model", columns="metric", values="value", aggfunc="mean")
+        means = part.pivot_table(index="model", columns="metric", values="value", aggfunc="mean")
         for model in in_order(means.index):
             cells = [percent(means.loc[model].get(metric)) for metric in metrics]
             rows.append([f"{model}, {DATASETS.get(dataset, dataset)} {split}", *cells])
