@@ -21,7 +21,7 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_used_again(tmp_path
     first = demo(tmp_path / "demo")
     assert first.returncode == 0, first.stderr[-2000:]
     page = (tmp_path / "demo" / "report.html").read_text()
-    for section in ("Retrieved examples", "Attention pictures", "How it was made"):
+    for section in ("Retrieved examples", "Attention", "How it was made"):
         assert section in page
     assert not re.search(r'(src|href)="https?:', page)
     for model in ("CLIP", "DiffCLIP"):
@@ -34,9 +34,11 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_used_again(tmp_path
         assert values["acc1", "colours"] > 0.3
         assert {record["model"] for record in records} == {model}
     # one run of each decides nothing
-    assert "One run each" in first.stdout
     for place in (page, first.stdout):
-        assert not re.search(r"\bbetter\b|\bworse\b|p < 0|corrected p", place)
+        assert "One run each" in place
+        assert 'class="better"' not in place
+        assert 'class="worse"' not in place
+    assert not re.search(r"\bbetter\b|\bworse\b|\bp\b", first.stdout)
     made = (tmp_path / "demo" / "CLIP" / "checkpoints" / "last").readlink()
 
     second = demo(tmp_path / "demo")
