@@ -6,6 +6,7 @@ READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 LOWEST := $(VENV)/lowest
 PEERS := $(VENV)/peers
+WHEEL := $(VENV)/wheel
 
 .PHONY: help docs demo test test-slow test-lowest test-peers test-triton36 browser lint format bench bench-gpu study-cpu study-gpu clean
 
@@ -34,8 +35,13 @@ test test-slow: export OMP_WAIT_POLICY := PASSIVE
 test: $(READY)
 	$(RUN) pytest -m "not slow" -n 2
 
+# The slow tests, the whole demo among them, use the package as a wheel brings it, without the repository.
 test-slow: $(READY)
-	$(RUN) pytest -m slow -n 2 --maxschedchunk 1
+	rm -rf $(WHEEL)
+	$(RUN) pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $(WHEEL) .
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-index --target $(WHEEL) $(WHEEL)/diffclip-*.whl
+	PYTHONPATH=$(CURDIR)/$(WHEEL) $(RUN) pytest -m slow -n 2 --maxschedchunk 1
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(WHEEL) $(RUN) pytest --nbmake --nbmake-timeout=900 docs/tutorial.ipynb
 
 test-lowest: $(READY)
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LOWEST) \

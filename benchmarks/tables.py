@@ -221,6 +221,7 @@ def goals(results: Results, device: str) -> list[str]:
 SECTIONS: dict[str, tuple[Callable[[Results, str], list[str]], str]] = {
     "targets": (goals, ""),
     "attention cpu": (attention, "cpu"),
+    "attention busy": (attention, "busy_cpu"),
     "training cpu": (training, "cpu"),
     "loader": (loader, "cpu"),
     "parity cpu": (parity, "cpu"),
