@@ -19,6 +19,7 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from diffclip.data.evaluation_sets import EvaluationSet
@@ -144,7 +145,9 @@ def grid_figure(
             )
         y += height
     bar = figure.add_axes(((left + 0.12) / whole, 1 - (y + 0.2) / tall, 2.6 / whole, 0.09 / tall))
-    figure.colorbar(ScalarMappable(scale.norm, scale.cmap), cax=bar, orientation="horizontal")
+    figure.colorbar(
+        ScalarMappable(scale.norm, scale.cmap), cax=bar, orientation="horizontal", ticks=MaxNLocator(4)
+    )
     bar.tick_params(labelsize=7, length=2, pad=1)
     figure.text(left / whole, 0.05 / tall, "\n".join(below), va="bottom", color=_MUTED, **plain)
     return figure
