@@ -13,7 +13,6 @@ from diffclip.scenes import (
     SIZES,
     STYLES,
     TEXTURES,
-    contact_sheet,
     draw_scene,
 )
 
@@ -34,14 +33,14 @@ def test_depends_on_seed_split_and_index_alone():
     assert other.stdout.strip() == digest(range(8))
 
 
-def test_splits_seeds_and_indices_share_no_picture():
-    pictures = [
+def test_splits_seeds_and_indices_share_no_image():
+    images = [
         draw_scene(index, split=split, seed=seed).image.tobytes()
         for split in ("train", "val", "test")
         for seed in (0, 1)
         for index in range(40)
     ]
-    assert len(set(pictures)) == len(pictures)
+    assert len(set(images)) == len(images)
 
 
 def test_everything_in_the_vocabulary_is_drawn():
@@ -162,14 +161,3 @@ def test_objects_and_shape_can_be_asked_for():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(InputError, match=message):
         draw_scene(**({"index": 0} | arguments))
-
-
-def test_contact_sheet_shows_every_picture():
-    scenes = [draw_scene(index) for index in range(5)]
-    sheet = contact_sheet([s.image for s in scenes], [s.captions for s in scenes], columns=3, edge=96)
-    assert sheet.width == 14 + 3 * (96 + 14)
-    pixels = np.asarray(sheet)
-    first = scenes[0].image.astype(float).mean(axis=(0, 1))
-    assert np.abs(pixels[14 : 14 + 96, 14 : 14 + 96].mean(axis=(0, 1)) - first).max() < 3
-    with pytest.raises(InputError, match="one caption a picture"):
-        contact_sheet([scenes[0].image], [])

@@ -233,7 +233,7 @@ def test_every_caption_is_true_and_grammatical(style):
             check(scene, caption)
 
 
-def test_captions_tell_pictures_apart():
+def test_captions_tell_images_apart():
     scenes = [draw_scene(index, split="test", size=16) for index in range(600)]
     captions = [caption for scene in scenes for caption in scene.captions]
     assert len(set(captions)) > 0.85 * len(captions)

@@ -52,7 +52,7 @@ def test_a_pair_differs_in_one_thing(pattern):
         first, second = pair.images
         assert first.shape == second.shape == (64, 64, 3)
         equal = (first == second).all(axis=-1)
-        assert 0.2 < equal.mean() < 0.999, "the rest of the picture stays as it is"
+        assert 0.2 < equal.mean() < 0.999, "the rest of the image stays as it is"
         one, two = pair.statements
         assert one != two
         for opposites in OPPOSITES.get(pattern, []):
@@ -70,7 +70,7 @@ def test_a_pair_depends_on_its_arguments_alone(pattern):
     assert not np.array_equal(pair.images[0], other.images[0])
 
 
-def test_either_picture_may_come_first():
+def test_either_image_may_come_first():
     pairs = [minimal_pair("Quantity and Count", index) for index in range(30)]
     more_first = [pair.statements[0].split()[0] > pair.statements[1].split()[0] for pair in pairs]
     assert 3 < sum(more_first) < 27
@@ -126,11 +126,11 @@ def test_bad_pairs_are_named():
 
 @pytest.mark.parametrize("negatives", NEGATIVES)
 def test_answers_are_true_and_balanced(negatives):
-    pictures = 60
-    asked = questions(pictures, negatives, seed=2)
-    scenes = {image_name(i): question_scene(i, seed=2, size=16) for i in question_indices(pictures, seed=2)}
-    assert [q.question_id for q in asked] == list(range(1, 6 * pictures + 1))
-    assert [q.label for q in asked] == ["yes", "no"] * (3 * pictures)
+    images = 60
+    asked = questions(images, negatives, seed=2)
+    scenes = {image_name(i): question_scene(i, seed=2, size=16) for i in question_indices(images, seed=2)}
+    assert [q.question_id for q in asked] == list(range(1, 6 * images + 1))
+    assert [q.label for q in asked] == ["yes", "no"] * (3 * images)
     assert len({(q.image, q.text) for q in asked}) == len(asked)
     for question in asked:
         start, colour, shape = question.text.removesuffix(" in the picture?").rsplit(" ", 2)
@@ -154,11 +154,11 @@ def test_questions_are_repeatable_and_checked():
     assert questions(5, "random", 1) == questions(5, "random", 1) != questions(5, "random", 2)
     with pytest.raises(InputError, match="did you mean 'random'"):
         questions(5, "randm")
-    with pytest.raises(InputError, match="at least one picture"):
+    with pytest.raises(InputError, match="at least one image"):
         questions(0)
 
 
-def test_questions_are_about_test_pictures():
+def test_questions_are_about_test_images():
     index = question_indices(1)[0]
     scene = question_scene(index)
     assert np.array_equal(scene.image, draw_scene(index, split="test", objects=len(scene.objects)).image)

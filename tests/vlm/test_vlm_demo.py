@@ -9,7 +9,7 @@ import pytest
 from diffclip.evaluation.records import read_records
 
 PARTS = (
-    *("scenes", "conversations", "questions", "language model"),
+    *("scenes", "conversations", "questions about colours", "questions about kinds", "language model"),
     *(f"{model}-s0{part}" for model in ("CLIP", "DiffCLIP") for part in ("-stage1", "-stage2")),
 )
 

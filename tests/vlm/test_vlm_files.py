@@ -59,7 +59,7 @@ def test_a_model_loads_from_its_folder_and_from_its_run(
         # transformers' default resizes with torchvision, the tower was trained with Pillow
         assert type(processor.image_processor) is type(tiny_vlm[1].image_processor)
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="is in the way"):
         save_vlm(*tiny_vlm, saved)
 
 
@@ -96,7 +96,7 @@ def test_damaged_folders(saved: Path, tmp_path: Path, damage: str) -> None:
     else:
         for name in ("processor_config.json", "tokenizer.json", "tokenizer_config.json"):
             (folder / name).unlink()
-        message = "has no processor"
+        message = "holds no model that answers"
     with pytest.raises(InputError, match=message):
         load_vlm(folder)
 
@@ -120,7 +120,7 @@ def test_vision_towers_and_language_models(
         load_vision("DiffCLIP-ViT-B-16")
     with pytest.raises(InputError, match="language_model nowhere is not a folder"):
         load_language_model("nowhere")
-    with pytest.raises(InputError, match=r"language_model .* cannot be used \("):
+    with pytest.raises(InputError, match=r"language_model .* cannot be used"):
         load_language_model(str(tiny_clip_folder))
     transformers.ViTConfig().save_pretrained(tmp_path)
     with pytest.raises(InputError, match="is a vit, not a causal language model"):
@@ -155,7 +155,6 @@ def test_a_batch_answers_as_each_question_alone(
     short = answer(*talker, shades[:1], QUESTIONS[:1], 2)[0]
     assert together[0].startswith(short)
     assert len(short) < len(together[0])
-    assert answer(*talker, [], []) == []
 
 
 def test_the_command_asks_each_question(

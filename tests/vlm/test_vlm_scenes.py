@@ -18,9 +18,10 @@ import pytest
 from PIL import Image
 
 from diffclip.errors import InputError, StoppedError
-from diffclip.scenes import COLOURS, colour_questions, questions
+from diffclip.scenes import COLOURS, questions
+from diffclip.scenes.export import write_questions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
-from diffclip.scenes.questions import NEGATIVES, question_indices, question_scene
+from diffclip.scenes.questions import NEGATIVES, TOPICS, question_indices, question_scene
 from diffclip.vlm.chat import encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn
 from diffclip.vlm.dataset import open_conversations
@@ -28,14 +29,12 @@ from diffclip.vlm.files import load_language_model
 from diffclip.vlm.language_model import LanguageSettings, chat_pieces, make_language_model, make_tokenizer
 from diffclip.vlm.pope import open_questions
 from diffclip.vlm.scenes import (
-    TOPICS,
-    Frequencies,
     TalkSettings,
     color_turn,
+    count_things,
     describe,
     open_turn,
     write_conversations,
-    write_question_files,
     yes_no_turns,
 )
 
@@ -51,8 +50,8 @@ def dice(index: int) -> Dice:
 
 
 @pytest.fixture(scope="module")
-def often() -> Frequencies:
-    return Frequencies(map(scene, range(SCENES)))
+def often() -> dict[str, list[Any]]:
+    return count_things(map(scene, range(SCENES)))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_yes_no_answers_are_true_of_the_scene(topic: Any, often: Frequencies) -> None:
+def test_yes_no_answers_are_true_of_the_scene(topic: Any, often: dict[str, list[Any]]) -> None:
     for index in range(SCENES):
         specs = scene(index)
         kinds = {f"{spec.colour} {spec.shape}" for spec in specs}
@@ -85,7 +84,7 @@ def test_yes_no_answers_are_true_of_the_scene(topic: Any, often: Frequencies) ->
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_an_answer_does_not_follow_from_those_before_it(topic: Any, often: Frequencies) -> None:
+def test_an_answer_does_not_follow_from_those_before_it(topic: Any, often: dict[str, list[Any]]) -> None:
     after: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for index in range(4000):
         given: tuple[str, ...] = ()
@@ -152,13 +151,12 @@ def test_the_same_conversations_come_again_and_are_used_again(written: Path, tmp
         write_conversations(tmp_path, TalkSettings(24, 2, 16, 4))
 
 
-def test_pictures_that_are_trained_on_are_not_asked_about(written: Path, tmp_path: Path) -> None:
-    assert write_question_files(tmp_path / "questions", images=24, size=16, seed=3)
-    assert not write_question_files(tmp_path / "questions", images=24, size=16, seed=3)
-    asked = {file.read_bytes() for file in (tmp_path / "questions" / "kinds" / "images").iterdir()}
+def test_images_that_are_trained_on_are_not_asked_about(written: Path, tmp_path: Path) -> None:
+    write_questions(tmp_path / "colours", 24, 16, 3, "colours")
+    asked = {file.read_bytes() for file in (tmp_path / "colours" / "images").iterdir()}
     assert len(asked) == 24
     assert not asked & {file.read_bytes() for file in (written / "images").iterdir()}
-    colours = open_questions(tmp_path / "questions" / "colours", tmp_path / "questions" / "kinds" / "images")
+    colours = open_questions(tmp_path / "colours")
     for asked_colors in colours.splits.values():
         yes = sum(one.label == "yes" for one in asked_colors)
         assert 2 * yes == len(asked_colors) > 100
@@ -166,7 +164,7 @@ def test_pictures_that_are_trained_on_are_not_asked_about(written: Path, tmp_pat
 
 @pytest.mark.parametrize("negatives", NEGATIVES)
 def test_colour_questions_are_true_and_balanced(negatives: Any) -> None:
-    asked = colour_questions(60, negatives, seed=1)
+    asked = questions(60, negatives, seed=1, topic="colours")
     present = {
         index: {one.colour for one in question_scene(index, 1, 16).objects}
         for index in question_indices(60, 1)
@@ -183,7 +181,7 @@ def test_colour_questions_are_true_and_balanced(negatives: Any) -> None:
 
 
 def test_questions_for_kinds_are_what_they_were() -> None:
-    lines = [json.dumps(one.record()) for how in NEGATIVES for one in questions(40, how, seed=2)]
+    lines = [json.dumps(vars(one)) for how in NEGATIVES for one in questions(40, how, seed=2)]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == "e837f5f7d04fa360"
 
 
@@ -204,7 +202,7 @@ def test_texts_are_written_as_conversations_are(trained: tuple[Any, Any, Path]) 
     assert labels == [token if is_learned else -100 for token, is_learned in written]
     made = make_tokenizer(0)
     for index in range(50):
-        turns = yes_no_turns(scene(index), "kinds", Frequencies([scene(index)]), dice(index))
+        turns = yes_no_turns(scene(index), "kinds", count_things([scene(index)]), dice(index))
         text = "".join(piece for piece, _ in chat_pieces(describe(scene(index), dice(index)), turns))
         assert made(text).input_ids == tokenizer(text).input_ids
 

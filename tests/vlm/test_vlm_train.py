@@ -221,7 +221,7 @@ def test_a_start_that_does_not_fit(read: Read, first: Path, start: Path, tmp_pat
 
     other = "connector=mlp2x_gelu"
     assert said(other) == (
-        f"{start} has the connector linear, and the recipe says mlp2x_gelu: give connector=linear, or another "
+        f"{start} was trained with connector=linear, and the recipe says mlp2x_gelu: give connector=linear, or another "
         "stage2.start"
     )
     assert "was trained with connector=linear" in said(other, f"stage2.start={first}")

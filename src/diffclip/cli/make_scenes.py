@@ -11,11 +11,11 @@ import typer
 
 def make_scenes(
     folder: Annotated[Path, typer.Argument(help="Where to write; what is there already is reused.")],
-    size: Annotated[int, typer.Option(help="Edge of the pictures in pixels, 16 or more.")] = 64,
-    train: Annotated[int, typer.Option(help="Captioned pictures to train on.")] = 20_000,
-    val: Annotated[int, typer.Option(help="Captioned pictures to validate on.")] = 1_000,
-    test: Annotated[int, typer.Option(help="Captioned pictures to test on.")] = 1_000,
-    seed: Annotated[int, typer.Option(help="Another seed draws other pictures.")] = 0,
+    size: Annotated[int, typer.Option(help="Edge of the images in pixels, 16 or more.")] = 64,
+    train: Annotated[int, typer.Option(help="Captioned images to train on.")] = 20_000,
+    val: Annotated[int, typer.Option(help="Captioned images to validate on.")] = 1_000,
+    test: Annotated[int, typer.Option(help="Captioned images to test on.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Another seed draws other images.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that draw; 0 takes one a core.")] = 0,
 ) -> None:
     """Draw the built-in set: captions, classes, shifted classes, minimal pairs and questions.
@@ -25,14 +25,6 @@ def make_scenes(
     from diffclip.cli.progress import showing_progress
     from diffclip.scenes import write_scenes
 
-    workers = workers or os.cpu_count() or 1
-    with showing_progress("Drawing scenes", {}) as advance:
-        shown = 0
-
-        def progress(done: int, total: int) -> None:
-            nonlocal shown
-            advance("pictures", done - shown, total)
-            shown = done
-
-        drawn = write_scenes(folder, size, train, val, test, seed, progress, workers)
+    with showing_progress("Drawing scenes", {}) as progress:
+        drawn = write_scenes(folder, size, train, val, test, seed, progress, workers or os.cpu_count() or 1)
     typer.echo(f"Drew the scenes in {folder}." if drawn else f"{folder} has these scenes already: reused.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +12,10 @@ import typer
 from diffclip.cli.vlm_evaluate import evaluate
 
 if TYPE_CHECKING:
-    from diffclip.vlm.plan import StagePlan
+    from diffclip.vlm.plan import Plan
 
 vlm = typer.Typer(help="A language model that sees through DiffCLIP: train it, ask it.", no_args_is_help=True)
 vlm.command("evaluate")(evaluate)
-_FOLDERS = 12
 
 
 @vlm.command("train")
@@ -51,10 +49,8 @@ def train(
     from diffclip.errors import DiffCLIPError, InputError, require_group
 
     require_group("vlm", "transformers", "accelerate")
-    given = {"--gpu": gpu, "--devices": devices, "--json": as_json or None}
-    alone = [name for name, value in given.items() if value is not None]
-    if alone and not dry_run:
-        raise InputError(f"{', '.join(alone)} belong to --dry-run: add it, or leave them out")
+    if not dry_run and (gpu is not None or devices is not None or as_json):
+        raise InputError("--gpu, --devices and --json belong to --dry-run: add it, or leave them out")
     from diffclip.vlm.recipe import read_vlm_recipe
 
     resolved = read_vlm_recipe(recipe, changes or [])
@@ -64,11 +60,14 @@ def train(
 
         plan = plan_stage(resolved, stage, 1 if devices is None else devices, gpu or "a100-80gb")
         if as_json:
-            print(json.dumps(asdict(plan), indent=1))
+            print(json.dumps(plan, indent=1))
         else:
             _show_plan(plan)
-        if plan.advice is not None:
-            raise InputError(plan.advice)
+        if plan["GiB in all"] > plan["GiB of the GPU"]:
+            raise InputError(
+                "the stage does not fit into the GPU: try a lower per_device_batch_size, gradient_checkpointing=true, "
+                "DeepSpeed, or a larger GPU"
+            )
         return
     from diffclip.vlm.train import train_stage
 
@@ -84,42 +83,19 @@ def train(
         print(f"{run}: {steps} steps; the model is {run / 'model'}")
 
 
-def _show_plan(plan: StagePlan) -> None:
-    """Print the plan as three tables."""
+def _show_plan(plan: Plan) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    totals = [f"{sum(column):,}" for column in zip(*plan.parameters.values(), strict=True)]
-    memory = plan.memory | {"total": sum(plan.memory.values()), "available": plan.available}
-    run = {
-        name: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-        for name, value in plan.run.items()
-    }
-    tables: list[tuple[tuple[str, ...], list[tuple[str, ...]]]] = [
-        (
-            ("parameters", "number", "trained"),
-            [
-                (part, f"{count:,}", f"{trained:,}" if trained else "frozen")
-                for part, (count, trained) in plan.parameters.items()
-            ]
-            + [("total", *totals)],
-        ),
-        (
-            ("memory of one process", "GiB"),
-            [(part, f"{size / 2**30:,.2f}") for part, size in memory.items() if size],
-        ),
-        (("run", ""), list(run.items())),
-    ]
-    for (title, *columns), rows in tables:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column(title)
-        for column in columns:
-            table.add_column(column, justify="right")
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-    if plan.is_counted:
+    table = Table(box=box.SIMPLE, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in plan.items():
+        if not isinstance(value, bool):
+            table.add_row(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}")
+    Console().print(table)
+    if plan["samples counted"]:
         print("Lengths of texts are estimated from 4 letters a token.")
     else:
         print(
@@ -177,9 +153,7 @@ def vlm_data(
     ] = "coco/",
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--folder", help="Also leave out samples whose image is not in this folder.", metavar="FOLDER"
-        ),
+        typer.Option(help="Also leave out samples whose image is not in this folder.", metavar="FOLDER"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as a JSON object.")] = False,
 ) -> None:
@@ -187,7 +161,7 @@ def vlm_data(
 
     Example: diffclip vlm data llava_v1_5_mix665k.json coco.json --images coco/ --folder data/llava
 
-    Samples without an image are left out, and so are samples that training would refuse; the first of these are named.
+    Samples without an image are left out, and so are samples that training would refuse; the first of these is named.
     """
     from diffclip.errors import require_group
     from diffclip.files import printable
@@ -199,15 +173,15 @@ def vlm_data(
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    folders, faults = found.pop("folders"), found.pop("faults")
+    folders, fault = found.pop("folders"), found.pop("fault")
     print(f"{target}: kept {found.pop('kept'):,} of {found.pop('samples'):,} samples of {source}")
     for reason, number in found.items():
         print(f"  left out: {number:>9,} {reason}")
     print("Samples by the first folder of their image:")
-    for name, number in list(folders.items())[:_FOLDERS]:
+    for name, number in folders.items():
         print(f"  {number:>9,} {printable(name)}")
-    for fault in faults:
-        print(f"unusable: {fault}")
+    if fault:
+        print(f"the first unusable sample: {fault}")
 
 
 @vlm.command("demo")

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import torch
 
+from diffclip.cli.progress import showing_progress
 from diffclip.cli.vlm_evaluate import evaluate_models
 from diffclip.report.page import write_report
-from diffclip.scenes.export import QUESTION_IMAGES
+from diffclip.scenes.questions import TOPICS
 from diffclip.vlm.demo import DemoSettings, train_models
 from diffclip.vlm.pope import open_questions
-from diffclip.vlm.scenes import TOPICS
 
-RECORDS, PAGE = "pope.jsonl", "report.html"
 _BATCH = 100
 
 
@@ -28,16 +27,16 @@ def run_vlm_demo(
         InputError: the folder has other files, or the disk is full.
         StoppedError: a signal asked to stop; the next call goes on.
     """
-    runs = train_models(folder, seeds, say, settings)
-    records = folder / RECORDS
-    images = folder / "questions" / "kinds" / QUESTION_IMAGES
+    runs = train_models(
+        folder, seeds, say, lambda part: showing_progress(part, {}), settings or DemoSettings()
+    )
+    records = folder / "pope.jsonl"
     for blind, topic in product((True, False), TOPICS):
-        data = folder / "questions" / topic
-        questions = open_questions(data, None if blind else images, f"scenes-{topic}", blind=blind)
+        questions = open_questions(folder / "questions" / topic, None, f"scenes-{topic}", blind)
         evaluate_models([str(run) for run in runs], questions, records, _BATCH, torch.device("cpu"))
     page = write_report(
         [records],
-        folder / PAGE,
+        folder / "report.html",
         title="Language models that see scenes through CLIP and DiffCLIP",
         command=f"diffclip vlm demo --folder {folder}" + (f" --seeds {len(seeds)}" if len(seeds) > 1 else ""),
     )

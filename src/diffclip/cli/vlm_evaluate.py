@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,12 +49,6 @@ def evaluate(
     blind: Annotated[
         bool, typer.Option("--blind", help="Ask without the images, to see how much a model guesses.")
     ] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Ask only this many questions of each file, the first ones.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The set's name in records; default: the folder's.")
-    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 16,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
@@ -82,7 +75,7 @@ def evaluate(
         raise InputError(f"{output} is not a file: give a file for the records, answers are kept beside it")
     from diffclip.vlm.pope import open_questions
 
-    questions = open_questions(data, images, name, limit, blind)
+    questions = open_questions(data, images, blind=blind)
     evaluate_models(models, questions, output, batch_size, pick_device(device))
 
 
@@ -98,13 +91,13 @@ def evaluate_models(
     import torch
 
     import diffclip
+    from diffclip.cli.progress import showing_progress
     from diffclip.errors import InputError
     from diffclip.evaluation.records import read_records, write_records
     from diffclip.files import disk_errors, lock_file
     from diffclip.vlm.files import identify, load_vlm
     from diffclip.vlm.pope import collect_answers
     from diffclip.vlm.pope_scores import estimate, to_records
-    from diffclip.vlm.progress import Progress
 
     subjects = {source: identify(source) for source in models}
     names = {source: subject.name for source, subject in subjects.items()}
@@ -122,31 +115,29 @@ def evaluate_models(
         for source, subject in subjects.items():
             folder = answers_folder / subject.digest
             others = read_records(output) if output.is_file() else []
-            others = [one for one in others if not _is_stale(one, str(subject.weights), folder)]
+            others = [one for one in others if not _is_stale(one, subject.weights, folder)]
             model, processor = load_vlm(source)
             model.to(device)
             identity = {"model": subject.digest, "version": diffclip.__version__}
-            answers[source] = {}
-            for split, asked in questions.splits.items():
+            own: dict[str, list[str]] = {}
+            for split in questions.splits:
                 file = folder / _answers_name(questions.task, questions.name, split)
-                try:
-                    with Progress(f"{source}: {split}", len(asked)) as show:
-                        answers[source][split] = collect_answers(
-                            model, processor, questions, split, file, identity, batch_size, show
+                with showing_progress(f"{source}: {split}", {}) as progress:
+                    try:
+                        own[split] = collect_answers(
+                            model, processor, questions, split, file, identity, batch_size, progress
                         )
-                except torch.OutOfMemoryError as error:
-                    raise InputError(f"out of memory: use a --batch-size below {batch_size}") from error
-                found[source] = estimate(questions, answers[source])
-                new = to_records(questions, found[source], names[source], str(subject.weights), subject.seed)
+                    except torch.OutOfMemoryError as error:
+                        raise InputError(f"out of memory: use a --batch-size below {batch_size}") from error
+                estimates = estimate(questions, own)
+                new = to_records(questions, estimates, names[source], subject)
                 measured = {_place(one) for one in new}
                 write_records(output, [one for one in others if _place(one) not in measured] + new)
-                accuracy = found[source][split]["accuracy"]
-                print(
-                    f"{source}: {split}: accuracy {100 * accuracy.value:.1f} % "
-                    f"[{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]",
-                    file=sys.stderr,
-                )
-    _show(questions, {names[source]: own for source, own in found.items()}, list(answers.values()))
+            answers[names[source]], found[names[source]] = own, estimates
+    _show_table(questions, found)
+    _show_comparisons(questions, answers)
+    if questions.images:
+        _warn(found)
 
 
 def _place(record: Record) -> tuple[object, ...]:
@@ -165,19 +156,14 @@ def _is_stale(record: Record, weights: str, answers: Path) -> bool:
     return not (answers / _answers_name(record.task, record.dataset, split)).is_file()
 
 
-def _show(
-    questions: QuestionSet,
-    found: Mapping[str, Mapping[str, Mapping[str, Estimate]]],
-    answers: Sequence[Mapping[str, Sequence[str]]],
-) -> None:
-    """Print a table with a block a split and a row a model, and warnings about models that do not answer."""
+def _show_table(questions: QuestionSet, found: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> None:
+    """Print a table with a block for each split, in which each model has a row."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from diffclip.evaluation.statistics import compare_two_trained_weights
-    from diffclip.vlm.pope_scores import METRICS, OVERALL, accuracy_by_question, majority
+    from diffclip.vlm.pope_scores import METRICS, OVERALL, majority
 
     table = Table(
         title=Text(f"POPE on {questions.name}" + ("" if questions.images else ", asked without the images")),
@@ -196,35 +182,46 @@ def _show(
     first = next(iter(found))
     for split in found[first]:
         for model, own in found.items():
-            metrics = own[split]
-            rest = [f"{100 * metrics[metric].value:.1f}" for metric in METRICS[1:]]
-            accuracy = metrics["accuracy"]
-            interval = f"{100 * accuracy.low:.1f} to {100 * accuracy.high:.1f}"
-            table.add_row(
-                split if model == first else "", Text(model), f"{100 * accuracy.value:.1f}", interval, *rest
-            )
-        asked = [one for name, own in questions.splits.items() if split in (name, OVERALL) for one in own]
-        chances = [f"{100 * found[first][split][metric].chance:.1f}" for metric in METRICS]
-        cells = ["", f"always {majority(asked)[0]}", chances[0], "", *chances[1:]]
-        table.add_row(*cells, style="dim", end_section=True)
+            accuracy, *rest = [own[split][metric] for metric in METRICS]
+            cells = [f"{100 * accuracy.value:.1f}", f"{100 * accuracy.low:.1f} to {100 * accuracy.high:.1f}"]
+            cells += [f"{100 * metric.value:.1f}" for metric in rest]
+            table.add_row(split if model == first else "", Text(model), *cells)
+        asked = [
+            one for part, of_part in questions.splits.items() if split in (part, OVERALL) for one in of_part
+        ]
+        chance, *chances = [f"{100 * found[first][split][metric].chance:.1f}" for metric in METRICS]
+        always = f"always {majority(asked)[0]}"
+        table.add_row("", always, chance, "", *chances, style="dim", end_section=True)
     console = Console()
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     console.print(table)
-    base, images = accuracy_by_question(questions, answers[0])
-    for model, own_answers in list(zip(found, answers, strict=True))[1:]:
-        test = compare_two_trained_weights(accuracy_by_question(questions, own_answers)[0], base, images)
+
+
+def _show_comparisons(questions: QuestionSet, answers: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+    """Compare the accuracy of each further model with that of the first."""
+    from diffclip.evaluation.statistics import compare_two_trained_weights
+    from diffclip.vlm.pope_scores import accuracy_by_question
+
+    first, *others = answers
+    base, images = accuracy_by_question(questions, answers[first])
+    for model in others:
+        right, _ = accuracy_by_question(questions, answers[model])
+        test = compare_two_trained_weights(right, base, images)
         print(
             f"{model} minus {first}: accuracy {100 * test.difference:+.1f} points, 95 % interval {100 * test.low:+.1f} "
             f"to {100 * test.high:+.1f}. This compares these trained weights, not the methods."
         )
-    for model, own in found.items() if questions.images else ():
-        yes = max(metrics["yes_ratio"].value for metrics in own.values())
-        no = max(1 - metrics["yes_ratio"].value for metrics in own.values())
-        if max(yes, no) > _ONE_ANSWER:
-            word = "yes" if yes > no else "no"
+
+
+def _warn(found: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> None:
+    """Name models that do not answer the questions."""
+    for model, own in found.items():
+        shares = [metrics["yes_ratio"].value for metrics in own.values()]
+        word, share = max(("yes", max(shares)), ("no", 1 - min(shares)), key=lambda answer: answer[1])
+        if share > _ONE_ANSWER:
             print(
-                f"{model} is not answering the questions: {100 * max(yes, no):.1f} % of its answers are {word}, so its "
+                f"{model} is not answering the questions: {100 * share:.1f} % of its answers are {word}, so its "
                 "accuracy says nothing."
             )
         unclear = max(metrics["unclear_ratio"].value for metrics in own.values())

@@ -1,15 +1,14 @@
-"""The built-in set: drawn pictures of coloured shapes with captions, masks and attributes for every task.
+"""The built-in set: drawn images of coloured shapes with captions, masks and attributes for every task.
 
-No downloads and no licence questions; each picture is determined by (seed, split, index) alone.
+No downloads and no license questions; each image is determined by (seed, split, index) alone.
 """
 
 from __future__ import annotations
 
 from diffclip.data.mmvp import PATTERNS
 from diffclip.scenes.pairs import MinimalPair, minimal_pair
-from diffclip.scenes.questions import Question, colour_questions, question_scene, questions
+from diffclip.scenes.questions import Question, questions
 from diffclip.scenes.scene import STYLES, Scene, SceneObject, draw_scene
-from diffclip.scenes.sheet import contact_sheet
 from diffclip.scenes.vocabulary import BACKGROUNDS, COLOURS, SHAPES, SIZES, TEMPLATES, TEXTURES
 from diffclip.scenes.write import write_scenes
 
@@ -26,11 +25,8 @@ __all__ = [
     "Question",
     "Scene",
     "SceneObject",
-    "colour_questions",
-    "contact_sheet",
     "draw_scene",
     "minimal_pair",
-    "question_scene",
     "questions",
     "write_scenes",
 ]

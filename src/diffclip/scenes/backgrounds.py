@@ -1,4 +1,4 @@
-"""Backgrounds: large tiles painted once for a picture size, from which each picture takes its own crop."""
+"""Backgrounds: large tiles painted once for an image size, from which each image takes its own crop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffclip.scenes.layout import Dice
 Array = NDArray[np.floating[Any]]
 
 TILE = 4
-"""Edge of a tile in pictures."""
+"""Edge of a tile in images."""
 
 
 def _clouds(rng: np.random.Generator, edge: int, rows: int, columns: int) -> Array:
@@ -96,7 +96,7 @@ def _stone(rng: np.random.Generator, edge: int) -> Array:
 
 
 def _velvet(rng: np.random.Generator, edge: int) -> Array:
-    """Deep shifting colours that no named background has: the ground of recoloured pictures."""
+    """Deep shifting colours that no named background has: the ground of recoloured images."""
     return np.stack([70 + 55 * _mottle(rng, edge, 6, 2) for _ in range(3)], axis=-1)
 
 

@@ -22,16 +22,17 @@ from diffclip.scenes.phrases import (
 from diffclip.scenes.vocabulary import BACKGROUNDS, COMMON_DETAILS
 
 CAPTIONS = 5
-"""Captions a picture, as in Flickr8k and COCO."""
+"""Captions of an image, as in Flickr8k and COCO."""
 
 _TITLES = ("a picture of ", "a drawing of ", "a picture with ")
 _SENTENCES = ("there is ", "there are ")
 _BEFORE = ("size", "texture")
 _EXTRAS = ("size", "texture", "orientation", "detail")
+_LOOKS = ("texture", "detail")
 
 
 def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: bool = True) -> tuple[str, ...]:
-    """CAPTIONS different captions; with `look` False none names a colour, texture, detail or background."""
+    """Write CAPTIONS different captions; with `look` False none names a colour, texture, detail or background."""
     writer = _Writer(specs, background, dice, look)
     found: list[str] = []
     told: set[str] = set()
@@ -44,7 +45,7 @@ def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: boo
         told.add(_unframed(caption))
         if len(found) == CAPTIONS:
             break
-    return tuple(writer.dice.shuffle(found))
+    return tuple(dice.shuffle(found))
 
 
 def _unframed(caption: str) -> str:
@@ -66,13 +67,14 @@ class _Writer:
         if len(self.specs) == 1:
             return self.single(loose)
         forms = [self.listing, self.listing, self.places, self.related, self.counted]
-        text = self.dice.pick(forms)()
-        return text if text is not None else self.listing()
+        return self.dice.pick(forms)() or self.listing()
+
+    def allowed(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self.look or name not in _LOOKS]
 
     def extras(self, group: Sequence[Spec], names: Sequence[str], share: float) -> frozenset[str]:
-        """What to say of a group beside colour and shape: a random part of what its members share."""
-        allowed = [name for name in names if self.look or name not in ("texture", "detail")]
-        said = {name for name in shared(group, allowed) if self.dice.chance(share)}
+        """Choose what to say of a group beside colour and shape: a random part of what its members share."""
+        said = {name for name in shared(group, self.allowed(names)) if self.dice.chance(share)}
         if any(spec.detail for spec in group) or (group[0].texture == "plain" and self.dice.chance(0.6)):
             said.discard("texture")
         if group[0].size == "medium" and self.dice.chance(0.4):
@@ -82,7 +84,7 @@ class _Writer:
         return self.base | said
 
     def usual(self, spec: Spec) -> set[str]:
-        """For an object with nothing special: one special thing that it lacks, if it could have any."""
+        """Choose for an object with nothing special one special thing that it lacks, if it could have any."""
         if spec.texture != "plain" or spec.detail is not None:
             return set()
         absent = [
@@ -97,11 +99,11 @@ class _Writer:
             return ""
         return " " + self.dice.pick(BACKGROUNDS[self.background].phrases)
 
-    def framed(self, text: str, first: Sequence[Spec] | None = None, alone: bool = False) -> str:
-        """The bare phrase or a sentence or title around it."""
+    def framed(self, text: str, alone: Sequence[Spec] = ()) -> str:
+        """Put a title around the phrase, or "there is" around one about the group `alone`, or nothing."""
         frames = ["", "", "", *_TITLES]
-        if alone and first is not None:
-            frames += [_SENTENCES[len(first) > 1]] * 2
+        if alone:
+            frames += [_SENTENCES[len(alone) > 1]] * 2
         return self.dice.pick(frames) + text
 
     def single(self, loose: bool) -> str:
@@ -115,54 +117,50 @@ class _Writer:
         if place is not None and self.dice.chance(0.65):
             if self.dice.chance(0.2):
                 return f"{place} there is {noun_phrase([spec], said)}{ground}"
-            return self.framed(f"{noun_phrase([spec], said)} {place}{ground}", [spec], alone=True)
+            return self.framed(f"{noun_phrase([spec], said)} {place}{ground}", [spec])
         if not ground or spec.detail is not None:
             said |= self.extras([spec], ("size", "texture", "orientation"), 1.0) | {"detail"}
-        return self.framed(noun_phrase([spec], said) + ground, [spec], alone=True)
+        return self.framed(noun_phrase([spec], said) + ground, [spec])
 
-    def parts(self, share: float, names: Sequence[str] = _EXTRAS) -> list[tuple[str, bool]]:
-        """A phrase for every object, groups together or apart, with whether something trails its noun."""
+    def parts(self, share: float, names: Sequence[str] = _EXTRAS) -> list[str]:
+        """Write a phrase for every object, groups together or apart."""
         parts = []
         for group in self.dice.shuffle(self.groups):
             for piece, said in self.split(group, share, names):
                 text = noun_phrase(piece, said)
-                parts.append((text, not text.endswith((piece[0].shape, plural(piece[0].shape)))))
-        # "a star and an arrow pointing left" could mean both: what has a tail goes first
-        return sorted(parts, key=lambda part: not part[1])
+                parts.append((text, text.endswith((piece[0].shape, plural(piece[0].shape)))))
+        # "a star and an arrow pointing left" could mean both: a phrase that does not end in its noun goes first
+        return [text for text, _ in sorted(parts, key=lambda part: part[1])]
 
     def split(
         self, group: list[Spec], share: float, names: Sequence[str]
     ) -> list[tuple[list[Spec], frozenset[str]]]:
-        """A group as one phrase ("two red stars"), or told apart by an attribute ("a small red star")."""
+        """Keep a group as one phrase ("two red stars"), or tell it apart by an attribute ("a small red star")."""
         if len(group) > 1 and self.dice.chance(0.6):
-            for name in self.dice.shuffle([n for n in names if self.look or n not in ("texture", "detail")]):
-                values = list(dict.fromkeys(getattr(spec, name) for spec in group))
-                if name == "detail" or len(values) != len(group):
-                    continue
-                if name == "texture" and any(spec.detail is not None for spec in group):
-                    continue
-                return [([spec], frozenset({name}) | self.base) for spec in group]
+            for name in self.dice.shuffle(self.allowed(names)):
+                differ = len({getattr(spec, name) for spec in group}) == len(group)
+                unclear = name == "texture" and any(spec.detail is not None for spec in group)
+                if name != "detail" and differ and not unclear:
+                    return [([spec], frozenset({name}) | self.base) for spec in group]
         return [(group, self.extras(group, names, share))]
 
     def listing(self) -> str:
-        share = 0.5 if len(self.groups) <= 2 else 0.25
-        parts = [text for text, _tail in self.parts(share)]
+        parts = self.parts(0.5 if len(self.groups) <= 2 else 0.25)
         ground = self.ground(0.4)
         if ground and self.dice.chance(0.25):
             return f"{ground.strip()}, {join(parts)}"
-        alone = len(parts) == 1
-        return self.framed(join(parts) + ground, self.groups[0] if alone else None, alone=alone)
+        return self.framed(join(parts) + ground, self.groups[0] if len(parts) == 1 else ())
 
     def places(self) -> str | None:
-        """Where each thing is, as far as it is clear; those without a place come last."""
+        """Say where each thing is, as far as it is clear; those without a place come last."""
         told, rest = [], []
         for group in self.dice.shuffle(self.groups):
             place = place_of_all(group)
-            said = self.extras(group, _BEFORE, 0.3)
+            phrase = noun_phrase(group, self.extras(group, _BEFORE, 0.3))
             if place is None:
-                rest.append(noun_phrase(group, said))
+                rest.append(phrase)
             else:
-                told.append(f"{noun_phrase(group, said)} {place}")
+                told.append(f"{phrase} {place}")
         if not told:
             return None
         if rest and len(told) > 1 and self.dice.chance(0.5):
@@ -170,7 +168,7 @@ class _Writer:
         return self.framed(join(told + rest) + ("" if rest else self.ground(0.2)))
 
     def related(self) -> str | None:
-        """Two things that are each one of a kind, and how the first lies to the second."""
+        """Name two things that are each one of a kind, and how the first lies to the second."""
         kinds = [group[0] for group in self.groups if len(group) == 1]
         pairs = [(a, b, how) for a in kinds for b in kinds if a is not b and (how := relation(a, b))]
         if not pairs:
@@ -180,8 +178,8 @@ class _Writer:
         first, second = (noun_phrase([s], self.extras([s], _BEFORE, share)) for s in (a, b))
         return self.framed(f"{first} {how} {second}{self.ground(0.3)}")
 
-    def counted(self) -> str | None:
-        """How many there are, and of what."""
+    def counted(self) -> str:
+        """Say how many there are, and of what."""
         total = NUMBERS[len(self.specs)]
         shapes = {spec.shape for spec in self.specs}
         colours = {spec.colour for spec in self.specs}
@@ -193,9 +191,8 @@ class _Writer:
             parts = join([noun_phrase(group, frozenset()) for group in self.groups])
             return f"{total} {self.specs[0].colour} shapes{self.ground(0.4)}: {parts}"
         if len(self.groups) == 1:
-            return self.framed(
-                noun_phrase(self.groups[0], self.extras(self.groups[0], _EXTRAS, 0.7)) + self.ground(0.5)
-            )
+            group = self.groups[0]
+            return self.framed(noun_phrase(group, self.extras(group, _EXTRAS, 0.7)) + self.ground(0.5))
         noun = self.dice.pick(("shapes", "objects"))
-        parts = join([text for text, _tail in self.parts(0.15, _BEFORE)])
+        parts = join(self.parts(0.15, _BEFORE))
         return f"{total} {noun}{self.ground(0.4)}: {parts}"

@@ -6,9 +6,9 @@ import csv
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,8 @@ Kind = Literal["captions", "shapes", "colours"]
 QUESTION_IMAGES = "images"
 
 
-class Sample(NamedTuple):
-    """What stands in a shard under one key: contents by extension."""
-
-    key: str
-    members: dict[str, bytes]
-
-
 def jpeg(image: NDArray[np.uint8]) -> bytes:
-    """A JPEG of quality 95 with full colour resolution: halved chroma would smear small objects."""
+    """Encode at quality 95 with full colour resolution: halved chroma would smear small objects."""
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=95, subsampling=0)
     return buffer.getvalue()
@@ -52,65 +45,44 @@ def _attributes(scene: Scene) -> dict[str, object]:
         "background": scene.background,
         "style": scene.style,
         "objects": [
-            {
-                "shape": thing.shape,
-                "colour": thing.colour,
-                "size": thing.size,
-                "texture": thing.texture,
-                "orientation": thing.orientation,
-                "detail": thing.detail,
-                "centre": [round(value, 2) for value in thing.centre],
-                "box": thing.box,
-            }
+            {name: value for name, value in vars(thing).items() if name != "mask"}
+            | {"centre": [round(value, 2) for value in thing.centre]}
             for thing in scene.objects
         ],
     }
 
 
-def _samples(
-    kind: Kind, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
-) -> Iterator[Sample]:
-    captioned = kind == "captions"
-    for index in indices:
-        shape = None if captioned else SHAPES[index % len(SHAPES)]
-        scene = draw_scene(
-            index,
-            split=split,
-            seed=seed,
-            size=size,
-            style=style,
-            objects=None if captioned else 1,
-            shape=shape,
-        )
-        members = {"jpg": jpeg(scene.image), "mask.png": _png(scene.index_mask)}
-        if captioned:
-            members["txt"] = "\n".join(scene.captions).encode()
-            members["json"] = json.dumps(_attributes(scene)).encode()
-        elif kind == "shapes":
-            members["cls"] = str(index % len(SHAPES)).encode()
-        else:
-            members["cls"] = str(list(COLOURS).index(scene.objects[0].colour)).encode()
-        yield Sample(f"s{index:07d}", members)
-
-
 def write_shard(
     target: Path, kind: Kind, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
 ) -> None:
-    """One tar of captioned scenes, or of single objects labelled with their shape (index modulo shapes) or colour.
+    """Write a tar of captioned scenes, or of single objects labeled with their shape (index modulo shapes) or colour.
 
-    "shapes" and "colours" hold the same pictures with other labels.
+    "shapes" and "colours" hold the same images with other labels.
 
     Raises:
         InputError: no space or permission.
     """
     with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
-        for sample in _samples(kind, split, style, size, seed, indices):
-            for name in sorted(sample.members):
-                _add(tar, f"{sample.key}.{name}", sample.members[name])
+        for index in indices:
+            shape = None if kind == "captions" else SHAPES[index % len(SHAPES)]
+            count = None if kind == "captions" else 1
+            scene = draw_scene(
+                index, split=split, seed=seed, size=size, style=style, objects=count, shape=shape
+            )
+            members = {"jpg": jpeg(scene.image), "mask.png": _png(scene.index_mask)}
+            if kind == "captions":
+                members["json"] = json.dumps(_attributes(scene)).encode()
+                members["txt"] = "\n".join(scene.captions).encode()
+            elif kind == "shapes":
+                members["cls"] = str(index % len(SHAPES)).encode()
+            else:
+                members["cls"] = str(list(COLOURS).index(scene.objects[0].colour)).encode()
+            for name in sorted(members):
+                _add(tar, f"s{index:07d}.{name}", members[name])
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    """A member as webdataset's writer makes it; no time, so that equal settings give equal bytes."""
+    """Add a member as webdataset's writer makes it; no time, so that equal settings give equal bytes."""
     member = tarfile.TarInfo(name)
     member.size, member.mode, member.mtime = len(content), 0o444, 0
     member.uname = member.gname = "bigdata"
@@ -118,15 +90,14 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
-    """A folder laid out as the published MMVP_VLM: pictures by pattern and number, and `Questions.csv`.
+    """Write a folder as the published MMVP_VLM: images by pattern and number, and `Questions.csv`.
 
-    Two consecutive rows and pictures are a pair.
+    Two consecutive rows and images are a pair.
 
     Raises:
         InputError: no space or permission.
     """
     with write_atomically(target) as temporary:
-        temporary.mkdir()
         rows: list[tuple[int, str, str]] = []
         for pattern in PATTERNS:
             folder = temporary / PAIR_IMAGES / pattern
@@ -140,19 +111,17 @@ def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
             csv.writer(file).writerows([("Question ID", "Type", "Statement"), *rows])
 
 
-def write_questions(target: Path, pictures: int, size: int, seed: int) -> None:
-    """A folder with POPE's three question files (JSON lines) and the pictures they ask about.
+def write_questions(target: Path, images: int, size: int, seed: int, topic: str = "kinds") -> None:
+    """Write a folder with POPE's three question files (JSON lines) and the images that they ask about.
 
     Raises:
         InputError: no space or permission.
     """
     with write_atomically(target) as temporary:
         (temporary / QUESTION_IMAGES).mkdir(parents=True)
-        for index in question_indices(pictures, seed):
+        for index in question_indices(images, seed):
             scene = question_scene(index, seed, size)
             (temporary / QUESTION_IMAGES / image_name(index)).write_bytes(jpeg(scene.image))
         for negatives in NEGATIVES:
-            lines = [
-                json.dumps(question.record()) + "\n" for question in questions(pictures, negatives, seed)
-            ]
+            lines = [json.dumps(vars(one)) + "\n" for one in questions(images, negatives, seed, topic)]
             (temporary / f"coco_pope_{negatives}.json").write_text("".join(lines), encoding="utf-8")

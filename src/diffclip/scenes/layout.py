@@ -25,21 +25,16 @@ from diffclip.scenes.vocabulary import (
 
 STREAMS = {"scene": 0, "pairs": 1, "ground": 2, "questions": 3}
 SPLITS = {"train": 0, "val": 1, "test": 2}
-T = TypeVar("T")
-
 LARGEST_SEED = 2**32 - 1
-SMALLEST_PICTURE = 16
-
-_DETAIL_SHARE = 0.2
-_REPEAT_SHARE = 0.4
-_DISTANCE_SHARE = 0.1
+_DETAIL_SHARE, _REPEAT_SHARE, _DISTANCE_SHARE = 0.2, 0.4, 0.1
 _GAP = 0.03
-"""Clear space between two objects, as a share of the picture's edge."""
+"""Clear space between two objects, as a share of the image's edge."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One object before it is painted. Lengths are shares of the picture's edge, `tilt` is in radians."""
+    """One object before it is painted. Lengths are shares of the image's edge, `tilt` is in radians."""
 
     shape: str
     colour: str
@@ -65,12 +60,12 @@ class Spec:
 
     @property
     def reach(self) -> float:
-        """Radius of the circle around all of the object, as a share of the picture's edge."""
+        """Radius of the circle around all of the object, as a share of the image's edge."""
         return self.radius * extent(self.form)
 
 
 def stream(name: str, split: str, seed: int, index: int) -> np.random.Generator:
-    """The random numbers of one purpose for one picture, by (seed, split, index) alone.
+    """Make the random numbers of one purpose for one image, by (seed, split, index) alone.
 
     Raises:
         InputError: an unknown split, or a seed or index outside 0 … 2³²−1.
@@ -118,15 +113,12 @@ class Dice:
 
 
 def choose_kind(dice: Dice, background: str, shape: str | None = None) -> Spec:
-    """A shape, colour, size, texture, orientation and perhaps a detail that show well on `background`."""
+    """Draw a shape, colour, size, texture, orientation and perhaps a detail that show well on `background`."""
     shape = shape or dice.pick(SHAPES)
-    hidden = BACKGROUNDS[background].hides
-    colour = dice.pick([name for name in COLOURS if name not in hidden])
+    colour = dice.pick([name for name in COLOURS if name not in BACKGROUNDS[background].hides])
     size = dice.pick(tuple(SIZES))
-    detail = None
-    texture = "plain"
-    # patterns and details need room to be seen
-    if size != "small":
+    detail, texture = None, "plain"
+    if size != "small":  # patterns and details need room to be seen
         if dice.chance(_DETAIL_SHARE):
             detail = _choose_detail(dice, shape, colour, background)
         if detail is None and dice.chance(0.6):
@@ -136,7 +128,7 @@ def choose_kind(dice: Dice, background: str, shape: str | None = None) -> Spec:
 
 
 def _choose_detail(dice: Dice, shape: str, colour: str, background: str) -> str | None:
-    """One of the details that show here, if any; all letters together are as likely as any other detail."""
+    """Draw a detail that shows here, if any; all letters together are as likely as any other detail."""
     options = [name for name in COMMON_DETAILS if may_have(name, shape, colour, background)]
     families = sorted({name.split()[0] for name in options})
     if not families:
@@ -160,12 +152,12 @@ def _choose_all(dice: Dice, count: int, background: str, shape: str | None) -> l
 
 
 def sized(spec: Spec, dice: Dice) -> Spec:
-    """`spec` with a radius of its size and a slight tilt, as if put there by hand."""
+    """Give `spec` a radius of its size and a slight tilt, as if put there by hand."""
     return replace(spec, radius=SIZES[spec.size] * dice.between(0.95, 1.05), tilt=dice.between(-0.09, 0.09))
 
 
 def at_distance(spec: Spec, distance: str, dice: Dice) -> Spec:
-    """`spec` near the middle, seen from close up or from far away."""
+    """Put `spec` near the middle, seen from close up or from far away."""
     _detail, size, radius = DISTANCES[distance]
     x, y = dice.between(0.47, 0.53), dice.between(0.47, 0.53)
     tilt = dice.between(-0.05, 0.05)
@@ -173,16 +165,14 @@ def at_distance(spec: Spec, distance: str, dice: Dice) -> Spec:
 
 
 def place(specs: list[Spec], dice: Dice) -> list[Spec]:
-    """Give each object its radius and a place apart from the others; what fits nowhere gets smaller."""
+    """Give each object its radius and a place apart from the others; an object that fits nowhere gets smaller."""
     specs = [sized(spec, dice) for spec in specs]
     for _attempt in range(200):
         placed: list[Spec] = []
-        taken: list[tuple[float, float, float]] = []
         for spec in sorted(specs, key=lambda spec: -spec.radius):
-            spot = _free_spot(spec.reach, taken, dice)
+            spot = free_spot(spec.reach, placed, dice)
             if spot is None:
                 break
-            taken.append((*spot, spec.reach + _GAP))
             placed.append(replace(spec, x=spot[0], y=spot[1]))
         if len(placed) == len(specs):
             return dice.shuffle(placed)
@@ -190,17 +180,13 @@ def place(specs: list[Spec], dice: Dice) -> list[Spec]:
     raise AssertionError("small objects always fit")
 
 
-def _free_spot(
-    reach: float, taken: list[tuple[float, float, float]], dice: Dice
-) -> tuple[float, float] | None:
-    """A place for something of this reach, away from the circles (x, y, radius) in `taken`."""
+def free_spot(reach: float, placed: Sequence[Spec], dice: Dice) -> tuple[float, float] | None:
+    """Find a center for an object of this reach, apart from the objects that are placed; None after 30 tries."""
     low, room = reach + 0.02, 0.96 - 2 * reach
+    taken = [(other.x, other.y, (reach + (other.reach + _GAP)) ** 2) for other in placed]
     for _try in range(30):
         x, y = low + room * dice.random(), low + room * dice.random()
-        for other_x, other_y, other in taken:
-            if (x - other_x) ** 2 + (y - other_y) ** 2 < (reach + other) ** 2:
-                break
-        else:
+        if all((x - other_x) ** 2 + (y - other_y) ** 2 >= apart for other_x, other_y, apart in taken):
             return x, y
     return None
 
@@ -215,7 +201,7 @@ def _shrink_one(specs: list[Spec], dice: Dice) -> list[Spec]:
 
 
 def lay_out(dice: Dice, objects: int | None, shape: str | None) -> tuple[str, list[Spec]]:
-    """A background's name and one to four placed objects; `shape` fixes the shape of the first one drawn."""
+    """Draw a background's name and one to four placed objects; `shape` fixes the shape of the first one drawn."""
     background = dice.pick(tuple(BACKGROUNDS))
     count = objects or dice.pick((1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4))
     specs = _choose_all(dice, count, background, shape)

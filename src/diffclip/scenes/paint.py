@@ -1,4 +1,4 @@
-"""Paint one object on a canvas, as a clean picture or as a pencil sketch, and give its mask."""
+"""Paint one object on a canvas, as a clean image or as a pencil sketch, and give its mask."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _crack(u: Array, v: Array) -> Array:
 
 
 class Window:
-    """The part of a picture around one object, and the object's distances in it (pixels, negative inside)."""
+    """The part of an image around one object, and the object's distances in it (pixels, negative inside)."""
 
     def __init__(self, spec: Spec, size: int) -> None:
         self.radius = spec.radius * size
@@ -129,7 +129,7 @@ class Window:
         return canvas[:, self.y0 : self.y1, self.x0 : self.x1]
 
     def mask(self, size: int) -> Mask:
-        """Where the object is [size, size]: at least one pixel, however thin it is in a tiny picture."""
+        """Where the object is [size, size]: at least one pixel, however thin it is in a tiny image."""
         whole = np.zeros((size, size), np.bool_)
         whole[self.y0 : self.y1, self.x0 : self.x1] = self.distance <= max(0.0, float(self.distance.min()))
         return whole
@@ -138,7 +138,7 @@ class Window:
 def paint(canvas: Array, spec: Spec, colour: Colour | None = None) -> Mask:
     """Paint `spec` on `canvas` [3, S, S] in place, with a soft shadow; return its mask [S, S].
 
-    `colour` replaces the named colour (recoloured pictures).
+    `colour` replaces the named colour (recoloured images).
     """
     size = canvas.shape[1]
     window = Window(spec, size)

@@ -1,4 +1,4 @@
-"""Grammar of the captions: noun phrases, lists, places and relations, each true of what it is given."""
+"""Grammar of the captions: noun phrases, lists, places and relations, each true of the objects that it is given."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from diffclip.scenes.vocabulary import DETAILS
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 _PLURALS = {"cross": "crosses"}
-_POINTING = {"up": "pointing up", "right": "pointing right", "down": "pointing down", "left": "pointing left"}
-_OPENING = {
-    "up": "opening upwards",
-    "right": "opening to the right",
-    "down": "opening downwards",
-    "left": "opening to the left",
-}
 _STANDING = {"up": "upright", "down": "upside-down"}
+_OPENING = {"up": "upwards", "down": "downwards", "left": "to the left", "right": "to the right"}
 
-EDGE = 0.36
-"""Nearer to an edge than this share is on that side; what is neither there nor in the middle goes unsaid."""
-_MIDDLE = (0.42, 0.58)
+_EDGE = 0.36  # nearer to an edge than this share is on that side
+_MIDDLE = (0.42, 0.58)  # anything between is said to be nowhere
 
 
 def plural(noun: str) -> str:
@@ -28,88 +21,69 @@ def plural(noun: str) -> str:
 
 
 def with_article(words: str) -> str:
-    """The phrase behind "a" or "an", by its first sound (no word of the vocabulary breaks the vowel rule)."""
+    """Write "a" or "an" before a phrase, by its first sound (no word of the vocabulary breaks the vowel rule)."""
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def join(items: Sequence[str]) -> str:
-    """A list in English: a, b and c."""
+    """List in English: a, b and c."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def orientation_words(spec: Spec) -> tuple[str, str]:
-    """What stands before and behind the noun to say where `spec` points."""
+def lacking(detail: str) -> str:
+    """Name the attribute that an object lacks `detail`."""
+    return f"no {detail}"
+
+
+def noun_phrase(group: Sequence[Spec], said: frozenset[str], determiner: str | None = None) -> str:
+    """Name one or several objects that agree in all attributes `said`: "a small red star", "two stars pointing up"."""
+    spec, count = group[0], len(group)
+    before, behind = _words_around_noun(spec, said)
+    words = [*before, spec.shape if count == 1 else plural(spec.shape), *behind]
+    text = " ".join(word for word in words if word)
+    if count > 1:
+        return f"{NUMBERS[count]} {text}"
+    return with_article(text) if determiner is None else f"{determiner} {text}"
+
+
+def _words_around_noun(spec: Spec, said: frozenset[str]) -> tuple[list[str], list[str]]:
+    details = [DETAILS[name.removeprefix("no ")].without for name in sorted(said) if name.startswith("no ")]
+    if "detail" in said and spec.detail is not None:
+        details.insert(0, (DETAILS[spec.detail].before, DETAILS[spec.detail].after))
+    direction = _direction(spec) if "orientation" in said else ("", "")
+    before = [
+        ("medium-sized" if spec.size == "medium" else spec.size) if "size" in said else "",
+        spec.texture if "texture" in said else "",
+        *(words[0] for words in details),
+        direction[0],
+        spec.colour if "colour" in said else "",
+    ]
+    return before, [direction[1], *(words[1] for words in details)]
+
+
+def _direction(spec: Spec) -> tuple[str, str]:
+    """Say before or behind the noun where `spec` points."""
     if spec.orientation is None:
         return "", ""
     if spec.shape == "heart":
         return _STANDING[spec.orientation], ""
     if spec.shape == "crescent":
-        return "", _OPENING[spec.orientation]
-    return "", _POINTING[spec.orientation]
-
-
-def lacking(detail: str) -> str:
-    """What to put among the attributes said, to say that an object lacks `detail`."""
-    return f"no {detail}"
-
-
-def _lacking(said: frozenset[str]) -> list[str]:
-    return sorted(name.removeprefix("no ") for name in said if name.startswith("no "))
-
-
-def before(spec: Spec, said: frozenset[str]) -> str:
-    """All that stands before the noun: size, texture, detail, direction of a heart, colour."""
-    words = []
-    if "size" in said:
-        words.append("medium-sized" if spec.size == "medium" else spec.size)
-    if "texture" in said:
-        words.append(spec.texture)
-    if "detail" in said and spec.detail is not None:
-        words.append(DETAILS[spec.detail].before)
-    words.extend(DETAILS[name].without[0] for name in _lacking(said))
-    if "orientation" in said:
-        words.append(orientation_words(spec)[0])
-    if "colour" in said:
-        words.append(spec.colour)
-    return "".join(f"{word} " for word in words if word)
-
-
-def behind(spec: Spec, said: frozenset[str]) -> str:
-    """All that stands behind the noun: direction and detail."""
-    words = []
-    if "orientation" in said:
-        words.append(orientation_words(spec)[1])
-    if "detail" in said and spec.detail is not None:
-        words.append(DETAILS[spec.detail].after)
-    words.extend(DETAILS[name].without[1] for name in _lacking(said))
-    return "".join(f" {word}" for word in words if word)
-
-
-def noun_phrase(group: Sequence[Spec], said: frozenset[str], determiner: str | None = None) -> str:
-    """One or several objects that agree in everything `said`: "a small red star", "two stars pointing up"."""
-    spec, count = group[0], len(group)
-    start, end = before(spec, said), behind(spec, said)
-    if count > 1:
-        return f"{NUMBERS[count]} {start}{plural(spec.shape)}{end}"
-    if determiner is not None:
-        return f"{determiner} {start}{spec.shape}{end}"
-    return with_article(f"{start}{spec.shape}{end}")
+        return "", f"opening {_OPENING[spec.orientation]}"
+    return "", f"pointing {spec.orientation}"
 
 
 def shared(group: Sequence[Spec], attributes: Sequence[str]) -> list[str]:
-    """Those of `attributes`, in order, on which the whole group agrees: one phrase can say them of all."""
+    """List those of `attributes`, in order, on which the whole group agrees: one phrase can say them of all."""
     first = group[0]
     return [name for name in attributes if all(getattr(spec, name) == getattr(first, name) for spec in group)]
 
 
 def place_of(spec: Spec) -> str | None:
-    """Where an object is in the picture, or None when it is not clear: "at the top left", "on the right"."""
-    across = "left" if spec.x < EDGE else "right" if spec.x > 1 - EDGE else ""
-    down = "top" if spec.y < EDGE else "bottom" if spec.y > 1 - EDGE else ""
-    if across and down:
-        return f"at the {down} {across}"
+    """Say where an object is in the image, "at the top left" or "on the right"; None if it is not clear."""
+    across = "left" if spec.x < _EDGE else "right" if spec.x > 1 - _EDGE else ""
+    down = "top" if spec.y < _EDGE else "bottom" if spec.y > 1 - _EDGE else ""
     if down:
-        return f"at the {down}"
+        return f"at the {down} {across}".rstrip()
     if across:
         return f"on the {across}"
     low, high = _MIDDLE
@@ -117,13 +91,13 @@ def place_of(spec: Spec) -> str | None:
 
 
 def place_of_all(group: Sequence[Spec]) -> str | None:
-    """The place that all of a group share, or None."""
+    """Say the place that all of a group share; None if they do not."""
     places = {place_of(spec) for spec in group}
     return places.pop() if len(places) == 1 else None
 
 
 def relation(a: Spec, b: Spec) -> str | None:
-    """How `a` lies to `b` where nobody would doubt it, or None."""
+    """Say how `a` lies to `b` where nobody would doubt it, else None."""
     right, down = b.x - a.x, b.y - a.y
     reach = 0.5 * (a.radius + b.radius)
     if abs(right) > max(0.22, 2 * abs(down), reach):

@@ -1,4 +1,4 @@
-"""One scene: a picture with its objects, masks and captions, determined by (seed, split, index) alone."""
+"""One scene: an image with its objects, masks and captions, determined by (seed, split, index) alone."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from diffclip.data.shifts import SHIFTS, Shift
 from diffclip.errors import InputError, unknown
 from diffclip.scenes.backgrounds import ground
 from diffclip.scenes.captions import write_captions
-from diffclip.scenes.layout import SMALLEST_PICTURE, Dice, Spec, lay_out, stream
+from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.paint import Array, Mask, paint, sketch
 from diffclip.scenes.vocabulary import SHAPES
 
 Style = Literal["plain"] | Shift
 STYLES: tuple[Style, ...] = ("plain", *SHIFTS)
+_SMALLEST = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class SceneObject:
 
     `centre` (x, y) and `box` (left, top, right, bottom; right and bottom exclusive) are in pixels;
     `mask` is boolean [H, W]. `orientation` is None for shapes without a direction. In the sketch and
-    recoloured styles `colour` and `texture` are those of the plain picture.
+    recoloured styles `colour` and `texture` are those of the plain image.
     """
 
     shape: str
@@ -46,7 +47,7 @@ class SceneObject:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A picture (`image`, uint8 [H, W, 3]) with its objects, its background's name and its captions."""
+    """An `image` (uint8 [H, W, 3]) with its objects, its background's name and its captions."""
 
     image: NDArray[np.uint8]
     objects: tuple[SceneObject, ...]
@@ -75,14 +76,14 @@ def draw_scene(
 ) -> Scene:
     """Draw scene number `index` of a split: the same for the same arguments, in any order and process.
 
-    The styles share geometry and labels, so that each is a shifted version of the plain picture.
+    The styles share geometry and labels, so that each is a shifted version of the plain image.
 
     Args:
         index, seed: whole numbers from 0 to 2³²−1.
         split: train, val or test; splits share no scene.
-        size: edge of the picture in pixels, 16 or more.
+        size: edge of the image in pixels, 16 or more.
         style: plain, or one of the shifts sketch, recoloured and noisy. Captions of sketch and recoloured
-            pictures name no colour, texture or background.
+            images name no colour, texture or background.
         objects: how many objects, 1 to 4; None draws the number too.
         shape: the shape of one object (of all when `objects` is 1); None draws it.
 
@@ -99,64 +100,41 @@ def draw_scene(
     dice = Dice(stream("scene", split, seed, index))
     background, specs = lay_out(dice, objects, shape)
     captions = write_captions(specs, background, dice, look=style in ("plain", "noisy"))
-    image, things = compose(specs, background, size, style, dice)
-    return Scene(image, things, background, captions, style)
+    image, masks = compose(specs, background, size, style, dice)
+    things = [_thing(spec, mask) for spec, mask in zip(specs, masks, strict=True)]
+    return Scene(image, tuple(things), background, captions, style)
 
 
 def check_size(size: int) -> None:
-    """Raise `InputError` for a picture too small to show its objects."""
-    if size < SMALLEST_PICTURE:
-        raise InputError(f"size {size} is too small: scenes need {SMALLEST_PICTURE} pixels or more")
+    """Raise `InputError` for an image too small to show its objects."""
+    if size < _SMALLEST:
+        raise InputError(f"size {size} is too small: scenes need {_SMALLEST} pixels or more")
 
 
 def compose(
-    specs: Sequence[Spec],
-    background: str,
-    size: int,
-    style: Style,
-    dice: Dice,
-) -> tuple[NDArray[np.uint8], tuple[SceneObject, ...]]:
-    """Paint `specs` on a fresh piece of `background`."""
+    specs: Sequence[Spec], background: str, size: int, style: Style, dice: Dice
+) -> tuple[NDArray[np.uint8], list[Mask]]:
+    """Paint `specs` on a fresh piece of `background`: the image [size, size, 3], and the mask of each object."""
     if style == "sketch":
         canvas = ground("paper", size, dice)
         masks = [sketch(canvas, spec) for spec in specs]
     elif style == "recoloured":
         canvas = ground("velvet", size, dice)
-        turn = dice.random()
-        masks = [paint(canvas, spec, _odd_colour(spec.colour, turn)) for spec in specs]
+        step = int(dice.random() * 16)
+        masks = [paint(canvas, spec, _pastel(spec.colour, step)) for spec in specs]
     else:
         canvas = ground(background, size, dice)
         masks = [paint(canvas, spec) for spec in specs]
     image = np.clip(canvas + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0).copy()
-    if style == "noisy":
-        image = _spoil(image, dice)
-    things = tuple(
-        SceneObject(
-            spec.shape,
-            spec.colour,
-            spec.size,
-            spec.texture,
-            spec.orientation,
-            spec.detail,
-            (spec.x * size, spec.y * size),
-            _box(mask),
-            mask,
-        )
-        for spec, mask in zip(specs, masks, strict=True)
-    )
-    return image, things
+    return _spoil(image, dice) if style == "noisy" else image, masks
 
 
 @lru_cache(maxsize=512)
 def _pastel(name: str, step: int) -> tuple[float, float, float]:
+    """A candy tone that the plain images lack; objects of one colour keep one tone within an image."""
     hue = (sum(map(ord, name)) * 0.137 + step / 16) % 1.0
     red, green, blue = colorsys.hls_to_rgb(hue, 0.74, 0.78)
     return (255 * red, 255 * green, 255 * blue)
-
-
-def _odd_colour(name: str, turn: float) -> tuple[float, float, float]:
-    """A candy tone that the plain pictures lack; objects of one colour keep one tone within a picture."""
-    return _pastel(name, int(turn * 16))
 
 
 def _spoil(image: NDArray[np.uint8], dice: Dice) -> NDArray[np.uint8]:
@@ -169,6 +147,17 @@ def _spoil(image: NDArray[np.uint8], dice: Dice) -> NDArray[np.uint8]:
     return np.clip(soft, 0, 255).astype(np.uint8)
 
 
-def _box(mask: Mask) -> tuple[int, int, int, int]:
+def _thing(spec: Spec, mask: Mask) -> SceneObject:
+    size = len(mask)
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+    return SceneObject(
+        shape=spec.shape,
+        colour=spec.colour,
+        size=spec.size,
+        texture=spec.texture,
+        orientation=spec.orientation,
+        detail=spec.detail,
+        centre=(spec.x * size, spec.y * size),
+        box=(int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1),
+        mask=mask,
+    )

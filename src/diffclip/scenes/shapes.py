@@ -20,22 +20,19 @@ CELLS = 264
 TURN = {"up": 0.0, "right": 0.5 * math.pi, "down": math.pi, "left": 1.5 * math.pi}
 
 
-def _star(points: int, outer: float, inner: float) -> Points:
-    corners = []
-    for step in range(2 * points):
-        radius = outer if step % 2 == 0 else inner
-        angle = math.pi * step / points
-        corners.append((radius * math.sin(angle), -radius * math.cos(angle)))
-    return corners
+def _around(steps: int, radius: Callable[[int, float], float]) -> Points:
+    """Corners clockwise from the top; `radius` takes a corner's number and angle."""
+    angles = [2 * math.pi * step / steps for step in range(steps)]
+    radii = [radius(step, angle) for step, angle in enumerate(angles)]
+    return [(r * math.sin(angle), -r * math.cos(angle)) for r, angle in zip(radii, angles, strict=True)]
+
+
+def _star(points: int, inner: float) -> Points:
+    return _around(2 * points, lambda step, angle: inner if step % 2 else 1.16)
 
 
 def _flower(petals: int) -> Points:
-    corners = []
-    for step in range(96):
-        angle = 2 * math.pi * step / 96
-        radius = 0.6 + 0.52 * abs(math.cos(petals * angle / 2)) ** 0.8
-        corners.append((radius * math.sin(angle), -radius * math.cos(angle)))
-    return corners
+    return _around(96, lambda step, angle: 0.6 + 0.52 * abs(math.cos(petals * angle / 2)) ** 0.8)
 
 
 def _heart() -> Points:
@@ -58,38 +55,24 @@ def _teardrop() -> Points:
 
 
 def _cross(arm: float) -> Points:
-    a, b = arm, 1.0
-    return [
-        (-a, -b),
-        (a, -b),
-        (a, -a),
-        (b, -a),
-        (b, a),
-        (a, a),
-        (a, b),
-        (-a, b),
-        (-a, a),
-        (-b, a),
-        (-b, -a),
-        (-a, -a),
-    ]
-
-
-_ARROW: Points = [
-    (0, -1.1),
-    (0.86, -0.12),
-    (0.34, -0.12),
-    (0.34, 1.05),
-    (-0.34, 1.05),
-    (-0.34, -0.12),
-    (-0.86, -0.12),
-]
-_TRIANGLE: Points = [(0, -1.1), (0.86, 0.84), (-0.86, 0.84)]
-_DIAMOND: Points = [(0, -1.16), (0.82, 0), (0, 1.16), (-0.82, 0)]
+    corners = [(-arm, -1.0), (arm, -1.0), (arm, -arm)]
+    for _ in range(3):
+        corners += [(-y, x) for x, y in corners[-3:]]
+    return corners
 
 
 def _box(half: float) -> Points:
     return [(-half, -half), (half, -half), (half, half), (-half, half)]
+
+
+def _mirrored(*right: tuple[float, float]) -> Points:
+    """The corners `right` of the middle, from the top down, and their mirror images."""
+    return [*right, *[(-x, y) for x, y in reversed(right) if x]]
+
+
+_ARROW = _mirrored((0, -1.1), (0.86, -0.12), (0.34, -0.12), (0.34, 1.05))
+_TRIANGLE = _mirrored((0, -1.1), (0.86, 0.84))
+_DIAMOND = _mirrored((0, -1.16), (0.82, 0), (0, 1.16))
 
 
 def _polygon(corners: Points, x: Array, y: Array, rounding: float = 0.0) -> Array:
@@ -124,9 +107,9 @@ FORMS: dict[str, Callable[[Array, Array], Array]] = {
     "square, rounded corners": lambda x, y: _polygon(_box(0.44), x, y, 0.43),
     "triangle": lambda x, y: _polygon(_TRIANGLE, x, y, 0.03),
     "diamond": lambda x, y: _polygon(_DIAMOND, x, y, 0.02),
-    "star": lambda x, y: _polygon(_star(5, 1.16, 0.5), x, y, 0.02),
-    "star, four points": lambda x, y: _polygon(_star(4, 1.16, 0.42), x, y, 0.02),
-    "star, eight points": lambda x, y: _polygon(_star(8, 1.16, 0.6), x, y, 0.02),
+    "star": lambda x, y: _polygon(_star(5, 0.5), x, y, 0.02),
+    "star, four points": lambda x, y: _polygon(_star(4, 0.42), x, y, 0.02),
+    "star, eight points": lambda x, y: _polygon(_star(8, 0.6), x, y, 0.02),
     "heart": lambda x, y: _polygon(_heart(), x, y),
     "ring": _ring(0.25),
     "ring, thin": _ring(0.1),
@@ -143,7 +126,7 @@ FORMS: dict[str, Callable[[Array, Array], Array]] = {
 
 @cache
 def table(form: str) -> Image.Image:
-    """The signed distance of `form` as a float picture of CELLS x CELLS over [-REACH, REACH]²."""
+    """The signed distance of `form` as a float image of CELLS x CELLS over [-REACH, REACH]²."""
     axis = ((np.arange(CELLS, dtype=np.float32) + 0.5) / CELLS * 2 - 1) * np.float32(REACH)
     y, x = np.meshgrid(axis, axis, indexing="ij")
     return Image.fromarray(np.ascontiguousarray(FORMS[form](x, y), dtype=np.float32))

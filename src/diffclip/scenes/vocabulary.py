@@ -34,7 +34,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 }
 
 SIZES: dict[str, float] = {"small": 0.10, "medium": 0.148, "large": 0.205}
-"""Nominal radius as a share of the picture's edge; drawn radii vary by 5 %, so the three never meet."""
+"""Nominal radius as a share of the image's edge; drawn radii vary by 5 %, so the three never meet."""
 
 TEXTURES = ("plain", "striped", "dotted", "checked")
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from PIL import Image
 
 from diffclip.data.images import read_image
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError
 from diffclip.vlm.conversations import IMAGE, Conversation
 from diffclip.vlm.quiet import quiet
 
 Template = Literal["plain", "chat"]
-TEMPLATES: tuple[Template, ...] = ("plain", "chat")
 IGNORED = -100
 """The label that the loss leaves out, as everywhere in torch and transformers."""
 MAX_NEW_TOKENS = 128
@@ -48,12 +48,11 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-
-class Encoded(NamedTuple):
-    """Token ids of one sample; `labels` has the id at each learned token, and `IGNORED` elsewhere."""
-
-    input_ids: list[int]
-    labels: list[int]
+# the first stage's: the image, the answer and a line break
+PLAIN_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ message['content'] }}"
+    "{% else %}{% generation %}{{ message['content'] + '\\n' }}{% endgeneration %}{% endif %}{% endfor %}"
+)
 
 
 def chat_template(processor: Any) -> str:
@@ -67,23 +66,22 @@ def chat_template(processor: Any) -> str:
         InputError: neither template fits, or the tokenizer is a slow one, whose tokens cannot be traced to the text.
     """
     tokenizer = processor.tokenizer
+    name = tokenizer.name_or_path or "the language model"
     if not tokenizer.is_fast:
         raise InputError(
-            f"the tokenizer of {tokenizer.name_or_path or 'the language model'} is written in Python and cannot tell "
-            "which text its tokens come from: save it as tokenizer.json, or choose another language model"
+            f"the tokenizer of {name} is written in Python and cannot tell which text its tokens come from: save it as "
+            "tokenizer.json, or choose another language model"
         )
     for own in (tokenizer.chat_template, processor.chat_template):
-        if isinstance(own, dict):  # several named templates
-            own = own.get("default")
-        if own and _MARK.search(own):
-            return str(own)
+        if isinstance(own, str) and _MARK.search(own):
+            return own
     # added tokens alone: no text is cut into other tokens of the vocabulary with these names
     if {_START, _END} <= tokenizer.added_tokens_encoder.keys():
         return CHAT_TEMPLATE.replace(IMAGE, processor.image_token)
     raise InputError(
-        f"the tokenizer of {tokenizer.name_or_path or 'the language model'} has neither the tokens {_START} and {_END} "
-        "nor a chat template that marks answers: put {% generation %} and {% endgeneration %} around them in its "
-        "chat_template.jinja, or choose another language model"
+        f"the tokenizer of {name} has neither the tokens {_START} and {_END} nor a chat template that marks answers: "
+        "put {% generation %} and {% endgeneration %} around them in its chat_template.jinja, or choose another "
+        "language model"
     )
 
 
@@ -91,9 +89,7 @@ def image_tokens(processor: Any) -> int:
     """Count the tokens of an image: its patches, without the class token."""
     images = processor.image_processor
     size = images.crop_size if getattr(images, "do_center_crop", False) else images.size
-    patches = (size["height"] // processor.patch_size) * (size["width"] // processor.patch_size)
-    dropped = 1 if processor.vision_feature_select_strategy == "default" else 0
-    return int(patches + processor.num_additional_image_tokens - dropped)
+    return int((size["height"] // processor.patch_size) * (size["width"] // processor.patch_size))
 
 
 def prompt(processor: Any, question: str, has_image: bool) -> str:
@@ -132,17 +128,8 @@ def answer(
         questions of the batch (shorter prompts are padded on the left).
 
     Raises:
-        InputError: an empty question, an image that cannot be read, or not as many images as questions.
+        InputError: an image cannot be read.
     """
-    if len(images) != len(questions):
-        raise InputError(
-            f"{len(images)} images and {len(questions)} questions: give one image (or None) for each question"
-        )
-    for number, question in enumerate(questions, 1):
-        if not question.strip():
-            raise InputError(f"question {number} is empty: write a question")
-    if not questions:
-        return []
     prompts = [
         prompt(processor, question, image is not None)
         for question, image in zip(questions, images, strict=True)
@@ -166,8 +153,10 @@ def answer(
     return [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]
 
 
-def encode(conversation: Conversation, processor: Any, template: Template, max_length: int) -> Encoded:
-    """Tokenize `conversation`, cut after `max_length` tokens; the labels are its answers and the token that ends each.
+def encode(
+    conversation: Conversation, processor: Any, template: Template, max_length: int
+) -> tuple[list[int], list[int]]:
+    """Tokenize `conversation`, cut after `max_length` tokens.
 
     "chat" is `chat_template`: the image comes before the first question, with a line break between them, as in LLaVA.
     "plain" is LLaVA's first stage: the image, the answer and a line break; the question is dropped.
@@ -175,76 +164,68 @@ def encode(conversation: Conversation, processor: Any, template: Template, max_l
     Text from people never becomes special tokens: a text such as "<|im_end|>" gets a space after its first letter
     ("< |im_end|>").
 
+    Returns:
+        Token ids and labels; a label is the token's id in the answers and the token that ends each, else `IGNORED`.
+
     Raises:
         InputError: names the sample: no answer begins within `max_length`, the labels would not be the answers, or
-            "plain" meets anything but one answer about an image; or an unknown template.
+            "plain" meets anything but one answer about an image.
     """
-    if template == "plain":
-        ids, labels = _plain(conversation, processor)
-    elif template == "chat":
-        ids, labels = _chat(conversation, processor)
-    else:
-        raise unknown("template", template, TEMPLATES)
-    expected = image_tokens(processor) if conversation.image is not None else 0
-    if ids.count(processor.image_token_id) != expected:
-        raise _unmasked(conversation, f"{ids.count(processor.image_token_id)} image tokens, not {expected}")
-    if all(label == IGNORED for label in labels[:max_length]):
+    ids, mask = _tokenize(conversation, processor, template)
+    labels = [token if is_learned else IGNORED for token, is_learned in zip(ids, mask, strict=True)]
+    if not any(mask[:max_length]):
         raise InputError(
             f"{conversation.name}: its first answer begins after max_length {max_length} of {len(ids)} tokens: raise "
             "max_length, or leave the sample out"
         )
-    return Encoded(ids[:max_length], labels[:max_length])
+    return ids[:max_length], labels[:max_length]
 
 
-def _plain(conversation: Conversation, processor: Any) -> tuple[list[int], list[int]]:
-    if conversation.image is None or len(conversation.turns) != 1:
+def _tokenize(conversation: Conversation, processor: Any, template: Template) -> tuple[list[int], list[int]]:
+    """Return token ids, and 1 for each that belongs to an answer, else 0."""
+    is_plain, turns = template == "plain", conversation.turns
+    if is_plain and (conversation.image is None or len(turns) != 1):
         raise InputError(
             f"{conversation.name}: the template 'plain' takes one answer about an image: leave the sample out, or use "
             "the template 'chat'"
         )
-    tokenizer = processor.tokenizer
-    before = [processor.image_token_id] * image_tokens(processor)
-    # tokenizers such as Llama's begin every text with this token
-    if tokenizer.bos_token_id is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]:
-        before.insert(0, tokenizer.bos_token_id)
-    text = _escape(conversation.turns[0].answer, _special_tokens(processor, CHAT_TEMPLATE))
-    answer = _ids(tokenizer, text + "\n")
-    _check_answer(conversation, tokenizer, answer, text)
-    return before + answer, [IGNORED] * len(before) + answer
-
-
-def _chat(conversation: Conversation, processor: Any) -> tuple[list[int], list[int]]:
-    tokenizer, template = processor.tokenizer, chat_template(processor)
-    special = _special_tokens(processor, template)
+    tokenizer, text = processor.tokenizer, PLAIN_TEMPLATE if is_plain else chat_template(processor)
+    special = _special_tokens(processor, text)
     image = "" if conversation.image is None else processor.image_token * image_tokens(processor)
-    messages: list[dict[str, str]] = []
-    answers: list[str] = []
-    for question, answer in conversation.turns:
-        answers.append(_escape(answer, special))
-        asked = _with_image(_escape(question, special), "" if messages else image)
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answers[-1]}]
+    asked = ["" if is_plain else _escape(turn.question, special) for turn in turns]
+    asked[0] = image if is_plain else _with_image(asked[0], image)
+    answers = [_escape(turn.answer, special) for turn in turns]
+    messages = [
+        {"role": role, "content": content}
+        for pair in zip(asked, answers, strict=True)
+        for role, content in zip(("user", "assistant"), pair, strict=True)
+    ]
     try:
         written = tokenizer.apply_chat_template(
             messages,
-            chat_template=template,
+            chat_template=text,
             tokenize=True,
             return_dict=True,
             return_assistant_tokens_mask=True,
             tokenizer_kwargs={"verbose": False},  # `encode` cuts long samples itself
         )
-    # a template is a program, which may refuse messages or put marks around nothing
-    except Exception as error:
-        raise _unmasked(conversation, " ".join(str(error).split()) or type(error).__name__) from error
-    ids: list[int] = written["input_ids"]
-    labels = [
-        token if learned else IGNORED for token, learned in zip(ids, written["assistant_masks"], strict=True)
+    except (
+        Exception
+    ) as error:  # a template is a program, which may refuse messages or put marks around nothing
+        raise _unmasked(conversation, " ".join(str(error).split())) from error
+    ids, mask = written["input_ids"], written["assistant_masks"]
+    if ids.count(processor.image_token_id) != image.count(processor.image_token):
+        raise _unmasked(conversation, "the template leaves the image out")
+    # as text: a tokenizer may cut an answer in a different way beside other text
+    learned = [
+        tokenizer.decode([token for token, _ in run]).strip()
+        for is_learned, run in groupby(zip(ids, mask, strict=True), key=lambda token: token[1])
+        if is_learned
     ]
-    runs = _runs(labels)
-    if len(runs) != len(answers):
-        raise _unmasked(conversation, f"{len(runs)} marked stretches for {len(answers)} answers")
-    for run, answer in zip(runs, answers, strict=True):
-        _check_answer(conversation, tokenizer, run, answer)
-    return ids, labels
+    wanted = [tokenizer.decode(tokenizer(one, add_special_tokens=False).input_ids).strip() for one in answers]
+    if len(learned) != len(wanted) or not all(map(str.startswith, learned, wanted)):
+        raise _unmasked(conversation, f"it marks {learned} where the answers are {wanted}"[:200])
+    return ids, mask
 
 
 def _with_image(question: str, image: str) -> str:
@@ -264,33 +245,6 @@ def _escape(text: str, special: re.Pattern[str]) -> str:
     while special.search(text):  # again, as tokens may overlap
         text = special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
     return text
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    return ids
-
-
-def _runs(labels: list[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    inside = False
-    for label in labels:
-        if label != IGNORED:
-            if not inside:
-                runs.append([])
-            runs[-1].append(label)
-        inside = label != IGNORED
-    return runs
-
-
-def _check_answer(conversation: Conversation, tokenizer: Any, learned: list[int], answer: str) -> None:
-    """Compare labels and answer as text: a tokenizer may cut an answer in a different way beside other text."""
-    found, wanted = (
-        tokenizer.decode(ids, clean_up_tokenization_spaces=False).strip()
-        for ids in (learned, _ids(tokenizer, answer))
-    )
-    if not wanted or not found.startswith(wanted):
-        raise _unmasked(conversation, f"labels say {found[:40]!r} where the answer is {answer[:40]!r}")
 
 
 def _unmasked(conversation: Conversation, reason: str) -> InputError:

@@ -1,24 +1,23 @@
-"""Conversations about images in LLaVA's JSON: read one by one, checked, and filtered by folder of images."""
+"""Conversations about images in LLaVA's JSON: read, checked, and filtered by folder of images."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from diffclip.config import explain
 from diffclip.errors import InputError
-from diffclip.files import check_writable, printable, write_atomically
+from diffclip.files import check_writable, printable, write_text
 
 IMAGE = "<image>"
 """The mark of the image's place in a question, whatever the tokenizer of the language model calls it."""
 _WANTED = "give a list of conversations in LLaVA's JSON, or one conversation a line"
-_SHOWN, _SHOWN_FOLDERS = 3, 10
-_CHUNK, _LARGEST_SAMPLE = 1 << 22, 1 << 26  # letters
-_BETWEEN = re.compile(r"[\s,]*")
 
 
 class Turn(NamedTuple):
@@ -43,47 +42,56 @@ class Conversation(NamedTuple):
         return _name(self.file, self.position, self.id)
 
 
+class _Message(BaseModel):
+    speaker: Literal["human", "gpt"] = Field(alias="from")
+    value: str
+
+
+class _Sample(BaseModel):
+    """An entry of LLaVA's JSON: `{id, image?, conversations: [{from: human|gpt, value}, …]}`."""
+
+    id: str | int | None = None
+    image: str | None = Field(default=None, min_length=1)
+    conversations: list[_Message] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _is_usable(self) -> _Sample:
+        image, texts = self.image, [message.value for message in self.conversations]
+        "".join(texts).encode()  # a ValueError for half a character (a lone surrogate)
+        if image is not None and (os.path.isabs(image) or ".." in image.split("/") or "\0" in image):
+            raise ValueError(f"the image {printable(image)} is outside the folder of images")
+        if [message.speaker for message in self.conversations] != ["human", "gpt"] * (len(texts) // 2):
+            raise ValueError("human and gpt do not take turns, human first and gpt last")
+        if not all(text.strip() for text in texts[1::2]):
+            raise ValueError("an answer is empty")
+        if sum(text.count(IMAGE) for text in texts) != (image is not None):
+            raise ValueError(f"write {IMAGE} once where there is an image, else never")
+        if image is not None and not (texts[0].strip().startswith(IMAGE) or texts[0].strip().endswith(IMAGE)):
+            raise ValueError(f"{IMAGE} is not at the start or the end of the first question")
+        return self
+
+
 def read_samples(json_file: str | Path) -> Iterator[Any]:
-    """Yield the entries of a JSON list, or of JSON lines, without holding the file in memory.
+    """Yield the entries of a JSON list, or of JSON lines.
 
     Raises:
-        InputError: the file is missing, cannot be read, is not JSON, or is empty or cut off.
+        InputError: the file is missing, cannot be read, is not JSON, or is empty.
     """
-    decode = json.JSONDecoder().raw_decode
+    is_empty = True
     try:
         with open(json_file, encoding="utf-8-sig") as handle:
-            text = handle.read(_CHUNK).lstrip()
-            is_list, is_closed, is_empty = text.startswith("["), False, True
-            at = int(is_list)
-            while True:
-                at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
-                if at < len(text) and is_list and text[at] == "]":
-                    is_closed = True
-                    break
-                try:
-                    sample, at = decode(text, at)
-                except RecursionError as error:
-                    raise InputError(f"{json_file} is not JSON (too deeply nested): {_WANTED}") from error
-                except ValueError as error:  # cut off at the end of a chunk, or not JSON
-                    more = handle.read(_CHUNK)
-                    text, at = text[at:] + more, 0
-                    if not more and not text:
-                        break
-                    if not more or len(text) > _LARGEST_SAMPLE:
-                        raise InputError(f"{json_file} is not JSON ({error}): {_WANTED}") from error
-                    continue
+            is_list = handle.read(1 << 20).lstrip().startswith("[")
+            handle.seek(0)
+            samples = json.load(handle) if is_list else (json.loads(line) for line in handle if line.strip())
+            for sample in samples:
                 is_empty = False
                 yield sample
-            if is_closed and (text[at + 1 :] + handle.read(_CHUNK)).strip():
-                raise InputError(f"{json_file} is not JSON (text after its list): {_WANTED}")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{json_file} is not UTF-8 ({error.reason}): {_WANTED}") from error
-    except FileNotFoundError:
-        raise InputError(f"{json_file} does not exist: check the path of the conversations") from None
     except OSError as error:
-        raise InputError(f"cannot read {json_file}: {error.strerror or error}") from error
-    if is_list and not is_closed:
-        raise InputError(f"{json_file} is cut off, its list does not end: fetch it again")
+        raise InputError(
+            f"cannot read {json_file}: {error.strerror}; check the path of the conversations"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{json_file} is not JSON ({error}): {_WANTED}") from None
     if is_empty:
         raise InputError(f"{json_file} is empty: {_WANTED}")
 
@@ -91,23 +99,22 @@ def read_samples(json_file: str | Path) -> Iterator[Any]:
 def parse_sample(sample: Any, index: int, file: str) -> Conversation:
     """Check one entry and take it apart; no file is looked for.
 
-    An entry is `{id, image?, conversations: [{from: human|gpt, value}, …]}`, as LLaVA publishes it. Human and gpt take
-    turns, human first and gpt last. A sample with `image` has `<image>` once, at the start or the end of its first
-    human turn; no other text has it. Ids may repeat or be left out.
+    Human and gpt take turns, human first and gpt last. A sample with `image` has `<image>` once, at the start or the
+    end of its first human turn; no other text has it. Ids may repeat or be left out.
 
     Raises:
         InputError: names file, index and id, and the fault.
     """
-    own_id = sample.get("id", "") if isinstance(sample, dict) else ""
     try:
-        if not isinstance(sample, dict):
-            raise _FaultError("it is not an object, write one with id, image and conversations")
-        image = sample.get("image")
-        image = None if image is None else _relative(image)
-        turns = _turns(sample.get("conversations"), has_image=image is not None)
-    except _FaultError as fault:
-        raise InputError(f"{_name(file, index, own_id)}: {fault}, or leave the sample out") from None
-    return Conversation(str(own_id), image, turns, index, file)
+        parsed = _Sample.model_validate(sample)
+    except ValidationError as error:
+        own_id = sample.get("id") if isinstance(sample, dict) else None
+        raise InputError(
+            f"{_name(file, index, own_id)}: {explain(error)}: correct the sample or leave it out"
+        ) from None
+    texts = [message.value.replace(IMAGE, "").strip() for message in parsed.conversations]
+    turns = tuple(Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True))
+    return Conversation("" if parsed.id is None else str(parsed.id), parsed.image, turns, index, file)
 
 
 def missing_images(folder: Path, names: Iterable[str]) -> set[str]:
@@ -116,21 +123,16 @@ def missing_images(folder: Path, names: Iterable[str]) -> set[str]:
     Each folder is listed once: on network disks that is far faster than half a million single look-ups.
 
     Raises:
-        InputError: `folder` is not a folder, or one in it cannot be listed.
+        InputError: `folder` is not a folder.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: give the one that the images' paths start from")
+        raise InputError(f"{folder} is not a folder: give the folder that the images' paths start from")
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         groups[os.path.dirname(name)].append(name)
     missing: set[str] = set()
     for parent, group in groups.items():
-        try:
-            there = set(os.listdir(folder / parent))
-        except (FileNotFoundError, NotADirectoryError):
-            there = set()
-        except OSError as error:
-            raise InputError(f"cannot list {folder / parent}: {error.strerror or error}") from error
+        there = set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
         missing.update(name for name in group if os.path.basename(name) not in there)
     return missing
 
@@ -150,7 +152,7 @@ def filter_conversations(
 
     Returns:
         The numbers of all `samples`, and of those `kept`, of "other images", "text only", with the "image missing", and
-        "unusable"; `folders` counts samples by the first folder of their image, `faults` names unusable ones.
+        "unusable"; `folders` counts samples by the first folder of their image; `fault` names the first unusable one.
 
     Raises:
         InputError: `source` cannot be read, is `target`, or no sample is left.
@@ -161,106 +163,40 @@ def filter_conversations(
     check_writable(target)
     counts = dict.fromkeys(("samples", "kept", "other images", "text only", "image missing", "unusable"), 0)
     folders: Counter[str] = Counter()
-    faults: list[str] = []
+    fault = ""
     kept: list[dict[str, Any]] = []
     for index, sample in enumerate(read_samples(source)):
         counts["samples"] += 1
-        image = sample.get("image") if isinstance(sample, dict) else None
-        if isinstance(image, str):
-            folders[image.partition("/")[0] + "/" if "/" in image else "(no folder)"] += 1
-        if isinstance(sample, dict) and image is None:
+        try:
+            image = parse_sample(sample, index, str(source)).image
+        except InputError as error:
+            counts["unusable"] += 1
+            fault = fault or str(error)
+            continue
+        if image is None:
             counts["text only"] += 1
-        elif isinstance(image, str) and not image.startswith(images):
-            counts["other images"] += 1
+            continue
+        folders[image.partition("/")[0] + "/" if "/" in image else "(no folder)"] += 1
+        if image.startswith(images):
+            kept.append(sample)
         else:
-            try:
-                parse_sample(sample, index, str(source))
-                kept.append(sample)
-            except InputError as error:
-                counts["unusable"] += 1
-                faults += [str(error)] if len(faults) < _SHOWN else []
-    if folder is not None and kept:
+            counts["other images"] += 1
+    if folder is not None:
         lacking = missing_images(Path(folder), {sample["image"] for sample in kept})
-        found = [sample for sample in kept if sample["image"] not in lacking]
-        counts["image missing"], kept = len(kept) - len(found), found
+        counts["image missing"] = sum(sample["image"] in lacking for sample in kept)
+        kept = [sample for sample in kept if sample["image"] not in lacking]
     counts["kept"] = len(kept)
     if not kept:
         left_out = ", ".join(f"{number:,} {reason}" for reason, number in counts.items() if number)
-        common = ", ".join(
-            f"{printable(name)} ({number:,})" for name, number in folders.most_common(_SHOWN_FOLDERS)
-        )
+        found = ", ".join(f"{printable(name)} ({number:,})" for name, number in folders.most_common(10))
         raise InputError(
-            f"no sample of {source} is left ({left_out}{'; ' + faults[0] if faults else ''}): choose --images from "
-            f"{common or 'a file with images'}, and --folder as the folder that these paths start from"
+            f"no sample of {source} is left ({left_out}{fault and '; ' + fault}): choose --images from "
+            f"{found or 'a file with images'}, and --folder as the folder that these paths start from"
         )
-    with write_atomically(target) as temporary, temporary.open("w", encoding="utf-8") as handle:
-        for number, sample in enumerate(kept):
-            handle.write(("[\n" if number == 0 else ",\n") + json.dumps(sample))
-        handle.write("\n]\n")
-    return {**counts, "folders": dict(folders.most_common()), "faults": faults}
-
-
-class _FaultError(Exception):
-    """A fault of a sample, and how to correct it."""
+    write_text(target, "[\n" + ",\n".join(json.dumps(sample) for sample in kept) + "\n]\n")
+    return {**counts, "folders": dict(folders.most_common()), "fault": fault}
 
 
 def _name(file: str, index: int, own_id: object) -> str:
     named = f" (id {printable(str(own_id))[:80]})" if own_id not in ("", None) else ""
     return f"{file}, sample [{index}]{named}"
-
-
-def _relative(image: object) -> str:
-    if not isinstance(image, str) or not image or "\0" in image:
-        raise _FaultError("'image' is not a path, write the path of one image")
-    if os.path.isabs(image) or (".." in image and ".." in image.split("/")):
-        raise _FaultError(
-            f"the image {printable(image)} is outside the folder of images, write a path that starts from it"
-        )
-    return image
-
-
-def _turns(values: object, has_image: bool) -> tuple[Turn, ...]:
-    if not isinstance(values, list) or not values:
-        raise _FaultError("it has no answer ('conversations' is empty), add turns of human and gpt")
-    texts = [_text(value, number) for number, value in enumerate(values)]
-    if len(texts) % 2:
-        raise _FaultError("it has no answer to its last human turn, add a gpt turn")
-    if has_image:
-        texts[0] = _without_mark(texts[0])
-    for number, text in enumerate(texts):
-        if IMAGE in text:
-            raise _FaultError(
-                f"turn {number + 1} has an {IMAGE} too many, write it once, in the first human turn"
-                if has_image
-                else f"turn {number + 1} has {IMAGE} but there is no image, add 'image' or take it out"
-            )
-        if number % 2 and not text:
-            raise _FaultError(f"the answer in turn {number + 1} is empty, write one")
-    return tuple(Turn(texts[number], texts[number + 1]) for number in range(0, len(texts), 2))
-
-
-def _text(value: object, number: int) -> str:
-    """Return the text of turn `number` (from 0; human turns are even)."""
-    speaker, text = (value.get("from"), value.get("value")) if isinstance(value, dict) else (None, None)
-    if speaker != ("gpt" if number % 2 else "human"):
-        raise _FaultError(
-            f"turn {number + 1} is from {printable(str(speaker))[:80]!r}, let human and gpt take turns, human first"
-        )
-    if not isinstance(text, str):
-        raise _FaultError(f"the value of turn {number + 1} is not a text, write one")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise _FaultError(f"turn {number + 1} has half a character (a lone surrogate), take it out") from None
-    return text.strip()
-
-
-def _without_mark(text: str) -> str:
-    count = text.count(IMAGE)
-    if count != 1:
-        raise _FaultError(f"it has an image and {IMAGE} {count} times in its first human turn, write it once")
-    if text.startswith(IMAGE):
-        return text.removeprefix(IMAGE).lstrip()
-    if text.endswith(IMAGE):
-        return text.removesuffix(IMAGE).rstrip()
-    raise _FaultError(f"{IMAGE} is inside its first human turn, write it at the start or the end")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
 from diffclip.data.images import read_image
@@ -26,17 +28,8 @@ from diffclip.errors import InputError
 from diffclip.files import cache_folder, disk_errors, printable, write_atomically
 from diffclip.vlm.chat import IGNORED, Template, encode
 from diffclip.vlm.conversations import Conversation, Turn, missing_images, parse_sample, read_samples
-from diffclip.vlm.progress import Progress
 
-_ENTRY = np.dtype(
-    [
-        *(("offset", "<u8"), ("size", "<u4"), ("questions", "<u4")),
-        *(("answers", "<u4"), ("turns", "<u4"), ("image", "?")),
-    ]
-)
-"""Place and bytes of a line; letters of its questions and of its answers; turns; whether it has an image."""
-_FORMAT = 1  # counts up when lines or entries change, so that older indexes are not read
-_SHOWN = 3
+_FORMAT = 2  # counts up when lines or entries change, so that older indexes are not read
 # English in vocabularies of 100,000 words and more has 4 to 4.5 letters a token
 _LETTERS_PER_TOKEN = 4.0
 # tokens that the template "chat" adds to a conversation, and to each of its turns
@@ -50,19 +43,20 @@ class Conversations(Sequence[Conversation]):
         file: the JSON file, for messages.
     """
 
-    def __init__(self, file: str, lines: Path, entries: NDArray[Any]) -> None:
-        self.file, self._lines, self._entries = file, lines, entries
+    def __init__(self, file: str, index: Path) -> None:
+        self.file, self._lines = file, index / "lines.jsonl"
+        # of each sample: place and bytes of its line, letters of questions and of answers, turns, 1 if it has an image
+        self._entries = np.load(index / "entries.npy", mmap_mode="r")
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __getitem__(self, index: Any) -> Any:
-        entry = self._entries[index]
+        offset, size, *_ = self._entries[index]
         with self._lines.open("rb") as handle:
-            handle.seek(int(entry["offset"]))
-            own_id, image, texts = json.loads(handle.read(int(entry["size"])))
-        turns = tuple(Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True))
-        return Conversation(own_id, image, turns, index, self.file)
+            handle.seek(int(offset))
+            own_id, image, turns = json.loads(handle.read(int(size)))
+        return Conversation(own_id, image, tuple(Turn(*turn) for turn in turns), index, self.file)
 
     def images(self) -> set[str]:
         """Return the paths of all images."""
@@ -71,13 +65,12 @@ class Conversations(Sequence[Conversation]):
 
     def token_counts(self, template: str, image_tokens: int, max_length: int) -> NDArray[np.float64]:
         """Estimate the tokens [n] of each sample from its letters, its image's included, at most `max_length`."""
-        entries = self._entries
+        _, _, questions, answers, turns, image = self._entries.T
         if template == "plain":
-            words = 1 + entries["answers"] / _LETTERS_PER_TOKEN
+            words = 1 + answers / _LETTERS_PER_TOKEN
         else:
-            letters = entries["questions"].astype(np.float64) + entries["answers"]
-            words = _AROUND + _AROUND_TURN * entries["turns"] + letters / _LETTERS_PER_TOKEN
-        return np.minimum(max_length, image_tokens * entries["image"] + words)
+            words = _AROUND + _AROUND_TURN * turns + (questions + answers) / _LETTERS_PER_TOKEN
+        return np.asarray(np.minimum(max_length, image_tokens * image + words), np.float64)
 
 
 def open_conversations(json_file: str | Path, images: str | Path | None) -> Conversations:
@@ -107,48 +100,35 @@ def open_conversations(json_file: str | Path, images: str | Path | None) -> Conv
             with suppress(OSError):  # a file system without locks: two processes may both make the index
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_dir():
-                _make_index(file, status.st_size, folder)
-    conversations = Conversations(
-        str(json_file), folder / "lines.jsonl", np.load(folder / "entries.npy", mmap_mode="r")
-    )
+                _make_index(file, folder)
+    conversations = Conversations(str(json_file), folder)
     names = set() if images is None else conversations.images()
-    missing = missing_images(Path(images), names) if images is not None and names else set()
+    missing = sorted(missing_images(Path(images), names)) if images is not None and names else []
     if missing:
-        shown = ", ".join(printable(name) for name in sorted(missing)[:_SHOWN])
         raise InputError(
-            f"{len(missing):,} of the {len(names):,} images of {json_file} are not in {images}, such as {shown}: give "
-            "the folder that these paths start from, or keep the samples with images by 'diffclip vlm data --folder'"
+            f"{len(missing):,} of the {len(names):,} images of {json_file} are not in {images}, such as "
+            f"{', '.join(map(printable, missing[:3]))}: give the folder that these paths start from, or keep the "
+            "samples with images by 'diffclip vlm data --folder'"
         )
     return conversations
 
 
-def _make_index(file: Path, size: int, folder: Path) -> None:
-    entries: list[tuple[int, int, int, int, int, bool]] = []
+def _make_index(file: Path, folder: Path) -> None:
+    print(f"{file}: checking its samples", file=sys.stderr)
+    entries: list[tuple[int, ...]] = []
     offset = 0
-    with write_atomically(folder) as temporary, Progress(f"{file}: checking samples", size) as show:
+    with write_atomically(folder) as temporary:
         temporary.mkdir()
         with (temporary / "lines.jsonl").open("wb") as lines:
             for index, sample in enumerate(read_samples(file)):
                 one = parse_sample(sample, index, str(file))
                 questions, answers = (sum(map(len, texts)) for texts in zip(*one.turns, strict=True))
-                line = json.dumps([one.id, one.image, [text for turn in one.turns for text in turn]])
-                lines.write(line.encode() + b"\n")
-                entries.append((offset, len(line), questions, answers, len(one.turns), one.image is not None))
-                offset += len(line) + 1
-                show(min(offset, size))
-        np.save(temporary / "entries.npy", np.array(entries, dtype=_ENTRY))
-
-
-class SampleError(InputError):
-    """Name a sample that cannot be trained on, in one line.
-
-    A DataLoader raises an error of its worker again with the worker's traceback as message; the last line of that is
-    this error's own.
-    """
-
-    def __init__(self, message: str) -> None:
-        last = message.rstrip().rpartition("\n")[2]
-        super().__init__(last.removeprefix(f"{__name__}.{type(self).__name__}: "))
+                line = json.dumps([one.id, one.image, one.turns]).encode() + b"\n"
+                lines.write(line)
+                entry = (offset, len(line), questions, answers, len(one.turns), one.image is not None)
+                entries.append(entry)
+                offset += len(line)
+        np.save(temporary / "entries.npy", np.array(entries, dtype=np.int64))
 
 
 class ConversationSet(Dataset[dict[str, Any]]):
@@ -165,7 +145,7 @@ class ConversationSet(Dataset[dict[str, Any]]):
         max_length: tokens, the image's included, after which a sample is cut.
 
     Reading an item raises:
-        SampleError: the sample cannot be tokenized, or its image cannot be read.
+        InputError: the sample cannot be tokenized, or its image cannot be read.
     """
 
     def __init__(
@@ -185,52 +165,30 @@ class ConversationSet(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         conversation = self.conversations[index]
-        try:
-            ids, labels = encode(conversation, self.processor, self.template, self.max_length)
-            item: dict[str, Any] = {"input_ids": ids, "labels": labels}
-            if conversation.image is not None:
-                path = self.images / conversation.image
-                image = read_image(path, f"{conversation.name}: {path}")
-                item["pixel_values"] = self.processor.image_processor(images=image, return_tensors="pt")[
-                    "pixel_values"
-                ][0]
-        except InputError as error:
-            raise SampleError(str(error)) from error
+        ids, labels = encode(conversation, self.processor, self.template, self.max_length)
+        item: dict[str, Any] = {"input_ids": ids, "labels": labels}
+        if conversation.image is not None:
+            path = self.images / conversation.image
+            image = read_image(path, f"{conversation.name}: {path}")
+            item["pixel_values"] = self.processor.image_processor(image, return_tensors="pt").pixel_values[0]
         return item
 
 
-class Collator:
-    """Make a batch of items of a `ConversationSet`, padded on the right to the longest.
+def collate(items: Sequence[dict[str, Any]], padding: int = 0) -> dict[str, Tensor]:
+    """Make a batch of items of a `ConversationSet`, padded on the right with the token `padding`.
 
     `input_ids`, `attention_mask` and `labels` are [B, L]; `pixel_values` [P, 3, H, W] has the images of the P samples
     that have one, in their order, and is left out if none has.
     """
-
-    def __init__(self, processor: Any) -> None:
-        tokenizer = processor.tokenizer
-        tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-        # under the mask any token will do
-        self._padding: int = next((token for token in tokens if token is not None), 0)
-
-    def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        batch = pad([(item["input_ids"], item["labels"]) for item in items], self._padding)
-        pixels = [item["pixel_values"] for item in items if "pixel_values" in item]
-        return batch | ({"pixel_values": torch.stack(pixels)} if pixels else {})
-
-
-def pad(rows: Sequence[tuple[list[int], list[int]]], padding: int) -> dict[str, Tensor]:
-    """Make `input_ids`, `attention_mask` and `labels`, each [B, L], of rows of token ids and labels."""
-    shape = (len(rows), max(len(ids) for ids, _ in rows))
+    ids = [torch.tensor(item["input_ids"]) for item in items]
+    labels = [torch.tensor(item["labels"]) for item in items]
     batch = {
-        "input_ids": torch.full(shape, padding),
-        "attention_mask": torch.zeros(shape, dtype=torch.int64),
-        "labels": torch.full(shape, IGNORED),
+        "input_ids": pad_sequence(ids, True, padding),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+        "labels": pad_sequence(labels, True, IGNORED),
     }
-    for row, (ids, labels) in enumerate(rows):
-        batch["input_ids"][row, : len(ids)] = torch.tensor(ids)
-        batch["attention_mask"][row, : len(ids)] = 1
-        batch["labels"][row, : len(ids)] = torch.tensor(labels)
-    return batch
+    pixels = [item["pixel_values"] for item in items if "pixel_values" in item]
+    return batch | ({"pixel_values": torch.stack(pixels)} if pixels else {})
 
 
 class GroupedOrder(Sampler[int]):

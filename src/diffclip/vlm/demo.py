@@ -7,18 +7,20 @@ and a stopped one goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from diffclip.scenes import write_scenes
+from diffclip.scenes.export import write_questions
+from diffclip.scenes.questions import TOPICS
 from diffclip.training.loop import train
 from diffclip.training.recipe import read_recipe
 from diffclip.vlm.files import RECIPE_FILE
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
-from diffclip.vlm.progress import Progress
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.run import is_finished
-from diffclip.vlm.scenes import STAGE_FILES, TalkSettings, write_conversations, write_question_files
+from diffclip.vlm.scenes import STAGE_FILES, Progress, TalkSettings, write_conversations
 from diffclip.vlm.train import train_stage
 
 MODELS = ("CLIP", "DiffCLIP")
@@ -40,40 +42,43 @@ class DemoSettings:
 
 
 def train_models(
-    folder: Path, seeds: Sequence[int], say: Callable[[str], None], settings: DemoSettings | None = None
+    folder: Path,
+    seeds: Sequence[int],
+    say: Callable[[str], None],
+    showing: Callable[[str], AbstractContextManager[Progress]],
+    settings: DemoSettings,
 ) -> list[Path]:
     """Train everything in `folder`, and return the runs of stage 2: CLIP's and DiffCLIP's of each seed.
 
     FOLDER/questions has the questions to ask them. A seed is that of the tower, the connector and the order; language
     model and conversations are common.
 
+    Args:
+        say: called with a line for the user.
+        showing: makes the progress of a part by its name.
+
     Raises:
         InputError: the folder has other files, or the disk is full.
         StoppedError: a signal asked to stop; the next call goes on.
     """
-    settings = settings or DemoSettings()
 
     def tell(part: str, path: Path, is_new: bool) -> None:
         say(f"{part}: {'made' if is_new else 'reusing'} {path}")
 
-    scenes = folder / "scenes"
-    with Progress("scenes", 1) as show:
-        is_new = write_scenes(
-            scenes,
-            size=64,
-            train=settings.train,
-            val=settings.val,
-            test=settings.test,
-            seed=0,
-            workers=2,
-            progress=lambda done, total: show(done, total=total),
-        )
+    scenes, talks, language_model = folder / "scenes", folder / "conversations", folder / "language_model"
+    sizes = {"size": 64, "train": settings.train, "val": settings.val, "test": settings.test, "seed": 0}
+    with showing("scenes") as progress:
+        is_new = write_scenes(scenes, **sizes, workers=2, progress=progress)
     tell("scenes", scenes, is_new)
-    talks = folder / "conversations"
-    tell("conversations", talks, write_conversations(talks, settings.talks))
-    questions = folder / "questions"
-    tell("questions", questions, write_question_files(questions, settings.questioned))
-    language_model = folder / "language_model"
+    with showing("conversations") as progress:
+        is_new = write_conversations(talks, settings.talks, progress)
+    tell("conversations", talks, is_new)
+    for topic in TOPICS:
+        questions = folder / "questions" / topic
+        is_new = not questions.exists()
+        if is_new:
+            write_questions(questions, settings.questioned, 64, 0, topic)
+        tell(f"questions about {topic}", questions, is_new)
     is_new = not language_model.is_dir()
     if is_new:
         make_language_model(language_model, settings.language)
@@ -85,14 +90,12 @@ def _train_model(
     folder: Path, model: str, seed: int, say: Callable[[str], None], settings: DemoSettings
 ) -> Path:
     """Train a tower and both stages; return the run of stage 2."""
-    tower = folder / f"{model}-s{seed}"
-    captions = folder / "scenes" / "captions"
+    tower, captions, talks = folder / f"{model}-s{seed}", folder / "scenes/captions", folder / "conversations"
     data = [f"data.{split}={captions / split}" for split in ("train", "val")]
-    changes = [f"model={model}", f"seed={seed}", *data, *settings.tower]
     say(f"{tower.name}: training in {tower}")
+    changes = [f"model={model}", f"seed={seed}", *data, *settings.tower]
     train(read_recipe(TOWER_RECIPE, changes), tower, resume=True)
     runs = [folder / f"{tower.name}-stage{stage}" for stage in STAGES]
-    talks = folder / "conversations"
     recipe = read_vlm_recipe(
         RECIPE,
         [

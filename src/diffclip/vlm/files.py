@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -37,9 +36,13 @@ UNREADABLE = (
     SafetensorError,
 )
 """Errors that transformers raises for files that are missing, damaged, or of another kind."""
-_CONFIG = "config.json"
 _WANTED = "give a run folder of `diffclip vlm train`, or a model that it saved"
 _ANSWERING = (".safetensors", ".json", ".jinja", ".txt", ".model")
+
+_Models: Any = AutoModelForImageTextToText
+_LanguageModels: Any = AutoModelForCausalLM
+_Processors: Any = AutoProcessor
+_ImageProcessors: Any = AutoImageProcessor
 
 
 def save_vlm(
@@ -53,8 +56,6 @@ def save_vlm(
     Raises:
         InputError: `folder` exists, or cannot be written.
     """
-    if Path(folder).exists():
-        raise InputError(f"{folder} exists already: choose another folder")
     with write_atomically(folder) as temporary, quiet():
         try:
             model.save_pretrained(temporary, state_dict=state)
@@ -73,24 +74,19 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
         InputError: `source` has no such model, or its files are damaged.
     """
     folder = model_folder(source)
-    auto: Any = AutoProcessor
-    images: Any = AutoImageProcessor
     with quiet():
         try:
-            model = _read(AutoModelForImageTextToText, folder)
+            model = _read(_Models, folder)
+            connector_of(model.config)
+            processor = _Processors.from_pretrained(folder, trust_remote_code=False)
+            # resize with Pillow, as in stage 1 and in the tower's own training
+            processor.image_processor = _ImageProcessors.from_pretrained(folder, backend="pil")
         except InputError:
             raise
         except UNREADABLE as error:
             raise InputError(
-                f"{folder} holds no model that answers questions about images ({line_of(error)}): {_WANTED}"
+                f"{folder} holds no model that answers questions about images ({_line_of(error)}): {_WANTED}"
             ) from None
-        connector_of(model.config)
-        try:
-            processor = auto.from_pretrained(folder, trust_remote_code=False)
-            # resize with Pillow, as in stage 1 and in the tower's own training
-            processor.image_processor = images.from_pretrained(folder, backend="pil")
-        except UNREADABLE as error:
-            raise InputError(f"{folder} has no processor ({line_of(error)}): save it again") from None
     return model, processor
 
 
@@ -104,16 +100,14 @@ def model_folder(source: str | Path) -> Path:
     if not folder.is_dir():
         raise InputError(f"{source} is not a folder: {_WANTED}")
     for candidate in (folder, folder / MODEL_FOLDER):
-        if (candidate / _CONFIG).is_file():
+        if (candidate / "config.json").is_file():
             return candidate
     recipe = folder / RECIPE_FILE
-    if recipe.is_file() and "language_model:" not in recipe.read_text(encoding="utf-8", errors="replace"):
+    if not recipe.is_file():
+        raise InputError(f"{source} holds no model: {_WANTED}")
+    if "language_model:" not in recipe.read_text(encoding="utf-8", errors="replace"):
         raise InputError(f"{source} is a run of `diffclip train`, which has no language model: {_WANTED}")
-    if recipe.is_file():
-        raise InputError(
-            f"{source} is a run that has not ended: finish it with `diffclip vlm train … --resume`"
-        )
-    raise InputError(f"{source} holds no model: {_WANTED}")
+    raise InputError(f"{source} is a run that has not ended: finish it with `diffclip vlm train … --resume`")
 
 
 def load_vision(source: str) -> tuple[Any, Any]:
@@ -143,34 +137,44 @@ def load_language_model(source: str, dtype: torch.dtype = torch.float32) -> tupl
     """
     if not Path(source).is_dir() and (Path(source).exists() or source.count("/") != 1):
         raise InputError(f"language_model {source} is not a folder: give one, or OWNER/NAME on the hub")
+    config = load_language_config(source)
     with quiet():
         try:
-            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-            check_causal(config, source)
-            model = _read(AutoModelForCausalLM, source, dtype=dtype)
+            model = _read(_LanguageModels, source, config=config, dtype=dtype)
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except InputError:
             raise
         except UNREADABLE as error:
-            raise InputError(f"language_model {source} cannot be used ({line_of(error)})") from None
+            raise InputError(f"language_model {source} cannot be used ({_line_of(error)})") from None
     return model, tokenizer
 
 
-def check_causal(config: Any, source: str) -> None:
-    """Raise `InputError` if no causal language model has a configuration of this kind."""
-    kinds: Any = AutoModelForCausalLM
-    if type(config) not in kinds._model_mapping:
+def load_language_config(source: str) -> Any:
+    """Load the configuration of a causal language model from a folder or the hub.
+
+    Raises:
+        InputError: there is none, or it is of another kind.
+    """
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except UNREADABLE as error:
+        raise InputError(
+            f"language_model {source} cannot be used, it has no usable config.json ({_line_of(error)}): give a folder, "
+            "or OWNER/NAME on the hub"
+        ) from None
+    if type(config) not in _LanguageModels._model_mapping:
         raise InputError(f"language_model {source} is a {config.model_type}, not a causal language model")
+    return config
 
 
-def line_of(error: BaseException) -> str:
+def _line_of(error: BaseException) -> str:
     """Return the first line of an error, shortened to fit into another message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].strip()[:150].rstrip(".:")
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """Identify a saved model in records.
 
     Attributes:
@@ -181,7 +185,7 @@ class Subject:
     """
 
     name: str
-    weights: Path
+    weights: str
     digest: str
     seed: int | None
 
@@ -190,22 +194,19 @@ def identify(source: str | Path) -> Subject:
     """Identify the model in `source`, a saved model or a run.
 
     Raises:
-        InputError: `source` has no model, or cannot be read.
+        InputError: `source` has no model.
     """
     folder = model_folder(source)
     digest = hashlib.sha256()
-    try:
-        for file in sorted(folder.iterdir()):
-            if file.suffix in _ANSWERING and file.is_file():
-                digest.update(file.name.encode())
-                with file.open("rb") as handle:
-                    digest.update(hashlib.file_digest(handle, "sha256").digest())
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _ANSWERING:
+            digest.update(file.name.encode())
+            with file.open("rb") as handle:
+                digest.update(hashlib.file_digest(handle, "sha256").digest())
     run = folder.resolve().parent
     owner = run if (run / RECIPE_FILE).is_file() else folder.resolve()
     name = re.sub(r"-(s\d+|stage\d)(?=-|$)", "", owner.name)
-    return Subject(name, folder, digest.hexdigest()[:12], seed_of_run(run))
+    return Subject(name, str(folder), digest.hexdigest()[:12], seed_of_run(run))
 
 
 def _read(kind: Any, source: str | Path, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from diffclip.files import write_atomically
 from diffclip.scenes.captions import write_captions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.scenes.questions import TOPICS
 from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED
 from diffclip.vlm.conversations import IMAGE, Turn
-from diffclip.vlm.dataset import pad
+from diffclip.vlm.dataset import collate
 from diffclip.vlm.quiet import quiet
-from diffclip.vlm.run import Reporter, Stopping, last_checkpoint, remove_torn_checkpoints
-from diffclip.vlm.scenes import TOPICS, Frequencies, color_turn, describe, open_turn, yes_no_turns
+from diffclip.vlm.run import Reporter, Stopping, remove_torn_checkpoints
+from diffclip.vlm.scenes import color_turn, count_things, describe, open_turn, yes_no_turns
 from diffclip.vlm.train import StageTrainer, trainer_arguments
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -75,7 +76,6 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     remove_torn_checkpoints(run)
     tokenizer = make_tokenizer(settings.seed)
     lessons = _Lessons(tokenizer, settings)
-    reporter = Reporter(run, settings.batch_size, len(lessons))
     with quiet(), StopRequest(run) as stop:
         trainer = StageTrainer(
             model=_untrained(tokenizer, settings),
@@ -94,14 +94,11 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
                 save_steps=max(1, settings.steps // 8),
             ),
             train_dataset=lessons,
-            data_collator=lambda rows: pad(rows, tokenizer.pad_token_id),
-            callbacks=[reporter, Stopping(stop)],
+            data_collator=partial(collate, padding=tokenizer.pad_token_id),
+            callbacks=[Reporter(run, settings.batch_size, len(lessons)), Stopping(stop)],
             order=SequentialSampler(lessons),
         )
-        try:
-            trainer.fit(run, resume=last_checkpoint(run) is not None)
-        finally:
-            reporter.close()
+        trainer.fit(run, resume=True)
         with write_atomically(folder) as temporary:
             trainer.model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
@@ -143,12 +140,12 @@ def chat_pieces(seen: str, turns: list[Turn]) -> list[tuple[str, bool]]:
 
 
 def _texts(seed: int) -> Iterator[str]:
-    frequencies = _frequencies(seed)
+    often = _often(seed)
     yield "system\nYou are a helpful assistant.\nuser\nassistant\n"
     for index in range(_TOKENIZER_SCENES):
         specs, background, dice = _scene(index, seed)
         yield from write_captions(specs, background, dice)
-        for turn in [*yes_no_turns(specs, dice.pick(TOPICS), frequencies, dice), open_turn(specs, dice)]:
+        for turn in [*yes_no_turns(specs, dice.pick(tuple(TOPICS)), often, dice), open_turn(specs, dice)]:
             # one by one, so that no word has a space before it
             yield turn.question
             yield turn.answer
@@ -161,8 +158,8 @@ def _scene(index: int, seed: int) -> tuple[list[Spec], str, Dice]:
 
 
 @lru_cache(maxsize=1)
-def _frequencies(seed: int) -> Frequencies:
-    return Frequencies(_scene(index, seed)[0] for index in range(_COUNTED_SCENES))
+def _often(seed: int) -> dict[str, list[Any]]:
+    return count_things(_scene(index, seed)[0] for index in range(_COUNTED_SCENES))
 
 
 def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
@@ -185,30 +182,30 @@ def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
         return Qwen2ForCausalLM(config)
 
 
-class _Lessons(Dataset[tuple[list[int], list[int]]]):
+class _Lessons(Dataset[dict[str, list[int]]]):
     """Token ids and labels of a text about each scene, in the order of the training."""
 
     def __init__(self, tokenizer: Any, settings: LanguageSettings) -> None:
         self._tokenizer, self._settings = tokenizer, settings
-        self._frequencies = _frequencies(settings.seed)
+        self._often = _often(settings.seed)
         self._known: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
         return self._settings.steps * self._settings.batch_size
 
-    def __getitem__(self, index: int) -> tuple[list[int], list[int]]:
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
         specs, background, dice = _scene(_TOKENIZER_SCENES + index, self._settings.seed)
         is_early = index < self._settings.first_steps * self._settings.batch_size
         if not is_early and dice.chance(_CAPTION_SHARE):
             first, second, *_ = write_captions(specs, background, dice)
             return self._encode([(first, False), (f"{second}\n", True)])
-        turns = yes_no_turns(specs, "colours" if is_early else dice.pick(TOPICS), self._frequencies, dice)
+        turns = yes_no_turns(specs, "colours" if is_early else dice.pick(tuple(TOPICS)), self._often, dice)
         others = [color_turn(specs)] if is_early else [open_turn(specs, dice), open_turn(specs, dice)]
         # yes/no questions are easier after answers that the description alone gives; both orders are needed
         turns = [*others, *turns] if dice.chance(0.5) else [*turns, *others]
         return self._encode(chat_pieces(describe(specs, dice), turns))
 
-    def _encode(self, pieces: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
+    def _encode(self, pieces: list[tuple[str, bool]]) -> dict[str, list[int]]:
         ids: list[int] = []
         labels: list[int] = []
         for text, is_learned in pieces:
@@ -216,4 +213,4 @@ class _Lessons(Dataset[tuple[list[int], list[int]]]):
                 self._known[text] = self._tokenizer(text, add_special_tokens=False).input_ids
             ids += self._known[text]
             labels += self._known[text] if is_learned else [IGNORED] * len(self._known[text])
-        return ids, labels
+        return {"input_ids": ids, "labels": labels}

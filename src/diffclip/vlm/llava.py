@@ -26,7 +26,7 @@ from transformers import (
 from transformers.models.llava.modeling_llava import LlavaPreTrainedModel
 
 import diffclip.integrations.transformers  # noqa: F401 - registers our vision model
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError
 from diffclip.vlm.chat import chat_template
 
 IMAGE_TOKENS = ("<image>", "<|image_pad|>")
@@ -124,20 +124,17 @@ def connect(
         processor: a LlavaProcessor; each image takes as many image tokens as the tower has patches.
 
     Raises:
-        InputError: unknown connector, no image token, a vision tower of one layer, or a language model that Llava's
-            classes would compute in another way.
+        InputError: no image token, a vision tower of one layer, or a language model that Llava's classes would compute
+            in another way.
     """
-    if connector not in CONNECTORS:
-        raise unknown("connector", connector, CONNECTORS)
     if vision.config.num_hidden_layers < 2:
         raise InputError(
             "the vision tower has 1 layer: features come from the layer before the last, so take one of 2"
         )
     tokenizer = copy.deepcopy(tokenizer)
     image_token = _image_token(tokenizer, image_token)
-    name = type(language_model).__name__
-    model = _assemble(vision, language_model, name, connector, seed)
-    _check_same(model, language_model, name)
+    model = _assemble(vision, language_model, connector, seed)
+    _check_same(model, language_model)
     if len(tokenizer) > model.config.text_config.vocab_size:
         _add_rows(model, len(tokenizer))
     if tokenizer.pad_token_id is None:
@@ -170,6 +167,7 @@ def freeze(model: Any, stage: int) -> None:
 
 def enable_checkpointing(model: Any) -> None:
     """Let the layers recompute their activations in the backward pass."""
+    # older releases of transformers have the second name alone
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()
 
@@ -182,37 +180,27 @@ def _embedding_name(decoder: Any) -> str:
 
 def _image_token(tokenizer: Any, wanted: str | None) -> str:
     vocabulary = tokenizer.get_vocab()
-    if wanted is None:
-        found = next((token for token in IMAGE_TOKENS if token in vocabulary), None)
-        if found is None:
-            raise InputError(
-                f"the language model's tokenizer ({type(tokenizer).__name__}) has no image token "
-                f"({' or '.join(IMAGE_TOKENS)}): image_token={IMAGE_TOKENS[0]!r} in the recipe adds one"
-            )
-        return found
-    if not wanted.strip():
+    found = wanted or next((token for token in IMAGE_TOKENS if token in vocabulary), None)
+    if found is None:
         raise InputError(
-            f"image_token {wanted!r} is empty: write for example image_token={IMAGE_TOKENS[0]!r}"
+            f"the language model's tokenizer ({type(tokenizer).__name__}) has no image token "
+            f"({' or '.join(IMAGE_TOKENS)}): image_token={IMAGE_TOKENS[0]!r} in the recipe adds one"
         )
-    if wanted not in vocabulary:
-        tokenizer.add_tokens([wanted], special_tokens=True)
-    return wanted
+    if found not in vocabulary:
+        tokenizer.add_tokens([found], special_tokens=True)
+    return found
 
 
-def _assemble(vision: Any, language_model: Any, name: str, connector: str, seed: int) -> Any:
+def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> Any:
     """Put copies of the parts into a model that is made without weights of its own."""
     kind = CONNECTORS[connector]
-    head, tied = language_model.get_output_embeddings(), bool(language_model.config.tie_word_embeddings)
-    if getattr(head, "bias", None) is not None:
-        raise _beyond_llava(name)
-    embedding = _embedding_name(language_model.base_model)
-    if tied and connector != "linear" and embedding != "embed_tokens":
-        raise InputError(
-            f"{name} shares its output's weights with `{embedding}`, which Llava's own class cannot: "
-            "use connector=linear, or another language model"
-        )
     tower, decoder = copy.deepcopy(vision), copy.deepcopy(language_model.base_model)
-    dtype, device = language_model.dtype, language_model.device
+    tied = bool(language_model.config.tie_word_embeddings)
+    if tied and connector != "linear" and _embedding_name(decoder) != "embed_tokens":
+        raise InputError(
+            f"{type(language_model).__name__} shares its output's weights with `{_embedding_name(decoder)}`, which "
+            "Llava's own class cannot: use connector=linear, or another language model"
+        )
     config = kind.config_class(
         vision_config=tower.config,
         text_config=decoder.config,
@@ -222,8 +210,7 @@ def _assemble(vision: Any, language_model: Any, name: str, connector: str, seed:
     )
     with torch.device("meta"):
         model = kind(config)
-    if type(model.model.language_model) is not type(decoder):
-        raise InputError(f"{name} cannot be built from its configuration alone: take another language model")
+    dtype, device = language_model.dtype, language_model.device
     projector = model.model.multi_modal_projector.to_empty(device=device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -233,8 +220,8 @@ def _assemble(vision: Any, language_model: Any, name: str, connector: str, seed:
     projector.to(dtype)
     model.model.vision_tower = _to_dtype(tower, dtype).to(device)
     model.model.language_model = decoder
-    shared = decoder.get_input_embeddings().weight
-    model.lm_head.weight = shared if tied else nn.Parameter(head.weight.detach().clone())
+    output = decoder.get_input_embeddings() if tied else language_model.get_output_embeddings()
+    model.lm_head.weight = output.weight if tied else nn.Parameter(output.weight.detach().clone())
     model.config.dtype = dtype
     return model
 
@@ -249,24 +236,21 @@ def _to_dtype(tower: Any, dtype: torch.dtype) -> Any:
     return tower
 
 
-def _check_same(model: Any, language_model: Any, name: str) -> None:
+def _check_same(model: Any, language_model: Any) -> None:
     """Refuse a language model whose computation before or after its layers Llava's classes leave out."""
     rows = language_model.get_input_embeddings().weight.shape[0]
     probe = torch.arange(1, 9, device=language_model.device)[None] % rows
     with torch.no_grad():
         try:
             same = torch.equal(model(probe).logits, language_model(probe).logits)
+            same &= getattr(language_model.get_output_embeddings(), "bias", None) is None
         except AttributeError:  # a model with a state instead of attention
             same = False
     if not same:
-        raise _beyond_llava(name)
-
-
-def _beyond_llava(name: str) -> InputError:
-    return InputError(
-        f"{name} does more to its words than Llava's classes can (a bias or a scale after its last layer): "
-        "take another language model"
-    )
+        raise InputError(
+            f"{type(language_model).__name__} does more to its words than Llava's classes can (a bias or a scale after "
+            "its last layer): take another language model"
+        )
 
 
 def _add_rows(model: Any, rows: int) -> None:

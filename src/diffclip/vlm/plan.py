@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, Qwen2Config
+from transformers import Qwen2Config
 
 from diffclip.config import MODEL_NAMES, named_config
 from diffclip.errors import InputError
@@ -27,11 +26,13 @@ from diffclip.loading import HUB_PREFIX, read_config
 from diffclip.model import CLIP
 from diffclip.model_source import find_model
 from diffclip.training.plan import GIB, UTILIZATION, find_gpu
-from diffclip.vlm.dataset import open_conversations
-from diffclip.vlm.files import UNREADABLE, check_causal, line_of
+from diffclip.vlm.dataset import GroupedOrder, open_conversations
+from diffclip.vlm.files import load_language_config
 from diffclip.vlm.llava import CONNECTORS, enable_checkpointing, freeze
 from diffclip.vlm.quiet import quiet
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe
+
+Plan = dict[str, int | float | bool]
 
 # the towers and the language model of the paper's recipes (huggingface.co/hammh0a, config.json of huggingface.co/Qwen)
 _TOWERS = {"hf-hub:hammh0a/DiffCLIP_ViTB16_CC12M": "DiffCLIP-ViT-B-16"}
@@ -52,31 +53,16 @@ _LANGUAGE_MODELS = {
 _ASSUMED = {"plain": (16, 20, 120), "chat": (220, 240, 10_000)}
 _FLOAT = 4  # bytes
 # CUDA's context and the workspaces of cuBLAS, cuDNN and NCCL: an assumption, in practice 0.7 to 1.5 GiB
-_CONTEXT = int(1.25 * GIB)
+_CONTEXT = 1.25
 
 
-@dataclass(frozen=True)
-class StagePlan:
-    """A planned stage.
-
-    Attributes:
-        parameters: (all, trained) of each part of the model.
-        memory: bytes of one process by part, for a pass of the longest samples; `available` is the GPU's.
-        run: other facts by name. Tokens are of a sample with its image, `flops` of a sample in forward and backward.
-        is_counted: whether samples and lengths were counted in the JSON; else they are assumed.
-        advice: how to make the stage fit; None if it does.
-    """
-
-    parameters: dict[str, tuple[int, int]]
-    memory: dict[str, int]
-    available: int
-    run: dict[str, Any]
-    is_counted: bool
-    advice: str | None
-
-
-def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100-80gb") -> StagePlan:
+def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100-80gb") -> Plan:
     """Plan `stage` on `devices` GPUs, without images, weights and network.
+
+    Returns:
+        Numbers by name. Names with GiB are the memory of one process for a pass of the longest samples; "GiB of the
+        GPU" is what there is. Tokens are of a sample with its image, operations of a sample in forward and backward.
+        "samples counted" is False where samples and lengths are assumed, since the JSON is not there.
 
     Raises:
         InputError: unknown GPU, a batch that does not divide by the GPUs, models of unknown size, or neither the JSON
@@ -85,7 +71,7 @@ def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100
     part = recipe.stage(stage)
     if devices < 1:
         raise InputError(f"--devices {devices}: it must be at least 1")
-    card = find_gpu(gpu)
+    card, size = find_gpu(gpu), part.per_device_batch_size
     passes = part.passes(devices)
     with _fake_model(recipe) as model:
         freeze(model, stage)
@@ -99,45 +85,46 @@ def plan_stage(recipe: VLMRecipe, stage: int, devices: int = 1, gpu: str = "a100
             )
         samples, is_counted, tokens = _lengths(part, stage, image, recipe.max_length)
         padded, longest = (max(image + 2, math.ceil(length)) for length in tokens[1:])
-        parameters = _parameters(model)
+        counts, trained = _parameters(model)
         flops = _measure(model, image, 2, padded, recipe.precision)[0] // 2
-        activations = _measure(model, image, part.per_device_batch_size, longest, recipe.precision)[1]
-        logits = part.per_device_batch_size * longest * model.config.text_config.vocab_size
-    trained = sum(count for _, count in parameters.values())
+        activations = _measure(model, image, size, longest, recipe.precision)[1]
+        logits = size * longest * model.config.text_config.vocab_size
+    copies = (
+        4 if devices > 1 else 3
+    )  # of what is trained: gradients, their copy for the exchange, AdamW's two
     memory = {
-        "weights": _FLOAT * sum(count for count, _ in parameters.values()),
-        "gradients": _FLOAT * trained,
-        "gradients, copy for the exchange": _FLOAT * trained if devices > 1 else 0,
-        "optimizer": 2 * _FLOAT * trained,
-        "activations": activations,
-        "logits in the backward pass": 2 * _FLOAT * logits,
-        "CUDA and libraries": _CONTEXT,
+        "GiB of weights": _FLOAT * sum(counts.values()) / GIB,
+        "GiB of gradients and optimizer": copies * _FLOAT * trained / GIB,
+        "GiB of activations": activations / GIB,
+        "GiB of logits in the backward pass": 2 * _FLOAT * logits / GIB,
+        "GiB of CUDA and libraries": _CONTEXT,
     }
-    steps = part.steps(samples)
-    rate = card.tflops(recipe.precision) * 1e12 * UTILIZATION * devices / flops
-    run = {
+    tflops = UTILIZATION * card.tflops(recipe.precision)
+    rate = tflops * 1e12 * devices / flops
+    return {
+        **{f"parameters of the {name}": count for name, count in counts.items()},
+        "trained parameters": trained,
+        **memory,
+        "GiB in all": sum(memory.values()),
+        "GiB of the GPU": card.memory / GIB,
         "image tokens": image,
         "tokens of a sample, mean": tokens[0],
         "tokens of a sample, with padding": tokens[1],
         "tokens of a sample, longest": tokens[2],
         "samples": samples,
+        "samples counted": is_counted,
         "epochs": part.epochs,
         "batch size": part.batch_size,
         "GPUs": devices,
-        "samples of a GPU in a pass": part.per_device_batch_size,
+        "samples of a GPU in a pass": size,
         "passes of a step": passes,
-        "steps": steps,
-        "warm-up steps": part.warmup_steps(steps),
+        "steps": part.steps(samples),
+        "warm-up steps": part.warmup_steps(samples),
         "GFLOP of a sample": flops / 1e9,
-        "assumed TFLOP/s of a GPU": UTILIZATION * card.tflops(recipe.precision),
+        "assumed TFLOP/s of a GPU": tflops,
         "samples a second": rate,
         "hours": samples * part.epochs / rate / 3600,
     }
-    advice = None
-    if sum(memory.values()) > card.memory:
-        ways = [f"a per_device_batch_size below {part.per_device_batch_size}", "gradient_checkpointing=true"]
-        advice = f"the stage does not fit into {card.name}: try {', '.join(ways)}, DeepSpeed, or a larger GPU"
-    return StagePlan(parameters, memory, card.memory, run, is_counted, advice)
 
 
 def vision_config(source: str) -> DiffCLIPVisionConfig:
@@ -167,21 +154,13 @@ def language_config(source: str) -> Any:
     if source in _LANGUAGE_MODELS and not Path(source).is_dir():
         made: Any = Qwen2Config
         return made(**_LANGUAGE_MODELS[source])
-    try:
-        with quiet():
-            return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except UNREADABLE as error:
-        raise InputError(
-            f"language_model {source} has no usable config.json ({line_of(error)}): give a folder, or OWNER/NAME on "
-            "the hub"
-        ) from None
+    return load_language_config(source)
 
 
 @contextmanager
 def _fake_model(recipe: VLMRecipe) -> Iterator[Any]:
     """Make the recipe's model in training mode of fake tensors; tensors made within the block are fake too."""
     vision, language = vision_config(recipe.vision), language_config(recipe.language_model)
-    check_causal(language, recipe.language_model)
     kind = CONNECTORS[recipe.connector]
     tied = bool(language.tie_word_embeddings)
     config = kind.config_class(vision_config=vision, text_config=language, tie_word_embeddings=tied)
@@ -234,15 +213,13 @@ def _measure(model: Any, image_tokens: int, samples: int, length: int, precision
     return int(counter.get_total_flops()), sum(kept.values())
 
 
-def _parameters(model: Any) -> dict[str, tuple[int, int]]:
-    """Count parameters as (all, trained) by part; an output layer that shares the embedding counts once."""
-    parts = {"vision tower": [0, 0], "connector": [0, 0], "language model": [0, 0]}
-    names = {"vision_tower": "vision tower", "multi_modal_projector": "connector"}
-    for name, parameter in model.named_parameters():
-        counts = parts[names.get(name.removeprefix("model.").partition(".")[0], "language model")]
-        counts[0] += parameter.numel()
-        counts[1] += parameter.numel() * parameter.requires_grad
-    return {part: (count, trained) for part, (count, trained) in parts.items()}
+def _parameters(model: Any) -> tuple[dict[str, int], int]:
+    """Count parameters by part, and the trained ones; an output layer that shares the embedding counts once."""
+    inner = model.model
+    parts = {"vision tower": inner.vision_tower, "connector": inner.multi_modal_projector}
+    counts = {name: sum(value.numel() for value in part.parameters()) for name, part in parts.items()}
+    counts["language model"] = sum(value.numel() for value in model.parameters()) - sum(counts.values())
+    return counts, sum(value.numel() for value in model.parameters() if value.requires_grad)
 
 
 def _lengths(
@@ -250,9 +227,8 @@ def _lengths(
 ) -> tuple[int, bool, tuple[float, float, float]]:
     """Return the samples, whether they were counted, and their tokens: mean, longest of a pass (mean), longest."""
     if Path(part.json_file).exists():
-        counts = open_conversations(part.json_file, None).token_counts(
-            part.template, image_tokens, max_length
-        )
+        conversations = open_conversations(part.json_file, None)
+        counts = conversations.token_counts(part.template, image_tokens, max_length)
         return len(counts), True, (float(counts.mean()), _padded(counts, part), float(counts.max()))
     if part.expected_samples is None:
         raise InputError(
@@ -265,9 +241,10 @@ def _lengths(
 
 def _padded(counts: NDArray[np.float64], part: StageRecipe) -> float:
     """Return the mean over passes of the longest sample, when batches are drawn at random and sorted by length."""
-    order = np.random.default_rng(0).permutation(len(counts))
-    longest = []
-    for start in range(0, len(counts), part.batch_size):
-        batch = np.sort(counts[order[start : start + part.batch_size]])[::-1]
-        longest.append(batch[:: part.per_device_batch_size].mean())
-    return float(np.mean(longest))
+    order = list(GroupedOrder(counts, part.batch_size, seed=0))
+    starts = [
+        start + first
+        for start in range(0, len(order), part.batch_size)
+        for first in range(0, min(part.batch_size, len(order) - start), part.per_device_batch_size)
+    ]
+    return float(counts[order][starts].mean())

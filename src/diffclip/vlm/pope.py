@@ -23,7 +23,6 @@ from diffclip.vlm.chat import MAX_NEW_TOKENS, answer
 SPLITS = ("random", "popular", "adversarial")
 POPE, POPE_BLIND = "pope", "pope-blind"
 """The tasks of records: with the images, and without."""
-_HEADER = "answers_of"
 Answer = Literal["yes", "no"]
 
 
@@ -52,18 +51,13 @@ class QuestionSet:
 
 
 def open_questions(
-    folder: str | Path,
-    images: str | Path | None = None,
-    name: str | None = None,
-    limit: int | None = None,
-    blind: bool = False,
+    folder: str | Path, images: str | Path | None = None, name: str | None = None, blind: bool = False
 ) -> QuestionSet:
     """Open the questions in `folder`, which has the published layout; no image is read.
 
     Args:
         images: folder of the images; None: `images` in `folder`, as in the built-in set.
         name: the set's name in records; None: the folder's.
-        limit: number of questions from each file, the first ones.
         blind: ask without images, which then need not be there.
 
     Raises:
@@ -73,18 +67,16 @@ def open_questions(
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give the one that holds {_file_name(SPLITS[0])}")
-    splits = {split: _read(folder / _file_name(split))[:limit] for split in SPLITS}
-    place = None
-    if not blind:
-        place = Path(images).expanduser() if images is not None else folder / QUESTION_IMAGES
-        names = list(dict.fromkeys(one.image for questions in splits.values() for one in questions))
-        missing = [image for image in names if not (place / image).is_file()]
-        if missing:
-            raise InputError(
-                f"{len(missing)} of the {len(names)} images of the questions are not in {place}, such as "
-                f"{printable(missing[0])}: give their folder with --images (COCO's is val2014)"
-            )
-    return QuestionSet(name or folder.resolve().name, splits, place)
+    splits = {split: _read(folder / _file_name(split)) for split in SPLITS}
+    place = Path(images).expanduser() if images is not None else folder / QUESTION_IMAGES
+    names = list(dict.fromkeys(one.image for questions in splits.values() for one in questions))
+    missing = [] if blind else [image for image in names if not (place / image).is_file()]
+    if missing:
+        raise InputError(
+            f"{len(missing)} of the {len(names)} images of the questions are not in {place}, such as "
+            f"{printable(missing[0])}: give their folder with --images (COCO's is val2014)"
+        )
+    return QuestionSet(name or folder.resolve().name, splits, None if blind else place)
 
 
 def collect_answers(
@@ -95,7 +87,7 @@ def collect_answers(
     file: Path,
     identity: Mapping[str, object],
     batch_size: int,
-    show: Callable[[int], object],
+    progress: Callable[[str, int, int | None], None],
 ) -> list[str]:
     """Ask a model the questions of a split, and keep the answers in `file`, from where a stopped call goes on.
 
@@ -103,20 +95,19 @@ def collect_answers(
     are asked again. Batches, and so their padding, are the same after a stop.
 
     Args:
-        show: called with the number of answers.
+        progress: called with "questions", how many more are answered, and of how many.
 
     Raises:
         InputError: the file cannot be written, or an image cannot be read.
     """
     asked = questions.splits[split]
     whose = {**identity, "set": questions.name, "images": str(questions.images)}
-    header = json.dumps({_HEADER: whose}) + "\n"
+    header = json.dumps({"answers_of": whose}) + "\n"
     answers = _kept_answers(file, header, asked)
     if len(answers) < len(asked):
         del answers[len(answers) // batch_size * batch_size :]
-        with disk_errors(file.parent):
-            file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, header + "".join(map(_line, asked, answers)))
+    progress("questions", len(answers), len(asked))
     for start in range(len(answers), len(asked), batch_size):
         batch = asked[start : start + batch_size]
         images = [None if questions.images is None else questions.images / one.image for one in batch]
@@ -124,8 +115,8 @@ def collect_answers(
         with disk_errors(file), file.open("a", encoding="utf-8") as handle:
             handle.write("".join(map(_line, batch, new)))
         answers += new
-        show(len(answers))
-    return answers[: len(asked)]
+        progress("questions", len(new), len(asked))
+    return answers
 
 
 def _line(question: Question, text: str) -> str:
@@ -135,17 +126,15 @@ def _line(question: Question, text: str) -> str:
 
 def _kept_answers(file: Path, header: str, asked: Sequence[Question]) -> list[str]:
     """Read the answers to the first questions; a line that was cut off, or about another question, ends them."""
-    if not file.is_file():
-        return []
-    with disk_errors(file):
-        first, *lines = file.read_bytes().decode(errors="replace").split("\n")
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    first, *lines = text.splitlines(keepends=True) or [""]
     kept: list[str] = []
-    for question, line in zip(asked, lines[:-1] if first + "\n" == header else [], strict=False):
+    for question, line in zip(asked, lines if first == header else [], strict=False):
         try:
             text = str(json.loads(line)["answer"])
         except (ValueError, KeyError, TypeError):
             break
-        if line + "\n" != _line(question, text):
+        if line != _line(question, text):
             break
         kept.append(text)
     return kept
@@ -158,27 +147,22 @@ def _file_name(split: str) -> str:
 def _read(file: Path) -> list[Question]:
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise InputError(
-            f"{file} does not exist: POPE has the files {', '.join(map(_file_name, SPLITS))}"
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"cannot read {file}: {reason}") from error
+        raise InputError(
+            f"cannot read {file} ({reason}): POPE has the files {', '.join(map(_file_name, SPLITS))}"
+        ) from None
     questions: dict[int, Question] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = f"{file}, line {number}"
         try:
-            question = Question.model_validate(json.loads(line))
+            question = Question.model_validate_json(line)
         except ValidationError as error:
-            raise InputError(f"{where} is not a question: {explain(error)}") from error
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not JSON: write one question a line, as POPE does") from error
+            raise InputError(f"{file}, line {number} is not a question: {explain(error)}") from None
         if question.question_id in questions:
             raise InputError(
-                f"{where}: question_id {question.question_id} is there twice: number the questions"
+                f"{file}, line {number}: question_id {question.question_id} is there twice: number the questions"
             )
         questions[question.question_id] = question
     if not questions:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.statistics import wilson
 from diffclip.vlm.chat import MAX_NEW_TOKENS
+from diffclip.vlm.files import Subject
 from diffclip.vlm.pope import SPLITS, Answer, Question, QuestionSet
 
 OVERALL = "overall"
@@ -24,7 +25,6 @@ OVERALL = "overall"
 METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio", "unclear_ratio")
 _WORD = re.compile(r"[a-z]+")
 _RESAMPLES = 1000
-_Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Estimate(NamedTuple):
@@ -58,81 +58,79 @@ def estimate(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) -> di
     """
     names = dict.fromkeys(one.image for split in answers for one in questions.splits[split])
     numbers = {name: number for number, name in enumerate(names)}
-    sums: dict[str, dict[str, _Sums]] = {}
-    chances: dict[str, dict[str, float]] = {}
+    sums: dict[str, NDArray[np.float64]] = {}  # [images, 2, metrics]: Σ v and Σ w over an image's questions
     for split, texts in answers.items():
         asked = questions.splits[split]
         label, said = _is_yes(asked), np.array([read_answer(text) == "yes" for text in texts], float)
         unclear, one = np.array([is_unclear(text) for text in texts], float), np.ones(len(asked))
-        ratios = {
-            "accuracy": ((label == said).astype(float), one),
-            "precision": (label * said, said),
-            "recall": (label * said, label),
-            "f1": (2 * label * said, label + said),
-            "yes_ratio": (said, one),
-            "unclear_ratio": (unclear, one),
-        }
-        is_about = np.zeros((len(numbers), len(asked)))  # images by questions
-        is_about[[numbers[question.image] for question in asked], np.arange(len(asked))] = 1
-        sums[split] = {
-            metric: (is_about @ values, is_about @ weights) for metric, (values, weights) in ratios.items()
-        }
-        chances[split] = majority(asked)[1]
+        values = [label == said, label * said, label * said, 2 * label * said, said, unclear]
+        weights = [one, said, label, label + said, one, one]
+        sums[split] = np.zeros((len(numbers), 2, len(METRICS)))
+        images = np.array([numbers[question.image] for question in asked])
+        np.add.at(sums[split], images, np.stack([values, weights]).transpose(2, 0, 1))
     groups = {split: [split] for split in answers}
     groups |= {OVERALL: list(SPLITS)} if set(answers) == set(SPLITS) else {}
-    draws = np.random.default_rng(0).multinomial(
-        len(numbers), np.full(len(numbers), 1 / len(numbers)), _RESAMPLES
-    )
+    count = len(numbers)
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _RESAMPLES)
     return {
-        name: {
-            metric: _estimate(
-                [sums[split][metric] for split in splits],
-                draws,
-                float(np.mean([chances[split][metric] for split in splits])),
-            )
-            for metric in METRICS
-        }
+        name: _estimate(
+            [sums[split] for split in splits], draws, [questions.splits[split] for split in splits]
+        )
         for name, splits in groups.items()
     }
 
 
+def _estimate(
+    sums: Sequence[NDArray[np.float64]], draws: NDArray[np.int64], asked: Sequence[Sequence[Question]]
+) -> dict[str, Estimate]:
+    """Estimate the mean over splits of each ratio; `draws` [r, k] resample the images."""
+
+    def ratio(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        share: NDArray[np.float64] = values / np.maximum(weights, 1e-12)
+        return share
+
+    value = np.mean([ratio(*own.sum(axis=0)) for own in sums], axis=0)
+    resampled = np.mean([ratio(draws @ own[:, 0], draws @ own[:, 1]) for own in sums], axis=0)
+    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
+    # all images alike: the bootstrap says nothing about the next one
+    margin = np.where(np.ptp(resampled, axis=0) < 1e-12, wilson(0, draws.shape[1])[1], 0.0)
+    low, high = np.maximum(0.0, low - margin), np.minimum(1.0, high + margin)
+    empty = np.any([own[:, 1].sum(axis=0) == 0 for own in sums], axis=0)
+    chances = [np.mean([majority(questions)[1][metric] for questions in asked]) for metric in METRICS]
+    columns = (value, np.where(empty, 0.0, low), np.where(empty, 1.0, high), chances)
+    rows = zip(*columns, strict=True)
+    return {metric: Estimate(*map(float, row)) for metric, row in zip(METRICS, rows, strict=True)}
+
+
 def to_records(
-    questions: QuestionSet,
-    estimates: Mapping[str, Mapping[str, Estimate]],
-    model: str,
-    weights: str,
-    seed: int | None,
+    questions: QuestionSet, estimates: Mapping[str, Mapping[str, Estimate]], name: str, subject: Subject
 ) -> list[Record]:
-    """Return a record of each estimate; `count` is the number of questions."""
+    """Return a record of each estimate for the model `subject`, called `name`; `count` is the number of questions."""
     records = []
     for split, metrics in estimates.items():
         own = SPLITS if split == OVERALL else (split,)
-        asked = [one for name in own for one in questions.splits[name]]
+        asked = [one for part in own for one in questions.splits[part]]
         protocol = (
             f"{f'mean of {chr(44).join(own)}: ' if split == OVERALL else ''}{len(asked)} questions about "
             f"{len({one.image for one in asked})} images, {int(_is_yes(asked).sum())} of them yes"
             f"{'' if questions.images else ', asked without the image'}; greedy, up to {MAX_NEW_TOKENS} tokens; an "
             "answer is yes unless its first sentence has the word No, not or no"
         )
-        for metric, own_estimate in metrics.items():
-            value, low, high, chance = own_estimate
-            records.append(
-                Record(
-                    model=model,
-                    weights=weights,
-                    task=questions.task,
-                    dataset=questions.name,
-                    split=split,
-                    metric=metric,
-                    value=value,
-                    count=len(asked),
-                    low=low,
-                    high=high,
-                    seed=seed,
-                    protocol=protocol,
-                    chance=chance,
-                )
+        records += [
+            Record(
+                model=name,
+                weights=subject.weights,
+                task=questions.task,
+                dataset=questions.name,
+                split=split,
+                metric=metric,
+                count=len(asked),
+                seed=subject.seed,
+                protocol=protocol,
+                **estimate._asdict(),
             )
+            for metric, estimate in metrics.items()
+        ]
     return records
 
 
@@ -156,22 +154,6 @@ def majority(questions: Sequence[Question]) -> tuple[Answer, dict[str, float]]:
         return "no", dict.fromkeys(METRICS, 0.0) | {"accuracy": 1 - share}
     values = (share, share, 1.0, 2 * share / (1 + share), 1.0, 0.0)
     return "yes", dict(zip(METRICS, values, strict=True))
-
-
-def _estimate(sums: Sequence[_Sums], draws: NDArray[np.int64], chance: float) -> Estimate:
-    """Estimate the mean over splits of a ratio from its sums [k] over images; `draws` [r, k] resample the images."""
-    if not all(weights.any() for _, weights in sums):
-        ratios = [values.sum() / weights.sum() if weights.any() else 0.0 for values, weights in sums]
-        return Estimate(float(np.mean(ratios)), 0.0, 1.0, chance)
-    value = float(np.mean([values.sum() / weights.sum() for values, weights in sums]))
-    resampled = np.mean(
-        [(draws @ values) / np.maximum(draws @ weights, 1e-12) for values, weights in sums], axis=0
-    )
-    low, high = (float(limit) for limit in np.quantile(resampled, [0.025, 0.975]))
-    if np.ptp(resampled) < 1e-12:  # all images alike: the bootstrap says nothing about the next one
-        margin = wilson(0, draws.shape[1])[1]
-        low, high = max(0.0, value - margin), min(1.0, value + margin)
-    return Estimate(value, low, high, chance)
 
 
 def _is_yes(questions: Sequence[Question]) -> NDArray[np.float64]:

@@ -14,7 +14,6 @@ from diffclip.config import explain
 from diffclip.errors import InputError, unknown
 from diffclip.training.recipe import find_recipe, recipe_fields
 from diffclip.vlm.chat import Template
-from diffclip.vlm.llava import CONNECTORS
 
 STAGES = (1, 2)
 
@@ -60,9 +59,9 @@ class StageRecipe(_Keys):
         """Return the number of steps with `samples` an epoch; the last batch of an epoch may be smaller."""
         return math.ceil(math.ceil(samples / self.batch_size) * self.epochs)
 
-    def warmup_steps(self, steps: int) -> int:
-        """Return how many of `steps` raise the learning rate."""
-        return math.ceil(self.warmup_ratio * steps)
+    def warmup_steps(self, samples: int) -> int:
+        """Return how many of the `steps` raise the learning rate."""
+        return math.ceil(self.warmup_ratio * self.steps(samples))
 
 
 class Stage1Recipe(StageRecipe):
@@ -82,8 +81,10 @@ class VLMRecipe(_Keys):
 
     vision: str = Field(description="a run or saved folder, a published file, hf-hub:OWNER/NAME")
     language_model: str = Field(description="a folder, or OWNER/NAME on the Hugging Face hub")
-    connector: str = "linear"
-    image_token: str | None = Field(default=None, description="None: <image>, else <|image_pad|>")
+    connector: Literal["linear", "mlp2x_gelu"] = "linear"
+    image_token: str | None = Field(
+        default=None, min_length=1, description="None: <image>, else <|image_pad|>"
+    )
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_length: int = Field(default=2048, gt=1, description="tokens of a sample, its image's included")
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -123,13 +124,14 @@ def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecip
     fields = recipe_fields(path, changes)
     if "model" in fields and "vision" not in fields:
         raise InputError(f"{path} is a recipe of `diffclip train`: give one with vision and language_model")
-    _check_keys(fields)
+    _check_keys(fields, VLMRecipe)
+    for stage, kind in (("stage1", Stage1Recipe), ("stage2", Stage2Recipe)):
+        if isinstance(fields.get(stage), Mapping):
+            _check_keys(fields[stage], kind, f"{stage}.")
     try:
         recipe = VLMRecipe.model_validate(fields)
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error)}") from None
-    if recipe.connector not in CONNECTORS:
-        raise unknown("connector", recipe.connector, CONNECTORS)
     if recipe.stage1 is None and recipe.stage2 is None:
         raise InputError(f"{path} has neither stage1 nor stage2: write one of them")
     if recipe.stage1 is not None and recipe.stage1.start is not None:
@@ -144,14 +146,8 @@ def to_yaml(recipe: VLMRecipe) -> str:
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
-def _check_keys(fields: Mapping[str, Any]) -> None:
-    inner = ["json", *(key for key in StageRecipe.model_fields if key != "json_file")]
-    stages = [f"stage{number}" for number in STAGES]
-    known = [*VLMRecipe.model_fields, *(f"{stage}.{key}" for stage in stages for key in inner)]
-    given = [str(key) for key in fields]
-    for stage in stages:
-        if isinstance(fields.get(stage), Mapping):
-            given += [f"{stage}.{key}" for key in fields[stage]]
-    for key in given:
-        if key not in known:
-            raise unknown("recipe key", key, known)
+def _check_keys(fields: Mapping[str, Any], kind: type[BaseModel], prefix: str = "") -> None:
+    known = [prefix + (field.alias or name) for name, field in kind.model_fields.items()]
+    for key in fields:
+        if f"{prefix}{key}" not in known:
+            raise unknown("recipe key", f"{prefix}{key}", known)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
+import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,17 +16,15 @@ from transformers import TrainerCallback
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.files import disk_errors, lock_file, write_text
 from diffclip.training.launch import StopRequest
+from diffclip.training.logging import Pace, duration, forget_after
 from diffclip.vlm.files import MODEL_FOLDER, RECIPE_FILE
-from diffclip.vlm.progress import Progress
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
 
 METRICS_FILE, LOCK_FILE = "metrics.jsonl", ".lock"
-# the Trainer writes this file last, so a checkpoint in which it can be read is whole
-STATE_FILE = "trainer_state.json"
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # keys that change the numbers of a run by no more than rounding, so a resumed run may have other values
 _FREE_KEYS = {"gradient_checkpointing", "deepspeed", "workers"}
 _FREE_STAGE_KEYS = {"json", "images", "expected_samples", "per_device_batch_size", "save_every", "start"}
+_LINE_EVERY = 15.0  # seconds
 
 
 def is_finished(run: Path) -> bool:
@@ -37,14 +34,13 @@ def is_finished(run: Path) -> bool:
 
 def last_checkpoint(run: Path) -> Path | None:
     """Return the whole checkpoint with the most steps."""
-    whole = (folder for folder in run.glob("checkpoint-*") if _step(folder) and _is_whole(folder))
-    return max(whole, key=_step, default=None)
+    return max(filter(_is_whole, run.glob("checkpoint-*")), key=_step, default=None)
 
 
 def remove_torn_checkpoints(run: Path) -> None:
     """Remove checkpoints that were cut off while they were written."""
     for folder in run.glob("checkpoint-*"):
-        if _step(folder) and not _is_whole(folder):
+        if not _is_whole(folder):
             shutil.rmtree(folder)
 
 
@@ -66,8 +62,10 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
         # a run that ended before its first checkpoint leaves these files
-        left = {name for name in found if name in (RECIPE_FILE, METRICS_FILE) or _CHECKPOINT.fullmatch(name)}
-        if found - left or (found and RECIPE_FILE not in found):
+        own = {
+            name for name in found if name in (RECIPE_FILE, METRICS_FILE) or name.startswith("checkpoint-")
+        }
+        if found != own or (found and RECIPE_FILE not in found):
             raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
         return
     if RECIPE_FILE not in found:
@@ -76,11 +74,11 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     if (started.stage1 is None) != (recipe.stage1 is None):
         stage = 1 if started.stage1 is not None else 2
         raise InputError(f"{run} holds a run of stage {stage}: give --stage {stage}, or choose another --run")
-    before, now = _deciding(started), _deciding(recipe)
-    for key in now:
-        if before.get(key) != now[key]:
+    before = _deciding(started)
+    for key, value in _deciding(recipe).items():
+        if before[key] != value:
             raise InputError(
-                f"{run} was started with {key}={before.get(key)}, not {now[key]}: resume with the same recipe"
+                f"{run} was started with {key}={before[key]}, not {value}: resume with the same recipe"
             )
 
 
@@ -112,11 +110,9 @@ class Stopping(TrainerCallback):
         self._stop.saves = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        asked = self._stop.asked
+        asked = torch.tensor(int(self._stop.asked), device=args.device)
         if torch.distributed.is_initialized():
-            signs = torch.tensor(int(asked), device=args.device)
-            torch.distributed.all_reduce(signs)
-            asked = bool(signs.item())
+            torch.distributed.all_reduce(asked)
         if asked:
             control.should_save = control.should_training_stop = True
 
@@ -130,19 +126,13 @@ class Reporter(TrainerCallback):
 
     def __init__(self, run: Path, batch_size: int, samples: int) -> None:
         self._run, self._batch_size, self._samples = run, batch_size, samples
-        self._ended = ExitStack()
+        self._last_line = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        file = self._run / METRICS_FILE
-        with disk_errors(file):
-            _forget_after(file, state.global_step)
-            self._metrics = self._ended.enter_context(file.open("a", encoding="utf-8"))
-        self._progress = self._ended.enter_context(
-            Progress(str(self._run), state.max_steps, state.global_step)
-        )
-        self._start, self._first_step = time.monotonic(), state.global_step
+        self._pace = Pace(state.max_steps)
+        self._pace.step(state.global_step, state.global_step * self._batch_size)
+        if state.is_world_process_zero:
+            forget_after(self._run / METRICS_FILE, state.global_step)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -155,18 +145,10 @@ class Reporter(TrainerCallback):
                 error = DiffCLIPError(f"step {step}: {name} is {logs[name]}: start again with a lower lr")
                 error.shared = True  # all processes have the same number
                 raise error
-        if state.is_world_process_zero:
-            self._write(step, state, logs)
-
-    def close(self) -> None:
-        """End the progress bar and close the file."""
-        with disk_errors(self._run / METRICS_FILE):
-            self._ended.close()
-
-    def _write(self, step: int, state: Any, logs: dict[str, Any]) -> None:
-        rate = (step - self._first_step) * self._batch_size / max(time.monotonic() - self._start, 1e-6)
-        self._progress(step, f"loss {logs['loss']:.3f}  {rate:,.1f} samples/s")
-        left = self._progress.seconds_left
+        if not state.is_world_process_zero:
+            return
+        self._pace.step(step, step * self._batch_size)
+        rate, left, now = self._pace.samples_per_second or 0.0, self._pace.seconds_left or 0.0, time.time()
         record = {
             "step": step,
             "epoch": state.epoch,
@@ -175,37 +157,31 @@ class Reporter(TrainerCallback):
             "lr": logs["learning_rate"],
             "grad_norm": logs.get("grad_norm"),
             "samples_per_second": round(rate, 2),
-            "time": round(time.time(), 3),
-            "seconds_left": None if left is None else round(left, 1),
+            "time": round(now, 3),
+            "seconds_left": round(left, 1),
         }
-        with disk_errors(self._run / METRICS_FILE):
-            self._metrics.write(json.dumps(record) + "\n")
-            self._metrics.flush()
-
-
-def _forget_after(file: Path, step: int) -> None:
-    """Remove the lines of later steps, and a line that was cut off."""
-    kept = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            continue
-    write_text(file, "".join(kept))
+        with disk_errors(self._run / METRICS_FILE), (self._run / METRICS_FILE).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        if time.monotonic() - self._last_line > _LINE_EVERY or step == state.max_steps:
+            self._last_line = time.monotonic()
+            print(
+                f"{self._run}: step {step}/{state.max_steps}  loss {logs['loss']:.3f}  {rate:,.1f} samples/s  "
+                f"{duration(left)} left",
+                file=sys.stderr,
+            )
 
 
 def _is_whole(folder: Path) -> bool:
+    """The Trainer writes trainer_state.json last, so a checkpoint in which it can be read is whole."""
     try:
-        json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return True
 
 
 def _step(folder: Path) -> int:
-    match = _CHECKPOINT.fullmatch(folder.name)
-    return int(match[1]) if match else 0
+    return int(folder.name.partition("-")[2])
 
 
 def _deciding(recipe: VLMRecipe) -> dict[str, Any]:

@@ -13,40 +13,23 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any
 
 from diffclip.errors import InputError
-from diffclip.files import disk_errors, write_atomically, write_text
-from diffclip.scenes import colour_questions, draw_scene
-from diffclip.scenes.export import QUESTION_IMAGES, jpeg, write_questions
+from diffclip.files import disk_errors, write_text
+from diffclip.scenes import draw_scene
+from diffclip.scenes.export import QUESTION_IMAGES, jpeg
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.phrases import NUMBERS, join, noun_phrase, with_article
-from diffclip.scenes.questions import (
-    EACH,
-    NEGATIVES,
-    Kind,
-    Negatives,
-    absent_colours,
-    absent_kinds,
-    ask_for_colour,
-    ask_for_kind,
-    colours_in,
-    image_name,
-    kinds_in,
-    most_frequent,
-)
+from diffclip.scenes.questions import EACH, NEGATIVES, TOPICS, image_name, most_frequent
 from diffclip.scenes.vocabulary import COLOURS, SHAPES
 from diffclip.vlm.conversations import IMAGE, Turn
-from diffclip.vlm.progress import track
 
-Topic = Literal["colours", "kinds"]
-TOPICS: tuple[Topic, ...] = get_args(Topic)
-"""Of the yes/no questions, and names of the folders of question files: "anything red", or "a red star"."""
 STAGE_FILES = ("stage1.json", "stage2.json")
 _MANIFEST = "conversations.json"
 _REQUEST = "Describe the picture."
 _CAPTION_SHARE, _OPEN_SHARE = 0.1, 0.7
-T = TypeVar("T")
+Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -59,21 +42,24 @@ class TalkSettings:
     seed: int = 0
 
 
-class Frequencies:
-    """Kinds and colors in many scenes, the most frequent first; "popular" questions ask for them if they are absent."""
+def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
+    """List the colors and kinds of objects in many scenes by topic, the most frequent first.
 
-    def __init__(self, scenes: Iterable[Sequence[Spec]]) -> None:
-        present = [sorted(kinds_in(scene)) for scene in scenes]
-        self.kinds: list[Kind] = most_frequent(present)
-        self.colors: list[str] = most_frequent(sorted({color for color, _ in kinds}) for kinds in present)
+    "Popular" questions ask for them where they are absent.
+    """
+    present = [sorted(TOPICS["kinds"].present(scene)) for scene in scenes]
+    return {
+        "colours": most_frequent(sorted({color for color, _ in kinds}) for kinds in present),
+        "kinds": most_frequent(present),
+    }
 
 
-def write_conversations(folder: str | Path, settings: TalkSettings) -> bool:
+def write_conversations(folder: str | Path, settings: TalkSettings, progress: Progress | None = None) -> bool:
     """Write `images`, `stage1.json` and `stage2.json` below `folder`; images that are there are not drawn again.
 
-    The images are of the train split, with one to four objects; the questions of `write_question_files` are about the
-    test split, which has other scenes. Stage 1 has a caption for each image. Stage 2 has yes/no questions, half of the
-    conversations about colors and half about kinds of objects, most followed by an open question, and some captions.
+    The images are of the train split, with one to four objects; POPE's questions are about the test split, which has
+    other scenes. Stage 1 has a caption for each image. Stage 2 has yes/no questions, half of the conversations about
+    colors and half about kinds of objects, most followed by an open question, and some captions.
 
     Returns:
         False if the folder had everything already.
@@ -91,57 +77,49 @@ def write_conversations(folder: str | Path, settings: TalkSettings) -> bool:
     with disk_errors(folder):
         images.mkdir(parents=True, exist_ok=True)
     write_text(manifest, wanted)
-    frequencies = Frequencies(_specs(index, settings.seed) for index in range(settings.images))
+    often = count_things(_specs(index, settings.seed) for index in range(settings.images))
     captions: list[dict[str, Any]] = []
     talks: list[dict[str, Any]] = []
-    for index in track(range(settings.images), "conversations about scenes", settings.images):
+    for index in range(settings.images):
         scene = draw_scene(
             index, split="train", seed=settings.seed, size=settings.size, objects=_objects(index)
         )
-        file = images / image_name(index)
-        if not file.exists():
-            with disk_errors(file):
-                file.with_suffix(".tmp").write_bytes(jpeg(scene.image))
-                os.replace(file.with_suffix(".tmp"), file)
+        if not (images / image_name(index)).exists():
+            # without write_atomically, which waits for the disk each time
+            with disk_errors(images):
+                (images / "half").write_bytes(jpeg(scene.image))
+                os.replace(images / "half", images / image_name(index))
         caption = scene.captions[index % len(scene.captions)]
         captions.append(_sample(f"caption-{index}", index, [Turn(_REQUEST, caption)]))
         dice = Dice(stream("questions", "train", settings.seed, index))
         for number in range(settings.talks):
-            turns = _talk(_specs(index, settings.seed), scene.captions, frequencies, dice)
+            turns = _talk(_specs(index, settings.seed), scene.captions, often, dice)
             talks.append(_sample(f"talk-{index}-{number}", index, turns))
+        if progress is not None:
+            progress("images", 1, settings.images)
     for name, samples in zip(STAGE_FILES, (captions, talks), strict=True):
         write_text(folder / name, json.dumps(samples))
     return True
 
 
-def write_question_files(folder: str | Path, images: int = 500, size: int = 64, seed: int = 0) -> bool:
-    """Write `kinds` and `colours` below `folder`: POPE's three files each, the images in `kinds/images`.
+def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]], dice: Dice) -> list[Turn]:
+    """Ask as many yes/no questions as the scene has colors or kinds, each with even chances for yes and no.
 
-    Returns:
-        False if both were there.
-
-    Raises:
-        InputError: the folder cannot be written.
+    Each "no" asks for something absent as one of POPE's three splits does; `often` is from `count_things`.
     """
-    kinds, colors = Path(folder) / "kinds", Path(folder) / "colours"
-    if kinds.exists() and colors.exists():
-        return False
-    if not kinds.exists():
-        write_questions(kinds, images, size, seed)
-    if not colors.exists():
-        with write_atomically(colors) as temporary:
-            temporary.mkdir(parents=True)
-            for negatives in NEGATIVES:
-                lines = [json.dumps(one.record()) + "\n" for one in colour_questions(images, negatives, seed)]
-                (temporary / f"coco_pope_{negatives}.json").write_text("".join(lines), encoding="utf-8")
-    return True
-
-
-def yes_no_turns(specs: Sequence[Spec], topic: Topic, frequencies: Frequencies, dice: Dice) -> list[Turn]:
-    """Ask yes/no questions about a scene; each "no" asks for something absent as one of POPE's three splits does."""
-    if topic == "colours":
-        return _flips(colours_in(specs), absent_colours, frequencies.colors, ask_for_colour, dice)
-    return _flips(kinds_in(specs), absent_kinds, frequencies.kinds, ask_for_kind, dice)
+    present_in, absent_from, ask = TOPICS[topic]
+    left = dice.shuffle(present_in(specs))
+    here = list(left)
+    turns: list[Turn] = []
+    asked: list[Any] = []
+    for _ in here:
+        if dice.chance(0.5):
+            turns.append(Turn(ask(left.pop()), "yes"))
+        else:
+            absent = absent_from(here, dice.pick(NEGATIVES), often[topic], dice)
+            asked.append(dice.pick([one for one in absent if one not in asked][:EACH]))
+            turns.append(Turn(ask(asked[-1]), "no"))
+    return turns
 
 
 def color_turn(specs: Sequence[Spec]) -> Turn:
@@ -170,31 +148,10 @@ def open_turn(specs: Sequence[Spec], dice: Dice) -> Turn:
 
 def describe(specs: Sequence[Spec], dice: Dice) -> str:
     """Name all objects of a scene with their colors in one phrase, in place of an image."""
-    groups: dict[Kind, list[Spec]] = {}
+    groups: dict[tuple[str, str], list[Spec]] = {}
     for spec in specs:
         groups.setdefault((spec.colour, spec.shape), []).append(spec)
     return join([noun_phrase(group, frozenset({"colour"})) for group in dice.shuffle(list(groups.values()))])
-
-
-def _flips(
-    present: Sequence[T],
-    absent_from: Callable[[Sequence[T], Negatives, Sequence[T], Dice], list[T]],
-    frequent: Sequence[T],
-    ask: Callable[[T], str],
-    dice: Dice,
-) -> list[Turn]:
-    """Ask as many questions as things are `present`, each with even chances for a present or an absent one."""
-    turns: list[Turn] = []
-    left = dice.shuffle(present)
-    here, asked = list(left), list[T]()
-    for _ in here:
-        if dice.chance(0.5):
-            turns.append(Turn(ask(left.pop()), "yes"))
-        else:
-            absent = absent_from(here, dice.pick(NEGATIVES), frequent, dice)
-            asked.append(dice.pick([one for one in absent if one not in asked][:EACH]))
-            turns.append(Turn(ask(asked[-1]), "no"))
-    return turns
 
 
 def _listed(vocabulary: Iterable[str], words: set[str]) -> str:
@@ -205,24 +162,24 @@ def _objects(index: int) -> int:
     return 1 + index % 4
 
 
-def _specs(index: int, seed: int) -> Any:
+def _specs(index: int, seed: int) -> list[Spec]:
     return lay_out(Dice(stream("scene", "train", seed, index)), _objects(index), None)[1]
 
 
 def _talk(
-    specs: Sequence[Spec], captions: tuple[str, ...], frequencies: Frequencies, dice: Dice
+    specs: Sequence[Spec], captions: tuple[str, ...], often: dict[str, list[Any]], dice: Dice
 ) -> list[Turn]:
     if dice.chance(_CAPTION_SHARE):
         return [Turn(_REQUEST, dice.pick(captions))]
-    turns = yes_no_turns(specs, dice.pick(TOPICS), frequencies, dice)
+    turns = yes_no_turns(specs, dice.pick(tuple(TOPICS)), often, dice)
     if dice.chance(_OPEN_SHARE):
         turns.append(color_turn(specs) if dice.chance(0.5) else open_turn(specs, dice))
     return turns
 
 
 def _sample(name: str, index: int, turns: list[Turn]) -> dict[str, Any]:
-    said = []
-    for number, (question, answer) in enumerate(turns):
-        asked = f"{IMAGE}\n{question}" if number == 0 else question
+    said: list[dict[str, str]] = []
+    for question, answer in turns:
+        asked = question if said else f"{IMAGE}\n{question}"
         said += [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
     return {"id": name, "image": image_name(index), "conversations": said}

@@ -10,6 +10,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import disk_errors
 from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import image_tokens
-from diffclip.vlm.dataset import Collator, ConversationSet, GroupedOrder, open_conversations
+from diffclip.vlm.dataset import ConversationSet, GroupedOrder, collate, open_conversations
 from diffclip.vlm.files import MODEL_FOLDER, RECIPE_FILE, load_language_model, load_vision, load_vlm, save_vlm
 from diffclip.vlm.llava import connect, connector_of, enable_checkpointing, freeze
 from diffclip.vlm.quiet import quiet
@@ -49,42 +50,46 @@ def train_stage(
         DiffCLIPError: the loss is not finite, or the GPU's memory is too small.
     """
     part, recipe = recipe.stage(stage), recipe.only(stage)
+    is_first = os.environ.get("RANK", "0") == "0"
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     with ExitStack() as held, StopRequest(run) as stop:
         try:
             check_run(recipe, run, resume)
             if is_finished(run):
-                if _rank() == 0:
+                if is_first:
                     say(f"{run} is finished: its model is {run / MODEL_FOLDER}")
                 return 0
-            _check_deepspeed(recipe)
-            accumulate = part.passes(_world())
+            arguments = _arguments(recipe, part, part.passes(world))
             conversations = open_conversations(part.json_file, part.images)
+            arguments["warmup_steps"] = part.warmup_steps(len(conversations))
             model, processor = starting_model(recipe, part, stage)
         except DiffCLIPError as error:
             error.shared = True  # every process has met it
             raise
-        if _rank() == 0:
+        if is_first:
             held.enter_context(claim_run(recipe, run, resume))
         freeze(model, stage)
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
             enable_checkpointing(model)
-        reporter = Reporter(run, part.batch_size, len(conversations))
-        held.callback(reporter.close)
         lengths = conversations.token_counts(part.template, image_tokens(processor), recipe.max_length)
         with quiet():
             trainer = StageTrainer(
                 model=model,
-                args=_arguments(recipe, part, run, accumulate, len(conversations)),
+                args=trainer_arguments(run, **arguments),
                 train_dataset=ConversationSet(
                     conversations, part.images, processor, part.template, recipe.max_length
                 ),
-                data_collator=Collator(processor),
-                callbacks=[reporter, Stopping(stop)],
+                data_collator=partial(collate, padding=processor.tokenizer.pad_token_id or 0),
+                callbacks=[Reporter(run, part.batch_size, len(conversations)), Stopping(stop)],
                 order=GroupedOrder(lengths, part.batch_size, recipe.seed),
             )
             trainer.fit(run, resume)
-        _save(trainer, processor, run)
+        # all processes are needed where some gather the weights
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if world > 1 else None
+        if is_first:
+            save_vlm(trainer.model, processor, run / MODEL_FOLDER, state)
+        trainer.accelerator.wait_for_everyone()
         return int(trainer.state.global_step)
 
 
@@ -112,6 +117,9 @@ class StageTrainer(Trainer):
         with disk_errors(run):
             try:
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            except InputError as error:
+                # a DataLoader raises an error of its worker again with the worker's traceback before the message
+                raise InputError(str(error).rstrip().rpartition("InputError: ")[2]) from error
             except torch.OutOfMemoryError as error:
                 raise DiffCLIPError(
                     "a GPU's memory is too small: try a per_device_batch_size below "
@@ -154,22 +162,15 @@ def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[An
     if part.start is None:
         raise InputError("stage2.start is missing: give the run of stage 1, stage2.start=FOLDER")
     before = Path(part.start) / RECIPE_FILE
-    if before.is_file():
-        started = read_vlm_recipe(before)
-        for key in ("connector", "vision", "language_model", "image_token"):
-            was, now = getattr(started, key), getattr(recipe, key)
-            if was != now:
-                raise InputError(
-                    f"{part.start} was trained with {key}={was}, and the recipe says {now}: give {key}={was}, or "
-                    "another stage2.start"
-                )
+    started = read_vlm_recipe(before) if before.is_file() else recipe
     model, processor = load_vlm(part.start)
-    found = connector_of(model.config)
-    if found != recipe.connector:
-        raise InputError(
-            f"{part.start} has the connector {found}, and the recipe says {recipe.connector}: "
-            f"give connector={found}, or another stage2.start"
-        )
+    trained = {key: getattr(started, key) for key in ("vision", "language_model", "image_token")}
+    for key, was in ({"connector": connector_of(model.config)} | trained).items():
+        if was != getattr(recipe, key):
+            raise InputError(
+                f"{part.start} was trained with {key}={was}, and the recipe says {getattr(recipe, key)}: give "
+                f"{key}={was}, or another stage2.start"
+            )
     return model.float(), processor
 
 
@@ -221,49 +222,25 @@ def trainer_arguments(run: Path, **options: Any) -> TrainingArguments:
     return arguments
 
 
-def _arguments(
-    recipe: VLMRecipe, part: StageRecipe, run: Path, accumulate: int, samples: int
-) -> TrainingArguments:
+def _arguments(recipe: VLMRecipe, part: StageRecipe, passes: int) -> dict[str, Any]:
+    """The Trainer's arguments that the recipe decides, but for the warm-up."""
     bf16 = recipe.precision == "bf16"
     if bf16 and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise InputError("the GPU has no bfloat16: give precision=fp32")
-    return trainer_arguments(
-        run,
-        per_device_train_batch_size=part.per_device_batch_size,
-        gradient_accumulation_steps=accumulate,
-        num_train_epochs=part.epochs,
-        learning_rate=part.lr,
-        lr_scheduler_type="cosine",
-        warmup_steps=part.warmup_steps(part.steps(samples)),
-        weight_decay=part.weight_decay,
-        bf16=bf16,
-        deepspeed=recipe.deepspeed,
-        dataloader_num_workers=recipe.workers,
-        seed=recipe.seed,
-        save_steps=part.save_every,
-    )
-
-
-def _check_deepspeed(recipe: VLMRecipe) -> None:
-    if recipe.deepspeed is None:
-        return
-    if not Path(recipe.deepspeed).is_file():
+    if recipe.deepspeed is not None and not Path(recipe.deepspeed).is_file():
         raise InputError(f"deepspeed {recipe.deepspeed} does not exist: give the path of a DeepSpeed JSON")
-    if importlib.util.find_spec("deepspeed") is None:
+    if recipe.deepspeed is not None and importlib.util.find_spec("deepspeed") is None:
         raise InputError("the recipe asks for DeepSpeed, which is not installed: run pip install deepspeed")
-
-
-def _save(trainer: Any, processor: Any, run: Path) -> None:
-    """Write RUN/model; all processes call it, since some gather the weights for it."""
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if _world() > 1 else None
-    if _rank() == 0:
-        save_vlm(trainer.model, processor, run / MODEL_FOLDER, state)
-    trainer.accelerator.wait_for_everyone()
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", 0))
-
-
-def _world() -> int:
-    return int(os.environ.get("WORLD_SIZE", 1))
+    return {
+        "per_device_train_batch_size": part.per_device_batch_size,
+        "gradient_accumulation_steps": passes,
+        "num_train_epochs": part.epochs,
+        "learning_rate": part.lr,
+        "lr_scheduler_type": "cosine",
+        "weight_decay": part.weight_decay,
+        "bf16": bf16,
+        "deepspeed": recipe.deepspeed,
+        "dataloader_num_workers": recipe.workers,
+        "seed": recipe.seed,
+        "save_steps": part.save_every,
+    }
