@@ -21,7 +21,7 @@ _LEAST = 3
 
 def make_up(folder: Path, batch: int, workers: int) -> None:
     """Shards in `folder` with a sample for every place of the batches that a model is fed."""
-    from benchmarks.made_shards import make_shards
+    from benchmarks.loader import make_shards
 
     make_shards(folder, batch * (_untimed(workers) + _TIMED), shards=max(1, workers), different=_DIFFERENT)
 
@@ -76,11 +76,11 @@ def _steps(
     from diffclip.config import PreprocessConfig
     from diffclip.data.corpus import open_corpus
     from diffclip.data.loader import CaptionLoader
-    from diffclip.data.transforms import normalise, train_transform
+    from diffclip.data.transforms import TrainTransform, normalize
     from diffclip.tokenizer import Tokenizer
 
     config, preprocess = config_of("CLIP", size), PreprocessConfig()
-    transform = train_transform(config.vision.image_size, preprocess)
+    transform = TrainTransform(config.vision.image_size, preprocess)
     corpus = open_corpus(str(shards))
     loader = CaptionLoader(corpus, transform, Tokenizer(config.text), batch, seed=0, workers=workers)
     epoch = 0
@@ -92,7 +92,7 @@ def _steps(
             if found is None:
                 break
             wait = time.perf_counter() - started
-            step((normalise(found.images.to(device), preprocess), found.tokens.to(device)))
+            step((normalize(found.images.to(device), preprocess), found.tokens.to(device)))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             yield wait, time.perf_counter() - started

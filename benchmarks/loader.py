@@ -3,7 +3,7 @@
     python -m benchmarks.loader [--shards FOLDER] [--seconds 180] [--workers 0 1 2] [--output benchmarks/results]
 
 Each loader lives in a process of its own, with one thread to a process, and they take turns. The transforms are the
-same: a random crop of half to all of the area, resized to 224 by 224 with a bicubic filter and normalised, ours after
+same: a random crop of half to all of the area, resized to 224 by 224 with a bicubic filter and normalized, ours after
 a batch has come, OpenCLIP's in the transform. A core's samples are those of a second of processor time, of all
 processes together. Writes loader.json.
 """
@@ -11,164 +11,309 @@ processes together. Writes loader.json.
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import os
 import statistics
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import get_context, set_start_method
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from benchmarks.about import about, write_json
-from benchmarks.feeds import FEEDS, IMAGE_SIZE, MODEL, SCALE, Feed
-from benchmarks.made_shards import make_shards
-from benchmarks.processes import memory, processor_seconds
 from diffclip.benchmarking.timing import reason
+from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
 
-OURS, THEIRS = FEEDS
+MODEL, IMAGE_SIZE, SCALE, SEED = "ViT-B-16", 224, (0.5, 1.0), 0
+PREPROCESS = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
 SAMPLES, SHARDS = 6144, 8
 _SETTLE = 0.7  # seconds until the workers of a loader that nobody reads from have nothing left to do
+_READINGS = 9
 
 
-class Reader:
-    """A loader in a process of its own, which reads from it when told to."""
-
-    def __init__(self, name: str, shards: Path, batch: int, workers: int) -> None:
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, name, shards, batch, workers))
-        self._process.start()
-        theirs.close()
-
-    def ask(self, question: str, *arguments: Any) -> dict[str, Any]:
-        """The answer, or {"why": …} where there is none."""
-        try:
-            self._pipe.send((question, arguments))
-            answer: dict[str, Any] = self._pipe.recv()
-        except (EOFError, OSError):
-            return {"why": "its process died"}
-        return answer
-
-    def close(self) -> None:
-        self._pipe.close()
-        self._process.join()
+# --- the two loaders ---
 
 
-def _serve(pipe: Connection, name: str, shards: Path, batch: int, workers: int) -> None:
+class Clock:
+    """A function that counts the processor seconds it takes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.seconds = function, 0.0
+
+    def __call__(self, *arguments: Any) -> Any:
+        started = time.process_time()
+        result = self.function(*arguments)
+        self.seconds += time.process_time() - started
+        return result
+
+
+@dataclass
+class Feed:
+    """Batches (images, tokens) that never end, how many an epoch has, the clocks of the parts that run in this
+    process, and the way that an image file is decoded."""
+
+    batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
+    batches_per_epoch: int
+    clocks: dict[str, Clock]
+    decode: Callable[[bytes], Any]
+
+
+def ours(shards: Path, batch: int, workers: int) -> Feed:
+    """Images come as bytes and are normalized here, into memory that is kept, as a device keeps its own."""
+    from diffclip.data.corpus import open_corpus
+    from diffclip.data.images import read_pixels
+    from diffclip.data.loader import CaptionLoader
+    from diffclip.data.transforms import TrainTransform, normalize
+    from diffclip.tokenizer import Tokenizer
+
+    transform, finish = Clock(TrainTransform(IMAGE_SIZE, PREPROCESS, SCALE)), Clock(normalize)
+    tokenizer = Clock(Tokenizer(named_config(f"CLIP-{MODEL}").text))
+    loader = CaptionLoader(open_corpus(str(shards)), transform, tokenizer, batch, SEED, workers)
+
+    def forever() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        kept = torch.empty(batch, 3, IMAGE_SIZE, IMAGE_SIZE)
+        for epoch in itertools.count():
+            for found in loader.epoch(epoch):
+                yield finish(found.images, PREPROCESS, kept[: len(found)]), found.tokens
+
+    clocks = {"crop and resize": transform, "tokenize": tokenizer, "normalize": finish}
+    return Feed(forever(), loader.batches_per_epoch, clocks, read_pixels)
+
+
+def openclip(shards: Path, batch: int, workers: int) -> Feed:
+    """The data set, transform and tokenizer of OpenCLIP's training program."""
+    import open_clip
+    from open_clip.transform import image_transform
+    from open_clip_train.data import get_wds_dataset
+    from webdataset.autodecode import imagehandler
+
+    how: dict[str, Any] = {"aug_cfg": {"scale": SCALE}, "interpolation": "bicubic"}
+    transform = Clock(image_transform(IMAGE_SIZE, True, PREPROCESS.mean, PREPROCESS.std, **how))
+    tokenizer = Clock(open_clip.get_tokenizer(MODEL))
+    options = Namespace(
+        train_data=sorted(map(str, shards.glob("*.tar"))),
+        train_num_samples=len(sizes_of_images(shards)),
+        train_data_upsampling_factors=None,
+        dataset_resampled=False,
+        seed=SEED,
+        batch_size=batch,
+        workers=workers,
+        world_size=1,
+    )
+    data = get_wds_dataset(options, transform, is_train=True, floor=True, tokenizer=tokenizer)
+
+    def forever() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for epoch in itertools.count():
+            data.set_epoch(epoch)
+            yield from data.dataloader
+
+    clocks = {"crop, resize, normalize": transform, "tokenize": tokenizer}
+    pillow = imagehandler("pilrgb")
+    return Feed(forever(), data.dataloader.num_batches, clocks, lambda file: pillow("x.jpg", file))
+
+
+FEEDS: dict[str, Callable[[Path, int, int], Feed]] = {"ours": ours, "OpenCLIP": openclip}
+OURS, THEIRS = FEEDS
+
+
+# --- shards ---
+
+
+def make_shards(folder: Path, samples: int, shards: int, different: int = 512, seed: int = 0) -> None:
+    """Write `shards` tars with `samples` samples in all, an image and one caption each.
+
+    Images are about as large and as hard to decode as photographs scaled for training: a shorter edge of 256, 25 KB.
+    There are so many `different` ones, since drawing takes longer than all that is measured.
+    """
+    drawn = [_image(index, seed) for index in range(min(different, samples))]
+    numbers = itertools.count()
+    for shard in range(shards):
+        with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
+            for _ in range(samples // shards + (shard < samples % shards)):
+                number = next(numbers)
+                image, captions = drawn[number % len(drawn)]
+                caption = captions[number // len(drawn) % len(captions)]
+                for name, content in (("jpg", image), ("txt", caption.encode())):
+                    member = tarfile.TarInfo(f"{number:08d}.{name}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+
+
+def _image(index: int, seed: int) -> tuple[bytes, tuple[str, ...]]:
+    """A scene, lying or upright, with the grain of a photograph."""
+    from diffclip.scenes.scene import draw_scene
+
+    scene = draw_scene(index, seed=seed, size=341)
+    part = scene.image[:256] if index % 2 else scene.image[:, :256]
+    rng = np.random.default_rng((seed, index))
+    grain = rng.normal(0, 4, part.shape[:2])[..., None] + rng.normal(0, 2, part.shape)
+    buffer = io.BytesIO()
+    Image.fromarray(np.clip(part + grain, 0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue(), scene.captions
+
+
+def sizes_of_images(shards: Path) -> list[int]:
+    """The bytes of each image in a folder of shards."""
+    sizes = []
+    for path in sorted(shards.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            sizes += [member.size for member in tar if member.name.endswith((".jpg", ".jpeg"))]
+    return sizes
+
+
+# --- what is measured, in the process of a loader ---
+
+_feed: Feed
+
+
+def start(name: str, shards: Path, batch: int, workers: int) -> int:
+    """Start a loader in this process and take its first batch; returns the batches of an epoch."""
+    global _feed
     torch.set_num_threads(1)
     # as in a training program that nobody has started this way; OpenCLIP's data set cannot be pickled
     set_start_method("fork", force=True)
-    feed: Feed | None = None
-    while True:
-        try:
-            question, arguments = pipe.recv()
-        except EOFError:
-            break
-        try:
-            if feed is None:
-                feed = FEEDS[name](shards, batch, workers)
-            pipe.send(_QUESTIONS[question](feed, *arguments))
-        except Exception as error:  # a loader that fails must not take the other along
-            pipe.send({"why": reason(error)})
-    # workers that are left alone end with this process, whose batches nobody closes in order
-    os._exit(0)
+    _feed = FEEDS[name](shards, batch, workers)
+    next(_feed.batches)
+    return _feed.batches_per_epoch
 
 
-def turn(feed: Feed, seconds: float, skipped: int) -> dict[str, Any]:
+def turn(seconds: float, skipped: int) -> dict[str, float]:
     """Samples, seconds and processor seconds, after `skipped` batches that were waiting."""
     for _ in range(skipped):
-        next(feed.batches)
+        next(_feed.batches)
     samples, used, started = 0, processor_seconds(os.getpid()), time.perf_counter()
     while (took := time.perf_counter() - started) < seconds or not samples:
-        samples += len(next(feed.batches)[0])
+        samples += len(next(_feed.batches)[0])
     used = processor_seconds(os.getpid()) - used
     time.sleep(_SETTLE)
     return {"samples": samples, "seconds": took, "processor_seconds": used}
 
 
-def over_an_epoch(feed: Feed, readings: int) -> dict[str, Any]:
-    """Memory of all processes, so many times from the first to the last batch of an epoch's worth.
-
-    One that came before has filled caches, and what the system hands out page by page.
-    """
-    for _ in range(feed.batches_per_epoch):
-        next(feed.batches)
-    places = {round(i * (feed.batches_per_epoch - 1) / (readings - 1)) for i in range(readings)}
+def over_an_epoch() -> dict[str, list[int]]:
+    """Memory of all processes, some times from the first to the last batch of an epoch's worth, after one epoch."""
+    last = _feed.batches_per_epoch - 1
+    for _ in range(last + 1):
+        next(_feed.batches)
+    places = {round(i * last / (_READINGS - 1)) for i in range(_READINGS)}
     found = []
-    for place in range(feed.batches_per_epoch):
-        next(feed.batches)
+    for place in range(last + 1):
+        next(_feed.batches)
         if place in places:
             found.append(memory(os.getpid()))
     return {name: [reading[name] for reading in found] for name in found[0]}
 
 
-def parts(feed: Feed, batches: int) -> dict[str, Any]:
+def parts(shards: Path, batches: int) -> dict[str, float]:
     """Microseconds of processor time a sample by part, and of all, for a loader without workers."""
-    next(feed.batches)
-    before = {name: clock.seconds for name, clock in feed.clocks.items()}
+    before = {name: clock.seconds for name, clock in _feed.clocks.items()}
     samples, started = 0, time.process_time()
     for _ in range(batches):
-        samples += len(next(feed.batches)[0])
-    total = time.process_time() - started
-    spent = {name: clock.seconds - before[name] for name, clock in feed.clocks.items()}
-    return {name: 1e6 * seconds / samples for name, seconds in (spent | {"all": total}).items()}
+        samples += len(next(_feed.batches)[0])
+    total = 1e6 * (time.process_time() - started) / samples
+    spent = {name: 1e6 * (clock.seconds - before[name]) / samples for name, clock in _feed.clocks.items()}
+    with tarfile.open(min(shards.glob("*.tar"))) as tar:
+        files = [tar.extractfile(member) for member in itertools.islice(tar, 1024) if "jp" in member.name]
+        images = [file.read() for file in files if file]
+    started = time.process_time()
+    for image in images:
+        _feed.decode(image)
+    known = {"decode": 1e6 * (time.process_time() - started) / len(images)} | spent
+    return known | {"read, order, collate": total - sum(known.values()), "all": total}
 
 
-_QUESTIONS = {"turn": turn, "memory": over_an_epoch, "parts": parts}
+def tree(root: int) -> list[int]:
+    """`root` and all processes that come from it, from Linux' /proc."""
+    found = [root]
+    for pid in found:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def processor_seconds(root: int) -> float:
+    """What a process and those from it that still run have used, and those it has waited for."""
+    ticks = 0
+    for pid in tree(root):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # the name, in brackets, may hold anything
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11 : 15 if pid == root else 13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory(root: int) -> dict[str, int]:
+    """Bytes by process (rss), and of what processes made for themselves, shared memory counted once (own).
+
+    Programs and libraries that are mapped from files are in the first alone; who else maps them changes their share.
+    """
+    total = {"rss": 0, "own": 0}
+    kinds = {"Rss": "rss", "Pss_Anon": "own", "Pss_Shmem": "own"}
+    for pid in tree(root):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                name, _, rest = line.partition(":")
+                if name in kinds:
+                    total[kinds[name]] += 1024 * int(rest.split()[0])
+    return total
+
+
+# --- the comparison ---
 
 
 def compare(
-    shards: Path, batch: int, workers: int, seconds: float, length: float, readings: int
+    shards: Path, batch: int, workers: int, seconds: float, length: float, last: bool
 ) -> dict[str, Any]:
-    """Both loaders by turns for so many seconds, then their memory over an epoch where `readings` are wanted."""
-    readers = {name: Reader(name, shards, batch, workers) for name in FEEDS}
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in FEEDS}
-    result: dict[str, Any] = {name: readers[name].ask("turn", 0.0, 1) for name in FEEDS}  # starts them
-    names = [name for name in FEEDS if "why" not in result[name]]
+    """Both loaders by turns for so many seconds, then their memory over an epoch if this is the last comparison."""
+    pools = {name: ProcessPoolExecutor(1, get_context("spawn")) for name in FEEDS}
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in FEEDS}
+    result: dict[str, Any] = {}
+    for name, pool in pools.items():
+        try:
+            pool.submit(start, name, shards, batch, workers).result()
+        except Exception as error:  # a loader that fails must not take the other along
+            result[name] = {"why": reason(error)}
+    names = [name for name in FEEDS if name not in result]
     started, done = time.perf_counter(), 0
     while names and (done < 2 or time.perf_counter() - started < seconds):
         for name in names if done % 2 else names[::-1]:
-            answer = readers[name].ask("turn", length, 2 * workers + 2)
-            if "why" in answer:
-                result[name] = answer
-                names.remove(name)
-                break
-            turns[name].append(answer)
+            turns[name].append(pools[name].submit(turn, length, 2 * workers + 2).result())
         done += 1
     for name in names:
-        result[name] = rates(turns[name])
-        if readings:
-            result[name]["memory"] = readers[name].ask("memory", readings)
+        result[name] = {kind: spread([rate(one, kind) for one in turns[name]]) for kind in KINDS}
+        if last:
+            result[name]["memory"] = pools[name].submit(over_an_epoch).result()
     if len(names) == 2:
-        result["ratio"] = ratios(turns[OURS], turns[THEIRS])
-    for reader in readers.values():
-        reader.close()
+        rounds = list(zip(turns[OURS], turns[THEIRS], strict=True))
+        result["ratio"] = {kind: spread([rate(a, kind) / rate(b, kind) for a, b in rounds]) for kind in KINDS}
+    for pool in pools.values():
+        end(pool)
     return result
 
 
-def rates(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Samples a second and a processor second, each turn's."""
-    return {
-        "per_second": spread([turn["samples"] / turn["seconds"] for turn in turns]),
-        "per_core": spread([turn["samples"] / turn["processor_seconds"] for turn in turns]),
-    }
+def end(pool: ProcessPoolExecutor) -> None:
+    """End a loader's process at once; its workers end with it."""
+    pool.submit(os._exit, 0)
+    pool.shutdown()
 
 
-def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Ours to theirs, round by round."""
-    return {
-        kind: spread(
-            [a["samples"] / a[by] / (b["samples"] / b[by]) for a, b in zip(ours, theirs, strict=False)]
-        )
-        for kind, by in (("per_second", "seconds"), ("per_core", "processor_seconds"))
-    }
+KINDS = {"per_second": "seconds", "per_core": "processor_seconds"}
+
+
+def rate(one: dict[str, float], kind: str) -> float:
+    """Samples a second or a processor second of one turn."""
+    return one["samples"] / one[KINDS[kind]]
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -179,58 +324,36 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def breakdown(shards: Path, batch: int) -> dict[str, dict[str, Any]]:
     """Where each loader's time goes, in one process: microseconds a sample by part."""
-    result = {}
+    result: dict[str, dict[str, Any]] = {}
     for name in FEEDS:
-        reader = Reader(name, shards, batch, 0)
-        found = reader.ask("parts", max(1, 1024 // batch))
-        reader.close()
-        if "why" not in found:
-            decoded = {"decode": _decoding(name, shards)}
-            known = decoded | {part: value for part, value in found.items() if part != "all"}
-            found = known | {"read, order, collate": found["all"] - sum(known.values()), "all": found["all"]}
-        result[name] = found
+        pool = ProcessPoolExecutor(1, get_context("spawn"))
+        try:
+            pool.submit(start, name, shards, batch, 0).result()
+            result[name] = pool.submit(parts, shards, max(1, 1024 // batch)).result()
+            print(
+                f"{name:10} µs a sample:", *(f"{part} {value:.0f}," for part, value in result[name].items())
+            )
+        except Exception as error:
+            result[name] = {"why": reason(error)}
+        end(pool)
     return result
 
 
-def _decoding(name: str, shards: Path) -> float:
-    """Microseconds of processor time to decode a picture of the first shard as a loader does."""
-    from webdataset.autodecode import imagehandler
-
-    from diffclip.data.images import read_pixels
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    decoder = read_pixels if name == OURS else lambda data: imagehandler("pilrgb")("x.jpg", data)
-    with tarfile.open(next(iter(sorted(shards.glob("*.tar"))))) as tar:
-        files = [tar.extractfile(member) for member in itertools.islice(tar, 1024) if "jp" in member.name]
-        pictures = [file.read() for file in files if file]
-    decoder(pictures[0])
-    started = time.process_time()
-    for picture in pictures:
-        decoder(picture)
-    used = time.process_time() - started
-    torch.set_num_threads(threads)
-    return 1e6 * used / len(pictures)
-
-
-@contextmanager
-def shards_to_read(given: Path | None, samples: int) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The folder of the shards, made up unless it is given, and what is in it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = given or Path(scratch)
-        if given is None:
-            make_shards(folder, samples, min(SHARDS, samples))
-        tars = sorted(folder.glob("*.tar"))
-        if not tars:
-            raise SystemExit(f"no .tar in {folder}: give a folder of shards, or none")
-        count, size = 0, 0
-        for path in tars:
-            with tarfile.open(path) as tar:
-                sizes = [member.size for member in tar if member.name.endswith((".jpg", ".jpeg"))]
-            count, size = count + len(sizes), size + sum(sizes)
-        yield folder, {
-            "shards": len(tars), "samples": count, "picture_bytes": size / max(1, count), "made_up": given is None,
-        }  # fmt: skip
+def show(workers: int, found: dict[str, Any]) -> None:
+    """Print what was measured with so many workers."""
+    print(f"\n{workers} workers")
+    for name in FEEDS:
+        row = found[name]
+        if "why" in row:
+            print(f"{name:10} {row['why']}")
+            continue
+        second, core = row["per_second"]["median"], row["per_core"]["median"]
+        print(f"{name:10}{second:9.0f} samples/s{core:9.0f} samples/s and core")
+        for kind, sizes in row.get("memory", {}).items():
+            shown = " ".join(f"{size / 2**20:.0f}" for size in sizes)
+            print(f"{'':10} memory over an epoch, {kind}, MiB: {shown}")
+    for kind, ratio in found.get("ratio", {}).items():
+        print(f"ratio, {kind}: {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})", flush=True)
 
 
 def main() -> None:
@@ -248,45 +371,29 @@ def main() -> None:
     options.device, options.threads = "cpu", 1
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # of the processes to come
         os.environ[variable] = "1"
-    with shards_to_read(options.shards, options.samples) as (folder, data):
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.shards or Path(scratch)
+        if options.shards is None:
+            make_shards(folder, options.samples, min(SHARDS, options.samples))
+        sizes = sizes_of_images(folder)
+        if not sizes:
+            raise SystemExit(f"no image in a .tar in {folder}: give a folder of shards, or none")
+        data = {
+            "shards": len(list(folder.glob("*.tar"))), "samples": len(sizes),
+            "picture_bytes": sum(sizes) / len(sizes), "made_up": options.shards is None,
+        }  # fmt: skip
         named = {"model": MODEL, "image_size": IMAGE_SIZE, "scale": SCALE, "batch": options.batch}
         result: dict[str, Any] = {"about": about("loader", options) | named, "data": data, "workers": {}}
         result["breakdown"] = breakdown(folder, options.batch)
-        show_breakdown(result["breakdown"])
-        file = options.output / "loader.json"
         for workers in options.workers:
-            readings = 9 if workers == options.workers[-1] else 0
-            seconds = options.seconds / len(options.workers)
-            found = compare(folder, options.batch, workers, seconds, options.turn, readings)
+            seconds, last = options.seconds / len(options.workers), workers == options.workers[-1]
+            found = compare(folder, options.batch, workers, seconds, options.turn, last)
             result["workers"][str(workers)] = found
-            write_json(file, result)  # after each: a run that is stopped leaves what it has
+            write_json(
+                options.output / "loader.json", result
+            )  # after each: a run that is stopped leaves what it has
             show(workers, found)
-    print(f"written to {file}", flush=True)
-
-
-def show_breakdown(found: dict[str, dict[str, Any]]) -> None:
-    """Print the parts of both loaders."""
-    for name, row in found.items():
-        cells = [row["why"]] if "why" in row else [f"{part} {value:.0f}" for part, value in row.items()]
-        print(f"{name:10} µs a sample: {', '.join(cells)}", flush=True)
-
-
-def show(workers: int, found: dict[str, Any]) -> None:
-    """Print what was measured with so many workers."""
-    print(f"\n{workers} workers")
-    for name in FEEDS:
-        row = found[name]
-        if "why" in row:
-            print(f"{name:10} {row['why']}")
-            continue
-        second, core = row["per_second"]["median"], row["per_core"]["median"]
-        print(f"{name:10}{second:9.0f} samples/s{core:9.0f} samples/s and core")
-        for kind, sizes in row.get("memory", {}).items():
-            shown = sizes if kind == "why" else " ".join(f"{size / 2**20:.0f}" for size in sizes)
-            print(f"{'':10} memory over an epoch, {kind}, MiB: {shown}")
-    for kind, ratio in found.get("ratio", {}).items():
-        print(f"ratio, {kind}: {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})")
-    print("", flush=True)
+    print(f"written to {options.output / 'loader.json'}", flush=True)
 
 
 if __name__ == "__main__":

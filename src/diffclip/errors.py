@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib.util
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 
 class DiffCLIPError(Exception):
@@ -41,6 +43,28 @@ class DivergedError(DiffCLIPError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A shard, sample or mask that was skipped, and why; name and reason together are a sentence.
+
+    `kind` is "note" where nothing was skipped and the reader should know all the same.
+    """
+
+    name: str
+    reason: str
+    kind: Literal["broken", "caption", "mask", "note"] = "broken"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.reason}"
+
+
+def sample_fault(name: str, error: Exception, kind: Literal["broken", "caption"] = "broken") -> Fault:
+    """Describe why `error` makes the sample `name` unusable."""
+    if isinstance(error, InputError):
+        return Fault(name, str(error).removeprefix(f"{name} "), kind)
+    return Fault(name, f"cannot be read ({error})", kind)
 
 
 def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffclip.config import HUB_PREFIX as HUB_PREFIX
 from diffclip.config import CLIPConfig, name_of, named_config
-from diffclip.data.transforms import EvalTransform, eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.model import CLIP
 from diffclip.published import infer_config
@@ -35,7 +35,7 @@ def load(
     if image_size is not None and image_size != loaded.config.vision.image_size:
         loaded.set_image_size(image_size)
     loaded.eval()
-    preprocess = eval_transform(loaded.config.vision.image_size, loaded.config.preprocess)
+    preprocess = EvalTransform(loaded.config.vision.image_size, loaded.config.preprocess)
     return loaded, preprocess, Tokenizer(loaded.config.text)
 
 

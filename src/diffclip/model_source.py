@@ -107,7 +107,7 @@ def find_model(source: str) -> str | None:
 
 def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded:
     from diffclip.config import name_of
-    from diffclip.data.transforms import eval_transform
+    from diffclip.data.transforms import EvalTransform
     from diffclip.model import create_model
     from diffclip.tokenizer import Tokenizer
 
@@ -118,7 +118,7 @@ def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded
     print(f"diffclip: WARNING: {name} has random weights, expect results at chance level", file=sys.stderr)
     model = create_model(name, image_size=image_size, seed=_RANDOM_SEED).eval()
     config = model.config
-    preprocess = eval_transform(config.vision.image_size, config.preprocess)
+    preprocess = EvalTransform(config.vision.image_size, config.preprocess)
     return Loaded(model, preprocess, Tokenizer(config.text), name_of(config), RANDOM)
 
 

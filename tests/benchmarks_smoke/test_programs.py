@@ -17,10 +17,9 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import attention, feeds, loader, parity, plots, tables, training, tuning  # noqa: E402
-from benchmarks.made_shards import make_shards  # noqa: E402
+from benchmarks import attention, loader, parity, plots, tables, training, tuning  # noqa: E402
+from benchmarks.loader import make_shards, memory, processor_seconds, tree  # noqa: E402
 from benchmarks.models import TimmAttention, make_models  # noqa: E402
-from benchmarks.processes import memory, processor_seconds, tree  # noqa: E402
 from benchmarks.steps import Steps  # noqa: E402
 from benchmarks.targets import targets  # noqa: E402
 from diffclip.benchmarking.shapes import Ceilings, Shape  # noqa: E402
@@ -154,7 +153,7 @@ def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
 @pytest.mark.usefixtures("here")
 def test_both_loaders_give_the_same_kind_of_batch(tmp_path) -> None:
     make_shards(tmp_path, samples=8, shards=2, different=3)
-    for make in feeds.FEEDS.values():
+    for make in loader.FEEDS.values():
         feed = make(tmp_path, 4, 0)
         assert feed.batches_per_epoch == 2
         for _ in range(3):

@@ -19,7 +19,7 @@ from fake_img2dataset import write_program
 from PIL import Image
 
 from diffclip.cli.download import download
-from diffclip.data.caption_sets import CAPTION_SETS, needs
+from diffclip.data.download import CAPTION_SETS, needs
 from diffclip.errors import DiffCLIPError, InputError
 
 
@@ -137,10 +137,8 @@ def test_too_small_a_disk_is_refused_before_anything(tmp_path: Path, monkeypatch
     ("names", "options", "message"),
     [
         (["laion400m"], {}, r"laion400m: its list is given to those who sign in .*then give it with --list"),
-        (["cc3m", "cc12m"], {"url_list": "x.tsv"}, "--list and --columns are for one set to train on"),
-        (["cifar10"], {"url_list": "x.tsv"}, "--list and --columns are for one set to train on"),
-        (["cc3m"], {"columns": "a,b"}, "--columns names the columns of a list of your own: give --list"),
-        (["cc3m"], {"columns": "a", "url_list": "x.tsv"}, "is not two names: write URL,CAPTION"),
+        (["cc3m", "cc12m"], {"url_list": "x.tsv"}, "--list is for one set to train on"),
+        (["cifar10"], {"url_list": "x.tsv"}, "--list is for one set to train on"),
         (["cc12"], {}, "unknown published set 'cc12': did you mean 'cc12m'"),
     ],
 )

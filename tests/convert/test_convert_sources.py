@@ -16,7 +16,7 @@ from test_conversions import IMAGES, TEXT, VISION, open_clip_model, transformers
 import diffclip
 from diffclip import InputError
 from diffclip.convert.sources import read_foreign
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 
 
 def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -98,7 +98,7 @@ def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(
         )
     _, _, theirs = open_clip.create_model_and_transforms("tiny", "squashed", quick_gelu=True)
     image = Image.effect_noise((70, 50), 80).convert("RGB")
-    prepared = eval_transform(32, ours.config.preprocess)
+    prepared = EvalTransform(32, ours.config.preprocess)
     torch.testing.assert_close(prepared(image), theirs(image))
     assert prepared.preprocess.mean == (0.1, 0.2, 0.3)
 

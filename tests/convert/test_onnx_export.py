@@ -18,7 +18,7 @@ import diffclip
 from diffclip import CLIP, CLIPConfig, InputError, TextConfig, VisionConfig
 from diffclip.convert.onnx import OPSET, TOLERANCE, Exported, described, export_onnx
 from diffclip.convert.onnx_runtime import open_session, run, worst_error
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import DiffCLIPError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
@@ -119,7 +119,7 @@ def test_the_document_prepares_images_as_the_model_does(resize: Any) -> None:
     names: dict[str, Any] = {"np": np, "Image": Image, "ImageOps": ImageOps}
     names["config"] = described(model, with_tokenizer=False)
     exec(block.group(), names)
-    ours = eval_transform(16, model.config.preprocess)
+    ours = EvalTransform(16, model.config.preprocess)
     noise = np.random.default_rng(0).integers(0, 256, (30, 41, 4), np.uint8)
     gray = noise[..., 0].astype(np.uint16) * 250
     for image in (Image.fromarray(noise[..., :3]), Image.fromarray(noise), Image.fromarray(gray)):

@@ -6,7 +6,7 @@ from made_sets import write_picture
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 
 CAPTIONS = {
@@ -59,7 +59,7 @@ def test_flickr(tmp_path: Path, name: str, inside: str) -> None:
     data = open_set(name, "test", tmp_path)
     assert (data.name, data.kind, data.faults) == (name, "retrieval", [])
     assert dict(zip(map(data.key, range(3)), data.captions, strict=True)) == CAPTIONS
-    (batch,) = data.batches(eval_transform(8, PreprocessConfig()), 4)
+    (batch,) = data.batches(EvalTransform(8, PreprocessConfig()), 4)
     assert batch.captions == list(CAPTIONS.values())
     assert data.beside("val") is None
     write_flickr(tmp_path / name, name, "val", inside)
@@ -96,7 +96,7 @@ def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
     (place / "30.jpg").write_bytes(b"x")
     data = open_set("flickr8k", "test", tmp_path)
     assert (len(data), [str(fault) for fault in data.faults]) == (2, [f"{place / '2.jpg'} is missing"])
-    (batch,) = data.batches(eval_transform(8, PreprocessConfig()), 4)
+    (batch,) = data.batches(EvalTransform(8, PreprocessConfig()), 4)
     assert batch.captions == [CAPTIONS["1000.jpg"]]
     assert [fault.name for fault in data.faults] == [str(place / "2.jpg"), str(place / "30.jpg")]
     for name in ("1000.jpg", "30.jpg"):

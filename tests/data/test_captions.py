@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from diffclip.data.captions import read_captions
+from diffclip.data.corpus import captions_of
 from diffclip.errors import InputError
 
 WANTED = {"a.jpg": ["a dog, running", "second"], "b/c.png": ["one"]}
@@ -63,3 +64,37 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, words: str) -> Non
     with pytest.raises(InputError, match=words) as raised:
         read_captions(tmp_path / name)
     assert "\n" not in str(raised.value)
+
+
+# --- of a sample in a shard ---
+
+
+def test_captions_of_a_sample() -> None:
+    assert captions_of({"txt": "\ufeffa dog\r\n\n  a cat \n".encode()}, "x") == ["a dog", "a cat"]
+    assert captions_of({"json": b'{"caption": "a dog"}'}, "x") == ["a dog"]
+    assert captions_of({"json": b'{"caption": ["a dog", " ", "a cat"]}'}, "x") == ["a dog", "a cat"]
+    both = {"txt": b"from txt", "json": b'{"caption": "from json", "alt": "other"}'}
+    assert captions_of(both, "x") == ["from txt"]
+    assert captions_of(both, "x", caption_key="alt") == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ({"jpg": b"x"}, "no caption"),
+        ({"txt": b" \n\n"}, "an empty caption"),
+        ({"json": b'{"caption": []}'}, "an empty caption"),
+        ({"txt": b"\xff\xfe\xfa"}, "not UTF-8"),
+        ({"json": b"{"}, "not valid JSON"),
+        ({"json": b"[" * 100_000}, "not valid JSON"),
+        ({"json": b'{"text": "a"}'}, "no key 'caption'"),
+        ({"json": b"[1]"}, "no key 'caption'"),
+        ({"json": b'{"caption": null}'}, "no string or strings as 'caption'"),
+        ({"json": b'{"caption": ["a", 1]}'}, "no string or strings as 'caption'"),
+    ],
+)
+def test_bad_captions_of_a_sample(sample: dict[str, bytes], words: str) -> None:
+    with pytest.raises(InputError) as raised:
+        captions_of(sample, "0.tar:s1")
+    assert str(raised.value).startswith("0.tar:s1 has ")
+    assert words in str(raised.value)

@@ -10,7 +10,7 @@ from timm.data import ImageNetInfo
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 
 SYNSETS = ImageNetInfo().label_names()
@@ -130,7 +130,7 @@ def test_broken_pictures_are_faults(tmp_path: Path, one_picture: Path) -> None:
     (folder / SYNSETS[1] / "one.JPEG").unlink()
     (folder / SYNSETS[1] / "two.jpg").write_bytes(b"GIF89a")
     data = open_set(folder, "test")
-    (batch,) = data.batches(eval_transform(8, PreprocessConfig()), 5)
+    (batch,) = data.batches(EvalTransform(8, PreprocessConfig()), 5)
     assert batch.labels.tolist() == [0, 2]
     (fault,) = data.faults
     assert fault.name == str(folder / SYNSETS[1] / "two.jpg")

@@ -10,11 +10,11 @@ from PIL import Image
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_masks, open_set
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 
 WriteShard = Callable[..., Path]
-TRANSFORM = eval_transform(8, PreprocessConfig())
+TRANSFORM = EvalTransform(8, PreprocessConfig())
 
 
 @pytest.fixture

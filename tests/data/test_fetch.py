@@ -11,10 +11,10 @@ import pytest
 from made_sets import pack, write_caltech101, write_cifar10, write_picture
 from torchvision import datasets
 
-from diffclip.data import download as module
+from diffclip.data import published_files as module
 from diffclip.data import published_sets
-from diffclip.data.download import check_fetch, fetch
 from diffclip.data.evaluation_sets import open_set
+from diffclip.data.published_files import check_fetch, fetch
 from diffclip.errors import DiffCLIPError, InputError
 
 pytest.importorskip("clip_benchmark")

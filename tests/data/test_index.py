@@ -9,9 +9,8 @@ from diffclip.data import index
 from diffclip.data.index import (
     index_files,
     key_of,
-    open_header,
-    open_headers,
     open_index,
+    open_indexes,
     read_index,
     scan,
     stamp,
@@ -53,7 +52,7 @@ def test_an_index_is_kept_in_the_cache_and_checked(
         assert first_key(path) == "s0000004"
     no_scan()
     assert first_key(path) == "s0000004"
-    assert open_header(path) == open_index(path)[0]
+    assert open_index(path, whole=False)[0] == open_index(path)[0]
 
 
 def test_an_index_beside_the_shard_is_used(
@@ -84,8 +83,9 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path: Path, write_shard: Wr
     # Opening a pipe without a writer, or reading it, would wait for ever.
     os.mkfifo(tmp_path / "pipe.tar")
     good = write_shard(tmp_path / "good.tar", 3)
-    headers = open_headers([tmp_path / "pipe.tar", good, tmp_path, tmp_path / "none.tar"])
-    assert [len(header) for header in headers] == [0, 3, 0, 0]
+    indexes = open_indexes([tmp_path / "pipe.tar", good, tmp_path, tmp_path / "none.tar"])
+    assert [len(table) for _, table in indexes] == [0, 3, 0, 0]
+    headers = [header for header, _ in indexes]
     assert headers[0].faults == headers[2].faults == ["cannot be read (it is not a regular file)"]
     assert headers[3].faults == ["cannot be read (it does not exist)"]
 
@@ -93,9 +93,9 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path: Path, write_shard: Wr
 def test_counts_of_sets_of_extensions(tmp_path: Path, write_tar: Callable[..., Path]) -> None:
     members = [("a.jpg", b"1"), ("a.txt", b"2"), ("b.TXT", b"3"), ("b.jpg", b"4"), ("c.jpg", b"5")]
     members += [("d.txt", b"6"), ("d.png", b""), ("e.cls", b"7"), ("f.jpg", b""), ("g.npy", b"8")]
-    header = open_header(write_tar(tmp_path / "0.tar", members))
+    header = open_index(write_tar(tmp_path / "0.tar", members))[0]
     assert header.samples == {"jpg txt": 2, "jpg": 1, "txt": 1, "cls": 1, "": 2}
-    assert (len(header), header.usable(NEEDED), header.usable({"caption": ("json", "txt")})) == (7, 2, 3)
+    assert (header.usable(NEEDED), header.usable({"caption": ("json", "txt")})) == (2, 3)
     assert header.missing(NEEDED) == [
         "holds 1 samples that have no caption",
         "holds 1 samples that have no image",
@@ -111,7 +111,7 @@ def test_many_shards_are_scanned_by_several_processes(
 ) -> None:
     monkeypatch.setattr(index, "_SILENT", 0.0)
     paths = [write_shard(tmp_path / f"{n}.tar", 1 + n % 3, start=n) for n in range(20)]
-    headers = open_headers(paths)
+    headers = [header for header, _ in open_indexes(paths, whole=False)]
     assert headers == [scan(path, stamp(path))[0] for path in paths]
     [line] = capsys.readouterr().err.splitlines()
     assert line == "diffclip: indexing 20 shards, once: 1 are ready"

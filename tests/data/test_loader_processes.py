@@ -18,7 +18,7 @@ import torch
 from diffclip.config import PreprocessConfig
 from diffclip.data.corpus import open_corpus
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.transforms import train_transform
+from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError
 
 folder = sys.argv[1]
@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 def tokenize(texts):
     return torch.zeros(len(texts), 4, dtype=torch.int64)
 
-def loader_of(transform=train_transform(8, PreprocessConfig()), window=None, **options):
+def loader_of(transform=TrainTransform(8, PreprocessConfig()), window=None, **options):
     corpus = open_corpus(folder, window=window)
     return CaptionLoader(corpus, transform, tokenize, **{"batch_size": 8, "seed": 3, **options})
 """

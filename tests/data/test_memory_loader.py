@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from diffclip.data.corpus import open_corpus
 from diffclip.data.images import read_pixels
 from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.memory import MemoryLoader, resized_crops
-from diffclip.data.sources import FileSource, MemorySource
-from diffclip.data.transforms import train_transform
+from diffclip.data.shards import Shards
+from diffclip.data.transforms import TrainTransform
 from diffclip.errors import InputError
 
 WriteShard = Callable[..., Path]
@@ -37,8 +38,8 @@ def test_batches_are_those_of_the_loader(
     tmp_path: Path, write_shard: WriteShard, rank: int, world: int
 ) -> None:
     path = write_shard(tmp_path / "0.tar", 23, changes={3: {"jpg": b"broken"}, 5: {"txt": b"one\n"}})
-    corpus = open_corpus({"shards": str(path), "weight": 1.5})
-    transform = train_transform(8, OPENAI, (0.3, 1.0), flip=0.5)
+    corpus = open_corpus(SimpleNamespace(shards=str(path), weight=1.5))
+    transform = TrainTransform(8, OPENAI, (0.3, 1.0), flip=0.5)
     options = {"batch_size": 6, "seed": 4, "rank": rank, "world": world}
     kept = MemoryLoader(corpus, transform, tokenize, **options)
     loader = CaptionLoader(corpus, transform, tokenize, **options)
@@ -51,7 +52,7 @@ def test_batches_are_those_of_the_loader(
 
 
 def test_data_that_is_read_in_windows_or_all_broken(tmp_path: Path, write_shard: WriteShard) -> None:
-    transform = train_transform(8, OPENAI)
+    transform = TrainTransform(8, OPENAI)
     path = write_shard(tmp_path / "0.tar", 3, changes={n: {"jpg": b"x"} for n in range(3)})
     with pytest.raises(InputError, match=r"leave data\.window out"):
         MemoryLoader(open_corpus(path, window=1), transform, tokenize, 2, 0)
@@ -61,7 +62,7 @@ def test_data_that_is_read_in_windows_or_all_broken(tmp_path: Path, write_shard:
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_crops_at_once_are_those_one_by_one(tmp_path: Path, interpolation: str) -> None:
-    transform = train_transform(24, PreprocessConfig(interpolation=interpolation), (0.1, 1.0), flip=0.5)
+    transform = TrainTransform(24, PreprocessConfig(interpolation=interpolation), (0.1, 1.0), flip=0.5)
     images, sizes = torch.zeros(6, 60, 90, 3, dtype=torch.uint8), []
     for i, size in enumerate(((90, 60), (40, 60), (33, 20), (90, 8), (24, 24), (70, 55))):
         small = Image.open(write_picture(tmp_path / f"{i}.png", i, (6, 5)))
@@ -78,10 +79,11 @@ def test_crops_at_once_are_those_one_by_one(tmp_path: Path, interpolation: str) 
         assert int((crop_found.int() - expected.int()).abs().max()) <= 2
 
 
-def test_a_source_in_memory_reads_each_image_once(tmp_path: Path) -> None:
-    file = write_picture(tmp_path / "a.png")
-    kept = MemorySource(FileSource(tmp_path, ["a.png"]))
+def test_shards_in_memory_read_each_image_once(tmp_path: Path, write_shard: WriteShard) -> None:
+    path = write_shard(tmp_path / "0.tar", 2)
+    kept = Shards([path], keep_images=True)
     first = kept.image(0)
-    file.unlink()
-    assert kept.image(0).tobytes() == first.tobytes()
-    assert (len(kept), str(kept), kept.key(0), kept.name(0)) == (1, str(tmp_path), "a.png", str(file))
+    path.write_bytes(b"")
+    assert kept.image(0) is first
+    with pytest.raises(InputError):
+        kept.image(1)

@@ -19,11 +19,11 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.published_files import drawn_split
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 
 builder = pytest.importorskip("clip_benchmark.datasets.builder")
-TRANSFORM = eval_transform(8, PreprocessConfig())
+TRANSFORM = EvalTransform(8, PreprocessConfig())
 
 
 def opened(name: str, split: str, root: Path) -> EvaluationSet:
@@ -159,7 +159,7 @@ def test_a_source_goes_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     source = opened("cifar10", "test", tmp_path).source
     copy = pickle.loads(pickle.dumps(source))
     assert copy.image(3).tobytes() == source.image(3).tobytes()
-    assert copy.identity() == source.identity()
+    assert copy.identity == source.identity
     assert isinstance(copy.image(3), Image.Image)
 
 

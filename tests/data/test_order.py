@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from diffclip.data.order import Epoch, Layout, Steps, WholeEpoch, WindowedEpoch, seeds_of
+from diffclip.data.order import Layout, Steps, WholeEpoch, WindowedEpoch, seeds_of
 
 UNEQUAL = Layout([[3, 50, 700]], [1.0])
 
@@ -12,7 +12,7 @@ def steps_of(layout: Layout, size: int, world: int = 1) -> list[Steps]:
 
 def orders(
     layout: Layout, size: int, world: int = 1, window: int | None = None, seed: int = 0, epoch: int = 0
-) -> list[Epoch]:
+) -> list[WholeEpoch | WindowedEpoch]:
     """The order of each process."""
     return [
         WholeEpoch(layout, steps, seed, epoch)
@@ -22,7 +22,7 @@ def orders(
     ]
 
 
-def items_of(order: Epoch, start: int = 0) -> list[int]:
+def items_of(order: WholeEpoch | WindowedEpoch, start: int = 0) -> list[int]:
     return [item for batch in order.batches(start) for item in batch.tolist()]
 
 

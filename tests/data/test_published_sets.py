@@ -3,9 +3,16 @@ from pathlib import Path
 import pytest
 from made_sets import write_dtd, write_pets
 
-from diffclip.data import shifts
 from diffclip.data.evaluation_sets import open_set, set_folder
-from diffclip.data.published_sets import PUBLISHED, Missing, command_for, in_bytes, missing_sets
+from diffclip.data.published_sets import (
+    PUBLISHED,
+    Missing,
+    base_of,
+    command_for,
+    images_of,
+    in_bytes,
+    missing_sets,
+)
 from diffclip.errors import InputError
 
 
@@ -26,7 +33,7 @@ def test_every_set_says_how_it_is_got(tmp_path: Path) -> None:
 
 
 def test_the_shifts_of_imagenet_are_among_them() -> None:
-    named = [name for name in PUBLISHED if shifts.base_of(name) == "imagenet1k"]
+    named = [name for name in PUBLISHED if base_of(name) == "imagenet1k"]
     assert sorted(named) == ["imagenet-a", "imagenet-r", "imagenet_sketch", "imagenetv2"]
 
 
@@ -101,3 +108,17 @@ def test_nothing_here_wants_a_download_of_clip_benchmark(
         with pytest.raises(InputError, match="to get it"):
             open_set(name, "test", tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "base", "images"),
+    [
+        ("imagenet-a", "imagenet1k", "imagenet-a"),
+        ("imagenetv2", "imagenet1k", "imagenetv2"),
+        ("scenes-shapes-sketch", "scenes-shapes", "scenes-shapes"),
+        ("scenes-colours", None, "scenes-shapes"),
+        ("cifar10", None, "cifar10"),
+    ],
+)
+def test_base_and_images_of_a_set(dataset: str, base: str | None, images: str) -> None:
+    assert (base_of(dataset), images_of(dataset)) == (base, images)

@@ -13,7 +13,7 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.corpus import Sample, open_corpus
 from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.remote import expand_remote, is_remote, shown
-from diffclip.data.transforms import train_transform
+from diffclip.data.transforms import TrainTransform
 from diffclip.errors import InputError
 
 WriteShard = Callable[..., Path]
@@ -49,7 +49,7 @@ def server(tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPa
 def loader_of(train: str, **options: object) -> CaptionLoader:
     of_corpus = {name: options.pop(name) for name in ("window", "cache", "cache_gb") if name in options}
     corpus = open_corpus(train, **of_corpus)
-    transform = train_transform(8, PreprocessConfig())
+    transform = TrainTransform(8, PreprocessConfig())
     return CaptionLoader(corpus, transform, lambda texts: torch.zeros(len(texts), 4), 4, 0, **options)
 
 

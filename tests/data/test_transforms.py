@@ -8,7 +8,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode
 
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
-from diffclip.data.transforms import eval_transform, normalise, train_transform
+from diffclip.data.transforms import EvalTransform, TrainTransform, normalize
 from diffclip.errors import InputError
 
 OPENAI = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
@@ -30,7 +30,7 @@ def test_evaluation_is_torchvisions_resize_crop_and_normalise(preprocess: Prepro
         ]
     )
     for picture in (noise(), noise(60, 90), noise(32, 32), noise(5, 3)):
-        image = eval_transform(32, preprocess)(picture)
+        image = EvalTransform(32, preprocess)(picture)
         assert image.dtype == torch.float32
         assert torch.equal(image, reference(picture))
 
@@ -38,7 +38,7 @@ def test_evaluation_is_torchvisions_resize_crop_and_normalise(preprocess: Prepro
 def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     """Means of 4000 crops, of a wide image too, where some draws do not fit."""
     for height, width, scale in ((60, 90, (0.5, 1.0)), (20, 200, (0.1, 1.0)), (224, 224, (0.08, 1.0))):
-        transform = train_transform(32, PreprocessConfig(), scale)
+        transform = TrainTransform(32, PreprocessConfig(), scale)
         ours = torch.tensor([transform.draw(seed, height, width)[:4] for seed in range(4000)]).float()
         torch.manual_seed(0)
         image = torch.empty(3, height, width, device="meta")
@@ -51,7 +51,7 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
 
 
 def test_a_crop_depends_on_its_seed_alone() -> None:
-    transform, image = train_transform(32, PreprocessConfig(), flip=0.5), pixels(noise())
+    transform, image = TrainTransform(32, PreprocessConfig(), flip=0.5), pixels(noise())
     state = torch.get_rng_state()
     assert torch.equal(transform(image, 3), transform(image, 3))
     assert not torch.equal(transform(image, 3), transform(image, 4))
@@ -75,7 +75,7 @@ def photograph(width: int, height: int, seed: int) -> Image.Image:
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI])
 def test_crops_are_those_of_pillow(preprocess: PreprocessConfig) -> None:
     """To within 2 levels of 255."""
-    transform = train_transform(48, preprocess, (0.08, 1.0), 0.5)
+    transform = TrainTransform(48, preprocess, (0.08, 1.0), 0.5)
     sizes = [(90, 60), (60, 90), (48, 48), (33, 200), (5, 3), (1, 1), (2, 500)]
     for seed, size in enumerate(sizes * 4):
         picture = photograph(*size, seed)
@@ -90,7 +90,7 @@ def test_crops_are_those_of_pillow(preprocess: PreprocessConfig) -> None:
 def test_flips_by_option_only() -> None:
     half = torch.zeros(3, 64, 64, dtype=torch.uint8)
     half[..., 32:] = 255
-    never, always = (train_transform(16, PreprocessConfig(), (0.99, 1.0), flip) for flip in (0.0, 1.0))
+    never, always = (TrainTransform(16, PreprocessConfig(), (0.99, 1.0), flip) for flip in (0.0, 1.0))
     assert all(never(half, seed)[0, 8, 0] < never(half, seed)[0, 8, -1] for seed in range(20))
     assert all(always(half, seed)[0, 8, 0] > always(half, seed)[0, 8, -1] for seed in range(20))
 
@@ -101,19 +101,19 @@ def test_normalise_is_totensor_and_normalize_bit_for_bit(preprocess: PreprocessC
     pictures = [noise(), noise().rotate(180)]
     images = torch.stack([v1.PILToTensor()(picture) for picture in pictures])
     before = images.clone()
-    normalised = normalise(images, preprocess)
+    normalised = normalize(images, preprocess)
     assert torch.equal(normalised, torch.stack([ordinary(picture) for picture in pictures]))
     assert torch.equal(images, before)
     kept = torch.full((2, 3, 60, 90), 7.0)
-    assert normalise(images, preprocess, out=kept) is kept
+    assert normalize(images, preprocess, out=kept) is kept
     assert torch.equal(kept, normalised)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 500), (500, 1), (3, 2000)])
 def test_extreme_shapes(size: tuple[int, int]) -> None:
     picture = noise(*size)
-    assert train_transform(24, PreprocessConfig())(pixels(picture), 0).shape == (3, 24, 24)
-    image = eval_transform(24, PreprocessConfig())(picture)
+    assert TrainTransform(24, PreprocessConfig())(pixels(picture), 0).shape == (3, 24, 24)
+    image = EvalTransform(24, PreprocessConfig())(picture)
     assert image.shape == (3, 24, 24)
     reference = v1.Compose([v1.Resize(24), v1.CenterCrop(24), v1.ToTensor()])(picture)
     assert torch.allclose(image, v1.Normalize(PreprocessConfig().mean, PreprocessConfig().std)(reference))
@@ -122,20 +122,20 @@ def test_extreme_shapes(size: tuple[int, int]) -> None:
 def test_very_long_picture_takes_little_memory() -> None:
     # Scaled as a whole this would be 224 × 224,000,000 pixels.
     picture = Image.new("RGB", (1, 1_000_000), (255, 0, 0))
-    image = eval_transform(224, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1)))(picture)
+    image = EvalTransform(224, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1)))(picture)
     assert image.amin((1, 2)).tolist() == [1, 0, 0]
 
 
 def test_resize_smaller_than_the_image_size_is_refused() -> None:
     with pytest.raises(InputError, match="resize 24 is smaller than the image size 32"):
-        eval_transform(32, PreprocessConfig(resize=24))
+        EvalTransform(32, PreprocessConfig(resize=24))
 
 
 def test_transforms_go_to_other_processes() -> None:
     picture = noise()
-    evaluate = eval_transform(16, OPENAI)
+    evaluate = EvalTransform(16, OPENAI)
     assert torch.equal(pickle.loads(pickle.dumps(evaluate))(picture), evaluate(picture))
-    train = train_transform(16, OPENAI, flip=0.5)
+    train = TrainTransform(16, OPENAI, flip=0.5)
     assert torch.equal(pickle.loads(pickle.dumps(train))(pixels(picture), 1), train(pixels(picture), 1))
 
 
@@ -144,4 +144,4 @@ def test_pictures_of_any_mode_become_rgb(mode: str) -> None:
     picture = Image.new("RGB", (20, 30), (10, 200, 30)).convert("L" if mode == "I;16" else mode)
     if mode == "I;16":
         picture = Image.fromarray(np.asarray(picture, dtype=np.uint16) * 257)
-    assert eval_transform(16, PreprocessConfig())(picture).shape == (3, 16, 16)
+    assert EvalTransform(16, PreprocessConfig())(picture).shape == (3, 16, 16)

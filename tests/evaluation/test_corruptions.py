@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.transforms import eval_transform, normalise
+from diffclip.data.transforms import EvalTransform, normalize
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import (
     CORRUPTIONS,
@@ -80,7 +80,7 @@ def test_noise_depends_on_seed_and_content_alone():
 
 
 def test_severity_0_is_the_transform_itself():
-    preprocess = eval_transform(48, PreprocessConfig())
+    preprocess = EvalTransform(48, PreprocessConfig())
     assert corrupted(preprocess, "noise", 0) is preprocess
     picture = scene()
     assert corrupt(picture, "jpeg", 0) is picture
@@ -91,7 +91,7 @@ def test_severity_0_is_the_transform_itself():
     [PreprocessConfig(), PreprocessConfig(resize=60, interpolation="bicubic", mean=(0.5, 0.4, 0.3))],
 )
 def test_the_crop_is_corrupted_at_the_input_size(config, monkeypatch):
-    preprocess = eval_transform(48, config)
+    preprocess = EvalTransform(48, config)
     picture = scene(100).resize((130, 100))
     seen: list[Image.Image] = []
 
@@ -106,12 +106,12 @@ def test_the_crop_is_corrupted_at_the_input_size(config, monkeypatch):
     monkeypatch.undo()
     assert seen[0].size == (48, 48)
     image = torch.from_numpy(np.array(corrupt(seen[0], "blur", 2, seed=5))).permute(2, 0, 1)
-    assert torch.equal(result, normalise(image[None], config)[0])
+    assert torch.equal(result, normalize(image[None], config)[0])
     assert (result.dtype, tuple(result.shape)) == (torch.float32, (3, 48, 48))
 
 
 def test_it_is_the_same_in_any_order_and_process():
-    wrapped = corrupted(eval_transform(32, PreprocessConfig()), "noise", 4, seed=1)
+    wrapped = corrupted(EvalTransform(32, PreprocessConfig()), "noise", 4, seed=1)
     pictures = [scene(index=index) for index in range(4)]
     here = [wrapped(picture) for picture in pictures]
     loader = torch.utils.data.DataLoader(
@@ -135,7 +135,7 @@ def test_what_a_record_says():
 
 
 def test_bad_input():
-    preprocess = eval_transform(32, PreprocessConfig())
+    preprocess = EvalTransform(32, PreprocessConfig())
     for call in (lambda: corrupt(scene(), "nois", 1), lambda: corrupted(preprocess, "nois", 0)):
         with pytest.raises(InputError, match="unknown corruption 'nois': did you mean 'noise'"):
             call()

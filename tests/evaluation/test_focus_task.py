@@ -11,7 +11,7 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 from diffclip import CLIP
 from diffclip.config import variant_config
 from diffclip.data.evaluation_sets import open_masks
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import corrupted
 from diffclip.evaluation.embed import embed_texts, evaluating
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 def subject(variant="DiffCLIP"):
     model = CLIP(variant_config(variant, SIZES), seed=0).eval()
-    preprocess = eval_transform(32, model.config.preprocess)
+    preprocess = EvalTransform(32, model.config.preprocess)
     return Loaded(model, preprocess, Tokenizer(model.config.text), variant, f"{variant} seed 0", 0)
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.mmvp import CHANCE, COLUMNS, mmvp, open_pairs, statement_hits
 from diffclip.scenes import PATTERNS, minimal_pair
@@ -33,7 +33,7 @@ def model() -> CLIP:
 
 @pytest.fixture(scope="module")
 def parts(model):
-    return Tokenizer(model.config.text), eval_transform(32, model.config.preprocess)
+    return Tokenizer(model.config.text), EvalTransform(32, model.config.preprocess)
 
 
 def rewrite(folder: Path, target: Path, change) -> Path:

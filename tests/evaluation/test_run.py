@@ -10,7 +10,7 @@ from PIL import Image
 
 import diffclip
 from diffclip.config import variant_config
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes, same_items
@@ -28,7 +28,7 @@ SIZES = {
 
 def loaded(seed=0):
     model = diffclip.CLIP(variant_config("CLIP", SIZES), seed=seed).eval()
-    preprocess = eval_transform(16, model.config.preprocess)
+    preprocess = EvalTransform(16, model.config.preprocess)
     return Loaded(model, preprocess, Tokenizer(model.config.text), "CLIP", f"seed {seed}", seed)
 
 

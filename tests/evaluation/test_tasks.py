@@ -1,7 +1,7 @@
 import pytest
 
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, CLIPConfig
-from diffclip.data.evaluation_sets import EvaluationSet
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
 from diffclip.evaluation.tasks import TASKS, describe_images, pick_task
 

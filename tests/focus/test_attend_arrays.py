@@ -9,7 +9,7 @@ from PIL import Image
 
 import diffclip
 from diffclip import InputError
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.focus import class_token_maps, image_relevance, recording, rollout, text_relevance
 from diffclip.focus.attend import Prepared, View, attend
 from diffclip.focus.relevance import gradients, image_logits, weighted
@@ -27,7 +27,7 @@ def loaded(attention: str, image_size: int = 32, seed: int = 0) -> Prepared:
         text=diffclip.TextConfig(context_length=16, width=16, layers=2, heads=2, attention=attention),
     )
     model = diffclip.CLIP(config, seed=seed).eval()
-    return model, eval_transform(image_size, config.preprocess), Tokenizer(config.text)
+    return model, EvalTransform(image_size, config.preprocess), Tokenizer(config.text)
 
 
 def pictures(count: int) -> list[Image.Image]:

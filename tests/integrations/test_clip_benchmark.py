@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import diffclip
 from diffclip.config import name_of
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.tasks import Setting, run_task
 from diffclip.scenes import write_scenes
@@ -54,7 +54,7 @@ def learnt(scenes: Path, attention: str) -> diffclip.CLIP:
         text=diffclip.TextConfig(context_length=20, width=32, layers=2, heads=4, attention=attention),
     )
     model = diffclip.CLIP(config, seed=0)
-    preprocess = eval_transform(32, config.preprocess)
+    preprocess = EvalTransform(32, config.preprocess)
     data = open_set(scenes / "captions", "test")
     (batch,) = data.batches(preprocess, 1000)
     tokens = Tokenizer(config.text)([captions[0] for captions in data.captions])

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from diffclip import CLIP, InputError, PreprocessConfig
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.integrations.transformers import (
     from_diffclip,
     image_processor_of,
@@ -133,7 +133,7 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
     config = core().config
     config.vision.image_size = 32
     config.preprocess = PreprocessConfig(interpolation=interpolation, resize=resize)
-    ours, theirs = eval_transform(32, config.preprocess), image_processor_of(config)
+    ours, theirs = EvalTransform(32, config.preprocess), image_processor_of(config)
     for size in ((50, 70), (32, 32), (90, 42), (21, 30)):
         picture = photo(*size)
         near(theirs(picture, return_tensors="pt").pixel_values[0], ours(picture))
@@ -148,7 +148,7 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
 
 
 def test_the_loaded_processor_is_ours_with_pillow_and_near_without(folder: Path, model: CLIP) -> None:
-    ours, picture = eval_transform(16, model.config.preprocess), photo(40, 40)
+    ours, picture = EvalTransform(16, model.config.preprocess), photo(40, 40)
     pillow = AutoProcessor.from_pretrained(folder, backend="pil")
     near(pillow(images=picture, return_tensors="pt").pixel_values[0], ours(picture))
     torchvision = AutoImageProcessor.from_pretrained(folder)
@@ -163,7 +163,7 @@ def test_zero_shot_classification_is_the_cores(folder: Path, model: CLIP) -> Non
     scores = {answer["label"]: answer["score"] for answer in classify(picture, candidate_labels=labels)}
     with torch.no_grad():
         out = model(
-            eval_transform(16, model.config.preprocess)(picture)[None],
+            EvalTransform(16, model.config.preprocess)(picture)[None],
             Tokenizer(model.config.text)([f"This is a photo of {label}." for label in labels]),
         )
     logits = out["logit_scale"] * out["image_features"] @ out["text_features"].T
@@ -174,7 +174,7 @@ def test_image_features(folder: Path, model: CLIP, tmp_path: Path) -> None:
     from diffclip.integrations.transformers import vision_from_diffclip
 
     picture = photo(40, 40)
-    pixels = eval_transform(16, model.config.preprocess)(picture)[None]
+    pixels = EvalTransform(16, model.config.preprocess)(picture)[None]
     processor = image_processor_of(model.config)
     whole = pipeline("image-feature-extraction", model=str(folder), image_processor=processor)
     near(torch.tensor(whole(picture)), model.encode_image(pixels, normalize=True))

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.transforms import EvalTransform, eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.focus.attend import Attended, View
 from diffclip.focus.maps import visible_part
 from diffclip.report.attention import (
@@ -45,7 +45,7 @@ def words(figure: Figure) -> list[str]:
 def test_the_visible_part_is_what_the_model_is_given(size: tuple[int, int], resize: int | None) -> None:
     x, y = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
     image = Image.fromarray(np.stack([x, y, 255 - x], -1).astype(np.uint8))
-    preprocess = eval_transform(32, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1), resize=resize))
+    preprocess = EvalTransform(32, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1), resize=resize))
     assert isinstance(preprocess, EvalTransform)
     given = 255 * preprocess(image).permute(1, 2, 0).numpy()
     seen = np.asarray(visible_part(image, preprocess, 32))

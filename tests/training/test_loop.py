@@ -18,9 +18,8 @@ from zeroed_pictures import zero_pictures
 import diffclip
 from diffclip import InputError
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.samples import Fault
 from diffclip.data.shards import Shards, expand_shards
-from diffclip.errors import DiffCLIPError, DivergedError
+from diffclip.errors import DiffCLIPError, DivergedError, Fault
 from diffclip.model import CLIP
 from diffclip.training import loop
 from diffclip.training.checkpoint import read_progress

@@ -11,7 +11,7 @@ import yaml
 
 from diffclip.cli.train_plan import how_to_get
 from diffclip.config import VARIANTS, name_of
-from diffclip.data.caption_sets import CAPTION_SETS
+from diffclip.data.download import CAPTION_SETS
 from diffclip.initialisation import INITS
 from diffclip.training.logging import duration
 from diffclip.training.plan import plan_run

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.transforms import eval_transform
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.focus import image_relevance, measures
 from diffclip.focus.maps import class_token_maps, visible_part
@@ -77,7 +77,7 @@ def test_an_object_out_of_sight_has_no_numbers(plain, picture):
 
 
 def test_what_the_model_sees_is_what_is_shown():
-    transform = eval_transform(32, PreprocessConfig(resize=40, mean=(0, 0, 0), std=(1, 1, 1)))
+    transform = EvalTransform(32, PreprocessConfig(resize=40, mean=(0, 0, 0), std=(1, 1, 1)))
     ramp = np.tile(np.linspace(0, 255, 300), (200, 1)).astype(np.uint8)
     picture = Image.fromarray(np.stack([ramp] * 3, axis=-1))
     seen = transform(picture)[0].numpy() * 255

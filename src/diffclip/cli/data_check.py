@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from diffclip.data.check import Check, Spread
-    from diffclip.data.samples import Fault
+    from diffclip.errors import Fault
 
 _NAMED = 10
 

@@ -33,17 +33,10 @@ def download(
             "or folder).",
         ),
     ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(help="Names of the columns of addresses and captions in --list.", metavar="URL,CAPTION"),
-    ] = None,
     processes: Annotated[int, typer.Option(help="Processes of img2dataset; 0 takes one a core.", min=0)] = 0,
     threads: Annotated[
         int, typer.Option(help="Threads of each that fetch; more load the name server.", min=1)
     ] = 64,
-    img2dataset: Annotated[
-        Path | None, typer.Option(help="The program img2dataset, if it is not on PATH.")
-    ] = None,
 ) -> None:
     """Fetch published sets from their publishers into ROOT/NAME.
 
@@ -55,8 +48,8 @@ def download(
     2). Sets to train on are lists of addresses: img2dataset fetches their images into the shards ROOT/NAME/train, the
     shorter edge at 224. Stopped (exit code 130 or 75), the same command goes on.
     """
-    from diffclip.data.caption_sets import CAPTION_SETS
-    from diffclip.data.download import check_fetch, find_tool
+    from diffclip.data.download import CAPTION_SETS, find_tool
+    from diffclip.data.published_files import check_fetch
     from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
     from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
 
@@ -65,8 +58,8 @@ def download(
         if name not in PUBLISHED and name not in CAPTION_SETS:
             raise unknown("published set", name, [*PUBLISHED, *CAPTION_SETS])
     lists = [name for name in names if name in CAPTION_SETS]
-    pair = _checked(lists, url_list, columns)
-    tool = find_tool(img2dataset) if lists else []
+    _check(lists, url_list)
+    tool = find_tool() if lists else []
     there = {name for name in names if name in PUBLISHED and is_there(name, "test", place_of(name, root))}
     manual = [name for name in names if name in PUBLISHED and name not in there and by_hand(name, root)]
     check_fetch([name for name in names if name not in {*there, *manual, *lists}], root)
@@ -74,7 +67,7 @@ def download(
     for name in names:
         try:
             if name in lists:
-                _captions(name, root, tool, url_list, pair, processes or os.cpu_count() or 1, threads)
+                _captions(name, root, tool, url_list, processes or os.cpu_count() or 1, threads)
             else:
                 _published(name, root, name in there)
         except StoppedError:
@@ -89,31 +82,21 @@ def download(
         raise InputError(f"{', '.join(manual)} must be fetched by hand, with the commands above")
 
 
-def _checked(lists: list[str], url_list: str | None, columns: str | None) -> tuple[str, str] | None:
-    """The two names in `columns`, where the options fit the sets to train on."""
-    from diffclip.data.caption_sets import CAPTION_SETS
+def _check(lists: list[str], url_list: str | None) -> None:
+    """Raise `InputError` where the option does not fit the sets to train on."""
+    from diffclip.data.download import CAPTION_SETS
     from diffclip.errors import InputError
 
-    if (url_list or columns) and len(lists) != 1:
-        raise InputError(
-            f"--list and --columns are for one set to train on, such as {next(iter(CAPTION_SETS))}"
-        )
-    if columns and not url_list:
-        raise InputError("--columns names the columns of a list of your own: give --list with it")
+    if url_list and len(lists) != 1:
+        raise InputError(f"--list is for one set to train on, such as {next(iter(CAPTION_SETS))}")
     for name in lists:
         if not CAPTION_SETS[name].addresses and url_list is None:
             raise InputError(f"{name}: {CAPTION_SETS[name].wants}; then give it with --list FOLDER")
-    if columns is None:
-        return None
-    named = [name.strip() for name in columns.split(",") if name.strip()]
-    if len(named) != 2:
-        raise InputError(f"--columns {columns!r} is not two names: write URL,CAPTION")
-    return named[0], named[1]
 
 
 def _published(name: str, root: Path, there: bool) -> None:
     """Fetch one set to evaluate on, or say that it is there or how it is fetched."""
-    from diffclip.data.download import fetch
+    from diffclip.data.published_files import fetch
     from diffclip.data.published_sets import by_hand, place_of, published, size_of
 
     entry = published(name)
@@ -136,13 +119,12 @@ def _captions(
     root: Path,
     tool: list[str],
     own: str | None,
-    columns: tuple[str, str] | None,
     processes: int,
     threads: int,
 ) -> None:
     """Fetch one set to train on into ROOT/NAME/train, going on where an earlier call stopped."""
-    from diffclip.data.caption_sets import CAPTION_SETS, needs
-    from diffclip.data.download import check_room, command_of, outcome_of, prepare_list, run_tool
+    from diffclip.data.download import CAPTION_SETS, command_of, needs, outcome_of, prepare_list, run_tool
+    from diffclip.data.published_files import check_room
     from diffclip.data.published_sets import in_bytes
     from diffclip.errors import DiffCLIPError
 
@@ -157,7 +139,7 @@ def _captions(
         )
         if not outcome_of(shards):
             check_room(place, 0.7 * size, name)
-    command = command_of(tool, *prepare_list(entry, place, own, columns), shards, processes, threads)
+    command = command_of(tool, *prepare_list(entry, place, own), shards, processes, threads)
     typer.echo(f"  {shlex.join(command)}")
     run_tool(command, shards)
     outcome = outcome_of(shards)

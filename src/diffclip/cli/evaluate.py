@@ -13,7 +13,7 @@ import typer
 from diffclip.model_source import MODEL_HELP, find_model, pick_device, runs_in
 
 if TYPE_CHECKING:
-    from diffclip.data.samples import Fault
+    from diffclip.errors import Fault
     from diffclip.evaluation.embed import Progress
     from diffclip.evaluation.run import Measured
     from diffclip.evaluation.suite import Entry

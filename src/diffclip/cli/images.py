@@ -12,7 +12,7 @@ from diffclip.files import printable
 if TYPE_CHECKING:
     from PIL import Image
 
-    from diffclip.data.samples import Fault
+    from diffclip.errors import Fault
     from diffclip.evaluation.embed import Progress
 
 
@@ -37,7 +37,7 @@ class ImageReader:
             InputError: one of the files in `named`, or all others, cannot be read.
         """
         from diffclip.data.images import read_image
-        from diffclip.data.samples import Fault, sample_fault
+        from diffclip.errors import Fault, sample_fault
 
         for file in self.files:
             try:

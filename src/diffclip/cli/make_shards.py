@@ -21,10 +21,6 @@ def make_shards(
             metavar="FILE",
         ),
     ] = None,
-    only: Annotated[
-        Path | None,
-        typer.Option(help="Take the images alone that this file names, a line each.", metavar="FILE"),
-    ] = None,
     edge: Annotated[
         int | None, typer.Option(help="Scale images down to this shorter edge, in pixels.", min=1)
     ] = None,
@@ -42,13 +38,14 @@ def make_shards(
     """
     from diffclip.cli.progress import showing_progress
     from diffclip.cli.skipped import say_skipped
-    from diffclip.data.make_shards import find_captions, read_captions_of
+    from diffclip.data.captions import read_captions
+    from diffclip.data.make_shards import find_captions
     from diffclip.data.make_shards import make_shards as make
     from diffclip.files import write_text
 
     named = {file.stem if len(captions) > 1 else "": file for file in captions} if captions else {}
     files = named or find_captions(source)
-    found = read_captions_of(files, only, image_key=image_key, caption_key=caption_key)
+    found = {split: read_captions(file, image_key, caption_key) for split, file in files.items()}
     for split, texts in found.items():
         place = folder / split
         with showing_progress(f"Writing {place.name}", {"images": len(texts)}) as advance:

@@ -18,7 +18,7 @@ from diffclip.model_source import MODEL_HELP, load_for_use, pick_device
 if TYPE_CHECKING:
     from PIL import Image
 
-    from diffclip.data.samples import Fault
+    from diffclip.errors import Fault
     from diffclip.search import Hit, ImageIndex
 
 _SHEETS = (".png", ".svg")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffclip.data.samples import Fault
+    from diffclip.errors import Fault
 
 _NAMED = 5
 

@@ -120,7 +120,7 @@ def _look_at_validation_data(recipe: Recipe) -> Iterator[str]:
 
 def how_to_get(recipe: Recipe) -> str | None:
     """The command that fetches the training data, where it lies in a folder that has a published set's name."""
-    from diffclip.data.caption_sets import CAPTION_SETS
+    from diffclip.data.download import CAPTION_SETS
     from diffclip.training.recipe import WeightedShards
 
     train = recipe.data.train

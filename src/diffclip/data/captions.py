@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,11 @@ Captions = dict[str, list[str]]
 """The captions by image file, in the order of the file."""
 
 SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json")
-_IMAGE = (
-    "image",
-    "file_name",
-    "filename",
-    "filepath",
-    "image_path",
-    "path",
-    "file",
-    "image_name",
-    "image_id",
-)
-_CAPTION = ("caption", "captions", "text", "sentence", "comment", "description", "title", "raw")
+# The usual names of the columns or keys.
+_USUAL = {
+    "image": ("image", "file_name", "filename", "filepath", "image_path", "path", "file", "image_name", "image_id"),
+    "caption": ("caption", "captions", "text", "sentence", "comment", "description", "title", "raw"),
+}  # fmt: skip
 _TOKEN = re.compile(r"(?P<image>[^\t]+)#\d+\t(?P<caption>.*)")
 
 
@@ -46,29 +39,25 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     """
     if file.stem.endswith("_karpathy") and file.suffix == ".txt":
         return read_karpathy(file)
-    text = read_text(file)
-    kind = file.suffix.lower()
-    if kind in (".jsonl", ".ndjson"):
-        lines = enumerate(text.split("\n"), 1)
-        pairs = _pairs_of([_json(line, f"{file}, line {n}") for n, line in lines if line.strip()],
-                          file, image_key, caption_key)  # fmt: skip
-    elif kind == ".json":
+    text, keys = read_text(file), {"image": image_key, "caption": caption_key}
+    pairs: list[tuple[Any, Any]]
+    if file.suffix.lower() in (".jsonl", ".ndjson"):
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        pairs = _pairs_of([_json(line, f"{file}, line {number}") for number, line in lines], file, keys)
+    elif file.suffix.lower() == ".json":
         found = _json(text, str(file))
         if isinstance(found, Mapping) and {"images", "annotations"} <= found.keys():
             return read_coco(file)
-        one = isinstance(found, Mapping)
-        pairs = list(found.items()) if one else _pairs_of(found, file, image_key, caption_key)
+        pairs = list(found.items()) if isinstance(found, Mapping) else _pairs_of(found, file, keys)
     elif _TOKEN.match(text):
         matches = [_TOKEN.match(line) for line in text.split("\n")]
         pairs = [(match["image"], match["caption"]) for match in matches if match]
     else:
-        pairs = _table(text, file, image_key, caption_key)
+        pairs = _table(text, file, keys)
     captions: Captions = {}
     for image, texts in pairs:
-        own = captions.setdefault(str(image).strip(), [])
-        own += [
-            " ".join(str(one).split()) for one in ([texts] if isinstance(texts, str) else texts or []) if one
-        ]
+        own = [texts] if isinstance(texts, str) else texts or []
+        captions.setdefault(str(image).strip(), []).extend(" ".join(str(one).split()) for one in own if one)
     captions = {image: own for image, own in captions.items() if image and any(own)}
     if not captions:
         raise InputError(f"{file} has no caption: give lines of an image and a caption")
@@ -128,21 +117,20 @@ def _json(text: str, where: str) -> Any:
         raise InputError(f"{where} is not valid JSON ({error}): correct it") from None
 
 
-def _table(text: str, file: Path, image_key: str | None, caption_key: str | None) -> list[tuple[str, Any]]:
+def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[str, str]]:
     first = text.partition("\n")[0]
     delimiter = next((mark for mark in ("\t", "|", ";") if mark in first), ",")
     # quotes mean something in comma separated files alone
     quoting: Any = csv.QUOTE_MINIMAL if delimiter in ",;" else csv.QUOTE_NONE
     rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting) if any(row)]
-    head = [cell.strip().lower() for cell in rows[0]] if rows else []
-    if rows and rows[0][0].strip().lower().endswith(SUFFIXES):
-        image, caption = 0, len(rows[0]) - 1
+    head = rows[0] if rows else []
+    if rows and head[0].strip().lower().endswith(SUFFIXES):
+        image, caption = 0, len(head) - 1
     else:
-        image = _column(head, _IMAGE, image_key, "images", file)
-        caption = _column(head, _CAPTION, caption_key, "captions", file)
+        image, caption = (_column(head, what, keys, file) for what in keys)
         rows = rows[1:]
+    # a last column goes on behind a delimiter in a caption that nobody quoted
     last = caption == len(head) - 1
-    # a delimiter in a caption that nobody quoted
     return [
         (row[image], delimiter.join(row[caption:]) if last else row[caption])
         for row in rows
@@ -150,25 +138,19 @@ def _table(text: str, file: Path, image_key: str | None, caption_key: str | None
     ]
 
 
-def _column(names: Iterable[str], usual: Iterable[str], wanted: str | None, what: str, file: Path) -> int:
-    found = [name.lower() for name in names]
-    for name in (wanted.lower(),) if wanted else usual:
+def _column(names: Sequence[str], what: str, keys: Mapping[str, str | None], file: Path) -> int:
+    """The place of the images or the captions among the names of columns or keys."""
+    found, wanted = [name.strip().lower() for name in names], keys[what]
+    for name in (wanted.lower(),) if wanted else _USUAL[what]:
         if name in found:
             return found.index(name)
-    option = "--image-key" if what == "images" else "--caption-key"
     raise InputError(
-        f"{file} has no column of {what} among {', '.join(found) or 'none'}: name it with {option} NAME"
+        f"{file} has no column of {what}s among {', '.join(found) or 'none'}: name it with --{what}-key NAME"
     )
 
 
-def _pairs_of(
-    found: Any, file: Path, image_key: str | None, caption_key: str | None
-) -> list[tuple[str, Any]]:
+def _pairs_of(found: Any, file: Path, keys: Mapping[str, str | None]) -> list[tuple[Any, Any]]:
     if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
         raise InputError(f"{file} is no list of objects: give one object an image, with its captions")
-    pairs = []
-    for one in found:
-        names = list(one)
-        image = names[_column(names, _IMAGE, image_key, "images", file)]
-        pairs.append((one[image], one[names[_column(names, _CAPTION, caption_key, "captions", file)]]))
-    return pairs
+    columns = [[list(one)[_column(list(one), what, keys, file)] for what in keys] for one in found]
+    return [(one[image], one[caption]) for one, (image, caption) in zip(found, columns, strict=True)]

@@ -10,16 +10,15 @@ from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from diffclip.config import TextConfig
 from diffclip.data.corpus import Corpus
-from diffclip.data.samples import Fault, captions_of, image_member, pixels_of, sample_fault
-from diffclip.data.workers import leave_signals_to_parent, watched
-from diffclip.errors import InputError
+from diffclip.data.images import read_pixels
+from diffclip.data.workers import data_loader, watched
+from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.tokenizer import Tokenizer
 
 LEARNED_AT = 224
@@ -57,58 +56,39 @@ class Scan(NamedTuple):
 
     samples: NDArray[Any]
     captions: NDArray[Any]
-    images_broken: list[Fault]
-    captions_broken: list[Fault]
+    faults: list[Fault]
 
 
 @dataclass(frozen=True)
 class Check:
-    """The contents of a corpus.
-
-    Attributes:
-        sources: what was asked for.
-        shards: how many there are, and how many samples they hold.
-        usable: samples with a member for an image and one for a caption.
-        seed: of the draw where only a part was read.
-        read: how many samples were read.
-        whole: how many of them can be trained on.
-        skipped: broken shards, and samples without an image or a caption.
-        images_broken, captions_broken: samples left out for the one or the other.
-        width, height, shorter_edge, aspect, file_size: of whole samples; `aspect` is width by height.
-        small: images with a shorter edge below 224.
-        one_color: images that show nothing.
-        captions: how many there are; `different` ones, but for case and spaces; longer than `context_length` tokens.
-        repeated: the captions that are there most often, and how often.
-        exact: groups of samples with the same image file.
-        near: groups of samples whose images look alike, though they are other files.
-    """
+    """The contents of a corpus: of its shards, of the samples that were read, and of those that are whole."""
 
     sources: list[str]
     shards: int
     samples_a_shard: Spread
-    usable: int
-    seed: int | None
+    usable: int  # samples with a member for an image and one for a caption
+    seed: int | None  # of the draw where only a part was read
     read: int
-    whole: int
-    skipped: list[Fault]
+    whole: int  # samples that can be trained on; all below is of these
+    skipped: list[Fault]  # broken shards, and samples without an image or a caption
     images_broken: list[Fault]
     captions_broken: list[Fault]
     width: Spread
     height: Spread
     shorter_edge: Spread
-    aspect: Spread
+    aspect: Spread  # width by height
     file_size: Spread
-    small: int
+    small: int  # images with a shorter edge below 224
     one_color: int
     captions: int
-    different: int
+    different: int  # captions, but for case and spaces
     words: Spread
     tokens: Spread
     context_length: int
-    truncated: int
-    repeated: list[tuple[str, int]]
-    exact: list[list[str]]
-    near: list[list[str]]
+    truncated: int  # captions longer than `context_length` tokens
+    repeated: list[tuple[str, int]]  # the captions that are there most often, and how often
+    exact: list[list[str]]  # samples with the same image file
+    near: list[list[str]]  # samples whose images look alike, though they are other files
 
     def to_json(self) -> dict[str, Any]:
         """All of it in types that JSON has."""
@@ -141,37 +121,36 @@ def check(
     numbers = np.arange(corpus.samples)
     if drawn:
         numbers = np.sort(np.random.default_rng(seed).choice(corpus.samples, sample, replace=False))
-    found = scan(corpus, numbers, workers, advance)
-    if not len(found.samples):
-        first = [*found.images_broken, *found.captions_broken][0]
+    found = _scan(corpus, numbers, workers, advance)
+    samples, captions, faults = found
+    if not len(samples):
         raise InputError(
-            f"not one of {len(numbers)} samples of {corpus} can be trained on, the first: {first}"
+            f"not one of {len(numbers)} samples of {corpus} can be trained on, the first: {faults[0]}"
         )
-    samples, captions = found.samples, found.captions
     shorter = np.minimum(samples["width"], samples["height"])
     counts = [count for source in corpus.layout.sources for count in source]
     return Check(
         sources=[source.spec for source in corpus.sources],
         shards=len(counts),
-        samples_a_shard=spread(counts),
+        samples_a_shard=_spread(counts),
         usable=corpus.samples,
         seed=seed if drawn else None,
         read=len(numbers),
         whole=len(samples),
         skipped=corpus.faults,
-        images_broken=found.images_broken,
-        captions_broken=found.captions_broken,
-        width=spread(samples["width"]),
-        height=spread(samples["height"]),
-        shorter_edge=spread(shorter),
-        aspect=spread(samples["width"] / samples["height"]),
-        file_size=spread(samples["size"]),
+        images_broken=[fault for fault in faults if fault.kind != "caption"],
+        captions_broken=[fault for fault in faults if fault.kind == "caption"],
+        width=_spread(samples["width"]),
+        height=_spread(samples["height"]),
+        shorter_edge=_spread(shorter),
+        aspect=_spread(samples["width"] / samples["height"]),
+        file_size=_spread(samples["size"]),
         small=int((shorter < LEARNED_AT).sum()),
         one_color=int(samples["one_color"].sum()),
         captions=len(captions),
         different=len(np.unique(captions["text"])),
-        words=spread(captions["words"]),
-        tokens=spread(captions["tokens"]),
+        words=_spread(captions["words"]),
+        tokens=_spread(captions["tokens"]),
         context_length=context_length,
         truncated=int((captions["tokens"] > context_length).sum()),
         repeated=_repeated(corpus, captions),
@@ -180,33 +159,20 @@ def check(
     ), found
 
 
-def spread(values: NDArray[Any] | Sequence[int]) -> Spread:
+def _spread(values: NDArray[Any] | Sequence[int]) -> Spread:
     """Quantiles of values of which there is at least one."""
-    found = np.quantile(values, list(_QUANTILES.values())).tolist()
-    return dict(zip(_QUANTILES, found, strict=True))
+    return dict(zip(_QUANTILES, np.quantile(values, list(_QUANTILES.values())).tolist(), strict=True))
 
 
-def scan(corpus: Corpus, numbers: NDArray[np.int64], workers: int, advance: Callable[[int], None]) -> Scan:
-    """Read the samples `numbers` of a corpus; see `check`."""
+def _scan(corpus: Corpus, numbers: NDArray[np.int64], workers: int, advance: Callable[[int], None]) -> Scan:
     chunks = np.array_split(numbers, max(1, -(-len(numbers) // _CHUNK)))
-    loader: DataLoader[Any] = DataLoader(
-        _Chunks(corpus, chunks),
-        batch_size=None,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=leave_signals_to_parent,
-        generator=torch.Generator(),
-    )
+    loader = data_loader(_Chunks(corpus, chunks), workers, batch_size=None, collate_fn=_as_it_is)
     parts: list[Scan] = []
     for part, chunk in zip(watched(loader), chunks, strict=True):
         parts.append(part)
         advance(len(chunk))
-    return Scan(
-        np.concatenate([part.samples for part in parts]),
-        np.concatenate([part.captions for part in parts]),
-        [fault for part in parts for fault in part.images_broken],
-        [fault for part in parts for fault in part.captions_broken],
-    )
+    samples, captions = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    return Scan(samples, captions, [fault for part in parts for fault in part.faults])
 
 
 class _Chunks(Dataset[Scan]):
@@ -218,38 +184,32 @@ class _Chunks(Dataset[Scan]):
         return len(self.chunks)
 
     def __getitem__(self, chunk: int) -> Scan:
-        samples, captions, images_broken, captions_broken = [], [], [], []
+        samples, captions, faults = [], [], []
         for number in self.chunks[chunk].tolist():
             sample = self.corpus.read(number)
             if isinstance(sample, Fault):
-                images_broken.append(sample)
+                faults.append(sample)
                 continue
             try:
-                own = captions_of(sample.members, sample.name, self.corpus.caption_key)
+                samples.append((number, *_facts(sample.image, sample.name)))
             except InputError as error:
-                captions_broken.append(sample_fault(sample.name, error))
-                continue
-            try:
-                samples.append((number, *_facts(sample.members, sample.name)))
-            except InputError as error:
-                images_broken.append(sample_fault(sample.name, error))
+                faults.append(sample_fault(sample.name, error))
                 continue
             # the first of the largest ids is the end of the text
-            tokens = (self.tokenizer(own).argmax(dim=1) + 1).tolist()
+            tokens = (self.tokenizer(sample.captions).argmax(dim=1) + 1).tolist()
             captions += [
                 (number, len(text.split()), length, _text_hash(text))
-                for text, length in zip(own, tokens, strict=True)
+                for text, length in zip(sample.captions, tokens, strict=True)
             ]
-        return Scan(np.array(samples, _SAMPLE), np.array(captions, _CAPTION), images_broken, captions_broken)
+        return Scan(np.array(samples, _SAMPLE), np.array(captions, _CAPTION), faults)
 
 
 def _as_it_is(chunk: Any) -> Any:
     return chunk
 
 
-def _facts(members: dict[str, bytes], name: str) -> tuple[int, int, int, int, int, bool]:
-    data = image_member(members, name)
-    gray = Image.fromarray(pixels_of(members, name).permute(1, 2, 0).contiguous().numpy()).convert("L")
+def _facts(data: bytes, name: str) -> tuple[int, int, int, int, int, bool]:
+    gray = Image.fromarray(read_pixels(data, name).permute(1, 2, 0).contiguous().numpy()).convert("L")
     one_color = bool(np.ptp(np.asarray(gray)) < _ONE_COLOR)
     return gray.width, gray.height, len(data), _hash(data), perceptual_hash(gray), one_color
 
@@ -272,15 +232,13 @@ def _text_hash(caption: str) -> int:
 def _repeated(corpus: Corpus, captions: NDArray[Any]) -> list[tuple[str, int]]:
     """The captions that are there most often, read again."""
     hashes, first, times = np.unique(captions["text"], return_index=True, return_counts=True)
-    order = [place for place in np.lexsort((first, -times))[:_MOST_REPEATED].tolist() if times[place] > 1]
     found = []
-    for place in order:
+    for place in np.lexsort((first, -times))[:_MOST_REPEATED].tolist():
         sample = corpus.read(int(captions["owner"][first[place]]))
-        own = (
-            [] if isinstance(sample, Fault) else captions_of(sample.members, sample.name, corpus.caption_key)
-        )
+        own = [] if isinstance(sample, Fault) else sample.captions
         text = next((text for text in own if _text_hash(text) == int(hashes[place])), "")
-        found.append((text, int(times[place])))
+        if times[place] > 1:
+            found.append((text, int(times[place])))
     return found
 
 

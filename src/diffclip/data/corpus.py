@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,28 +12,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffclip.data.images import IMAGE, image_member
 from diffclip.data.index import (
+    OPEN_FILES,
     Header,
     Needed,
     Table,
+    TarFiles,
+    digest_of,
     index_files,
     key_of,
-    open_headers,
     open_index,
     open_indexes,
-    read_header,
+    read_index,
     stamp,
     usable_rows,
     write_index,
 )
 from diffclip.data.order import Layout
 from diffclip.data.remote import RemoteShards, expand_remote, is_remote, shown
-from diffclip.data.samples import CAPTION_KEY, IMAGE, Fault, caption_members, sample_fault
-from diffclip.data.shards import OPEN_FILES, TarFiles, expand_shards
-from diffclip.data.sources import digest_of
-from diffclip.errors import InputError
+from diffclip.data.shards import expand_shards
+from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import cache_folder
 
+CAPTION_KEY = "caption"
 # Shards that a process shuffles together where not all are at hand.
 _WINDOW = 16
 
@@ -48,11 +50,12 @@ class SourceFacts(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A sample's key, its name for people (shard and key), and its members by extension."""
+    """A sample's key, its name for people (shard and key), its captions, and the bytes of its image file."""
 
     key: str
     name: str
-    members: dict[str, bytes]
+    captions: list[str]
+    image: bytes
 
 
 class _Shard(NamedTuple):
@@ -85,7 +88,7 @@ def open_corpus(
     Nothing is written beside the shards: see `Corpus.keep_indexes`.
 
     Args:
-        train: a path or an address; a mapping or object with `shards` and `weight`; or several of these.
+        train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
         caption_key: the key of `.json` that holds a caption or a list of them. Unless it is another than the
             usual, a sample's `.txt`, one caption a line, comes first.
         window: shards that a process shuffles together. None: all samples, or 16 shards where one is remote.
@@ -108,20 +111,11 @@ def open_corpus(
 
 def _parts(train: Any) -> list[tuple[list[str], float]]:
     """The sources that `train` stands for, each with its weight."""
-    several = not isinstance(train, str | Path | Mapping) and not hasattr(train, "shards")
     parts = []
-    for one in train if several else [train]:
-        if isinstance(one, str | Path):
-            specs, weight = one, 1.0
-        elif isinstance(one, Mapping):
-            specs, weight = one["shards"], one.get("weight", 1.0)
-        else:
-            specs, weight = one.shards, one.weight
-        named = [str(specs)] if isinstance(specs, str | Path) else [str(spec) for spec in specs]
-        if not 0 < weight < math.inf:
-            raise InputError(f"weight {weight} of {', '.join(named)} must be a number greater than 0")
-        parts.append((named, weight))
-    if not parts or not all(named for named, _ in parts):
+    for one in train if isinstance(train, list) else [train]:
+        shards, weight = (one.shards, one.weight) if hasattr(one, "shards") else (one, 1.0)
+        parts.append(([str(spec) for spec in (shards if isinstance(shards, list) else [shards])], weight))
+    if not all(specs for specs, _ in parts) or not parts:
         raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
     return parts
 
@@ -163,28 +157,26 @@ class Corpus:
         self._opened: dict[int, _Opened | Fault] = {}
         self._files = TarFiles(window or OPEN_FILES)
         flat = [place for source in places for place in source]
-        paths = [Path(place) for place, remote in flat if not remote]
-        indexes = open_indexes(paths) if window is None else []
-        local = iter([header for header, _ in indexes] if window is None else open_headers(paths))
-        far = iter(copies.headers([place for place, remote in flat if remote]) if copies else [])
+        local = [place for place, remote in flat if not remote]
+        indexes = dict(
+            zip(local, open_indexes([Path(place) for place in local], window is None), strict=True)
+        )
+        headers = {place: header for place, (header, _) in indexes.items()}
+        if copies is not None:
+            headers |= copies.headers([place for place, remote in flat if remote])
         self._shards = [
-            _Shard(place, shown(place), remote, header, header.usable(self._needed))
+            _Shard(place, shown(place), remote, headers[place], headers[place].usable(self._needed))
             for place, remote in flat
-            for header in [next(far if remote else local)]
         ]
-        self._to_keep = self._shards
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
-        if window is None:
-            for number, (path, (_, table)) in enumerate(zip(paths, indexes, strict=True)):
+        for number, shard in enumerate(self._shards):
+            if window is None:
+                table = indexes[shard.place][1]
                 rows, lacks = usable_rows(table, self._needed)
-                self.faults += [Fault(f"{path}:{key_of(table[row])}", lack) for row, lack in lacks]
-                self._opened[number] = _Opened(path, table, rows)
-        else:
-            self.faults += [
-                Fault(shard.name, reason)
-                for shard in self._shards
-                for reason in shard.header.missing(self._needed)
-            ]
+                self.faults += [Fault(f"{shard.place}:{key_of(table[row])}", lack) for row, lack in lacks]
+                self._opened[number] = _Opened(Path(shard.place), table, rows)
+            else:
+                self.faults += [Fault(shard.name, reason) for reason in shard.header.missing(self._needed)]
         self._ends = np.cumsum([shard.usable for shard in self._shards], dtype=np.int64)
         cuts = np.cumsum([0, *map(len, places)]).tolist()
         sources = [[shard.usable for shard in self._shards[a:b]] for a, b in pairwise(cuts)]
@@ -224,7 +216,7 @@ class Corpus:
         )
 
     def read(self, i: int) -> Sample | Fault:
-        """Read the image and the caption members of usable sample `i`, or say what is wrong with it or its shard.
+        """Read the captions and the image file of usable sample `i`, or say what is wrong with it or its shard.
 
         Raises:
             DiffCLIPError: a remote address does not answer.
@@ -240,17 +232,22 @@ class Corpus:
         key = key_of(row)
         name = f"{shard.name}:{key}"
         try:
-            return Sample(key, name, self._files.read(opened.path, row, self._extensions))
+            members = self._files.read(opened.path, row, self._extensions)
         except (InputError, OSError) as error:
             return sample_fault(name, error)
+        try:
+            captions = captions_of(members, name, self.caption_key)
+        except InputError as error:
+            return sample_fault(name, error, "caption")
+        return Sample(key, name, captions, image_member(members, name))
 
     def keep_indexes(self) -> None:
-        """Write the indexes of local shards beside them, once, where that folder can be written."""
-        shards, self._to_keep = self._to_keep, []
-        for shard in shards:
+        """Write the indexes of local shards beside them, where that folder can be written."""
+        for shard in self._shards:
             path = Path(shard.place)
-            if not shard.remote and shard.header.stamp and not read_header(index_files(path)[0], stamp(path)):
-                write_index(index_files(path)[0], *open_index(path))
+            file = index_files(path)[0]
+            if not shard.remote and shard.header.stamp and not read_index(file, stamp(path), whole=False):
+                write_index(file, *open_index(path))
 
     def ahead(self, shards: Sequence[int]) -> None:
         """Fetch the remote ones of these shards, in this order, in the background."""
@@ -289,3 +286,37 @@ class Corpus:
 
 def _base(shard: _Shard) -> str:
     return shard.name.rpartition("/")[2]
+
+
+def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
+    """List where captions may be: `.txt`, then `.json`; with a key other than the usual, only `.json`."""
+    return ("txt", "json") if caption_key == CAPTION_KEY else ("json",)
+
+
+def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
+    """Read the sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
+
+    Blank captions are dropped.
+
+    Raises:
+        InputError: no caption, none that is not blank, or a member that cannot be read.
+    """
+    extension = next((member for member in caption_members(caption_key) if member in sample), None)
+    if extension is None:
+        raise InputError(f"{name} has no caption")
+    try:
+        text = sample[extension].decode("utf-8-sig")
+        found = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
+    except UnicodeDecodeError:
+        raise InputError(f"{name} has a caption that is not UTF-8 text") from None
+    except (json.JSONDecodeError, RecursionError):
+        raise InputError(f"{name} has a .json that is not valid JSON") from None
+    except (KeyError, TypeError, IndexError):
+        raise InputError(f"{name} has no key {caption_key!r} in its .json") from None
+    captions = [found] if isinstance(found, str) else found
+    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+        raise InputError(f"{name} has no string or strings as {caption_key!r} in its .json")
+    captions = [caption.strip() for caption in captions if caption.strip()]
+    if not captions:
+        raise InputError(f"{name} has an empty caption")
+    return captions

@@ -1,43 +1,98 @@
-"""One split of a set to evaluate on: its samples, their labels or captions, and its images in batches."""
+"""One split of a set to evaluate on: where its images come from, their labels or captions, and batches of them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from diffclip.data.samples import Fault, Transform, sample_fault
-from diffclip.data.sources import Source, digest_of
-from diffclip.data.workers import leave_signals_to_parent, watched
-from diffclip.errors import InputError
+from diffclip.data.images import read_image, to_rgb
+from diffclip.data.index import digest_of, stamp
+from diffclip.data.shards import Shards
+from diffclip.data.transforms import Transform
+from diffclip.data.workers import data_loader, watched
+from diffclip.errors import Fault, InputError, sample_fault
 
 Kind = Literal["classification", "retrieval", "masks"]
 
 
+class FolderSource:
+    """Images below one folder, by `keys`: image files, or the items of a map-style data set as torchvision's.
+
+    Files are read as `read_image` does. The images of a data set are as it gives them, in RGB. It may be pickled to
+    data workers.
+
+    Args:
+        folder: holds all the files.
+        keys: paths in it, with forward slashes; of a data set that keeps no list of its files, numbers.
+        dataset: its items are a PIL image and something else.
+    """
+
+    def __init__(self, folder: Path, keys: Sequence[str], dataset: Any = None) -> None:
+        self.folder, self.keys, self.dataset = folder, list(keys), dataset
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def key(self, i: int) -> str:
+        """The path of image `i` in the folder."""
+        return self.keys[i]
+
+    def name(self, i: int) -> str:
+        """Image `i` for people: where to find it."""
+        return str(self.folder / self.keys[i])
+
+    def image(self, i: int) -> Image.Image:
+        """Read image `i` as RGB.
+
+        Raises:
+            InputError: it is broken or missing, or cannot be read.
+        """
+        if self.dataset is None:
+            return read_image(self.folder / self.keys[i])
+        try:
+            return to_rgb(self.dataset[i][0])
+        # What Pillow's readers raise for a damaged file is nearly anything.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"{self.name(i)} is missing, cut short or broken ({reason})") from error
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the names, sizes and times of the files."""
+        files = self.keys
+        if self.dataset is not None:
+            found = (Path(parent, name) for parent, _, names in os.walk(self.folder) for name in names)
+            files = sorted(file.relative_to(self.folder).as_posix() for file in found)
+        return digest_of([[file, stamp(self.folder / file)] for file in files])
+
+
+Source = FolderSource | Shards
+"""Images by number, each with a key, a name for people and an `identity` of all their files."""
+
+
 @dataclass
 class ImageBatch:
-    """images [B, 3, S, S] as the transform makes them, and their positions [B] in what was asked for."""
+    """images [B, 3, S, S] as the transform makes them, their positions [B] in what was asked for, and their answers.
 
-    images: Tensor
-    positions: list[int]
-
-
-@dataclass
-class EvaluationBatch:
-    """images [B, 3, S, S] as the transform makes them, their positions [B] in the set, and their answers.
-
-    `labels` is int64 [B] for classification, else None; `captions` are each image's own, None for classification.
+    `labels` is int64 [B] for a classification set, else None; `captions` are each image's own where the set has them.
     """
 
     images: Tensor
     positions: list[int]
-    labels: Tensor | None
-    captions: list[list[str]] | None
+    labels: Tensor | None = None
+    captions: list[list[str]] | None = None
 
 
 @dataclass
@@ -56,7 +111,7 @@ class EvaluationSet:
         captions: one or more a sample for retrieval, the texts of its masks for masks, else empty.
         faults: what was skipped so far; `batches` adds the broken images that it meets.
         folder: where the set lies, if its splits may lie there as folders of shards.
-        open_split: opens another split of the set, None where there is none.
+        beside: opens another split of the set; None where there is none. Raises `InputError` if it cannot be read.
     """
 
     name: str
@@ -70,7 +125,7 @@ class EvaluationSet:
     captions: list[list[str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     folder: Path | None = None
-    open_split: Callable[[str], EvaluationSet | None] = lambda split: None
+    beside: Callable[[str], EvaluationSet | None] = lambda split: None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -78,14 +133,6 @@ class EvaluationSet:
     def key(self, position: int) -> str:
         """The key of the sample at `position`."""
         return self.source.key(self.indices[position])
-
-    def beside(self, split: str) -> EvaluationSet | None:
-        """Open another split of the same set; None where it has no such split.
-
-        Raises:
-            InputError: there is one, and it cannot be read.
-        """
-        return self.open_split(split)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -97,17 +144,17 @@ class EvaluationSet:
         return {
             "name": self.name,
             "split": self.split,
-            "source": self.source.identity(),
+            "source": self.source.identity,
             "samples": digest_of(self.indices),
             "answers": digest_of([self.labels, self.captions]),
             "texts": digest_of([self.classnames, self.templates]),
         }
 
-    def batches(self, transform: Transform, batch_size: int, workers: int = 0) -> Iterator[EvaluationBatch]:
+    def batches(self, transform: Transform, batch_size: int, workers: int = 0) -> Iterator[ImageBatch]:
         """Read the set in order, up to `batch_size` images at a time; broken ones are left out.
 
         Args:
-            transform: PIL RGB → [3, S, S], usually `eval_transform`'s.
+            transform: PIL RGB → [3, S, S], usually `EvalTransform`'s.
             batch_size: images a batch.
             workers: processes that read ahead; 0 reads in this one.
 
@@ -120,10 +167,11 @@ class EvaluationSet:
             for batch in evaluation_batches(
                 self.source, self.indices, transform, batch_size, broken, workers
             ):
-                positions = batch.positions
-                labels = torch.tensor([self.labels[p] for p in positions]) if self.labels else None
-                captions = [self.captions[p] for p in positions] if self.captions else None
-                yield EvaluationBatch(batch.images, positions, labels, captions)
+                if self.labels:
+                    batch.labels = torch.tensor([self.labels[p] for p in batch.positions])
+                if self.captions:
+                    batch.captions = [self.captions[p] for p in batch.positions]
+                yield batch
         finally:
             # A second pass meets the same broken images.
             self.faults = list(dict.fromkeys(self.faults + broken))
@@ -147,18 +195,11 @@ def evaluation_batches(
         InputError: all images are broken.
         DiffCLIPError: a worker died.
     """
-    loader: DataLoader[Any] = DataLoader(
-        _Images(source, indices, transform),
-        batch_size=batch_size,
-        collate_fn=_collate,
-        num_workers=workers,
-        timeout=timeout if workers else 0,
-        worker_init_fn=leave_signals_to_parent,
-        # Without its own generator a DataLoader draws from the global one.
-        generator=torch.Generator(),
-    )
+    images = _Images(source, indices, transform)
     read, broken = 0, []
-    for batch, found in watched(loader):
+    for batch, found in watched(
+        data_loader(images, workers, timeout, batch_size=batch_size, collate_fn=_collate)
+    ):
         faults += found
         broken += found
         if batch is not None:

@@ -13,37 +13,18 @@ from pathlib import Path
 
 import diffclip
 from diffclip.data.captions import read_text
-from diffclip.data.evaluation_set import EvaluationBatch, EvaluationSet, Kind, check_several
-from diffclip.data.masks import MASK, MaskedSet, masked_set
+from diffclip.data.corpus import CAPTION_KEY, caption_members, captions_of
+from diffclip.data.evaluation_set import EvaluationSet, check_several
+from diffclip.data.images import IMAGE
+from diffclip.data.masks import MASK, MaskedSet, label_of, masked_set
 from diffclip.data.published_files import class_folder_set, open_files
 from diffclip.data.published_sets import PUBLISHED, class_folder, is_there, not_there, place_of
-from diffclip.data.samples import (
-    CAPTION_KEY,
-    IMAGE,
-    Fault,
-    caption_members,
-    captions_of,
-    label_of,
-    sample_fault,
-)
 from diffclip.data.shards import Shards, expand_shards, tar_files
-from diffclip.errors import InputError, unknown
+from diffclip.errors import Fault, InputError, sample_fault, unknown
 from diffclip.files import cache_folder
 
-__all__ = [
-    "BUILT_IN",
-    "EvaluationBatch",
-    "EvaluationSet",
-    "Kind",
-    "MaskedSet",
-    "caption_set",
-    "open_masks",
-    "open_set",
-    "set_folder",
-]
-
 _PAIRS = "Questions.csv"
-DEFAULT_TEMPLATE = "a photo of a {c}"
+_DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
 BUILT_IN = {
     "scenes": "captions",
@@ -95,37 +76,25 @@ def _name(source: str | Path, folder: Path) -> str:
 
 
 def _open(name: str, split: str, folder: Path) -> EvaluationSet:
-    data = _read(name, split, folder)
-    return replace(data, folder=folder, open_split=lambda other: _beside(name, other, folder))
+    def beside(other: str) -> EvaluationSet | None:
+        there = (
+            _has_shards(folder, other)
+            or _has_files(name, other, folder)
+            or (name not in PUBLISHED and class_folder(name, folder, other, (other,)) is not None)
+        )
+        return _open(name, other, folder) if there else None
 
-
-def _beside(name: str, split: str, folder: Path) -> EvaluationSet | None:
-    there = _has_shards(folder, split) or _has_files(name, split, folder)
-    if name not in PUBLISHED:
-        there = there or class_folder(name, folder, split, (split,)) is not None
-    return _open(name, split, folder) if there else None
+    return replace(_read(name, split, folder), folder=folder, beside=beside)
 
 
 def _read(name: str, split: str, folder: Path) -> EvaluationSet:
-    if _has_shards(folder, split):
-        return _from_shards(name, split, folder)
-    if name in PUBLISHED:
-        if not _has_files(name, split, folder) and _shard_splits(folder):
-            return _from_shards(name, split, folder)
-        return open_files(name, split, folder)
-    classes = class_folder(name, folder, split, (split, ".") if split == "test" else (split,))
-    return class_folder_set(name, split, classes) if classes else _from_shards(name, split, folder)
-
-
-def _has_shards(folder: Path, split: str) -> bool:
-    return any((folder / split).glob("*.tar"))
-
-
-def _has_files(name: str, split: str, folder: Path) -> bool:
-    return name in PUBLISHED and split in PUBLISHED[name].splits and is_there(name, split, folder)
-
-
-def _from_shards(name: str, split: str, folder: Path) -> EvaluationSet:
+    if not _has_shards(folder, split):
+        if name in PUBLISHED and (_has_files(name, split, folder) or not _shard_splits(folder)):
+            return open_files(name, split, folder)
+        inside = (split, ".") if split == "test" else (split,)
+        classes = None if name in PUBLISHED else class_folder(name, folder, split, inside)
+        if classes is not None:
+            return class_folder_set(name, split, classes)
     kind = _kind(folder)
     shards = Shards(_shards(folder, split))
     if kind == "retrieval":
@@ -136,24 +105,37 @@ def _from_shards(name: str, split: str, folder: Path) -> EvaluationSet:
     return _classification(name, split, shards, folder)
 
 
+def _has_shards(folder: Path, split: str) -> bool:
+    return any((folder / split).glob("*.tar"))
+
+
+def _has_files(name: str, split: str, folder: Path) -> bool:
+    return name in PUBLISHED and split in PUBLISHED[name].splits and is_there(name, split, folder)
+
+
 def _classification(name: str, split: str, shards: Shards, folder: Path) -> EvaluationSet:
-    classnames = _lines(folder / "classnames.txt")
+    file = folder / "classnames.txt"
+    classnames = _lines(file)
     if not classnames:
         raise InputError(f"{folder} has no classnames.txt, one class name a line, which classification needs")
     if "" in classnames:
-        raise InputError(
-            f"{folder / 'classnames.txt'}: line {classnames.index('') + 1} is blank, name the class"
-        )
-    check_several(classnames, str(folder / "classnames.txt"))
+        raise InputError(f"{file}: line {classnames.index('') + 1} is blank, name the class")
+    check_several(classnames, str(file))
     templates = _templates(folder)
     usable, missing = shards.usable({"image": IMAGE, "label (.cls)": ("cls",)})
     indices, faults = usable.tolist(), shards.faults + missing
     if not indices:
         raise InputError(f"no sample in {folder / split} has an image and a label (.cls): {faults[0]}")
     labels = [label_of(shards.sample(i, ("cls",)), shards.name(i), len(classnames)) for i in indices]
-    faults += _empty_classes(folder / split, classnames, labels)
-    kind: Kind = "classification"
-    return EvaluationSet(name, split, kind, classnames, templates, shards, indices, labels, faults=faults)
+    seen = set(labels)
+    empty = [classname for label, classname in enumerate(classnames) if label not in seen]
+    if empty:
+        which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
+        reason = f"{which}: mean_per_class_recall is over the others"
+        faults.append(Fault(str(folder / split), reason, "note"))
+    return EvaluationSet(
+        name, split, "classification", classnames, templates, shards, indices, labels, faults=faults
+    )
 
 
 def open_masks(source: str | Path, split: str, root: str | Path | None = None) -> MaskedSet:
@@ -175,21 +157,11 @@ def _masks(name: str, split: str, shards: Shards, folder: Path) -> MaskedSet:
 
 def _templates(folder: Path) -> list[str]:
     prompts = folder / "zeroshot_classification_templates.txt"
-    templates = [line for line in _lines(prompts) if line] or [DEFAULT_TEMPLATE]
+    templates = [line for line in _lines(prompts) if line] or [_DEFAULT_TEMPLATE]
     for template in templates:
         if "{c}" not in template:
             raise InputError(f"{template!r} in {prompts} has no {{c}} where the class name goes")
     return templates
-
-
-def _empty_classes(where: Path, classnames: list[str], labels: list[int]) -> list[Fault]:
-    """What is said of classes without an image, which are in no mean over classes."""
-    seen = set(labels)
-    empty = [name for label, name in enumerate(classnames) if label not in seen]
-    if not empty:
-        return []
-    which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
-    return [Fault(str(where), f"{which}: mean_per_class_recall is over the others", "note")]
 
 
 def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTION_KEY) -> EvaluationSet:
@@ -220,7 +192,7 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
     Raises:
         InputError: no such set or folder.
     """
-    name = str(source)
+    name, folder = str(source), Path(source).expanduser()
     if name in BUILT_IN:
         return draw_built_in() / BUILT_IN[name]
     if name in PUBLISHED and root is not None:
@@ -228,7 +200,6 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
         if not place_of(name, root).is_dir():
             raise not_there(name, root)
         return place_of(name, root)
-    folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
     if root is not None and os.sep not in name and (Path(root) / name).is_dir():
@@ -253,11 +224,11 @@ def draw_built_in(workers: int = 1) -> Path:
     return folder
 
 
-def _kind(folder: Path) -> Kind:
+def _kind(folder: Path) -> str:
     kind = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
     if kind not in ("classification", "retrieval"):
         raise InputError(f"{folder / 'dataset_type.txt'} says {kind!r}: write classification or retrieval")
-    return "retrieval" if kind == "retrieval" else "classification"
+    return kind
 
 
 def _shards(folder: Path, split: str) -> list[Path]:
@@ -280,7 +251,7 @@ def _shards(folder: Path, split: str) -> list[Path]:
 
 
 def _shard_splits(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and any(path.glob("*.tar")))
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and _has_shards(folder, path.name))
 
 
 def _lines(file: Path) -> list[str]:

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,19 +18,17 @@ from torch import Tensor
 
 from diffclip.errors import InputError
 
-# Twice Pillow's warning threshold: Pillow itself refuses larger files, and what lies below needs no warning.
+IMAGE = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
+"""The extensions of images in shards."""
 MAX_PIXELS = 178_956_970
+"""Twice Pillow's warning threshold: Pillow itself refuses larger files, and smaller ones need no warning."""
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # The other readers of Pillow are left out: EPS, for example, runs another program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "QOI", "PSD")
-SUFFIXES = tuple(
-    f".{ending}"
-    for ending in (
-        *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff", "avif"),
-        *("jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd"),
-    )
-)
+_MORE = ("jpe", "jfif", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd")
+SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE))
+"""The endings of image files in folders."""
 
 _ORIENTATION = 0x0112
 _TO_8_BIT = np.round(np.arange(65536) / 257).astype(np.uint8)
@@ -75,7 +73,7 @@ def read_image(
         raise InputError(f"cannot read {name}: {error.strerror or error}") from error
 
 
-def read_pixels(data: bytes, name: str | None = None) -> Tensor:
+def read_pixels(data: bytes, name: str = "the image") -> Tensor:
     """Read one image as a tensor, with the pixels of `read_image`.
 
     Ordinary JPEGs are decoded by torchvision, which writes RGB at once where Pillow makes 32 bits a pixel in between;
@@ -91,8 +89,7 @@ def read_pixels(data: bytes, name: str | None = None) -> Tensor:
     Raises:
         InputError: as `read_image`.
     """
-    name = name or "the image"
-    image = _open(io.BytesIO(data), name, MAX_PIXELS)
+    image = _open(io.BytesIO(data), name)
     if image.format == "JPEG" and image.mode in ("RGB", "L") and orientation_of(image) == 1:
         try:
             pixels: Tensor = torchvision.io.decode_jpeg(
@@ -102,6 +99,18 @@ def read_pixels(data: bytes, name: str | None = None) -> Tensor:
         except RuntimeError:
             pass
     return torch.from_numpy(np.array(_load(image, name))).permute(2, 0, 1)
+
+
+def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
+    """Find the bytes of the image file among a sample's members.
+
+    Raises:
+        InputError: there is none.
+    """
+    for extension in IMAGE:
+        if extension in sample:
+            return sample[extension]
+    raise InputError(f"{name} has no image")
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
@@ -137,12 +146,15 @@ def _images_in(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file() or not path.exists())
 
 
-def _open(handle: IO[bytes], name: str, max_pixels: int) -> Image.Image:
+def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read the header."""
     try:
         image = Image.open(handle, formats=_FORMATS)
+        if image.width * image.height <= max_pixels:
+            return image
+        size = f" ({image.width}×{image.height})"
     except Image.DecompressionBombError:
-        size = None
+        size = ""
     # A damaged header makes Pillow's readers raise nearly anything.
     except Exception as error:
         if not handle.seek(0, os.SEEK_END):
@@ -150,12 +162,7 @@ def _open(handle: IO[bytes], name: str, max_pixels: int) -> Image.Image:
         raise InputError(
             f"{name} is not an image, or of an unknown kind: give a whole JPEG, PNG, WebP, GIF, TIFF or BMP file"
         ) from error
-    else:
-        size = image.size
-        if size[0] * size[1] <= max_pixels:
-            return image
-    shown = f" ({size[0]}×{size[1]})" if size else ""
-    raise InputError(f"{name} is larger than {max_pixels // 10**6} megapixels{shown}: scale it down first")
+    raise InputError(f"{name} is larger than {max_pixels // 10**6} megapixels{size}: scale it down first")
 
 
 def _load(image: Image.Image, name: str) -> Image.Image:
@@ -192,19 +199,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _gray_to_8_bit(image: Image.Image) -> Image.Image:
-    """Convert gray of 16 bits, 32 bits or floats to L, or to LA where one gray value means transparent."""
+    """Convert gray of 16 bits, 32 bits or floats to L; values beyond the usual ranges are stretched to it."""
     values: Any = np.asarray(image)
     if image.mode.startswith("I;16"):
-        gray = _TO_8_BIT[values]
-    else:
-        values = np.where(np.isfinite(values), values, 0)
-        low, high = float(values.min()), float(values.max())
-        usual = (65535.0,) if image.mode == "I" else (1.0, 255.0, 65535.0)
-        if low >= 0 and high <= usual[-1]:
-            low, high = 0.0, next(top for top in usual if high <= top)
-        gray = np.round((values - low) * (255 / ((high - low) or 1.0))).astype(np.uint8)
-    result = Image.fromarray(gray)
-    clear = image.info.get("transparency")
-    if isinstance(clear, int):
-        result.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
-    return result
+        return Image.fromarray(_TO_8_BIT[values])
+    values = np.where(np.isfinite(values), values, 0)
+    low, high = float(values.min()), float(values.max())
+    usual = (65535.0,) if image.mode == "I" else (1.0, 255.0, 65535.0)
+    if low >= 0 and high <= usual[-1]:
+        low, high = 0.0, next(top for top in usual if high <= top)
+    return Image.fromarray(np.round((values - low) * (255 / ((high - low) or 1.0))).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""The index of a tar shard: which samples it holds, and where their members lie.
+"""The index of a tar shard: which samples it holds and where their members lie; and reading members by it.
 
 Members are grouped as WebDataset does: the key is the path up to the first dot of the base name, the extension is the
 rest in lower case, and neighbors of one key are a sample. One scan of the headers of a tar gives its index, a NumPy
@@ -19,34 +19,35 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffclip.data.samples import IMAGE
+from diffclip.data.images import IMAGE
 from diffclip.errors import InputError
 from diffclip.files import cache_folder, write_atomically
 
 INDEX_FOLDER = "diffclip-index"
 MEMBERS = (*IMAGE, "txt", "json", "cls", "mask.png", "seg.png")
 """The extensions that are indexed; all others are passed over."""
+BLOCK = 512
+OPEN_FILES = 256
+"""Files that a process holds open."""
 
-T = TypeVar("T")
 Table = NDArray[np.void]
 Needed = Mapping[str, Sequence[str]]
 """The name of a member → the extensions it may have."""
 
 _FORMAT = 3
-BLOCK = 512
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
-_GZIP = b"\x1f\x8b"
-_NO_SAMPLES = np.zeros(0, [("key", "S1")])
+_NO_SAMPLES: Table = np.zeros(0, [("key", "S1")])
 # Fewer shards than this are scanned before other processes have started.
 _WORTH_PROCESSES = 9
 # Seconds of silence at first, and between two lines of progress.
@@ -67,9 +68,6 @@ class Header:
     samples: dict[str, int]
     faults: list[str]
 
-    def __len__(self) -> int:
-        return sum(self.samples.values())
-
     def usable(self, needed: Needed) -> int:
         """Count the samples that have a member for each of `needed`."""
         return sum(count for held, count in self.samples.items() if not _missing(held.split(), needed))
@@ -88,16 +86,14 @@ def _missing(held: Sequence[str], needed: Needed) -> str:
 
 def usable_rows(table: Table, needed: Needed) -> tuple[NDArray[np.int64], list[tuple[int, str]]]:
     """Find the rows that have a member for each of `needed`, and the lack of each of the others."""
-    there = table.dtype.names or ()
-    held = {
-        what: np.any(
-            [np.zeros(len(table), bool), *(table[name][:, 1] > 0 for name in names if name in there)], axis=0
+    there = (table.dtype.names or ())[1:]
+    usable = np.ones(len(table), bool)
+    for names in needed.values():
+        usable &= np.any(
+            [np.zeros(len(table), bool), *(table[name][:, 1] > 0 for name in names if name in there)], 0
         )
-        for what, names in needed.items()
-    }
-    usable = np.logical_and.reduce(list(held.values()))
     lacks = [
-        (row, "has no " + " and no ".join(what for what in needed if not held[what][row]))
+        (row, f"has {_missing([name for name in there if table[name][row, 1]], needed)}")
         for row in np.flatnonzero(~usable).tolist()
     ]
     return np.flatnonzero(usable), lacks
@@ -117,90 +113,85 @@ def stamp(path: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
+def digest_of(value: object) -> str:
+    """A hash of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def scan(path: Path, mark: str) -> tuple[Header, Table]:
     """Read the headers of the tar at `path`, seeking over the contents; `mark` is its stamp."""
-    table: Any = _NO_SAMPLES
+    rows: list[tuple[bytes, dict[str, tuple[int, int]]]] = []
     faults: list[str] = []
     try:
         if not path.is_file():
             raise OSError(f"it {'is not a regular file' if path.exists() else 'does not exist'}")
         with path.open("rb") as file:
-            table, faults = _scan(file, path.stat().st_size)
+            _scan(file, path.stat().st_size, rows, faults)
     except OSError as error:
-        faults = [f"cannot be read ({error.strerror or error})"]
-    names = table.dtype.names[1:]
-    sets = np.zeros(len(table), np.int64)
-    for number, name in enumerate(names):
-        sets |= (table[name][:, 1] > 0).astype(np.int64) << number
-    counts = {
-        " ".join(name for number, name in enumerate(names) if bits >> number & 1): count
-        for bits, count in Counter(sets.tolist()).items()
-    }
-    return Header(mark, counts, faults), table
+        rows, faults = [], [f"cannot be read ({error.strerror or error})"]
+    names = [name for name in MEMBERS if any(name in members for _, members in rows)]
+    longest = max([1, *(len(key) for key, _ in rows)])
+    table = np.zeros(len(rows), [("key", f"S{longest}"), *((name, "<u4", 2) for name in names)])
+    table["key"] = [key for key, _ in rows]
+    for name in names:
+        table[name] = [members.get(name, (0, 0)) for _, members in rows]
+    held = (" ".join(name for name in names if members.get(name, (0, 0))[1]) for _, members in rows)
+    return Header(mark, dict(Counter(held)), faults), table
 
 
-def _scan(file: IO[bytes], length: int) -> tuple[Table, list[str]]:
+def _scan(
+    file: IO[bytes], length: int, rows: list[tuple[bytes, dict[str, tuple[int, int]]]], faults: list[str]
+) -> None:
+    """Add the samples that are whole in a tar of `length` bytes, and what is wrong with it."""
     if not length:
-        return _NO_SAMPLES, ["is empty (0 bytes)"]
-    if file.read(2) == _GZIP:
-        return _NO_SAMPLES, ["is compressed, which leaves no way to single samples: unpack it with gunzip"]
-    file.seek(0)
+        faults.append("is empty (0 bytes)")
+        return
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except tarfile.ReadError:
-        return _NO_SAMPLES, ["is not a tar"]
-    rows: list[tuple[bytes, dict[str, tuple[int, int]]]] = []
-    faults: list[str] = []
-    whole = _add_members(tar, length, rows, faults)
-    names = [name for name in MEMBERS if any(name in members for _, members in rows)]
-    table = np.zeros(
-        len(rows), [("key", f"S{max([1, *(len(key) for key, _ in rows)])}"), *((n, "<u4", 2) for n in names)]
-    )
-    table["key"] = [key for key, _ in rows]
-    for name in names:
-        table[name] = np.array([members.get(name, (0, 0)) for _, members in rows]).reshape(-1, 2)
+        file.seek(0)
+        compressed = file.read(2) == b"\x1f\x8b"
+        faults.append("is compressed: unpack it with gunzip" if compressed else "is not a tar")
+        return
+    whole = True
+    try:
+        while (member := tar.next()) is not None:
+            # the archive would otherwise keep every header
+            tar.members = []  # type: ignore[attr-defined]
+            whole = member.offset_data + member.size <= length
+            if not whole:
+                break
+            _add_member(member, rows, faults)
+    except tarfile.ReadError as error:
+        whole = "end of data" not in str(error)
+    # A damaged field of a header; the reader then stands at its byte.
+    except (tarfile.TarError, ValueError, OverflowError, IndexError):
+        pass
     file.seek(tar.offset)
     end = file.read(BLOCK)
     if not whole or len(end) < BLOCK:
         faults.append(f"is cut short, {len(rows)} samples are left")
     elif end.strip(b"\0"):
         faults.append(f"is broken at byte {tar.offset}, {len(rows)} samples before it are left")
-    return table, faults
 
 
-def _add_members(
-    tar: tarfile.TarFile,
-    length: int,
-    rows: list[tuple[bytes, dict[str, tuple[int, int]]]],
-    faults: list[str],
-) -> bool:
-    """Add what is whole in a tar of `length` bytes; return whether its last member was."""
-    try:
-        while (member := tar.next()) is not None:
-            # the archive would otherwise keep every header
-            tar.members = []  # type: ignore[attr-defined]
-            if member.offset_data + member.size > length:
-                return False
-            match = _KEY_AND_EXTENSION.match(member.name)
-            if not match or _METADATA.match(member.name) or not member.isreg() or member.issparse():
-                continue
-            key, extension = match[1].encode("utf-8", "surrogateescape"), match[2].lower()
-            if not rows or rows[-1][0] != key:
-                rows.append((key, {}))
-            if extension not in MEMBERS:
-                continue
-            if member.size >= 1 << 32:
-                faults.append(f"holds {member.name} of {member.size} bytes, too large for a sample: skipped")
-            elif extension in rows[-1][1]:
-                faults.append(f"holds {member.name} twice: the first is used")
-            else:
-                rows[-1][1][extension] = member.offset_data // BLOCK, member.size
-    except tarfile.ReadError as error:
-        return "end of data" not in str(error)
-    # A damaged field of a header; the reader then stands at its byte.
-    except (tarfile.TarError, ValueError, OverflowError, IndexError):
-        return True
-    return True
+def _add_member(
+    member: tarfile.TarInfo, rows: list[tuple[bytes, dict[str, tuple[int, int]]]], faults: list[str]
+) -> None:
+    match = _KEY_AND_EXTENSION.match(member.name)
+    if not match or _METADATA.match(member.name) or not member.isreg() or member.issparse():
+        return
+    key, extension = match[1].encode("utf-8", "surrogateescape"), match[2].lower()
+    if not rows or rows[-1][0] != key:
+        rows.append((key, {}))
+    if extension not in MEMBERS:
+        return
+    if member.size >= 1 << 32:
+        faults.append(f"holds {member.name} of {member.size} bytes, too large for a sample: skipped")
+    elif extension in rows[-1][1]:
+        faults.append(f"holds {member.name} twice: the first is used")
+    else:
+        rows[-1][1][extension] = member.offset_data // BLOCK, member.size
 
 
 def write_index(file: Path, header: Header, table: Table) -> bool:
@@ -214,28 +205,17 @@ def write_index(file: Path, header: Header, table: Table) -> bool:
     return True
 
 
-def read_index(file: Path, mark: str) -> tuple[Header, Table] | None:
-    """Read an index whole; None where it is absent, damaged or of a shard with another stamp than `mark`, which may be
-    the size and a space alone."""
-    return _read_index(file, mark, lambda handle: np.load(handle, allow_pickle=False))
+def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header, Table] | None:
+    """Read an index; None where it is absent, damaged or of a shard with another stamp than `mark` (None: any).
 
-
-def read_header(file: Path, mark: str) -> Header | None:
-    """Read the header of an index, or None as `read_index`."""
-    found = _read_index(file, mark, lambda handle: _NO_SAMPLES)
-    return found and found[0]
-
-
-def _read_index(
-    file: Path, mark: str, read_table: Callable[[IO[bytes]], Table]
-) -> tuple[Header, Table] | None:
+    Unless `whole`, only the header is read and the table is empty.
+    """
     try:
         with file.open("rb") as handle:
             found = json.loads(str(np.load(handle, allow_pickle=False)))
-            same = found["stamp"] == mark or (mark.endswith(" ") and found["stamp"].startswith(mark))
-            if found.pop("format") != _FORMAT or not same:
+            if found.pop("format") != _FORMAT or mark not in (None, found["stamp"]):
                 return None
-            return Header(**found), read_table(handle)
+            return Header(**found), np.load(handle, allow_pickle=False) if whole else _NO_SAMPLES
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
 
@@ -252,63 +232,37 @@ def cached_index(place: str) -> Path:
     return cache_folder() / "indexes" / key / f"{name[-100:]}.npy"
 
 
-def open_index(path: Path) -> tuple[Header, Table]:
+def open_index(path: Path, whole: bool = True) -> tuple[Header, Table]:
     """The index of a shard: read where there is one, else made and kept in the user's cache folder.
 
     A broken shard gives what is whole in it, with `faults`; so does one that cannot be opened.
     """
-    mark = stamp(path)
-    files = index_files(path)
-    for file in files:
-        if mark and (found := read_index(file, mark)):
-            return found
-    header, table = scan(path, mark)
-    if mark:
-        write_index(files[1], header, table)
-    return header, table
-
-
-def open_header(path: Path) -> Header:
-    """The header of a shard's index, as `open_index`."""
-    mark = stamp(path)
-    for file in index_files(path):
-        if mark and (found := read_header(file, mark)):
-            return found
-    return open_index(path)[0]
-
-
-def open_headers(paths: Sequence[Path]) -> list[Header]:
-    """The headers of many shards; those without an index are scanned by several processes."""
-    return _open_all(paths, read_header, open_header)
-
-
-def open_indexes(paths: Sequence[Path]) -> list[tuple[Header, Table]]:
-    """The indexes of many shards, as `open_headers`."""
-    return _open_all(paths, read_index, open_index)
-
-
-def _open_all(
-    paths: Sequence[Path], read: Callable[[Path, str], T | None], make: Callable[[Path], T]
-) -> list[T]:
-    found: dict[Path, T | None] = {}
-    for path in paths:
+    found = _kept_index(path, whole)
+    if found is None:
         mark = stamp(path)
-        kept = (read(file, mark) for file in index_files(path)) if mark else iter(())
-        found[path] = next((one for one in kept if one is not None), None)
-    todo = [path for path, one in found.items() if one is None]
+        found = scan(path, mark)
+        if mark:
+            write_index(index_files(path)[1], *found)
+    return found
+
+
+def _kept_index(path: Path, whole: bool) -> tuple[Header, Table] | None:
+    mark = stamp(path)
+    kept = (read_index(file, mark, whole) for file in index_files(path)) if mark else iter(())
+    return next((one for one in kept if one is not None), None)
+
+
+def open_indexes(paths: Sequence[Path], whole: bool = True) -> list[tuple[Header, Table]]:
+    """The indexes of many shards; those without one are scanned by several processes."""
+    kept = [_kept_index(path, whole) for path in paths]
+    todo = [path for path, one in zip(paths, kept, strict=True) if one is None]
     if len(todo) >= _WORTH_PROCESSES:
-        for _ in progress(_in_processes(todo), len(todo), "indexing"):
-            pass
-    made = {path: make(path) for path in todo}
-    return [made[path] if one is None else one for path, one in ((path, found[path]) for path in paths)]
-
-
-def _in_processes(paths: Sequence[Path]) -> Iterator[Header]:
-    # Headers are read by Python code, which threads would not do at once.
-    with ProcessPoolExecutor(
-        os.cpu_count(), multiprocessing.get_context("fork"), initializer=_end_with_parent
-    ) as pool:
-        yield from pool.map(open_header, paths)
+        # Headers are read by Python code, which threads would not do at once.
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(os.cpu_count(), fork, initializer=_end_with_parent) as pool:
+            for _ in progress(pool.map(partial(open_index, whole=False), todo), len(todo), "indexing"):
+                pass
+    return [open_index(path, whole) if one is None else one for path, one in zip(paths, kept, strict=True)]
 
 
 def _end_with_parent() -> None:
@@ -325,3 +279,44 @@ def progress(results: Iterable[Any], total: int, doing: str) -> Iterator[Any]:
         if time.monotonic() > due:
             due = time.monotonic() + _BETWEEN
             print(f"diffclip: {doing} {total} shards, once: {done} are ready", file=sys.stderr, flush=True)
+
+
+class TarFiles:
+    """Read members of tars from their places; the last `limit` files that were read stay open.
+
+    An object may be forked or pickled to data workers; it is not for several threads at once.
+    """
+
+    def __init__(self, limit: int = OPEN_FILES) -> None:
+        self._limit = limit
+        self._files: dict[Path, IO[bytes]] = {}
+
+    def open(self, path: Path) -> IO[bytes]:
+        """Open a file, or find it open; it can then be read even if it is removed."""
+        file = self._files.pop(path, None)
+        if file is None:
+            file = path.open("rb", buffering=0)
+            while len(self._files) >= self._limit:
+                self._files.pop(next(iter(self._files))).close()
+        self._files[path] = file
+        return file
+
+    def read(self, path: Path, row: Any, extensions: Iterable[str] | None = None) -> dict[str, bytes]:
+        """Read the members of the sample in a row of an index, only those with `extensions` if given.
+
+        Raises:
+            InputError: the file ends before a member does.
+            OSError: the file cannot be read.
+        """
+        descriptor, found = self.open(path).fileno(), {}
+        for extension in row.dtype.names[1:] if extensions is None else extensions:
+            if extension in row.dtype.names and row[extension][1]:
+                block, size = row[extension].tolist()
+                # without the file's position, which forked processes share
+                found[extension] = os.pread(descriptor, size, block * BLOCK)
+                if len(found[extension]) < size:
+                    raise InputError(f"{path} became shorter while it was read: start again")
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": {}}

@@ -1,28 +1,26 @@
 """Batches of images and captions for training, in an order that depends on the seed alone.
 
-A sample's way: its place in the epoch (`order.py`), its members from the shard (`corpus.py`, `index.py`), decoded and
-cropped (`images.py`, `transforms.py`), collated here. Everything about sample i of an epoch is drawn from (seed, epoch,
-i), so an epoch can be entered at any batch without reading those before it.
+Everything about sample i of an epoch is drawn from (seed, epoch, i), so an epoch can be entered at any batch without
+reading those before it. `_Batches.__getitems__` makes a batch from top to bottom.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from diffclip.data.corpus import Corpus
-from diffclip.data.order import Epoch, Items, Steps, WholeEpoch, WindowedEpoch, seeds_of
-from diffclip.data.samples import Fault, captions_of, pixels_of, sample_fault
-from diffclip.data.workers import leave_signals_to_parent, watched
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.data.images import read_pixels
+from diffclip.data.order import Items, Steps, WholeEpoch, WindowedEpoch, seeds_of
+from diffclip.data.workers import data_loader, watched
+from diffclip.errors import DiffCLIPError, Fault, InputError, sample_fault
 
-Transform = Callable[[Tensor, int], Tensor]
+CropTransform = Callable[[Tensor, int], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
 
 
@@ -74,7 +72,7 @@ class CaptionLoader:
     def __init__(
         self,
         corpus: Corpus,
-        transform: Transform,
+        transform: CropTransform,
         tokenizer: Tokenizer,
         batch_size: int,
         seed: int,
@@ -88,19 +86,13 @@ class CaptionLoader:
         self.batches_per_epoch, self.dropped = self._steps.batches, self.samples % batch_size
         self.corpus, self._seed, self._workers = corpus, seed, workers
         self._jobs = _Jobs()
-        self._loader: DataLoader[Any] = DataLoader(
-            _Samples(corpus, transform, seed),
-            # Typed as one of lists; what it gives goes to `__getitems__` as it is.
-            batch_sampler=cast(Any, self._jobs),
-            collate_fn=_Collate(transform, tokenizer),
-            num_workers=workers,
+        self._loader = data_loader(
+            _Batches(corpus, transform, tokenizer, seed),
+            workers,
+            0 if corpus.is_remote else timeout,
+            batch_sampler=self._jobs,
+            collate_fn=_as_it_is,
             persistent_workers=workers > 0,
-            worker_init_fn=leave_signals_to_parent,
-            timeout=timeout if workers and not corpus.is_remote else 0,
-            # Forked workers share the memory of the indexes.
-            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-            # Without its own generator a DataLoader draws from the global one.
-            generator=torch.Generator(),
         )
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
@@ -114,14 +106,16 @@ class CaptionLoader:
         order = self._order(epoch)
         mine = self._jobs.now = _Jobs.Now(epoch, order, start_batch)
         batches = watched(self._loader)
-        # After the workers have started: a process with a thread that fetches is better not forked.
         window = -1
         for number, batch in enumerate(batches, start_batch + 1):
             if isinstance(batch, DiffCLIPError):
                 raise batch
-            if order.window(number) != window:
+            # After the workers have started: a process with a thread that fetches is better not forked.
+            if self.corpus.is_remote and order.window(number) != window:
                 window = order.window(number)
-                self._fetch(epoch, order, window)
+                # this window and the next one, which may be the first of the next epoch
+                following = order.shards(window + 1) or self._order(epoch + 1).shards(0)
+                self.corpus.ahead([*order.shards(window), *following])
             yield batch
             if self._workers and self._jobs.now is not mine:
                 raise DiffCLIPError("another epoch of this loader was started: use a second loader for it")
@@ -130,41 +124,10 @@ class CaptionLoader:
         """Stop fetching shards."""
         self.corpus.close()
 
-    def _order(self, epoch: int) -> Epoch:
-        layout, window = self.corpus.layout, self.corpus.window
-        if window is None:
-            return WholeEpoch(layout, self._steps, self._seed, epoch)
-        return WindowedEpoch(layout, self._steps, window, self._seed, epoch)
-
-    def _fetch(self, epoch: int, order: Epoch, window: int) -> None:
-        """Have this window at hand and the next one, which may be the first of the next epoch."""
-        if self.corpus.is_remote:
-            following = order.shards(window + 1) or self._order(epoch + 1).shards(0)
-            self.corpus.ahead([*order.shards(window), *following])
-
-
-class Decoded(NamedTuple):
-    """A sample's key, its captions and its image, uint8 [3, H, W]."""
-
-    key: str
-    captions: list[str]
-    pixels: Tensor
-
-
-def decode(corpus: Corpus, i: int) -> Decoded | Fault:
-    """Read usable sample `i` of a corpus, or say what is wrong with it or its shard.
-
-    Raises:
-        DiffCLIPError: as `Corpus.read`.
-    """
-    sample = corpus.read(i)
-    if isinstance(sample, Fault):
-        return sample
-    try:
-        captions = captions_of(sample.members, sample.name, corpus.caption_key)
-        return Decoded(sample.key, captions, pixels_of(sample.members, sample.name))
-    except InputError as error:
-        return sample_fault(sample.name, error)
+    def _order(self, epoch: int) -> WholeEpoch | WindowedEpoch:
+        if self.corpus.window is None:
+            return WholeEpoch(self.corpus.layout, self._steps, self._seed, epoch)
+        return WindowedEpoch(self.corpus.layout, self._steps, self.corpus.window, self._seed, epoch)
 
 
 def steps_of(corpus: Corpus, batch_size: int, rank: int, world: int) -> Steps:
@@ -198,7 +161,7 @@ class _Jobs:
 
     class Now(NamedTuple):
         epoch: int
-        order: Epoch
+        order: WholeEpoch | WindowedEpoch
         start: int
 
     now: Now
@@ -208,50 +171,60 @@ class _Jobs:
         return (_Job(epoch, items) for items in order.batches(start))
 
 
-_Read = tuple[str, Tensor, str]
+class _Batches(Dataset[Any]):
+    def __init__(self, corpus: Corpus, transform: CropTransform, tokenizer: Tokenizer, seed: int) -> None:
+        self.corpus, self.transform, self.tokenizer, self.seed = corpus, transform, tokenizer, seed
 
-
-class _Samples(Dataset[_Read | Fault]):
-    def __init__(self, corpus: Corpus, transform: Transform, seed: int) -> None:
-        self.corpus, self.transform, self.seed = corpus, transform, seed
-
-    def __getitems__(self, job: _Job) -> list[_Read | Fault] | DiffCLIPError:
-        """The samples of a whole batch, or why there is none: an exception would lose its type between processes."""
+    def __getitems__(self, job: _Job) -> Batch | DiffCLIPError:
+        """Make a batch, or say why there is none: an exception would lose its type between processes."""
+        keys, images, captions, faults = [], [], [], []
         samples = (job.items % self.corpus.samples).tolist()
         seeds = seeds_of(self.seed, job.epoch, job.items).tolist()
         try:
-            return [self._read(sample, seed) for sample, seed in zip(samples, seeds, strict=True)]
+            for i, seed in zip(samples, seeds, strict=True):
+                sample = decode(self.corpus, i)
+                if isinstance(sample, Fault):
+                    faults.append(sample)
+                    continue
+                keys.append(sample.key)
+                images.append(self.transform(sample.pixels, seed))
+                captions.append(sample.captions[caption_of(seed, sample.captions)])
         except DiffCLIPError as error:
             return error
+        if not keys:
+            blank = self.transform(torch.zeros(3, 8, 8, dtype=torch.uint8), 0)
+            return Batch(blank[None][:0], self.tokenizer([""])[:0], [], faults)
+        # In a worker it collates straight into the memory that the processes share.
+        return Batch(default_collate(images), self.tokenizer(captions), keys, faults)
 
-    def _read(self, i: int, seed: int) -> _Read | Fault:
-        sample = decode(self.corpus, i)
-        if isinstance(sample, Fault):
-            return sample
-        return (
-            sample.key,
-            self.transform(sample.pixels, seed),
-            sample.captions[caption_of(seed, sample.captions)],
-        )
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class Decoded(NamedTuple):
+    """A sample's key, its captions and its image, uint8 [3, H, W]."""
+
+    key: str
+    captions: list[str]
+    pixels: Tensor
+
+
+def decode(corpus: Corpus, i: int) -> Decoded | Fault:
+    """Read and decode usable sample `i` of a corpus, or say what is wrong with it or its shard.
+
+    Raises:
+        DiffCLIPError: as `Corpus.read`.
+    """
+    sample = corpus.read(i)
+    if isinstance(sample, Fault):
+        return sample
+    try:
+        return Decoded(sample.key, sample.captions, read_pixels(sample.image, sample.name))
+    except InputError as error:
+        return sample_fault(sample.name, error)
 
 
 def caption_of(seed: int, captions: list[str]) -> int:
     """Choose one of a sample's captions by its upper bits."""
     return (seed >> 32) % len(captions)
-
-
-class _Collate:
-    def __init__(self, transform: Transform, tokenizer: Tokenizer) -> None:
-        self.transform, self.tokenizer = transform, tokenizer
-
-    def __call__(self, items: list[_Read | Fault] | DiffCLIPError) -> Batch | DiffCLIPError:
-        if isinstance(items, DiffCLIPError):
-            return items
-        faults = [item for item in items if isinstance(item, Fault)]
-        whole = [item for item in items if not isinstance(item, Fault)]
-        if not whole:
-            blank = self.transform(torch.zeros(3, 8, 8, dtype=torch.uint8), 0)
-            return Batch(blank[None][:0], self.tokenizer([""])[:0], [], faults)
-        keys, images, captions = zip(*whole, strict=True)
-        # In a worker it collates straight into the memory that the processes share.
-        return Batch(default_collate(list(images)), self.tokenizer(list(captions)), list(keys), faults)

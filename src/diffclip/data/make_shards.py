@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -18,16 +17,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions, read_captions
-from diffclip.data.images import SUFFIXES, read_image
-from diffclip.data.samples import IMAGE, Fault, sample_fault
-from diffclip.errors import InputError
+from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
+from diffclip.data.images import IMAGE, SUFFIXES, read_image
+from diffclip.data.index import digest_of
+from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import write_atomically, write_text
 
 SAMPLES = 1000
 """Samples a shard."""
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:\d{4})?(?:[_.-]|$)")
-_ORDER = "train val test"
+_SPLITS = ("", "train", "val", "test")
 _MANIFEST = "make-shards.json"
 _QUALITY = 95
 
@@ -38,7 +37,6 @@ Job = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
 class Made:
     """The counts of one folder of shards: samples written, and the images that were left out."""
 
-    folder: Path
     shards: int
     samples: int = 0
     captions: int = 0
@@ -55,20 +53,17 @@ def find_captions(source: Path) -> dict[str, Path]:
     """
     if not source.is_dir():
         raise InputError(f"{source} is no folder: give the folder that holds the images")
-    folders = [source, source / "annotations"]
     files = sorted(
         file
-        for folder in folders
+        for folder in (source, source / "annotations")
         if folder.is_dir()
         for file in folder.iterdir()
         if file.suffix.lower() in SUFFIXES_OF_CAPTIONS and not file.name.startswith((".", "readme", "README"))
     )
-    splits = [(match[1], file) for file in files if (match := _SPLIT.search(file.stem.lower()))]
     named = [file for file in files if re.search("caption|token|karpathy|metadata", file.name.lower())]
-    chosen = [(split, file) for split, file in splits if file in named] or [
-        ("", file) for file in named or files
-    ]
-    found = {split: file for split, file in sorted(chosen, key=lambda one: _ORDER.find(one[0]))}
+    of_splits = [(match[1], file) for file in named if (match := _SPLIT.search(file.stem.lower()))]
+    chosen = of_splits or [("", file) for file in named or files]
+    found = dict(sorted(chosen, key=lambda one: _SPLITS.index(one[0])))
     if len(found) != len(chosen) or not found:
         which = ", ".join(file.name for file in files[:5]) or "none"
         raise InputError(
@@ -103,34 +98,29 @@ def make_shards(
     Raises:
         InputError: no image is there, or `folder` holds shards of another source.
     """
-    settings = {"source": str(source.resolve()), "edge": edge, "captions": _digest(captions)}
+    settings = {"source": str(source.resolve()), "edge": edge, "captions": digest_of(list(captions.items()))}
     manifest = folder / _MANIFEST
     if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
         raise InputError(f"{folder} holds shards made of something else: remove it or choose another folder")
     if not manifest.exists() and any(folder.glob("*.tar")):
         raise InputError(f"{folder} holds shards already: choose another folder")
     places = _places(source, captions)
-    missing = [Fault(name, f"is not in {source}") for name in captions if name not in places]
     if not places:
         raise InputError(
             f"not one of {len(captions)} images, such as {next(iter(captions))!r}, is in {source}"
         )
     write_text(manifest, json.dumps(settings))
     names = [name for name in captions if name in places]
-    order = np.random.default_rng(0).permutation(len(names)).tolist()
-    samples = [
-        (
-            f"{number:07d}_{re.sub(r'[^A-Za-z0-9-]', '_', Path(names[i]).stem)}",
-            places[names[i]],
-            captions[names[i]],
-        )
-        for number, i in enumerate(order)
-    ]
+    samples = []
+    for number, i in enumerate(np.random.default_rng(0).permutation(len(names)).tolist()):
+        key = f"{number:07d}_{re.sub(r'[^A-Za-z0-9-]', '_', Path(names[i]).stem)}"
+        samples.append((key, places[names[i]], captions[names[i]]))
     jobs = [
         (folder / f"{number}.tar", samples[start : start + SAMPLES], edge)
         for number, start in enumerate(range(0, len(samples), SAMPLES))
     ]
-    made = Made(folder, len(jobs), faults=missing)
+    missing = [Fault(name, f"is not in {source}") for name in captions if name not in places]
+    made = Made(len(jobs), faults=missing)
     for counts in _results(jobs, workers):
         made.samples += counts["samples"]
         made.captions += counts["captions"]
@@ -138,15 +128,6 @@ def make_shards(
         advance("images", counts["samples"] + len(counts["faults"]), len(samples))
     write_text(folder / "nshards.txt", f"{len(jobs)}\n")
     return made
-
-
-def _results(jobs: list[Job], workers: int) -> Iterator[dict[str, Any]]:
-    if workers == 1 or len(jobs) == 1:
-        yield from map(_write_shard, jobs)
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(_write_shard, job) for job in jobs]):
-            yield future.result()
 
 
 def _places(source: Path, captions: Captions) -> dict[str, Path]:
@@ -160,6 +141,15 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
                     by_name.setdefault(name, path)
     found = {name: by_name.get(name) or by_name.get(name.rpartition("/")[2]) for name in captions}
     return {name: path for name, path in found.items() if path is not None}
+
+
+def _results(jobs: list[Job], workers: int) -> Iterator[dict[str, Any]]:
+    if workers == 1 or len(jobs) == 1:
+        yield from map(_write_shard, jobs)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_write_shard, job) for job in jobs]):
+            yield future.result()
 
 
 def _write_shard(job: Job) -> dict[str, Any]:
@@ -190,14 +180,13 @@ def _image(path: Path, edge: int | None) -> tuple[str, bytes]:
     """An image file as it is, or scaled down; it is decoded in any case, to know that it can be read."""
     image = read_image(path)
     extension = path.suffix[1:].lower()
-    if extension in IMAGE and (edge is None or min(image.size) <= edge):
+    large = edge is not None and min(image.size) > edge
+    if extension in IMAGE and not large:
         return extension, path.read_bytes()
-    if edge is not None and min(image.size) > edge:
+    if edge is not None and large:
         scale = edge / min(image.size)
-        image = image.resize(
-            (max(1, round(image.width * scale)), max(1, round(image.height * scale))),
-            Image.Resampling.LANCZOS,
-        )
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image = image.resize(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=_QUALITY)
     return "jpg", buffer.getvalue()
@@ -207,25 +196,3 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
-
-
-def _digest(captions: Captions) -> str:
-    return hashlib.sha256(json.dumps(captions).encode()).hexdigest()
-
-
-def read_captions_of(files: dict[str, Path], only: Path | None, **keys: str | None) -> dict[str, Captions]:
-    """Read the captions of each split, of the images alone that the lines of `only` name, if it is given.
-
-    Raises:
-        InputError: a file cannot be read, or names none of these images.
-    """
-    found = {split: read_captions(file, **keys) for split, file in files.items()}
-    if only is not None:
-        wanted = {line.strip() for line in only.read_text("utf-8").splitlines()}
-        found = {
-            split: {name: own for name, own in texts.items() if name in wanted}
-            for split, texts in found.items()
-        }
-        if not all(found.values()):
-            raise InputError(f"{only} names no image that has captions: give one name a line")
-    return found

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import json
-import struct
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,16 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from diffclip.data.corpus import captions_of
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.images import MAX_PIXELS, orientation_of
-from diffclip.data.samples import IMAGE, Fault, captions_of, image_member, label_of, sample_fault
+from diffclip.data.images import IMAGE, image_member, orientation_of
 from diffclip.data.shards import Shards
 from diffclip.data.transforms import LONGEST_RATIO
-from diffclip.errors import InputError
+from diffclip.errors import Fault, InputError, sample_fault
 
 MASK = "mask.png"
+Box = tuple[float, float, float, float]
+"""left, top, right, bottom as shares of an image's width and height."""
 # what rounding leaves of an area that is nothing or all
 _ROUNDING = 1e-9
+_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True)
@@ -62,31 +65,26 @@ class MaskedSet(EvaluationSet):
             grid: patches along an edge.
         """
         i = self.indices[position]
+        assert isinstance(self.source, Shards)
         try:
-            mask, box = self._mask(i, image_size, edge)
+            sample = self.source.sample(i, (*IMAGE, MASK))
+            mask, size = read_mask(sample[MASK], image_member(sample, self.source.name(i)))
         except (InputError, OSError) as error:
             self.faults.append(sample_fault(self.source.name(i), error))
             return [], np.empty((0, grid, grid))
+        box = crop_box(size, image_size, edge)
         things, covered = [], []
         for thing in self.things[position]:
             own = mask != 0 if thing.values is None else np.isin(mask, thing.values)
             found = coverage(own, box, grid)
             why = _unusable(own, float(found.mean()))
             if why:
-                self.faults.append(
-                    Fault(self.source.name(i), f"has an object that {why}: {thing.name!r}", "mask")
-                )
+                reason = f"has an object that {why}: {thing.name!r}"
+                self.faults.append(Fault(self.source.name(i), reason, "mask"))
                 continue
             things.append(thing)
             covered.append(found)
         return things, np.stack(covered) if covered else np.empty((0, grid, grid))
-
-    def _mask(self, i: int, image_size: int, edge: int | Literal["squash"]) -> tuple[NDArray[Any], Box]:
-        assert isinstance(self.source, Shards)
-        sample = self.source.sample(i, (*IMAGE, MASK))
-        stored, orientation = geometry(image_member(sample, self.source.name(i)))
-        mask = upright(read_mask(sample[MASK]), stored, orientation)
-        return mask, crop_box(upright_size(stored, orientation), image_size, edge)
 
 
 def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str], template: str) -> MaskedSet:
@@ -99,8 +97,8 @@ def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str],
     Raises:
         InputError: no sample has an image, a mask and a text; a label outside the class list.
     """
-    usable, faults = shards.usable({"image": IMAGE, f"mask (.{MASK})": (MASK,)})
-    faults = shards.faults + faults
+    usable, missing = shards.usable({"image": IMAGE, f"mask (.{MASK})": (MASK,)})
+    faults = shards.faults + missing
     if not len(usable):
         raise InputError(f"no sample in {shards} has an image and a mask (.{MASK}): {faults[0]}")
     indices, things = [], []
@@ -117,6 +115,20 @@ def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str],
     return MaskedSet(
         name, split, "masks", [], [], shards, indices, captions=texts, faults=faults, things=things
     )
+
+
+def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
+    """Read the number in the sample's `.cls`, from 0 to `classes` − 1.
+
+    Raises:
+        InputError: it is no whole number, or another one.
+    """
+    text = sample["cls"].decode("ascii", "replace").strip()
+    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
+        raise InputError(f"label {text[:20]!r} of {name} is not a whole number: correct its .cls")
+    if not 0 <= int(text) < classes:
+        raise InputError(f"label {text} of {name} is outside the {classes} classes of classnames.txt")
+    return int(text)
 
 
 def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], template: str) -> list[Thing]:
@@ -139,7 +151,7 @@ def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], t
 
 
 def _objects(sample: Mapping[str, bytes]) -> list[dict[str, str]]:
-    """The objects that a scene's `.json` names by shape and colour; none of any other."""
+    """The objects that a scene's `.json` names by shape and color; none of any other."""
     try:
         found = json.loads(sample.get("json", b"{}"))["objects"]
         return [{key: str(one[key]) for key in ("colour", "shape")} for one in found]
@@ -155,83 +167,51 @@ def _unusable(mask: NDArray[np.bool_], area: float) -> str:
     return "fills the model's crop" if area > 1 - _ROUNDING else ""
 
 
-Box = tuple[float, float, float, float]
-"""left, top, right, bottom as shares of an image's width and height."""
-
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Pillow warns of larger files, and a mask needs none of its pixels beyond a crop's few hundred
-_MOST_PIXELS = MAX_PIXELS // 2
-_TURNS: dict[int, Callable[[NDArray[Any]], NDArray[Any]]] = {
-    1: lambda mask: mask,
-    2: np.fliplr,
-    3: lambda mask: np.rot90(mask, 2),
-    4: np.flipud,
-    5: np.transpose,
-    6: lambda mask: np.rot90(mask, -1),
-    7: lambda mask: np.rot90(mask, 2).T,
-    8: np.rot90,
-}
-
-
-def read_mask(data: bytes) -> NDArray[Any]:
-    """The values of a mask, numbers or booleans [H, W]: 0 is background; of a palette the index counts.
-
-    Raises:
-        InputError: no PNG, cut short or broken, too large, or with transparency.
-    """
-    if data[:8] != _SIGNATURE or len(data) < 24:
-        raise InputError("has a mask that is no PNG")
-    width, height = struct.unpack(">II", data[16:24])
-    if width * height > _MOST_PIXELS:
-        raise InputError(f"has a mask of more than {_MOST_PIXELS // 10**6} megapixels ({width}×{height})")
-    try:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            mode, values = image.mode, np.asarray(ImageOps.exif_transpose(image))
-    # a damaged file makes Pillow's reader raise nearly anything
-    except Exception as error:
-        raise InputError("has a mask that is cut short or broken") from error
-    if mode in ("LA", "RGBA"):
-        raise InputError("has a mask with transparency: save it as 1-bit, gray or palette")
-    return np.any(values, axis=-1) if values.ndim == 3 else values
-
-
-def geometry(data: bytes) -> tuple[tuple[int, int], int]:
-    """Width and height of an image as its pixels are stored, and its EXIF orientation from 1 to 8.
-
-    Raises:
-        InputError: it is no image.
-    """
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            return image.size, orientation_of(image)
-    except Exception as error:
-        raise InputError("has an image that cannot be read") from error
-
-
-def upright(mask: NDArray[Any], stored: tuple[int, int], orientation: int) -> NDArray[Any]:
-    """The mask [H, W] turned as its image is; one that has the upright image's shape alone is so already.
+def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]:
+    """Read the mask of an image, turned as the image is by EXIF unless it is upright already.
 
     Args:
-        mask: its size may be another than the image's, its aspect may not.
-        stored: width and height of the image before it is turned.
-        orientation: the image's, by EXIF.
+        data: a PNG file; its size may be another than the image's, its aspect may not.
+        image: the image's file.
+
+    Returns:
+        The values, numbers or booleans [H, W], 0 is background, of a palette the index counts; and width and height
+        of the upright image.
 
     Raises:
-        InputError: the mask's shape is not the image's.
+        InputError: no PNG, cut short or broken, too large, with transparency, or of another shape than the image.
     """
-    if _same_aspect(mask, stored):
-        return _TURNS[orientation](mask)
-    width, height = upright_size(stored, orientation)
-    if _same_aspect(mask, (width, height)):
-        return mask
-    raise InputError(
-        f"has a mask of {mask.shape[1]}×{mask.shape[0]} pixels, another shape than its image's {width}×{height}"
-    )
+    try:
+        with Image.open(io.BytesIO(image)) as header:
+            stored, orientation = header.size, orientation_of(header)
+    except Exception as error:
+        raise InputError("has an image that cannot be read") from error
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as opened:
+            mask = ImageOps.exif_transpose(opened)
+    # a damaged file makes Pillow's reader raise nearly anything
+    except Exception as error:
+        raise InputError(f"has a mask that is no PNG, cut short or broken ({error})") from error
+    if mask.mode in ("LA", "RGBA"):
+        raise InputError("has a mask with transparency: save it as 1-bit, gray or palette")
+    size = stored if orientation < 5 else stored[::-1]
+    if _same_aspect(mask.size, stored):
+        mask.getexif()[_ORIENTATION] = orientation
+        mask = ImageOps.exif_transpose(mask)
+    elif not _same_aspect(mask.size, size):
+        (width, height), (wide, tall) = mask.size, size
+        raise InputError(
+            f"has a mask of {width}×{height} pixels, another shape than its image's {wide}×{tall}"
+        )
+    values = np.asarray(mask)
+    return (np.any(values, axis=-1) if values.ndim == 3 else values), size
 
 
-def upright_size(stored: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """Width and height of an image after it has been turned by EXIF."""
-    return stored if orientation < 5 else stored[::-1]
+def _same_aspect(mask: tuple[int, int], image: tuple[int, int]) -> bool:
+    """Whether a mask has the shape of an image (both width, height), but for rounding where it was scaled."""
+    if mask[0] == image[0] or mask[1] == image[1]:
+        return mask == image
+    return abs(mask[0] * image[1] - mask[1] * image[0]) < max(image)
 
 
 def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash"]) -> Box:
@@ -274,11 +254,3 @@ def _overlaps(length: int, low: float, high: float, parts: int) -> NDArray[np.fl
     ends = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     overlaps: NDArray[np.float64] = np.maximum(ends, 0) / np.diff(edges)[:, None]
     return overlaps
-
-
-def _same_aspect(mask: NDArray[Any], size: tuple[int, int]) -> bool:
-    """Whether the mask has the shape of `size` (width, height), but for rounding where it was scaled."""
-    (height, width), (wanted, wanted_height) = mask.shape, size
-    if width == wanted or height == wanted_height:
-        return (width, height) == size
-    return bool(abs(width * wanted_height - height * wanted) < max(size))

@@ -11,9 +11,8 @@ from torch import Tensor
 from diffclip.data.corpus import Corpus
 from diffclip.data.loader import Batch, Tokenizer, caption_of, decode, steps_of
 from diffclip.data.order import WholeEpoch, seeds_of
-from diffclip.data.samples import Fault
-from diffclip.data.transforms import Crop, TrainTransform
-from diffclip.errors import InputError
+from diffclip.data.transforms import TrainTransform
+from diffclip.errors import Fault, InputError
 
 
 class MemoryLoader:
@@ -65,8 +64,7 @@ class MemoryLoader:
         self._keys = {i: one.key for i, one in whole.items()}
         self._sizes = {i: (one.pixels.shape[1], one.pixels.shape[2]) for i, one in whole.items()}
         self._captions = {i: one.captions for i, one in whole.items()}
-        texts = [caption for one in whole.values() for caption in one.captions]
-        self._tokens = tokenizer(texts).to(self.device)
+        self._tokens = tokenizer([text for one in whole.values() for text in one.captions]).to(self.device)
         counts = np.cumsum([0, *(len(one.captions) for one in whole.values())])
         self._first_caption = dict(zip(whole, counts.tolist(), strict=False))
         height, width = (max(size[edge] for size in self._sizes.values()) for edge in (0, 1))
@@ -101,11 +99,11 @@ class MemoryLoader:
             chosen = torch.tensor([i for i, _ in whole]).to(self.device, non_blocking=True)
             boxes = torch.tensor(crops, dtype=torch.int64).to(self.device, non_blocking=True)
             return resized_crops(self._images, chosen, boxes, size, self._transform.interpolation)
-        return torch.stack([self._cut(i, crop) for (i, _), crop in zip(whole, crops, strict=True)])
-
-    def _cut(self, i: int, crop: Crop) -> Tensor:
-        height, width = self._sizes[i]
-        return self._transform.cut(self._images[i, :height, :width].permute(2, 0, 1), crop)
+        cut = []
+        for (i, _), crop in zip(whole, crops, strict=True):
+            height, width = self._sizes[i]
+            cut.append(self._transform.cut(self._images[i, :height, :width].permute(2, 0, 1), crop))
+        return torch.stack(cut)
 
 
 def resized_crops(images: Tensor, chosen: Tensor, crops: Tensor, size: int, interpolation: str) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,29 +62,17 @@ class Steps:
         return self.size // self.world
 
 
-class Epoch(Protocol):
-    """One process's part of an epoch."""
-
-    def batches(self, start: int) -> Iterator[Items]:
-        """The items of each batch from `start` on."""
-        ...
-
-    def window(self, batch: int) -> int:
-        """The number of the window that `batch` starts in; one after the last for the end of the epoch."""
-        ...
-
-    def shards(self, window: int) -> list[int]:
-        """The shards of a window; none where all samples are one, or after the last."""
-        ...
-
-
 class WholeEpoch:
-    """One permutation of all samples; a batch is the same samples whatever the number of processes."""
+    """One process's part of one permutation of all samples.
+
+    A batch is the same samples whatever the number of processes.
+    """
 
     def __init__(self, layout: Layout, steps: Steps, seed: int, epoch: int) -> None:
         self._layout, self._steps, self._seed, self._epoch = layout, steps, seed, epoch
 
     def batches(self, start: int) -> Iterator[Items]:
+        """The items of each batch from `start` on."""
         steps = self._steps
         order = self._items()
         np.random.default_rng((self._seed, self._epoch)).shuffle(order)
@@ -96,9 +83,11 @@ class WholeEpoch:
         yield from mine
 
     def window(self, batch: int) -> int:
+        """As `WindowedEpoch.window`: all samples are one window."""
         return 0
 
     def shards(self, window: int) -> list[int]:
+        """As `WindowedEpoch.shards`: none, since all shards are at hand."""
         return []
 
     def _items(self) -> Items:
@@ -137,6 +126,7 @@ class WindowedEpoch:
         self._window_ends = np.array([self._span(window)[1] for window in self._windows])
 
     def batches(self, start: int) -> Iterator[Items]:
+        """The items of each batch from `start` on."""
         part = self._steps.part
         at, left = self._start + start * part, np.zeros(0, np.int64)
         for window in self._windows[self.window(start) :]:
@@ -147,14 +137,15 @@ class WindowedEpoch:
             left = left[whole:]
 
     def window(self, batch: int) -> int:
+        """The number of the window that `batch` starts in; one after the last for the end of the epoch."""
         at = self._start + batch * self._steps.part
         return int(self._window_ends.searchsorted(at, side="right"))
 
     def shards(self, window: int) -> list[int]:
-        found: list[int] = (
-            [] if window >= len(self._windows) else self._pieces[slice(*self._windows[window]), 0].tolist()
-        )
-        return list(dict.fromkeys(found))
+        """The shards of a window; none after the last."""
+        if window >= len(self._windows):
+            return []
+        return list(dict.fromkeys(self._pieces[slice(*self._windows[window]), 0].tolist()))
 
     def _shuffled(self, layout: Layout) -> Items:
         """[pieces, 3]: shard, repeat and number of samples; a shard is a piece for each time it is shown."""

@@ -1,16 +1,18 @@
-"""A split of a published set from ROOT/NAME, where its files lie as torchvision or the publisher lays them out.
+"""The files of published sets in ROOT/NAME, as torchvision or the publisher lays them out: fetch and open them.
 
 Where clip_benchmark has a builder for such files it is asked, so that the class names, templates and images are its
 own. ImageNet and its shifts are folders of images, a class each: by synset, or for V2 by the number of the class; the
 labels come from the names of the folders, never from their order, and the class names are the 1000 of OpenAI's CLIP, of
 which ImageNet-A and -R keep the 200 that they have folders of. Flickr and COCO are a folder of images beside the
-captions of the Karpathy splits. Nothing is ever downloaded here.
+captions of the Karpathy splits. Opening a set never downloads anything.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import re
+import shutil
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,21 +21,22 @@ from typing import Any
 import numpy as np
 
 from diffclip.data.captions import read_coco, read_karpathy
-from diffclip.data.evaluation_set import EvaluationSet, check_several
+from diffclip.data.evaluation_set import EvaluationSet, FolderSource, check_several
 from diffclip.data.images import SUFFIXES
 from diffclip.data.published_sets import (
-    NUMBERED,
+    PublishedSet,
     annotation_file,
     class_folder,
     command_for,
     folders_in,
+    in_bytes,
     is_there,
     not_there,
+    place_of,
     published,
 )
-from diffclip.data.samples import Fault
-from diffclip.data.sources import DatasetSource, FileSource, labels_of
-from diffclip.errors import InputError, require_group
+from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
+from diffclip.files import disk_errors
 
 # Our names of the splits of the files, where the builders have others.
 _BUILDER_SPLITS = {("pets", "train"): "trainval"}
@@ -41,8 +44,16 @@ _BUILDER_SPLITS = {("pets", "train"): "trainval"}
 # As in TFDS's splits: 30 a class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
 _DRAWN: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
 # Sets that lack a class are not whole. Any other folder of synsets is a set of its own classes.
-_CLASSES = {"imagenet1k": 1000, NUMBERED: 1000, "imagenet_sketch": 1000, "imagenet-a": 200, "imagenet-r": 200}
+_CLASSES = {
+    "imagenet1k": 1000,
+    "imagenetv2": 1000,
+    "imagenet_sketch": 1000,
+    "imagenet-a": 200,
+    "imagenet-r": 200,
+}
 _HINT = " You can use download=True to download it"
+# An archive and what is unpacked from it lie side by side for a while.
+_ROOM = 2.2
 
 
 def open_files(name: str, split: str, place: Path) -> EvaluationSet:
@@ -76,24 +87,26 @@ def class_folder_set(name: str, split: str, folder: Path) -> EvaluationSet:
     from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
     from timm.data import ImageNetInfo
 
-    synsets = ImageNetInfo().label_names()
-    numbers = {str(number): number for number in range(len(synsets))}
-    known = numbers if name == NUMBERED else {synset: number for number, synset in enumerate(synsets)}
+    numbered = name == "imagenetv2"
+    names = map(str, range(1000)) if numbered else ImageNetInfo().label_names()
+    known = {class_name: number for number, class_name in enumerate(names)}
     folders = folders_in(folder)
     foreign = [found for found in folders if found not in known]
     if foreign:
-        what = "the number of a class, 0 to 999" if name == NUMBERED else "one of ImageNet's 1000 synsets"
+        what = "the number of a class, 0 to 999" if numbered else "one of ImageNet's 1000 synsets"
         raise InputError(f"{folder / foreign[0]} is not {what}: move it out of {folder}")
     wanted = _CLASSES.get(name, len(folders))
     if len(folders) != wanted:
         raise InputError(f"{folder} has {len(folders)} class folders, {name} has {wanted}: fetch it again")
     folders.sort(key=known.__getitem__)
-    files, labels = [], []
+    files: list[str] = []
+    labels: list[int] = []
     for label, found in enumerate(folders):
         images = sorted(
-            image for image in os.listdir(folder / found) if re.fullmatch(r"[^.].*", image)
-            and image.lower().endswith(SUFFIXES)
-        )  # fmt: skip
+            image
+            for image in os.listdir(folder / found)
+            if image.lower().endswith(SUFFIXES) and image[0] != "."
+        )
         if not images:
             raise InputError(f"{folder / found} has no image: a class of {name} is empty, fetch it again")
         files += [f"{found}/{image}" for image in images]
@@ -101,8 +114,7 @@ def class_folder_set(name: str, split: str, folder: Path) -> EvaluationSet:
     classnames = [IMAGENET_CLASSNAMES[known[found]] for found in folders]
     check_several(classnames, str(folder))
     templates = [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
-    source = FileSource(folder, files)
-    indices = list(range(len(files)))
+    source, indices = FolderSource(folder, files), list(range(len(files)))
     return EvaluationSet(name, split, "classification", classnames, templates, source, indices, labels)
 
 
@@ -121,10 +133,9 @@ def _captioned(name: str, split: str, place: Path, inside: Sequence[str]) -> Eva
         raise InputError(
             f"not one of the {len(captions)} images that {file.name} names is in {place}: put them there"
         )
-    files = list(captions)
-    source = FileSource(folder, files)
+    source = FolderSource(folder, list(captions))
     indices, faults = [], []
-    for i, image in enumerate(files):
+    for i, image in enumerate(captions):
         if not (folder / image).is_file():
             faults.append(Fault(source.name(i), "is missing"))
         elif not captions[image]:
@@ -133,13 +144,13 @@ def _captioned(name: str, split: str, place: Path, inside: Sequence[str]) -> Eva
             indices.append(i)
     if not indices:
         raise InputError(f"not one image in {folder} has a caption in {file.name}: fetch it again")
-    own = [captions[files[i]] for i in indices]
+    own = [captions[source.keys[i]] for i in indices]
     return EvaluationSet(name, split, "retrieval", [], [], source, indices, captions=own, faults=faults)
 
 
 def _built(name: str, split: str, place: Path) -> EvaluationSet:
     dataset = build(name, split, place)
-    labels = labels_of(dataset)
+    labels = _labels_of(dataset)
     classnames = [str(text) for text in dataset.classes]
     absent = sorted(set(range(len(classnames))).symmetric_difference(labels))
     if absent:
@@ -149,13 +160,23 @@ def _built(name: str, split: str, place: Path) -> EvaluationSet:
             f"{name} in {place} is not whole, its class {which} {said}: remove it and fetch it again, "
             f"{command_for(name, place.parent)}"
         )
-    source = DatasetSource(dataset, place)
-    indices = list(range(len(source)))
+    # torchvision's names of the list of files
+    files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
+    indices = list(range(len(labels)))
+    keys = [os.path.relpath(file, place) for file in files] if files else [f"{i:07d}" for i in indices]
+    source = FolderSource(place, keys, dataset)
     if name in _DRAWN:
-        indices = drawn_split([source.key(i) for i in indices], labels, split, _DRAWN[name])
+        indices = drawn_split(keys, labels, split, _DRAWN[name])
     own = [labels[i] for i in indices]
     templates = list(dataset.templates)
     return EvaluationSet(name, split, "classification", classnames, templates, source, indices, own)
+
+
+def _labels_of(dataset: Any) -> list[int]:
+    """The label of each item, from the list that one of torchvision's data sets keeps (`y`: Caltech-101)."""
+    kept = next(getattr(dataset, name) for name in ("targets", "_labels", "y") if hasattr(dataset, name))
+    change = getattr(dataset, "target_transform", None) or int
+    return [int(change(label)) for label in kept]
 
 
 def build(name: str, split: str, place: Path, download: bool = False) -> Any:
@@ -173,12 +194,12 @@ def build(name: str, split: str, place: Path, download: bool = False) -> Any:
     with warnings.catch_warnings():
         # that the builder knows no split of Caltech-101 and SUN397, of which we make our own
         warnings.simplefilter("ignore")
-        if download:
-            return build_dataset(name, root=str(place), split=split, download=True)
         try:
-            return build_dataset(name, root=str(place), split=split, download=False)
+            return build_dataset(name, root=str(place), split=split, download=download)
         # Lists and pickles that are damaged make it raise nearly anything.
         except Exception as error:
+            if download:
+                raise
             reason = (" ".join(str(error).split()) or type(error).__name__).removesuffix(_HINT)
             raise InputError(
                 f"{name} in {place} cannot be read ({reason}): remove it and fetch it again, "
@@ -206,3 +227,87 @@ def drawn_split(keys: list[str], labels: list[int], split: str, train: int | flo
         picked = drawn[:learned] if split == "train" else drawn[learned:]
         chosen.update(own[place] for place in picked)
     return [i for i in order if i in chosen]
+
+
+def check_room(place: Path, size: float, what: str) -> None:
+    """Raise `InputError` where the disk of `place` has fewer than `size` bytes left for `what`."""
+    folder = place.expanduser().absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise InputError(
+            f"{what} need {in_bytes(int(size))} in {place}, where {in_bytes(free)} are free: "
+            "make room or give another root"
+        )
+
+
+def check_fetch(names: Sequence[str], root: str | Path) -> None:
+    """Find out before a download whether there is place for the sets `names`.
+
+    Raises:
+        InputError: the disk has too little space for all of them, or something is in the way of one.
+    """
+    for name in names:
+        place = place_of(name, root)
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise InputError(
+                f"{place} is in the way, it does not hold a whole {published(name).title}: move it or give another root"
+            )
+    check_room(Path(root), _ROOM * sum(published(name).size for name in names), ", ".join(names))
+
+
+def fetch(name: str, root: str | Path) -> Path:
+    """Fetch one set that needs no one's help; it is complete where it lies in ROOT/NAME, which is returned.
+
+    Raises:
+        InputError: the disk refuses, or clip_benchmark is needed and not installed.
+        DiffCLIPError: the publisher cannot be reached, or the files are broken.
+    """
+    entry, place = published(name), place_of(name, root)
+    with disk_errors(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            dir=place.parent, prefix=f".{name}.", ignore_cleanup_errors=True
+        ) as made:
+            whole = Path(made, "whole")
+            whole.mkdir()
+            try:
+                _fetch(name, entry, whole)
+            except (InputError, PermissionError):
+                raise
+            # Networks, archives and checksums fail in as many ways as there are libraries in between.
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise unreachable(f"{name} from {entry.home}", error) from error
+            os.replace(whole, place)
+    return place
+
+
+def unreachable(what: str, error: Exception) -> DiffCLIPError:
+    """The error for a download that failed."""
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return DiffCLIPError(f"cannot fetch {what} ({reason}): check the network and start again")
+
+
+def _fetch(name: str, entry: PublishedSet, place: Path) -> None:
+    from torchvision.datasets.utils import download_and_extract_archive, download_url, extract_archive
+
+    if entry.layout == "mmvp":
+        from huggingface_hub import snapshot_download
+
+        snapshot_download("MMVP/MMVP_VLM", repo_type="dataset", local_dir=place)
+    elif not entry.archives:
+        build(name, entry.splits[0], place, download=True)
+    for address in entry.archives:
+        if address.endswith(".json"):
+            download_url(address, place)
+        else:
+            download_and_extract_archive(address, place, remove_finished=True)
+    if name == "caltech101":
+        inner = place / "caltech-101" / "101_ObjectCategories.tar.gz"
+        extract_archive(inner, place / "caltech101", remove_finished=True)
+    for pattern in ("*.tar.gz", "*.tgz"):
+        for archive in [*place.glob(pattern), *place.glob(f"*/{pattern}")]:
+            archive.unlink()

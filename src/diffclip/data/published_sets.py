@@ -12,20 +12,23 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from diffclip.errors import InputError, unknown
 
 Layout = Literal["torchvision", "synsets", "numbers", "flickr", "coco", "mmvp"]
 
+HUB = "https://huggingface.co/datasets"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
+_CALTECH = "https://data.caltech.edu/records/mzrjq-6wc02"
 _CAPTIONS = "https://github.com/mehdidc/retrieval_annotations/releases/download/1.0.0"
+_TWO, _THREE = ("train", "test"), ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class PublishedSet:
-    """A published set.
+    """A published set to evaluate on.
 
     Attributes:
         title: its usual name.
@@ -37,6 +40,7 @@ class PublishedSet:
         archives: what to fetch and unpack, where torchvision does not.
         command: shell commands for one who must fetch it by hand, with {place} for ROOT/NAME.
         wants: why it must be fetched by hand.
+        shift_of: the set that it is a shifted version of.
     """
 
     title: str
@@ -48,152 +52,113 @@ class PublishedSet:
     archives: tuple[str, ...] = ()
     command: str = ""
     wants: str = ""
+    shift_of: str | None = None
 
 
-NUMBERED = "imagenetv2"
-"""The set whose class folders are numbers."""
+def _built(title: str, megabytes: int, home: str, splits: tuple[str, ...], *inside: str) -> PublishedSet:
+    """A set that torchvision fetches and clip_benchmark's builder reads."""
+    return PublishedSet(title, megabytes * 10**6, home, "torchvision", splits, inside)
 
-_TWO, _THREE = ("train", "test"), ("train", "val", "test")
+
+def _shift(
+    title: str, megabytes: int, home: str, layout: Layout, inside: Sequence[str], archive: str
+) -> PublishedSet:
+    """A shifted version of ImageNet, whose class folders lie in one of `inside` or in ROOT/NAME itself."""
+    places = (*inside, ".")
+    return PublishedSet(
+        title, megabytes * 10**6, home, layout, inside=places, archives=(archive,), shift_of="imagenet1k"
+    )
+
+
+def _flickr(title: str, megabytes: int, kaggle: str, name: str, *inside: str) -> PublishedSet:
+    command = (
+        f"kaggle datasets download -d {kaggle} -p {{place}} --unzip && cd {{place}} && "
+        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt'"
+    )
+    home, wants = (
+        f"https://www.kaggle.com/datasets/{kaggle}",
+        "Kaggle wants an account and pip install kaggle",
+    )
+    return PublishedSet(
+        title, megabytes * 10**6, home, "flickr", _THREE, (*inside, "."), command=command, wants=wants
+    )
+
 
 # Sizes are those of the files that torchvision and the publishers offer.
+# fmt: off
 PUBLISHED = {
-    "caltech101": PublishedSet(
-        "Caltech-101",
-        137_000_000,
-        "https://data.caltech.edu/records/mzrjq-6wc02",
-        "torchvision",
-        _TWO,
-        ("caltech101/101_ObjectCategories",),
-        archives=("https://data.caltech.edu/records/mzrjq-6wc02/files/caltech-101.zip",),
-    ),
-    "cifar10": PublishedSet("CIFAR-10", 170_000_000, _CIFAR, "torchvision", _TWO, ("cifar-10-batches-py",)),
-    "cifar100": PublishedSet("CIFAR-100", 169_000_000, _CIFAR, "torchvision", _TWO, ("cifar-100-python",)),
-    "dtd": PublishedSet(
-        "Describable Textures", 625_000_000, f"{_OXFORD}/dtd", "torchvision", _THREE, ("dtd/dtd",)
-    ),
-    "fgvc_aircraft": PublishedSet(
-        "FGVC-Aircraft",
-        2_750_000_000,
-        f"{_OXFORD}/fgvc-aircraft",
-        "torchvision",
-        _THREE,
-        ("fgvc-aircraft-2013b",),
-    ),
-    "flowers": PublishedSet(
-        "Oxford Flowers 102",
-        345_000_000,
-        f"{_OXFORD}/flowers/102",
-        "torchvision",
-        _THREE,
-        ("flowers-102/jpg",),
-    ),
-    "food101": PublishedSet(
-        "Food-101",
-        5_000_000_000,
-        "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101",
-        "torchvision",
-        _TWO,
-        ("food-101/images", "food-101/meta"),
-    ),
-    "pets": PublishedSet(
-        "Oxford-IIIT Pet",
-        811_000_000,
-        f"{_OXFORD}/pets",
-        "torchvision",
-        _TWO,
-        ("oxford-iiit-pet/images", "oxford-iiit-pet/annotations"),
-    ),
-    "sun397": PublishedSet(
-        "SUN397",
-        39_000_000_000,
-        "https://vision.princeton.edu/projects/2010/SUN",
-        "torchvision",
-        _TWO,
-        ("SUN397",),
-    ),
+    "caltech101": PublishedSet("Caltech-101", 137 * 10**6, _CALTECH, "torchvision", _TWO,
+                               ("caltech101/101_ObjectCategories",), (f"{_CALTECH}/files/caltech-101.zip",)),
+    "cifar10": _built("CIFAR-10", 170, _CIFAR, _TWO, "cifar-10-batches-py"),
+    "cifar100": _built("CIFAR-100", 169, _CIFAR, _TWO, "cifar-100-python"),
+    "dtd": _built("Describable Textures", 625, f"{_OXFORD}/dtd", _THREE, "dtd/dtd"),
+    "fgvc_aircraft": _built("FGVC-Aircraft", 2750, f"{_OXFORD}/fgvc-aircraft", _THREE, "fgvc-aircraft-2013b"),
+    "flowers": _built("Oxford Flowers 102", 345, f"{_OXFORD}/flowers/102", _THREE, "flowers-102/jpg"),
+    "food101": _built("Food-101", 5000, "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101", _TWO,
+                      "food-101/images", "food-101/meta"),
+    "pets": _built("Oxford-IIIT Pet", 811, f"{_OXFORD}/pets", _TWO,
+                   "oxford-iiit-pet/images", "oxford-iiit-pet/annotations"),
+    "sun397": _built("SUN397", 39_000, "https://vision.princeton.edu/projects/2010/SUN", _TWO, "SUN397"),
     "imagenet1k": PublishedSet(
-        "ImageNet, validation images",
-        6_750_000_000,
-        "https://image-net.org/download",
-        "synsets",
-        _TWO,
+        "ImageNet, validation images", 6_750_000_000, "https://image-net.org/download", "synsets", _TWO,
         command="cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\"",
         wants="first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
-        "ILSVRC2012_devkit_t12.tar.gz into {place}",
-    ),
-    "imagenetv2": PublishedSet(
-        "ImageNet-V2, matched frequency",
-        1_260_000_000,
-        "https://huggingface.co/datasets/vaishaal/ImageNetV2",
-        "numbers",
-        inside=("ImageNetV2-matched-frequency", "imagenetv2-matched-frequency-format-val", "."),
-        archives=(
-            "https://huggingface.co/datasets/vaishaal/ImageNetV2/resolve/main/imagenetv2-matched-frequency.tar.gz",
-        ),
-    ),
-    "imagenet-a": PublishedSet(
-        "ImageNet-A",
-        688_000_000,
-        "https://github.com/hendrycks/natural-adv-examples",
-        "synsets",
-        inside=("imagenet-a", "."),
-        archives=("https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar",),
-    ),
-    "imagenet-r": PublishedSet(
-        "ImageNet-R",
-        2_190_000_000,
-        "https://github.com/hendrycks/imagenet-r",
-        "synsets",
-        inside=("imagenet-r", "."),
-        archives=("https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",),
-    ),
-    "imagenet_sketch": PublishedSet(
-        "ImageNet-Sketch",
-        7_600_000_000,
-        "https://github.com/HaohanWang/ImageNet-Sketch",
-        "synsets",
-        inside=("sketch", "."),
-        archives=(
-            "https://huggingface.co/datasets/songweig/imagenet_sketch/resolve/main/data/ImageNet-Sketch.zip",
-        ),
-    ),
-    "flickr8k": PublishedSet(
-        "Flickr8k",
-        1_100_000_000,
-        "https://www.kaggle.com/datasets/adityajn105/flickr8k",
-        "flickr",
-        _THREE,
-        ("Images", "."),
-        command="kaggle datasets download -d adityajn105/flickr8k -p {place} --unzip && cd {place} && "
-        f"curl -LO '{_CAPTIONS}/flickr8k_{{{{train,val,test}}}}_karpathy.txt'",
-        wants="Kaggle wants an account and pip install kaggle",
-    ),
-    "flickr30k": PublishedSet(
-        "Flickr30k",
-        8_800_000_000,
-        "https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset",
-        "flickr",
-        _THREE,
-        ("flickr30k_images/flickr30k_images", "flickr30k_images", "."),
-        command="kaggle datasets download -d hsankesara/flickr-image-dataset -p {place} --unzip && cd {place} && "
-        f"curl -LO '{_CAPTIONS}/flickr30k_{{{{train,val,test}}}}_karpathy.txt'",
-        wants="Kaggle wants an account and pip install kaggle",
-    ),
+        "ILSVRC2012_devkit_t12.tar.gz into {place}"),
+    "imagenetv2": _shift("ImageNet-V2, matched frequency", 1260, f"{HUB}/vaishaal/ImageNetV2", "numbers",
+                         ("ImageNetV2-matched-frequency", "imagenetv2-matched-frequency-format-val"),
+                         f"{HUB}/vaishaal/ImageNetV2/resolve/main/imagenetv2-matched-frequency.tar.gz"),
+    "imagenet-a": _shift("ImageNet-A", 688, "https://github.com/hendrycks/natural-adv-examples", "synsets",
+                         ("imagenet-a",), "https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar"),
+    "imagenet-r": _shift("ImageNet-R", 2190, "https://github.com/hendrycks/imagenet-r", "synsets",
+                         ("imagenet-r",), "https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar"),
+    "imagenet_sketch": _shift("ImageNet-Sketch", 7600, "https://github.com/HaohanWang/ImageNet-Sketch", "synsets",
+                              ("sketch",), f"{HUB}/songweig/imagenet_sketch/resolve/main/data/ImageNet-Sketch.zip"),
+    "flickr8k": _flickr("Flickr8k", 1100, "adityajn105/flickr8k", "flickr8k", "Images"),
+    "flickr30k": _flickr("Flickr30k", 8800, "hsankesara/flickr-image-dataset", "flickr30k",
+                         "flickr30k_images/flickr30k_images", "flickr30k_images"),
     "mscoco_captions": PublishedSet(
-        "COCO captions, val2014",
-        6_650_000_000,
-        "https://cocodataset.org",
-        "coco",
-        ("val", "test"),
-        ("val2014",),
-        archives=(
-            "http://images.cocodataset.org/zips/val2014.zip",
-            f"{_CAPTIONS}/coco_val_karpathy.json",
-            f"{_CAPTIONS}/coco_test_karpathy.json",
-        ),
-    ),
-    "mmvp": PublishedSet("MMVP-VLM", 100_000_000, "https://huggingface.co/datasets/MMVP/MMVP_VLM", "mmvp"),
+        "COCO captions, val2014", 6_650_000_000, "https://cocodataset.org", "coco", ("val", "test"), ("val2014",),
+        archives=("http://images.cocodataset.org/zips/val2014.zip",
+                  *(f"{_CAPTIONS}/coco_{split}_karpathy.json" for split in ("val", "test")))),
+    "mmvp": PublishedSet("MMVP-VLM", 100_000_000, f"{HUB}/MMVP/MMVP_VLM", "mmvp"),
 }
+# fmt: on
+
+PATTERNS = (
+    "Orientation and Direction",
+    "Presence of Specific Features",
+    "State and Condition",
+    "Quantity and Count",
+    "Positional and Relational Context",
+    "Color and Appearance",
+    "Structural Characteristics",
+    "Texts",
+    "Viewpoint and Perspective",
+)
+"""The patterns of MMVP-VLM in the published order (Tong et al. 2024, arXiv 2401.06209; tsb0601/MMVP)."""
+PAIR_IMAGES = "MLLM_VLM Images"
+"""The folder of MMVP-VLM's images, as the published script names it."""
+
+Shift = Literal["sketch", "recoloured", "noisy"]
+SHIFTS: tuple[Shift, ...] = get_args(Shift)
+"""The styles that the built-in scenes are drawn in beside the plain one."""
+_SINGLE_OBJECTS = "scenes-shapes"
+
+
+def base_of(dataset: str) -> str | None:
+    """Return the set that `dataset` is a shifted version of: "imagenet1k" of "imagenet-a"; None if it is no shift."""
+    if dataset in [f"{_SINGLE_OBJECTS}-{style}" for style in SHIFTS]:
+        return _SINGLE_OBJECTS
+    return PUBLISHED[dataset].shift_of if dataset in PUBLISHED else None
+
+
+def images_of(dataset: str) -> str:
+    """Return the set whose images `dataset` shows.
+
+    The scenes by shape, by color and in every style show the same scenes in the same order.
+    """
+    shared = dataset == "scenes-colours" or dataset.startswith(_SINGLE_OBJECTS)
+    return _SINGLE_OBJECTS if shared else dataset
 
 
 @dataclass(frozen=True)
@@ -256,14 +221,15 @@ def annotation_file(name: str, place: Path, split: str) -> Path:
     return place / (f"coco_{split}_karpathy.json" if coco else f"{name}_{split}_karpathy.txt")
 
 
-def class_folder(name: str, place: Path, split: str, inside: Sequence[str] = (".",)) -> Path | None:
+def class_folder(name: str, place: Path, split: str, inside: Sequence[str]) -> Path | None:
     """Find the folder below `place` that holds the class folders of a split; None where none does.
 
     ImageNet's split `test` is the publisher's `val`.
     """
     if name == "imagenet1k":
         inside = ("train",) if split == "train" else ("val", ".")
-    pattern = r"\d{1,3}" if name == NUMBERED else r"n\d{8}"
+    numbered = name in PUBLISHED and PUBLISHED[name].layout == "numbers"
+    pattern = r"\d{1,3}" if numbered else r"n\d{8}"
     for candidate in (place / folder for folder in inside):
         if candidate.is_dir() and any(re.fullmatch(pattern, folder) for folder in folders_in(candidate)):
             return candidate

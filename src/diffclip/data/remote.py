@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,6 @@ from diffclip.data.index import (
     Table,
     cached_index,
     progress,
-    read_header,
     read_index,
     scan,
     write_index,
@@ -67,8 +67,7 @@ def expand_remote(spec: str) -> list[str]:
         if not address.endswith("/") and "*" not in address:
             found.append(address)
             continue
-        with _errors(address):
-            system, path = _opened(address)
+        with _opened(address) as (system, path):
             held = system.glob(path) if "*" in address else system.ls(path, detail=False)
             held = [system.unstrip_protocol(one) for one in held if one.partition("?")[0].endswith(".tar")]
         if not held:
@@ -80,6 +79,9 @@ def expand_remote(spec: str) -> list[str]:
 class RemoteShards:
     """The remote shards of a corpus, copied whole to a folder that processes share.
 
+    fsspec fetches them. Its own file cache (`filecache::`) does not keep them: it writes under the final name without
+    a lock, where another process may be reading, and takes files at http addresses as never changing.
+
     Args:
         folder: where copies are kept.
         limit: bytes of copies; the oldest go where there are more. None: no limit.
@@ -90,14 +92,15 @@ class RemoteShards:
         self._marks: dict[str, str] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def headers(self, addresses: Sequence[str]) -> list[Header]:
+    def headers(self, addresses: Sequence[str]) -> dict[str, Header]:
         """The header of each shard's index. One that does not exist or is broken has `faults`.
 
         Raises:
             DiffCLIPError: a place does not answer.
         """
         with ThreadPoolExecutor(_QUESTIONS) as pool:
-            return list(progress(pool.map(self._header, addresses), len(addresses), "looking at"))
+            found = progress(pool.map(self._header, addresses), len(addresses), "looking at")
+            return dict(zip(addresses, found, strict=True))
 
     def open(self, address: str) -> tuple[Path, Table]:
         """The local copy of a shard, fetched if it is not there, and its index.
@@ -106,8 +109,7 @@ class RemoteShards:
             InputError: there is no such shard any more.
             DiffCLIPError: the place does not answer.
         """
-        copy, mark = self._copy(address), self._marks[address]
-        file = cached_index(address)
+        copy, mark, file = self._copy(address), self._marks[address], cached_index(address)
         found = read_index(file, mark)
         if found is None:
             found = scan(copy, mark)
@@ -131,37 +133,30 @@ class RemoteShards:
 
     def _header(self, address: str) -> Header:
         try:
-            with _errors(address):
-                system, path = _opened(address)
+            with _opened(address) as (system, path):
                 about = system.info(path)
         except InputError as error:
             return Header("", {}, [str(error).removeprefix(f"{shown(address)} ")])
-        mark = self._marks[address] = " ".join(
-            str(about[key]) for key in _MARKS if about.get(key) is not None
-        )
-        file = cached_index(address)
-        header = read_header(file, mark)
-        if header is None:
-            header, table = self._index_beside(system, path, about.get("size"), mark) or scan(
-                self._copy(address), mark
-            )
-            write_index(file, header, table)
-        return header
+        mark = " ".join(str(about[key]) for key in _MARKS if about.get(key) is not None)
+        self._marks[address] = mark
+        found = read_index(cached_index(address), mark, whole=False)
+        if found is None:
+            found = self._index_beside(system, path, about.get("size"), mark)
+            found = found or scan(self._copy(address), mark)
+            write_index(cached_index(address), *found)
+        return found[0]
 
-    def _index_beside(
-        self, system: Any, path: str, size: int | None, mark: str
-    ) -> tuple[Header, Table] | None:
+    @staticmethod
+    def _index_beside(system: Any, path: str, size: Any, mark: str) -> tuple[Header, Table] | None:
         """The index that was written beside the shard before both were put there."""
         folder, _, name = path.partition("?")[0].rpartition("/")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        target = self._folder / f".{hashlib.sha256(path.encode()).hexdigest()[:20]}.npy"
         # nearly anything may go wrong, and then there is no index
-        with suppress(Exception):
-            system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(target))
-            header, table = read_index(target, f"{size} ") or (None, None)
-            if header is not None and table is not None:
-                return Header(mark, header.samples, header.faults), table
-        target.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory() as scratch, suppress(Exception):
+            file = Path(scratch, "index.npy")
+            system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(file))
+            found = read_index(file, None)
+            if found is not None and found[0].stamp.startswith(f"{size} "):
+                return Header(mark, found[0].samples, found[0].faults), found[1]
         return None
 
     def _copy(self, address: str) -> Path:
@@ -173,8 +168,7 @@ class RemoteShards:
             with suppress(OSError):  # a file system without locks: both fetch
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not copy.exists():
-                with _errors(address), write_atomically(copy) as temporary:
-                    system, path = _opened(address)
+                with _opened(address) as (system, path), write_atomically(copy) as temporary:
                     system.get_file(path, str(temporary))
                 self._make_room()
             with suppress(OSError):
@@ -197,33 +191,25 @@ class RemoteShards:
                 used -= size
 
 
-def _opened(address: str) -> tuple[Any, str]:
+@contextmanager
+def _opened(address: str) -> Iterator[tuple[Any, str]]:
+    """The file system of an address and the path there; errors with it are one line."""
     from fsspec.core import url_to_fs
 
-    system, path = url_to_fs(address)
-    return system, path
-
-
-@contextmanager
-def _errors(address: str) -> Iterator[None]:
-    """Turn what may go wrong with an address into one line."""
     what = shown(address)
     try:
-        yield
+        yield url_to_fs(address)
     except DiffCLIPError:
         raise
     except FileNotFoundError:
         raise InputError(
             f"{what} does not exist, or nobody answers there: check the address (that of a folder ends with '/')"
         ) from None
-    except PermissionError as error:
+    except (PermissionError, ImportError, ValueError) as error:
+        reason = shown(str(error))
         raise InputError(
-            f"no permission to read {what} ({shown(str(error))}): check your credentials"
+            f"{what} cannot be read ({reason}): check the address and your credentials"
         ) from None
-    except ImportError as error:
-        raise InputError(f"{what} cannot be read ({error})") from None
-    except ValueError as error:
-        raise InputError(f"{what} cannot be read ({shown(str(error))}): check the address") from None
     # each protocol has errors of its own
     except Exception as error:
         reason = " ".join(shown(str(error)).split()) or type(error).__name__

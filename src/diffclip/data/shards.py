@@ -1,87 +1,42 @@
-"""WebDataset tar shards with random access: any sample by number, without unpacking the rest."""
+"""WebDataset tar shards on disk: finding them by name, and any of their samples by number."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from braceexpand import braceexpand
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.index import BLOCK, Needed, key_of, open_indexes, usable_rows
-from diffclip.data.samples import IMAGE, Fault, image_of
-from diffclip.data.sources import stamp_of
-from diffclip.errors import InputError
-
-# Files that a process holds open.
-OPEN_FILES = 256
-
-
-class TarFiles:
-    """Read members of tars from their places; the last `limit` files that were read stay open.
-
-    An object may be forked or pickled to data workers; it is not for several threads at once.
-    """
-
-    def __init__(self, limit: int = OPEN_FILES) -> None:
-        self._limit = limit
-        self._files: dict[Path, IO[bytes]] = {}
-
-    def open(self, path: Path) -> IO[bytes]:
-        """Open a file, or find it open; it can then be read even if it is removed.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
-        file = self._files.pop(path, None)
-        if file is None:
-            file = path.open("rb", buffering=0)
-            while len(self._files) >= self._limit:
-                self._files.pop(next(iter(self._files))).close()
-        self._files[path] = file
-        return file
-
-    def read(self, path: Path, row: Any, extensions: Iterable[str] | None = None) -> dict[str, bytes]:
-        """Read the members of the sample in a row of an index, only those with `extensions` if given.
-
-        Raises:
-            InputError: the file ends before a member does.
-            OSError: the file cannot be read.
-        """
-        descriptor, found = self.open(path).fileno(), {}
-        for extension in row.dtype.names[1:] if extensions is None else extensions:
-            if extension in row.dtype.names and row[extension][1]:
-                block, size = row[extension].tolist()
-                # without the file's position, which forked processes share
-                found[extension] = os.pread(descriptor, size, block * BLOCK)
-                if len(found[extension]) < size:
-                    raise InputError(f"{path} became shorter while it was read: start again")
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}}
+from diffclip.data.images import IMAGE, image_member, read_image
+from diffclip.data.index import Needed, TarFiles, digest_of, key_of, open_indexes, stamp, usable_rows
+from diffclip.errors import Fault, InputError
 
 
 class Shards:
-    """The samples of several shards on disk, numbered through in the order of the shards.
+    """The samples of several shards on disk, numbered through in the order of the shards: a `Source` of images.
 
     An object may be forked or pickled to data workers; it is not for several threads at once.
 
-    Attributes:
+    Args:
         paths: the shards.
+        keep_images: keep every image in memory, decoded, when it is first read.
+
+    Attributes:
         faults: the shards that are cut short, empty or broken. What is whole in them is kept.
 
     Raises:
         InputError: not a single sample is left.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], keep_images: bool = False) -> None:
         self.paths = list(paths)
         indexes = open_indexes(self.paths)
         self._tables = [table for _, table in indexes]
@@ -92,6 +47,7 @@ class Shards:
             for reason in header.faults
         ]
         self._files = TarFiles()
+        self._kept: dict[int, Image.Image] | None = {} if keep_images else None
         if not len(self):
             why = f": {self.faults[0]}" if self.faults else ""
             raise InputError(f"not one sample in {self}{why}; give uncompressed WebDataset tars")
@@ -128,11 +84,18 @@ class Shards:
             InputError: there is none, or it is broken.
             OSError: the shard cannot be read.
         """
-        return image_of(self.sample(i, IMAGE), self.name(i))
+        if self._kept is not None and i in self._kept:
+            return self._kept[i]
+        name = self.name(i)
+        image = read_image(image_member(self.sample(i, IMAGE), name), name)
+        if self._kept is not None:
+            self._kept[i] = image
+        return image
 
+    @cached_property
     def identity(self) -> str:
         """A digest of the name, size and time of each shard."""
-        return stamp_of((path.name, path) for path in self.paths)
+        return digest_of([[path.name, stamp(path)] for path in self.paths])
 
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
         """Find the samples that have a member for each of `needed`, and the faults of the others."""
@@ -193,10 +156,9 @@ def tar_files(folder: Path) -> list[Path]:
     return sorted(found, key=natural)
 
 
-def natural(path: Path) -> list[tuple[bool, int, str]]:
+def natural(path: Path) -> list[tuple[int, str]]:
     """Sort key of a natural order: 2.tar before 10.tar."""
-    parts = re.split(r"(\d+)", path.name)
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", path.name)]
 
 
 def _expand(text: str) -> list[Path]:

@@ -7,7 +7,7 @@ As in SLIP's training code (facebookresearch/SLIP), which the paper trains with:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,8 +21,9 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.images import to_rgb
 from diffclip.errors import InputError
 
-# A longer image loses its far ends before it is scaled: 1×100,000 at 224 px would otherwise take 15 GB.
+Transform = Callable[[Image.Image], Tensor]
 LONGEST_RATIO = 64
+"""A longer image loses its far ends before it is scaled: 1×100,000 at 224 px would otherwise take 15 GB."""
 # Of the sides of a training crop, as in torchvision, which also tries ten times to find one that fits.
 _RATIO, _TRIES = 4 / 3, 10
 _MASK = 2**64 - 1
@@ -39,10 +40,24 @@ class Crop(NamedTuple):
 
 
 class TrainTransform:
-    """Random resized crop of a uint8 image [3, H, W] to [3, S, S]. See `train_transform`."""
+    """Random resized crop to S = `image_size` pixels, as in training: uint8 [3, H, W] and a seed in [0, 2^64) → uint8
+    [3, S, S], to be normalized later.
+
+    Values in a photograph differ by 2 at most from those of Pillow's resize: torch and Pillow round differently.
+
+    Args:
+        image_size: S.
+        preprocess: gives the interpolation.
+        scale: least and greatest share of the image's area that a crop covers.
+        flip: probability of a mirror image.
+    """
 
     def __init__(
-        self, image_size: int, preprocess: PreprocessConfig, scale: tuple[float, float], flip: float
+        self,
+        image_size: int,
+        preprocess: PreprocessConfig,
+        scale: tuple[float, float] = (0.5, 1.0),
+        flip: float = 0.0,
     ) -> None:
         self.image_size, self.scale, self.flip = image_size, scale, flip
         self.interpolation = preprocess.interpolation
@@ -88,7 +103,13 @@ def _uniform(seed: int) -> Iterator[float]:
 
 
 class EvalTransform:
-    """PIL picture → float32 [3, S, S], normalised. See `eval_transform`."""
+    """PIL image → float32 [3, S, S], normalized, S = `image_size`.
+
+    The shorter edge is resized to `preprocess.resize` (or S) and the center cropped; or the image is squashed to S×S.
+
+    Raises:
+        InputError: `preprocess.resize` is smaller than S.
+    """
 
     def __init__(self, image_size: int, preprocess: PreprocessConfig) -> None:
         self.image_size = image_size
@@ -102,67 +123,37 @@ class EvalTransform:
                 "the crop would have black edges, give a resize that is not smaller"
             )
 
-    def __call__(self, picture: Image.Image) -> Tensor:
-        return normalise(self.pixels(picture)[None], self.preprocess)[0]
+    def __call__(self, image: Image.Image) -> Tensor:
+        return normalize(self.pixels(image)[None], self.preprocess)[0]
 
-    def pixels(self, picture: Image.Image) -> Tensor:
-        """The crop before it is normalised, uint8 [3, S, S]."""
-        picture = to_rgb(picture) if self.squash else _shorten(to_rgb(picture))
+    def pixels(self, image: Image.Image) -> Tensor:
+        """The crop before it is normalized, uint8 [3, S, S]."""
+        image = to_rgb(image) if self.squash else _shorten(to_rgb(image))
         size = [self.image_size, self.image_size] if self.squash else [self.edge]
-        picture = F.resize(picture, size, interpolation=self._interpolation, antialias=True)
-        image: Tensor = F.pil_to_tensor(F.center_crop(picture, [self.image_size, self.image_size]))
-        return image
+        image = F.resize(image, size, interpolation=self._interpolation, antialias=True)
+        pixels: Tensor = F.pil_to_tensor(F.center_crop(image, [self.image_size, self.image_size]))
+        return pixels
 
     @property
     def identity(self) -> list[object]:
-        """What `pixels` depends on beside the picture; JSON can hold it."""
+        """What `pixels` depends on beside the image; JSON can hold it."""
         return [self.image_size, "squash" if self.squash else self.edge, self.preprocess.interpolation]
 
 
-def train_transform(
-    image_size: int, preprocess: PreprocessConfig, scale: tuple[float, float] = (0.5, 1.0), flip: float = 0.0
-) -> TrainTransform:
-    """Random resized crop to S = `image_size` pixels, as in training.
-
-    Args:
-        image_size: S.
-        preprocess: gives the interpolation.
-        scale: least and greatest share of the image's area that a crop covers.
-        flip: probability of a mirror image.
-
-    Returns:
-        A callable, uint8 [3, H, W] and a seed in [0, 2^64) → uint8 [3, S, S], to be normalized later by `normalise`.
-        Values in a photograph differ by 2 at most from those of Pillow's resize: torch and Pillow round differently.
-    """
-    return TrainTransform(image_size, preprocess, scale, flip)
-
-
-def eval_transform(image_size: int, preprocess: PreprocessConfig) -> EvalTransform:
-    """Shorter edge to `preprocess.resize` (or S = `image_size`), crop the center S×S, normalize; or squash to S×S.
-
-    Returns:
-        A callable, PIL RGB picture → float32 [3, S, S].
-
-    Raises:
-        InputError: `preprocess.resize` is smaller than S.
-    """
-    return EvalTransform(image_size, preprocess)
-
-
-def normalise(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None = None) -> Tensor:
+def normalize(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None = None) -> Tensor:
     """uint8 [B, 3, H, W] → float32 [B, 3, H, W]: to [0, 1], less the mean, by the standard deviation.
 
     The arithmetic is torchvision's `ToTensor` and `Normalize`, bit for bit, on the device of `images`.
 
     Args:
-        images: the pictures.
+        images: uint8 [B, 3, H, W].
         preprocess: gives mean and standard deviation.
         out: where the result goes. On a CPU the system takes longer to hand out new memory for a batch than the
             arithmetic takes, so a loop had better keep one; a GPU's allocator keeps it by itself.
     """
     result = torch.empty(images.shape, device=images.device) if out is None else out
     mean, std = _statistics(preprocess.mean, preprocess.std, images.device)
-    # One picture at a time stays in a CPU's cache through all three steps.
+    # One image at a time stays in a CPU's cache through all three steps.
     parts = zip(images, result, strict=True) if images.device.type == "cpu" else [(images, result)]
     for values, target in parts:
         torch.div(values, 255, out=target).sub_(mean).div_(std)
@@ -180,11 +171,11 @@ def _statistics(
         return values[0], values[1]
 
 
-def _shorten(picture: Image.Image) -> Image.Image:
-    width, height = picture.size
+def _shorten(image: Image.Image) -> Image.Image:
+    width, height = image.size
     longest = LONGEST_RATIO * min(width, height)
     if max(width, height) <= longest:
-        return picture
+        return image
     keep_width, keep_height = min(width, longest), min(height, longest)
     left, top = (width - keep_width) // 2, (height - keep_height) // 2
-    return picture.crop((left, top, left + keep_width, top + keep_height))
+    return image.crop((left, top, left + keep_width, top + keep_height))

@@ -5,13 +5,36 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from diffclip.errors import DiffCLIPError
+
+
+def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
+    """A DataLoader whose workers outlive signals to the whole job; `options` are its own.
+
+    Args:
+        dataset: what to read.
+        workers: processes that read ahead; 0 reads in this one.
+        timeout: seconds after which workers that give nothing are an error; 0 waits for ever.
+    """
+    return DataLoader(
+        dataset,
+        num_workers=workers,
+        timeout=timeout if workers else 0,
+        worker_init_fn=leave_signals_to_parent,
+        # Forked workers share the memory of what is open.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+        # Without its own generator a DataLoader draws from the global one.
+        generator=torch.Generator(),
+        **options,
+    )
 
 
 def leave_signals_to_parent(worker: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from diffclip.data.shifts import base_of, images_of
+from diffclip.data.published_sets import base_of, images_of
 from diffclip.evaluation.linear_probe import headline_metric
 from diffclip.evaluation.records import Record
 

@@ -21,7 +21,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from diffclip.data.images import to_rgb
-from diffclip.data.transforms import EvalTransform, normalise
+from diffclip.data.transforms import EvalTransform, normalize
 from diffclip.errors import InputError, unknown
 
 MOST_SEVERE = 5
@@ -130,7 +130,7 @@ class CorruptedTransform:
         self._crop = preprocess
 
     def __call__(self, image: Image.Image) -> Tensor:
-        return normalise(self.pixels(image)[None], self.preprocess)[0]
+        return normalize(self.pixels(image)[None], self.preprocess)[0]
 
     def pixels(self, image: Image.Image) -> Tensor:
         """The corrupted crop before it is normalised, uint8 [3, S, S]."""

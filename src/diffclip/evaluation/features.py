@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.samples import Transform
+from diffclip.data.transforms import Transform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Progress, checked, evaluating
 

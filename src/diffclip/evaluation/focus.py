@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.masks import MaskedSet
-from diffclip.data.samples import Transform
+from diffclip.data.transforms import Transform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Progress, Tokenizer, checked, embed_texts, evaluating
 from diffclip.evaluation.scores import Score

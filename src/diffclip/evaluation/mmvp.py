@@ -29,7 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.data.images import read_image
-from diffclip.data.mmvp import PAIR_IMAGES, PATTERNS
+from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.embed import (
     Encoder,

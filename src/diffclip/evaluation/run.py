@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 import diffclip
-from diffclip.data.evaluation_sets import EvaluationSet, has_split
-from diffclip.data.transforms import EvalTransform, eval_transform
+from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.evaluation_sets import has_split
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform, corrupted
 from diffclip.evaluation.embed import Progress
@@ -167,7 +168,7 @@ def _measure(
 
 def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform | CorruptedTransform:
     if entry.interpolation is not None:
-        own = eval_transform(
+        own = EvalTransform(
             own.image_size, own.preprocess.model_copy(update={"interpolation": entry.interpolation})
         )
     return own if entry.corruption is None else corrupted(own, entry.corruption, entry.severity)

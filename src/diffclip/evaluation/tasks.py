@@ -16,8 +16,7 @@ from diffclip.config import STATISTICS, CLIPConfig
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import BUILT_IN, open_masks, open_set, set_folder
 from diffclip.data.masks import MaskedSet
-from diffclip.data.samples import Fault
-from diffclip.errors import InputError, unknown
+from diffclip.errors import Fault, InputError, unknown
 from diffclip.evaluation import linear_probe as probes
 from diffclip.evaluation.corruptions import CorruptedTransform, describe
 from diffclip.evaluation.embed import Progress, Tokenizer

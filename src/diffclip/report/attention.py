@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from diffclip.data.evaluation_sets import EvaluationSet
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
 from diffclip.evaluation.zero_shot import fill_template
 from diffclip.files import printable, write_atomically

@@ -13,8 +13,8 @@ from PIL import Image
 
 from diffclip.data.check import Check, Scan, near_groups
 from diffclip.data.corpus import Corpus
-from diffclip.data.samples import Fault, captions_of, pixels_of
-from diffclip.errors import require_group
+from diffclip.data.images import read_pixels
+from diffclip.errors import Fault, require_group
 
 _SHOWN, _ODD, _GROUPS, _LISTED = 24, 6, 8, 20
 # pixels of an image on the page, at most
@@ -65,14 +65,13 @@ def _cards(corpus: Corpus, samples: Any, places: Iterable[int]) -> list[_Card]:
         row = samples[int(place)]
         sample = corpus.read(int(row["number"]))
         if not isinstance(sample, Fault):
-            captions = captions_of(sample.members, sample.name, corpus.caption_key)
             note = f"{row['width']}×{row['height']}, {row['size']:,} bytes, {sample.name}"
-            cards.append(_Card(_thumbnail(sample.members, sample.name), captions, note))
+            cards.append(_Card(_thumbnail(sample.image, sample.name), sample.captions, note))
     return cards
 
 
-def _thumbnail(members: dict[str, bytes], name: str) -> str:
-    image = Image.fromarray(pixels_of(members, name).permute(1, 2, 0).contiguous().numpy())
+def _thumbnail(data: bytes, name: str) -> str:
+    image = Image.fromarray(read_pixels(data, name).permute(1, 2, 0).contiguous().numpy())
     image.thumbnail(_THUMBNAIL)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=82)

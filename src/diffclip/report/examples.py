@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from diffclip.data.evaluation_sets import EvaluationSet
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.evaluation.embed import embed_captioned
 from diffclip.focus import class_token_maps
 from diffclip.focus.attend import Prepared

@@ -5,7 +5,7 @@ No downloads and no license questions; each image is determined by (seed, split,
 
 from __future__ import annotations
 
-from diffclip.data.mmvp import PATTERNS
+from diffclip.data.published_sets import PATTERNS
 from diffclip.scenes.pairs import MinimalPair, minimal_pair
 from diffclip.scenes.questions import Question, questions
 from diffclip.scenes.scene import STYLES, Scene, SceneObject, draw_scene

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from diffclip.data.mmvp import PATTERNS
+from diffclip.data.published_sets import PATTERNS
 from diffclip.errors import InputError, unknown
 from diffclip.scenes.layout import Dice, Spec, at_distance, choose_kind, place, stream
 from diffclip.scenes.phrases import NUMBERS, lacking, noun_phrase, place_of, plural

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from diffclip.data.shifts import SHIFTS, Shift
+from diffclip.data.published_sets import SHIFTS, Shift
 from diffclip.errors import InputError, unknown
 from diffclip.scenes.backgrounds import ground
 from diffclip.scenes.captions import write_captions

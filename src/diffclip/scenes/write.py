@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffclip.data.shifts import SHIFTS
+from diffclip.data.published_sets import SHIFTS
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, write_text
 from diffclip.scenes.export import write_pairs, write_questions, write_shard

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from diffclip.data.images import read_image
-from diffclip.data.samples import Transform, sample_fault
+from diffclip.data.transforms import Transform
 from diffclip.data.workers import leave_signals_to_parent, watched
-from diffclip.errors import InputError
+from diffclip.errors import InputError, sample_fault
 from diffclip.evaluation.embed import checked, embed_images, evaluating
 from diffclip.model_source import Loaded
 from diffclip.search.files import ImageFile

@@ -21,8 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.data.images import find_images
-from diffclip.data.samples import Fault
-from diffclip.errors import InputError
+from diffclip.errors import Fault, InputError
 from diffclip.evaluation.embed import Progress, checked, embed_images, embed_texts, evaluating
 from diffclip.evaluation.features import digest_of
 from diffclip.files import cache_folder, check_writable

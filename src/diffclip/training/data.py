@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from diffclip.data.corpus import open_corpus
-from diffclip.data.evaluation_sets import EvaluationSet, caption_set
+from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.memory import MemoryLoader
 from diffclip.data.shards import Shards, expand_shards
-from diffclip.data.sources import MemorySource
-from diffclip.data.transforms import train_transform
+from diffclip.data.transforms import TrainTransform
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.recipe import Recipe
 
@@ -31,7 +29,7 @@ def open_training_data(
     """
     config, data = recipe.config(), recipe.data
     corpus = open_corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
-    transform = train_transform(config.vision.image_size, config.preprocess, data.scale, data.flip)
+    transform = TrainTransform(config.vision.image_size, config.preprocess, data.scale, data.flip)
     tokenizer, size, seed = Tokenizer(config.text), recipe.batch_size, recipe.seed
     if data.memory:
         return MemoryLoader(corpus, transform, tokenizer, size, seed, rank, world, device)
@@ -48,6 +46,5 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
     """
     if recipe.data.val is None:
         return None
-    shards = Shards(expand_shards(recipe.data.val))
-    data = caption_set("validation", "val", shards, recipe.data.caption_key)
-    return replace(data, source=MemorySource(shards)) if recipe.data.memory else data
+    shards = Shards(expand_shards(recipe.data.val), keep_images=recipe.data.memory)
+    return caption_set("validation", "val", shards, recipe.data.caption_key)

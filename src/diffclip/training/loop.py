@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from diffclip.data.samples import Fault
-from diffclip.data.transforms import normalise
+from diffclip.data.transforms import normalize
 from diffclip.errors import (
     DiffCLIPError,
     DivergedError,
+    Fault,
     InputError,
     NotFiniteError,
     StoppedError,
@@ -134,7 +134,7 @@ class Trainer:
 
     def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         """Features and logit scale for uint8 images [B, 3, S, S] and tokens [B, L]."""
-        out: dict[str, Tensor] = self.wrapped(normalise(images, self.model.config.preprocess), tokens)
+        out: dict[str, Tensor] = self.wrapped(normalize(images, self.model.config.preprocess), tokens)
         return out
 
     def train_epoch(self, epoch: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from diffclip.data.evaluation_sets import EvaluationSet
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.memory import MemoryLoader
 from diffclip.errors import InputError

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from diffclip.attention import AttentionMaps
-from diffclip.data.evaluation_set import evaluation_batches
-from diffclip.data.evaluation_sets import EvaluationSet
-from diffclip.data.samples import Fault
-from diffclip.data.transforms import eval_transform
-from diffclip.errors import InputError
+from diffclip.data.evaluation_set import EvaluationSet, evaluation_batches
+from diffclip.data.transforms import EvalTransform
+from diffclip.errors import Fault, InputError
 from diffclip.evaluation.embed import embed_captioned, evaluating
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
 from diffclip.focus import map_correlation, pearson, recording
@@ -113,7 +111,7 @@ def _embed_share(
     places = list(range(rank, len(data), world))
     if not places:
         return None
-    transform = eval_transform(model.config.vision.image_size, model.config.preprocess)
+    transform = EvalTransform(model.config.vision.image_size, model.config.preprocess)
     read: list[int] = []
     first: list[Tensor] = []
     batches = evaluation_batches(
