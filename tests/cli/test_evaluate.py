@@ -122,8 +122,8 @@ def test_it_equals_clip_benchmark_on_a_real_set(model_folder, shared):
         ({"model": "DifCLIP-ViT-B-16"}, "did you mean 'DiffCLIP-ViT-B-16'"),
         ({"--corrupt": "noise"}, "--corrupt noise has no severity: write, say, noise:3"),
         ({"--corrupt": "fog:3"}, "unknown corruption 'fog'"),
-        ({"--probe": "sklearn"}, "--probe sklearn says how a linear probe fits: add --task linear-probe"),
-        ({"--prompt": "a {c}"}, "--prompt 'a {c}' is what focus asks about: add --task focus"),
+        ({"--probe": "sklearn"}, "--probe .sklearn. is for linear-probe: add --task linear-probe"),
+        ({"--prompt": "a {c}"}, "--prompt .a {c}. is for focus: add --task focus"),
         (
             {"--task": "few-shot", "--corrupt": "noise:3"},
             "colours has no train split, which few-shot learns from",

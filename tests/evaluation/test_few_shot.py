@@ -11,7 +11,7 @@ from diffclip.evaluation.few_shot import (
     WAY,
     draw_episodes,
     episode_hits,
-    few_shot,
+    score_episodes,
 )
 from diffclip.evaluation.statistics import compare_two_trained_weights
 
@@ -26,7 +26,7 @@ def labelled(seed: int, sizes: list[int], width: int = 16, signal: float = 1.0) 
 
 
 def one_episode(train, test, supports, queries, asked) -> float:
-    """The protocol, a picture at a time."""
+    """The protocol, an image at a time."""
     centre = np.mean([train[i] for own in supports for i in own], axis=0)
 
     def prepared(row):
@@ -97,23 +97,23 @@ def test_the_score():
         Features(name, *labelled(seed, [10] * 6)) for seed, name in enumerate(("s/train", "s/test"))
     )
     seen = []
-    (score,) = few_shot(train, test, list("abcdef"), progress=lambda *step: seen.append(step))
+    score = score_episodes(train, test, list("abcdef"), progress=lambda *step: seen.append(step))
     assert (score.metric, score.count, score.chance) == ("acc1", EPISODES, 0.2)
     assert 0.5 < score.value < 1
     assert score.low < score.value < score.high
-    assert score.high - score.low > 0.02  # 60 test pictures, not 5000 independent episodes
+    assert score.high - score.low > 0.02  # 60 test images, not 5000 independent episodes
     assert score.hits.mean() == pytest.approx(score.value, abs=1e-12)
     assert set(score.hits.tolist()) == {0.0, 1.0}
     assert sorted(set(score.clusters.tolist())) == list(range(60))
     assert sum(done for _, done, _ in seen) == EPISODES
     noise = Features("s/test", torch.randn(60, 16, generator=torch.Generator().manual_seed(5)), test.labels)
-    assert few_shot(train, noise, list("abcdef"))[0].value == pytest.approx(0.2, abs=0.05)
+    assert score_episodes(train, noise, list("abcdef")).value == pytest.approx(0.2, abs=0.05)
 
 
-def test_few_test_pictures_weigh_as_their_episodes_do():
+def test_few_test_images_weigh_as_their_episodes_do():
     train = Features("s/train", *labelled(0, [10] * 6))
     test = Features("s/test", *labelled(1, [10, 3, 10, 1, 6, 10]))
-    (score,) = few_shot(train, test, list("abcdef"))
+    score = score_episodes(train, test, list("abcdef"))
     episodes = draw_episodes(train.labels, test.labels, 6)
     wanted = accuracies(episode_hits(train.values, test.values, episodes), episodes).mean()
     assert score.value == pytest.approx(float(wanted), abs=1e-12)
@@ -125,20 +125,20 @@ def test_the_interval_stays_within_0_and_1():
     _, labels = labelled(0, [10] * 5)
     train = Features("s/train", torch.eye(5)[labels] + 0.01 * torch.randn(50, 5), labels)
     few = torch.tensor([0, 1, 2, 3, 4, 4, 4])
-    (score,) = few_shot(train, Features("s/test", torch.eye(5)[few], few), list("abcde"))
+    score = score_episodes(train, Features("s/test", torch.eye(5)[few], few), list("abcde"))
     assert score.value == 1
-    assert 0.5 < score.low < 0.9  # seven pictures, all right
+    assert 0.5 < score.low < 0.9  # seven images, all right
     assert score.high == 1
 
 
-def test_a_picture_and_its_copy_do_not_differ_significantly():
-    """Two models that differ about one test picture only, however many episodes ask about it."""
+def test_an_image_and_its_copy_do_not_differ_significantly():
+    """Two models that differ about one test image only, however many episodes ask about it."""
     train, test = (
         Features(name, *labelled(seed, [10] * 6)) for seed, name in enumerate(("s/train", "s/test"))
     )
     other = Features("s/test", test.values.clone(), test.labels)
     other.values[0] = -other.values[0]
-    first, second = (few_shot(train, one, list("abcdef"))[0] for one in (test, other))
+    first, second = (score_episodes(train, one, list("abcdef")) for one in (test, other))
     assert first.value != second.value
     found = compare_two_trained_weights(first.hits, second.hits, first.clusters)
     assert found.p == 1
@@ -148,22 +148,22 @@ def test_a_picture_and_its_copy_do_not_differ_significantly():
 def test_a_model_that_answers_the_same_for_everything_gets_nothing():
     labels = labelled(0, [6] * 5)[1]
     same = Features("s", torch.ones(30, 4), labels)
-    assert few_shot(same, same, list("abcde"))[0].value == 0
+    assert score_episodes(same, same, list("abcde")).value == 0
 
 
 def test_bad_input():
     train, test = (Features(f"s/{name}", *labelled(0, [6] * 6)) for name in ("train", "test"))
     names = list("abcdef")
     with pytest.raises(InputError, match="s/test: few-shot draws 5 classes an episode, the set has 4"):
-        few_shot(train, test, names[:4])
+        score_episodes(train, test, names[:4])
     with pytest.raises(InputError, match=r"s/train: labels run from 0 to 5, but there are 5 classes"):
-        few_shot(train, test, names[:5])
+        score_episodes(train, test, names[:5])
     scarce = Features("s/train", *labelled(0, [6, 6, 4, 6, 6, 6]))
     with pytest.raises(
         InputError, match="s/train: class 'c' has 4 images, and 5 are needed to learn from: add"
     ):
-        few_shot(scarce, test, names)
+        score_episodes(scarce, test, names)
     with pytest.raises(
         InputError, match="s/test: class 'f' has 0 images, and 1 are needed to ask about: add"
     ):
-        few_shot(train, test.take(torch.nonzero(test.labels < 5)[:, 0], "s/test"), names)
+        score_episodes(train, test.take(torch.nonzero(test.labels < 5)[:, 0], "s/test"), names)

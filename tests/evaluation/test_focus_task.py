@@ -13,11 +13,12 @@ from diffclip.config import variant_config
 from diffclip.data.evaluation_sets import open_masks
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.evaluation.corruptions import corrupted
+from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import embed_texts, evaluating
 from diffclip.evaluation.focus import focus
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
+from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.suite import Entry
 from diffclip.focus import image_relevance, map_correlation, measures, recording, rollout, vision_maps
 from diffclip.focus.recording import images_at_once
@@ -46,8 +47,9 @@ def subject(variant="DiffCLIP"):
 
 
 def scores_of(one, data, **changes):
-    found = focus(one.model, one.tokenizer, one.preprocess, data, **changes)
-    named = {key_of(score.map, score.metric, score.layer, score.head): score for score in found}
+    found = focus(Setting(one.model, one.preprocess, one.tokenizer, data, **changes))
+    facts = [{name: score.facts[name] for name in ("map", "layer", "head")} for score in found]
+    named = {key_of(metric=score.metric, **own): score for score, own in zip(found, facts, strict=True)}
     assert len(named) == len(found)
     return named
 
@@ -247,7 +249,7 @@ def test_a_model_of_one_patch_is_refused(folder):
 
 def test_corrupted_pictures_keep_their_masks(folder):
     one = subject()
-    noisy = dataclasses.replace(one, preprocess=corrupted(one.preprocess, "noise", 5))
+    noisy = dataclasses.replace(one, preprocess=CorruptedTransform(one.preprocess, "noise", 5))
     clean, found = (scores_of(model, open_masks(folder, "test")) for model in (one, noisy))
     assert found["attention auroc"].chance == clean["attention auroc"].chance
     assert (found["attention auroc"].hits != clean["attention auroc"].hits).any()

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from in_memory import captioned
 from torch import Tensor, nn
 
 from diffclip.errors import InputError
@@ -7,7 +8,7 @@ from diffclip.evaluation.retrieval import retrieval
 
 
 class Flat(nn.Module):
-    """Pictures and token rows through a matrix each: the smallest model there is."""
+    """Images and token rows through a matrix each: the smallest model there is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +43,14 @@ def batches():
 def test_it_equals_clip_benchmark(model, batches):
     theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval")
     wanted = theirs.evaluate(model, batches, tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
-    scores = retrieval(model, tokenizer, batches, batch_size=7)
+    scores = retrieval(captioned(model, tokenizer, batches))
     assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-7)
     assert len(wanted) == 6
 
 
 def test_scores(model, batches):
     seen = []
-    scores = retrieval(model, tokenizer, batches, progress=lambda *step: seen.append(step))
+    scores = retrieval(captioned(model, tokenizer, batches, lambda *step: seen.append(step)))
     texts = sum(1 + i % 3 for i in range(50))
     assert [score.count for score in scores] == [texts] * 3 + [50] * 3
     assert scores[0].chance == pytest.approx(1 / 50)
@@ -61,9 +62,9 @@ def test_scores(model, batches):
     assert sum(done for what, done, _ in seen if what == "texts") == texts
 
 
-def test_pictures_without_captions_are_left_out_of_one_direction(model, batches):
+def test_images_without_captions_are_left_out_of_one_direction(model, batches):
     batches[0][1][3] = []
-    scores = {score.metric: score for score in retrieval(model, tokenizer, batches)}
+    scores = {score.metric: score for score in retrieval(captioned(model, tokenizer, batches))}
     assert scores["text_retrieval_recall@1"].count == 49
     assert scores["image_retrieval_recall@1"].count == sum(1 + i % 3 for i in range(50)) - 1
 
@@ -71,18 +72,18 @@ def test_pictures_without_captions_are_left_out_of_one_direction(model, batches)
 def test_the_same_answer_for_everything_gets_nothing(model, batches):
     nn.init.zeros_(model.vision.weight)
     nn.init.zeros_(model.vision.bias)
-    scores = retrieval(model, tokenizer, batches)
+    scores = retrieval(captioned(model, tokenizer, batches))
     assert all(score.value <= score.chance for score in scores)
     assert all(score.high > 0 for score in scores)
 
 
 def test_one_pair(model):
-    scores = retrieval(model, tokenizer, [(torch.randn(1, 3, 4, 4), [["a"]])])
+    scores = retrieval(captioned(model, tokenizer, [(torch.randn(1, 3, 4, 4), [["a"]])]))
     assert {(score.value, score.chance, score.count) for score in scores} == {(1.0, 1.0, 1)}
 
 
 def test_an_empty_set(model):
     with pytest.raises(InputError, match="no image"):
-        retrieval(model, tokenizer, [])
+        retrieval(captioned(model, tokenizer, []))
     with pytest.raises(InputError, match="no text"):
-        retrieval(model, tokenizer, [(torch.randn(1, 3, 4, 4), [[]])])
+        retrieval(captioned(model, tokenizer, [(torch.randn(1, 3, 4, 4), [[]])]))

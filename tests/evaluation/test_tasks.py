@@ -1,9 +1,12 @@
 import pytest
 
-from diffclip.config import OPENAI_MEAN, OPENAI_STD, CLIPConfig
+from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.evaluation.tasks import TASKS, describe_images, pick_task
+from diffclip.evaluation.corruptions import CorruptedTransform
+from diffclip.evaluation.setting import describe_images
+from diffclip.evaluation.tasks import TASKS, pick_task
 
 
 def a_set(kind: str) -> EvaluationSet:
@@ -32,10 +35,12 @@ def test_the_wrong_task_names_the_right_one():
 
 
 def test_the_protocol_says_how_images_are_prepared():
-    config = CLIPConfig()
-    assert describe_images(config) == "shorter edge 224 px bilinear, center crop 224 px, imagenet statistics"
-    config.preprocess.mean, config.preprocess.std = OPENAI_MEAN, OPENAI_STD
-    config.preprocess.interpolation, config.preprocess.resize = "bicubic", 256
-    assert describe_images(config) == "shorter edge 256 px bicubic, center crop 224 px, openai statistics"
-    config.preprocess.mean = (0.5, 0.5, 0.5)
-    assert describe_images(config).endswith("own statistics")
+    plain = EvalTransform(224, PreprocessConfig())
+    assert describe_images(plain) == "shorter edge 224 px bilinear, center crop 224 px, imagenet statistics"
+    fields = {"mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic", "resize": 256}
+    openai = EvalTransform(224, PreprocessConfig(**fields))
+    assert describe_images(openai) == "shorter edge 256 px bicubic, center crop 224 px, openai statistics"
+    own = EvalTransform(224, PreprocessConfig(**fields | {"mean": (0.5, 0.5, 0.5)}))
+    assert describe_images(own).endswith("own statistics")
+    noisy = CorruptedTransform(plain, "noise", 3)
+    assert describe_images(noisy).endswith("imagenet statistics, noise 3 of 5")

@@ -1,14 +1,17 @@
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from in_memory import labeled
 from torch import nn
 
 from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts, evaluating
 from diffclip.evaluation.zero_shot import build_classifier, fill_template, zero_shot
+from diffclip.tokenizer import Tokenizer
 
 NAMES = ["cat", "dog", "tree frog", "{odd} name", "bus"]
 TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
@@ -16,20 +19,13 @@ TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
 
 @pytest.fixture(scope="module")
 def model() -> CLIP:
-    config = CLIPConfig(
-        embed_dim=24,
-        vision=VisionConfig(
-            image_size=16, patch_size=8, width=32, layers=2, heads=4, attention="differential"
-        ),
-        text=TextConfig(context_length=16, width=32, layers=2, heads=4),
-    )
-    return CLIP(config, seed=0)
+    vision = VisionConfig(image_size=16, patch_size=8, width=32, layers=2, heads=4, attention="differential")
+    text = TextConfig(context_length=16, width=32, layers=2, heads=4)
+    return CLIP(CLIPConfig(embed_dim=24, vision=vision, text=text), seed=0)
 
 
 @pytest.fixture(scope="module")
 def tokenizer(model):
-    from diffclip.tokenizer import Tokenizer
-
     return Tokenizer(model.config.text)
 
 
@@ -60,50 +56,39 @@ def test_it_equals_clip_benchmark(model, tokenizer, batches):
         dataset = SimpleNamespace(classes=[*NAMES[:3], "a", "b"])
 
     names = Loader.dataset.classes
+    loader = Loader((images, torch.tensor(labels)) for images, labels in batches)
     with evaluating(model):
-        wanted = theirs.evaluate(
-            model,
-            Loader((x, torch.tensor(y)) for x, y in batches),
-            tokenizer,
-            names,
-            TEMPLATES,
-            "cpu",
-            amp=False,
-        )
-    scores = zero_shot(model, tokenizer, batches, names, TEMPLATES)
+        wanted = theirs.evaluate(model, loader, tokenizer, names, TEMPLATES, "cpu", amp=False)
+    scores = zero_shot(labeled(model, tokenizer, batches, names, TEMPLATES))
     assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-9)
 
 
 def test_scores(model, tokenizer, batches):
     seen = []
-    scores = zero_shot(model, tokenizer, batches, NAMES, TEMPLATES, progress=lambda *step: seen.append(step))
+    scores = zero_shot(labeled(model, tokenizer, batches, NAMES, TEMPLATES, lambda *step: seen.append(step)))
     assert [score.metric for score in scores] == ["acc1", "acc5", "mean_per_class_recall"]
     assert [score.count for score in scores] == [17, 17, 17]
     assert [score.chance for score in scores] == pytest.approx([0.2, 1, 0.2])
     assert scores[1].value == 1
-    for score in scores:
-        assert 0 <= score.low <= score.value <= score.high <= 1
+    assert all(0 <= score.low <= score.value <= score.high <= 1 for score in scores)
+    assert all((score.facts["classes"], score.facts["templates"]) == (5, 3) for score in scores)
     assert scores[0].hits.sum() / 17 == scores[0].value
     assert seen == [("texts", 15, 15), ("images", 7, None), ("images", 7, None), ("images", 3, None)]
     assert not any(score.hits is None for score in scores[:2])
 
 
-def test_fewer_than_five_classes_have_no_acc5(model, tokenizer):
-    scores = zero_shot(model, tokenizer, [(torch.randn(2, 3, 16, 16), [0, 1])], ["cat", "dog"], ["{c}"])
-    assert [score.metric for score in scores] == ["acc1", "mean_per_class_recall"]
-
-
-def test_one_picture_of_one_class(model, tokenizer):
-    scores = zero_shot(model, tokenizer, [(torch.randn(1, 3, 16, 16), [0])], ["cat"], ["{c}"])
-    assert [(score.value, score.chance) for score in scores] == [(1, 1), (1, 1)]
-    assert scores[0].low < 0.3
+def test_few_classes_have_no_acc5_and_one_is_chance(model, tokenizer):
+    images = torch.randn(2, 3, 16, 16)
+    two = zero_shot(labeled(model, tokenizer, [(images, [0, 1])], ["cat", "dog"], ["{c}"]))
+    assert [score.metric for score in two] == ["acc1", "mean_per_class_recall"]
+    one = zero_shot(labeled(model, tokenizer, [(images[:1], [0])], ["cat"], ["{c}"]))
+    assert [(score.value, score.chance) for score in one] == [(1, 1), (1, 1)]
+    assert one[0].low < 0.3
 
 
 def test_bad_input(model, tokenizer, batches):
     with pytest.raises(InputError, match="labels runs from 0 to 4"):
-        zero_shot(model, tokenizer, batches, NAMES[:3], TEMPLATES)
-    with pytest.raises(InputError, match="no image"):
-        zero_shot(model, tokenizer, [], NAMES, TEMPLATES)
+        zero_shot(labeled(model, tokenizer, batches, NAMES[:3], TEMPLATES))
     with pytest.raises(InputError, match="0 and 3"):
         build_classifier(model, tokenizer, [], TEMPLATES)
     with pytest.raises(InputError, match=r"'a photo'.*\{c\}"):
@@ -130,35 +115,23 @@ def test_templates():
 def test_the_mode_before_is_restored(model, tokenizer, batches):
     for mode in (True, False):
         model.train(mode)
-        zero_shot(model, tokenizer, batches, NAMES, TEMPLATES)
+        zero_shot(labeled(model, tokenizer, batches, NAMES, TEMPLATES))
         assert model.training is mode
-        with pytest.raises(InputError):
-            zero_shot(model, tokenizer, [], NAMES, TEMPLATES)
+        with pytest.raises(InputError, match="no image"):
+            zero_shot(labeled(model, tokenizer, [], NAMES, TEMPLATES))
         assert model.training is mode
-    model.eval()
 
 
 def test_a_model_in_bfloat16(model, tokenizer, batches):
-    import copy
-
     low = copy.deepcopy(model).bfloat16()
-    scores = zero_shot(low, tokenizer, batches, NAMES, TEMPLATES)
-    assert scores[0].count == 17
+    assert zero_shot(labeled(low, tokenizer, batches, NAMES, TEMPLATES))[0].count == 17
     assert build_classifier(low, tokenizer, NAMES, TEMPLATES).dtype == torch.float32
 
 
-def test_a_model_of_nan_is_told(model, tokenizer, batches):
-    import copy
-
+def test_a_model_of_nan_is_told_and_one_that_answers_the_same_is_never_right(model, tokenizer, batches):
     broken = copy.deepcopy(model)
     nn.init.constant_(broken.image_projection, float("nan"))
     with pytest.raises(InputError, match="embeddings of 17 of 17 images are not finite numbers"):
-        zero_shot(broken, tokenizer, batches, NAMES, TEMPLATES)
-
-
-def test_a_model_that_answers_the_same_for_everything_is_never_right(model, tokenizer, batches):
-    import copy
-
-    broken = copy.deepcopy(model)
+        zero_shot(labeled(broken, tokenizer, batches, NAMES, TEMPLATES))
     nn.init.zeros_(broken.image_projection)
-    assert zero_shot(broken, tokenizer, batches, NAMES, TEMPLATES)[0].value == 0
+    assert zero_shot(labeled(broken, tokenizer, batches, NAMES, TEMPLATES))[0].value == 0

@@ -16,7 +16,8 @@ from diffclip.config import name_of
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.evaluation.tasks import Setting, run_task
+from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.tasks import run_task
 from diffclip.scenes import write_scenes
 from diffclip.tokenizer import Tokenizer
 
@@ -92,7 +93,7 @@ def run_theirs(weights: Path, folder: Path, *options: str) -> dict[str, float]:
 def assert_equal_but_for_one_item(weights: Path, folder: Path, split: str, *options: str) -> dict[str, float]:
     theirs = run_theirs(weights, folder, "--split", split, *options)
     data = open_set(folder, split)
-    scores = run_task(None, Setting(*diffclip.load(weights), data, BATCH)).scores
+    scores = run_task(None, Setting(*diffclip.load(weights), data, BATCH))
     assert {score.metric for score in scores} == set(theirs)
     for score in scores:
         items = score.count

@@ -135,11 +135,12 @@ def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] 
                 one(about, "cost", "flickr8k", "parameters", 1000 + (model != "CLIP"), low=None, high=None)
             )
     write_records(folder / "results.jsonl", records)
-    arms = {model: {"against": None} for model in levels}
+    arms = {model: {"change": {"model": model}} for model in levels}
     study = {
         "title": "A made-up study",
         "models": {"arms": arms},
         "margin": 0.01,
+        "contrasts": [[model, "CLIP"] for model in levels if model != "CLIP"],
         "primary": {
             "arm": "DiffCLIP",
             "against": "CLIP",

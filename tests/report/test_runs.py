@@ -9,7 +9,8 @@ import pytest
 from run_folders import make_run, step_record, write_lines
 
 from diffclip.errors import InputError
-from diffclip.report.runs import curve_of, read_run, run_facts, run_folders
+from diffclip.report.runs import run_facts
+from diffclip.study.runs import curve_of, read_run, run_folders
 
 
 def about(run, **start):

@@ -19,7 +19,8 @@ from tiny_study import ABLATIONS, STUDY, write_finished
 from diffclip.evaluation.records import load_records
 from diffclip.study.plan import sweep_runs
 from diffclip.study.recipe import read_study
-from diffclip.study.results import StudyFolder, read_lines
+from diffclip.study.results import StudyFolder
+from diffclip.study.runs import read_lines
 
 ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
 ONE_SEED = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]

@@ -12,7 +12,8 @@ from tiny_study import ABLATIONS
 
 from diffclip.errors import InputError
 from diffclip.study.recipe import read_study
-from diffclip.study.timing import TIMING_FILE, _time_of, read_timing, time_arms
+from diffclip.study.runs import TIMING_FILE
+from diffclip.study.timing import read_timing, time_arms, time_of
 
 
 def test_all_arms_take_turns_and_leave_a_file(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -26,23 +27,18 @@ def test_all_arms_take_turns_and_leave_a_file(study_file: Callable[..., Path], t
     for arm in found["arms"].values():
         assert arm["milliseconds"] > 0
         assert 0 < arm["low"] <= arm["ratio"] <= arm["high"]
-        assert arm["peak_memory"] is None
     assert [found["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
     assert read_timing(tmp_path) == found
 
 
 def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:
     """A machine that gets slower from round to round changes no ratio."""
-    rounds: list[dict[str, tuple[float, int | None]]] = [
-        {"CLIP": (10.0 * slow, 5), "A": (slow * own, 7)} for slow, own in ((1, 12.0), (2, 13.0), (4, 11.0))
-    ]
-    found = _time_of("A", "CLIP", rounds)
-    assert found == {"milliseconds": 26.0, "ratio": 1.2, "low": 1.1, "high": 1.3, "peak_memory": 7}
-    fifteen: list[dict[str, tuple[float, int | None]]] = [
-        {"CLIP": (1.0, None), "A": (float(own), None)} for own in range(15)
-    ]
+    rounds = [{"CLIP": 10.0 * slow, "A": slow * own} for slow, own in ((1, 12.0), (2, 13.0), (4, 11.0))]
+    found = time_of("A", "CLIP", rounds)
+    assert found == {"milliseconds": 26.0, "ratio": 1.2, "low": 1.1, "high": 1.3}
+    fifteen = [{"CLIP": 1.0, "A": float(own)} for own in range(15)]
     # the interval of the median of 15 values goes from the 4th to the 12th (Conover 1999, section 3.2)
-    assert [_time_of("A", "CLIP", fifteen)[key] for key in ("low", "ratio", "high")] == [3, 7, 11]
+    assert [time_of("A", "CLIP", fifteen)[key] for key in ("low", "ratio", "high")] == [3, 7, 11]
 
 
 @pytest.mark.parametrize("content", ["", "[]", json.dumps({"rounds": 3})])

@@ -9,7 +9,7 @@ import pytest
 
 import diffclip
 from diffclip.config import variant_of
-from diffclip.report.runs import read_run
+from diffclip.study.runs import read_run
 from diffclip.training import loop
 from diffclip.training.recipe import parse_recipe
 

@@ -14,7 +14,7 @@ import diffclip
 from diffclip import CLIP
 from diffclip.config import variant_config
 from diffclip.convert import to_differential
-from diffclip.report.runs import read_run
+from diffclip.study.runs import read_run
 from diffclip.training import loop
 from diffclip.training.checkpoint import read_progress
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffclip.cli.skipped import say_skipped
 from diffclip.model_source import MODEL_HELP, find_model, pick_device, runs_in
 
 if TYPE_CHECKING:
     from diffclip.errors import Fault
     from diffclip.evaluation.embed import Progress
+    from diffclip.evaluation.records import Record
+    from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Measured
     from diffclip.evaluation.suite import Entry
+    from diffclip.model_source import Loaded
 
 
 def evaluate(
@@ -31,8 +36,7 @@ def evaluate(
         ),
     ] = None,
     suite: Annotated[
-        str | None,
-        typer.Option(help="Run a whole suite of tasks.", metavar="scenes|brief|quick|study|paper"),
+        str | None, typer.Option(help="Run a whole suite of tasks.", metavar="scenes|brief|quick|study|paper")
     ] = None,
     data_root: Annotated[
         Path | None, typer.Option(help="Folder of published sets, each in a folder of its name.")
@@ -110,8 +114,11 @@ def evaluate(
     Every number has its 95 % interval over items and the chance level. diffclip report makes tables and figures from
     the records.
     """
-    from diffclip.errors import InputError
+    from diffclip.errors import DiffCLIPError, InputError
+    from diffclip.evaluation.results_file import ResultsFile
+    from diffclip.evaluation.run import Sets
     from diffclip.files import check_writable
+    from diffclip.model_source import load_for_use
 
     if (watch is None) == (not models):
         raise InputError(
@@ -122,7 +129,7 @@ def evaluate(
     if skip_missing and suite is None:
         raise InputError("--skip-missing leaves sets of a suite out: add --suite, or leave it out")
     entries = _entries(suite, data, task, split, corrupt)
-    _check_options(entries, probe, prompt)
+    _check_options({entry.task for entry in entries}, probe, prompt)
     if suite is not None and output is None:
         output = Path(f"{suite}.jsonl")
     if output is not None:
@@ -132,53 +139,19 @@ def evaluate(
         find_model(source)
     if suite is not None:
         entries = _present(suite, entries, data_root, skip_missing)
-    settings = {"batch_size": batch_size, "workers": workers, "probe": probe or "torch", "prompt": prompt}
-    _run(
-        sources if watch is None else _checkpoints(watch),
-        entries,
-        output,
-        data_root,
-        range(seed, seed + seeds),
-        settings,
-        {"model_name": model_name, "image_size": image_size},
-        device,
-        json_lines,
-        alone=suite is None and watch is None and len(sources) == 1,
-    )
-
-
-def _run(
-    sources: Sequence[str] | Iterator[str],
-    entries: Sequence[Entry],
-    output: Path | None,
-    root: Path | None,
-    draws: Sequence[int],
-    settings: dict[str, Any],
-    loading: dict[str, Any],
-    device: str,
-    json_lines: bool,
-    alone: bool,
-) -> None:
-    """Measure, write and show; a failed model or task is told, and raised when all others are done."""
-    from diffclip.cli.evaluate_table import show_records
-    from diffclip.cli.progress import showing_progress
-    from diffclip.errors import DiffCLIPError, InputError
-    from diffclip.evaluation.records import Record, to_lines
-    from diffclip.evaluation.results_file import ResultsFile
-    from diffclip.evaluation.run import Sets, run_entries
-    from diffclip.model_source import load_for_use
-
-    sets, results = Sets(root), ResultsFile(output)
-    place = pick_device(device)
-    if len(entries) == 1:
+    results, sets, several = ResultsFile(output), Sets(data_root), len(entries) > 1
+    if not several:
         sets.open(entries[0])  # a wrong set is told before a model is loaded
+    how = {"batch_size": batch_size, "workers": workers, "probe": probe or "torch", "prompt": prompt}
+    how |= {"sets": sets, "draws": range(seed, seed + seeds)}
+    place, alone = pick_device(device), suite is None and len(sources) == 1
     done: list[Record] = []
-    tasks = 0
+    faults: dict[Fault, None] = {}
     failures: list[tuple[str, bool]] = []
-    faults: list[Fault] = []
-    for source in sources:
+    tasks = 0
+    for source in sources if watch is None else _checkpoints(watch):
         try:
-            loaded = load_for_use(source, **loading)
+            loaded = load_for_use(source, model_name, image_size)
         except InputError as error:
             if alone:
                 raise
@@ -187,79 +160,84 @@ def _run(
             tasks += 1
             continue
         loaded.model.to(place)
-        with ExitStack() as shown:
-
-            def progress(
-                entry: Entry, items: int, name: str = loaded.label, shown: ExitStack = shown
-            ) -> Progress:
-                shown.close()
-                return shown.enter_context(showing_progress(f"{name}: {entry}", {"images": items}))
-
-            for measured in run_entries(loaded, entries, results, sets, draws, progress, **settings):
-                shown.close()
-                tasks += 1
-                done += measured.records
-                faults += [fault for fault in measured.faults if fault not in faults]
-                if measured.failure:
-                    failures.append((measured.failure, measured.ours))
-                if not alone:
-                    print(
-                        f"{_name(loaded.label, loaded.seed)}: {_line(measured)}", file=sys.stderr, flush=True
-                    )
+        for measured in _measure(loaded, entries, results, how):
+            tasks += 1
+            done += measured.records
+            faults |= dict.fromkeys(measured.faults)
+            if measured.failure:
+                failures.append((measured.failure, measured.ours))
+            if not alone:
+                print(_line(loaded, measured), file=sys.stderr, flush=True)
     if done:
         results.write()
-    if json_lines:
-        print(to_lines(results.records), end="")
-    elif done:
-        several = len(entries) > 1
-        models = {(record.model, record.weights) for record in done}
-        shown_records = (
-            [one for one in results.records if (one.model, one.weights) in models] if several else done
-        )
-        show_records(shown_records, results.outcomes, headlines_only=several)
-        if output is not None and several:
-            print(f"Tables and figures: diffclip report {output} --output {output.with_suffix('.html')}")
-    _tell_skipped([fault for fault in faults if fault.kind != "note"])
-    for fault in (one for one in faults if one.kind == "note"):
-        print(f"diffclip: {fault}", file=sys.stderr)
+    _show(done, results, several, json_lines)
+    skipped = [fault for fault in faults if fault.kind != "note"]
+    say_skipped(f"{len(skipped)} samples, shards or masks", skipped)
+    for fault in faults:
+        if fault.kind == "note":
+            print(f"diffclip: {fault}", file=sys.stderr)
     if failures:
         kind = DiffCLIPError if any(ours for _, ours in failures) else InputError
-        if len(failures) == len(entries) == 1:
+        if len(failures) == 1 and not several:
             raise kind(failures[0][0])
         kept = f"; the other results are in {output}" if done and output else ""
         raise kind(f"{len(failures)} of {tasks} tasks failed, see above{kept}")
 
 
-def _tell_skipped(faults: Sequence[Fault]) -> None:
-    from diffclip.cli.skipped import say_skipped
+def _measure(
+    loaded: Loaded, entries: Sequence[Entry], results: ResultsFile, how: dict[str, Any]
+) -> Iterator[Measured]:
+    """Measure all entries on one model, with a progress bar each."""
+    from diffclip.cli.progress import showing_progress
+    from diffclip.evaluation.run import run_entries
 
-    say_skipped(f"{len(faults)} samples, shards or masks", faults)
+    with ExitStack() as bar:
+
+        def progress(entry: Entry, items: int) -> Progress:
+            return bar.enter_context(showing_progress(f"{loaded.label}: {entry}", {"images": items}))
+
+        for measured in run_entries(loaded, entries, results, progress=progress, **how):
+            bar.close()
+            yield measured
 
 
-def _name(label: str, seed: int | None) -> str:
-    return label if seed is None else f"{label}, seed {seed}"
+def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_lines: bool) -> None:
+    """Print a table of the models that were measured, or as JSON all records of the file."""
+    from diffclip.cli.evaluate_table import show_records
+    from diffclip.evaluation.records import to_lines
+
+    if json_lines:
+        print(to_lines(results.records), end="")
+    elif done:
+        models = {(record.model, record.weights) for record in done}
+        shown = [one for one in results.records if (one.model, one.weights) in models] if several else done
+        show_records(shown, results.outcomes, headlines_only=several)
+        if results.path is not None and several:
+            page = results.path.with_suffix(".html")
+            print(f"Tables and figures: diffclip report {results.path} --output {page}")
 
 
-def _line(measured: Measured) -> str:
-    """Tell one entry in a line."""
-    if not measured.records:
-        return f"{measured.entry} FAILED: {measured.failure}"
+def _line(loaded: Loaded, measured: Measured) -> str:
+    """Tell one entry of a model in a line."""
     from diffclip.report.frame import interval, is_share, metric_label, percent
 
+    name = loaded.label if loaded.seed is None else f"{loaded.label}, seed {loaded.seed}"
+    if not measured.records:
+        return f"{name}: {measured.entry} FAILED: {measured.failure}"
     row = measured.records[0].model_dump()
     share = is_share(row)
     how = "kept from before" if measured.reused else f"{measured.seconds:.1f} s"
     split = f", {row['split']} split" if row["split"] != "test" else ""
     draw = f", draw {measured.draw}" if measured.draw else ""
     value = f"{percent(row['value'], share)} [{interval(row['low'], row['high'], share)}]"
-    return f"{measured.entry}{split}{draw}: {metric_label(row)} {value} ({how})"
+    return f"{name}: {measured.entry}{split}{draw}: {metric_label(row)} {value} ({how})"
 
 
 def _entries(
     name: str | None, data: str | None, task: str | None, split: str | None, corrupt: str | None
 ) -> tuple[Entry, ...]:
     from diffclip.errors import InputError, unknown
-    from diffclip.evaluation.corruptions import check
+    from diffclip.evaluation.corruptions import parameter
     from diffclip.evaluation.suite import SUITES, Entry, suite
     from diffclip.evaluation.tasks import TASKS
 
@@ -268,36 +246,32 @@ def _entries(
             f"give --data with a folder or the name of a set, or --suite with one of {', '.join(SUITES)}"
         )
     if name is not None:
-        if task is not None or corrupt is not None or split is not None:
+        if (task, corrupt, split) != (None, None, None):
             raise InputError(
                 f"--suite {name} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
             )
         return suite(name)
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
-    splits = (split or "test",)
-    if corrupt is None:
-        return (Entry(task, str(data), splits),)
-    change, _, severity = corrupt.partition(":")
-    if not severity.isdecimal():
-        raise InputError(f"--corrupt {corrupt} has no severity: write, say, noise:3")
-    check(change, int(severity))
-    return (Entry(task, str(data), splits, change if int(severity) else None, int(severity)),)
+    entry = Entry(task, str(data), (split or "test",))
+    if corrupt is not None:
+        change, _, severity = corrupt.partition(":")
+        if not severity.isdecimal():
+            raise InputError(f"--corrupt {corrupt} has no severity: write, say, noise:3")
+        parameter(change, int(severity), 224)
+        entry = replace(entry, corruption=change, severity=int(severity))
+    return (entry,)
 
 
-def _check_options(entries: Sequence[Entry], probe: str | None, prompt: str | None) -> None:
+def _check_options(tasks: Collection[str | None], probe: str | None, prompt: str | None) -> None:
     from diffclip.errors import InputError
     from diffclip.evaluation.linear_probe import check_solver
 
-    tasks = {entry.task for entry in entries}
+    for name, value, task in (("probe", probe, "linear-probe"), ("prompt", prompt, "focus")):
+        if value is not None and task not in tasks:
+            raise InputError(f"--{name} {value!r} is for {task}: add --task {task}, or leave it out")
     if probe is not None:
-        if "linear-probe" not in tasks:
-            raise InputError(f"--probe {probe} says how a linear probe fits: add --task linear-probe")
         check_solver(probe)
-    if prompt is not None and tasks != {"focus"}:
-        raise InputError(f"--prompt {prompt!r} is what focus asks about: add --task focus, or leave it out")
-    if prompt is not None and not prompt.strip():
-        raise InputError("--prompt is empty: write, say, 'a photo of a {c}'")
 
 
 def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:
@@ -323,16 +297,7 @@ def _checkpoints(run: Path) -> Iterator[str]:
     """Yield the checkpoints of the watched run as they appear; one that is replaced meanwhile is left out."""
     from diffclip.training.checkpoint import checkpoints_of
 
-    told = False
-
-    def waiting() -> None:
-        nonlocal told
-        if not told:
-            print(
-                f"diffclip: waiting for checkpoints of {run}; Ctrl-C ends this", file=sys.stderr, flush=True
-            )
-        told = True
-
-    for folder in checkpoints_of(run, waiting):
+    print(f"diffclip: waiting for checkpoints of {run}; Ctrl-C ends this", file=sys.stderr, flush=True)
+    for folder in checkpoints_of(run):
         if folder.exists():
             yield str(folder)

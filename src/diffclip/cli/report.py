@@ -68,7 +68,7 @@ def report(
 
     require_group("report", "matplotlib", "pandas", "jinja2")
     from diffclip.report import report_run
-    from diffclip.report.runs import METRICS
+    from diffclip.study.runs import METRICS
 
     if all(place is None for place in (output, tables, figures, markdown, save)):
         if len(paths) == 1 and (paths[0] / METRICS).is_file() and attention is None:
@@ -115,7 +115,7 @@ def _attention(paths: list[Path], name: str, split: str) -> dict[str, Extra]:
     from diffclip.model_source import load_for_use
     from diffclip.report.attention import paper_figures
     from diffclip.report.page import Extra
-    from diffclip.report.runs import read_run, run_folders
+    from diffclip.study.runs import read_run, run_folders
 
     models = {}
     for run in map(read_run, (folder for path in paths if path.is_dir() for folder in run_folders(path))):

@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import typer
+import pandas as pd
 
+from diffclip.cli.console import table_console
 from diffclip.evaluation.records import RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import detectable_difference, power, residual_sd
 from diffclip.study.place import Place, seconds_of_runs
@@ -17,9 +18,6 @@ from diffclip.study.plan import Group, Planned, grid_runs, plan, repeated_arms
 from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder
 from diffclip.training.logging import duration
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def show_plan(
@@ -42,44 +40,76 @@ def show_plan(
     known = lines or ({} if pilot is None else StudyFolder(pilot).runs)
     seconds = seconds_of_runs(known, left, place.workers)
     found = _power(study, grid_runs(study, chosen), [place.output, *([pilot] if pilot else [])])
-    told: dict[str, Any] = {
-        "groups": _rows(runs, done),
-        "total": len(runs),
-        "done": len(done),
-        "workers": place.workers,
-        "seconds_left": seconds,
-        "chosen": chosen,
-        "repeats": repeated_arms(study, chosen),
-        "anew": anew,
-        "primary": study.primary.model_dump(),
-        "power": found,
-        "problems": list(problems),
-    }
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in runs:
+        empty: dict[str, Any] = {
+            "group": run.group,
+            "arm": run.arm,
+            "seeds": [],
+            "suite": run.suite,
+            "runs": 0,
+            "done": 0,
+        }
+        row = rows.setdefault((run.group, run.arm), empty)
+        row["seeds"] = sorted({*row["seeds"], run.seed})
+        row["runs"] += 1
+        row["done"] += run.name in done
+    repeats = repeated_arms(study, chosen)
     if as_json:
+        told = {
+            "groups": list(rows.values()),
+            "total": len(runs),
+            "done": len(done),
+            "workers": place.workers,
+            "seconds_left": seconds,
+            "chosen": chosen,
+            "repeats": repeats,
+            "anew": anew,
+            "primary": study.primary.model_dump(),
+            "power": found,
+            "problems": list(problems),
+        }
         print(json.dumps(told, ensure_ascii=False, indent=1))
         return
-    _show(told["groups"])
+    _show_runs(rows.values())
     for arm, settings in chosen.items():
-        typer.echo(
-            f"the sweep chose for {arm}: lr {settings['lr']:g}, weight decay {settings['weight_decay']:g}"
-        )
-    for arm, earlier in told["repeats"].items():
-        typer.echo(f"{arm} is left out: with these settings it is {earlier}, whose runs it would repeat")
+        print(f"the sweep chose for {arm}: lr {settings['lr']:g}, weight decay {settings['weight_decay']:g}")
+    for arm, earlier in repeats.items():
+        print(f"{arm} is left out: with these settings it is {earlier}, whose runs it would repeat")
     if anew:
         names = ", ".join(anew[:3]) + (", …" if len(anew) > 3 else "")
-        typer.echo(f"trained anew: {len(anew)} runs that had other settings ({names})")
-    typer.echo(f"{len(done)} of {len(runs)} runs are finished; {_time(seconds, len(left), place)}")
-    for line in _power_lines(study, found):
-        typer.echo(line)
+        print(f"trained anew: {len(anew)} runs that had other settings ({names})")
+    at_a_time = f"{place.workers} at a time on {place.device}"
+    time = f"the others take about {duration(seconds)}, {at_a_time}" if seconds else "nothing is left to do"
+    if left and seconds is None:
+        time = f"the time of the others is known when the first is finished, or with --pilot ({at_a_time})"
+    print(f"{len(done)} of {len(runs)} runs are finished; {time}")
+    _show_power(study, found)
+
+
+def _show_runs(rows: Collection[Mapping[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("group", "arm", "seeds", "suite", "runs", "finished"):
+        table.add_column(column, justify="right" if column in ("runs", "finished") else "left")
+    for row in rows:
+        seeds = row["seeds"]
+        span = ", ".join(map(str, seeds))
+        if len(seeds) > 4 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+            span = f"{seeds[0]} … {seeds[-1]}"
+        cells = (row["group"], row["arm"], span, row["suite"] or "–", str(row["runs"]), str(row["done"]))
+        table.add_row(*cells)
+    table_console().print(table)
 
 
 def _power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> dict[str, float] | None:
-    """The seed variance of the primary metric, by the first of `folders` that has two seeds of two arms, and the
-    difference that the planned runs of the grids can find with it."""
+    """Return the seed variance of the primary metric, by the first of `folders` that has two seeds of two arms, and
+    the difference that the planned runs of the grids can find with it."""
     primary = study.primary
     seeds, others = ({run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against))
-    arms, every = {run.arm for run in runs}, {run.seed for run in runs}
-    planned = len(runs) - len(arms) - len(every) + 1
+    planned = len(runs) - len({run.arm for run in runs}) - len({run.seed for run in runs}) + 1
     for folder in folders:
         frame = _primary_values(study, folder)
         sd, df = residual_sd(frame) if len(frame) else (math.nan, 0.0)
@@ -97,16 +127,24 @@ def _power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> di
 
 
 def _primary_values(study: Study, folder: Path) -> pd.DataFrame:
-    """The columns model, seed and value of the primary metric. The validation score is that of runs.jsonl, where the
-    seeds of a sweep tell the variance before the models do."""
-    import pandas as pd
+    """Return the columns model, seed and value of the primary metric.
 
+    The validation score is that of runs.jsonl, where the seeds of a sweep tell the variance before the models do: each
+    setting of the sweep counts as a model.
+    """
     primary, columns = study.primary, ["model", "seed", "value"]
     if (primary.task, primary.metric) == ("validation", "score"):
         lines = [line for line in StudyFolder(folder).runs.values() if line["score"] is not None]
-        rows = [(_setting(line), line["seed"], line["score"]) for line in lines]
+        rows = [
+            (
+                line["arm"] if line["group"] != "sweep" else line["run"].rpartition("-s")[0],
+                line["seed"],
+                line["score"],
+            )
+            for line in lines
+        ]
         frame = pd.DataFrame(rows, columns=columns)
-        models = frame[~frame["model"].str.contains("/")]
+        models = frame[~frame["model"].str.startswith("sweep/")]
         return models if models.groupby("model").size().max() > 1 else frame
     if not (folder / RESULTS_FILE).is_file():
         return pd.DataFrame(columns=columns)
@@ -116,78 +154,16 @@ def _primary_values(study: Study, folder: Path) -> pd.DataFrame:
     return frame[columns]
 
 
-def _setting(line: Mapping[str, Any]) -> str:
-    """The arm; in a sweep with its settings, whose seeds tell the variance too."""
-    arm = str(line["arm"])
-    return arm if line["group"] != "sweep" else f"{arm}/{line['lr']:g}/{line['weight_decay']:g}"
-
-
-def _power_lines(study: Study, found: Mapping[str, float] | None) -> list[str]:
+def _show_power(study: Study, found: Mapping[str, float] | None) -> None:
     primary = study.primary
-    title = (
-        f"primary: {primary.arm} − {primary.against}, {primary.task} {primary.metric} on {primary.dataset}"
-    )
+    print(f"primary: {primary.arm} − {primary.against}, {primary.task} {primary.metric} on {primary.dataset}")
     if found is None:
-        return [
-            title,
-            "the detectable difference is known when two seeds of two arms are finished, or with --pilot",
-        ]
+        print("the detectable difference is known when two seeds of two arms are finished, or with --pilot")
+        return
     share = f"{found['detectable'] / found['value']:.0%} of {primary.against}'s {100 * found['value']:.1f}"
-    return [
-        title,
+    print(
         f"seeds vary by {100 * found['sd']:.2f} points (residual standard deviation with {found['df']:.0f} degrees of "
-        f"freedom)",
+        f"freedom)\n"
         f"{found['seeds']:.0f} seeds find a difference of {100 * found['detectable']:.2f} points ({share}) with 80 % "
-        f"power; power for the margin of {100 * study.margin:g} points: {found['power_at_margin']:.0%}",
-    ]
-
-
-def _rows(runs: Sequence[Planned], done: Collection[str]) -> list[dict[str, Any]]:
-    """A row an arm of a group, in order."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for run in runs:
-        row = rows.setdefault(
-            (run.group, run.arm),
-            {"group": run.group, "arm": run.arm, "seeds": [], "suite": run.suite, "runs": 0, "done": 0},
-        )
-        row["seeds"] += [run.seed] if run.seed not in row["seeds"] else []
-        row["runs"] += 1
-        row["done"] += run.name in done
-    return list(rows.values())
-
-
-def _show(rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("group", "arm", "seeds", "suite"):
-        table.add_column(column)
-    for column in ("runs", "finished"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            row["group"],
-            row["arm"],
-            _span(row["seeds"]),
-            row["suite"] or "–",
-            str(row["runs"]),
-            str(row["done"]),
-        )
-    Console(width=None if Console().is_terminal else 100).print(table)
-
-
-def _span(seeds: Sequence[int]) -> str:
-    """Seeds in a few words: "0, 1, 2", or "0 … 35"."""
-    whole = len(seeds) > 4 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]} … {seeds[-1]}" if whole else ", ".join(map(str, seeds))
-
-
-def _time(seconds: float | None, left: int, place: Place) -> str:
-    at_a_time = f"{place.workers} at a time on {place.device}"
-    if not left:
-        return "nothing is left to do"
-    if seconds is None:
-        return f"the time of the others is known when the first is finished, or with --pilot ({at_a_time})"
-    return f"the others take about {duration(seconds)}, {at_a_time}"
+        f"power; power for the margin of {100 * study.margin:g} points: {found['power_at_margin']:.0%}"
+    )

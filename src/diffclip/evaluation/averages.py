@@ -8,18 +8,30 @@ copies, the scenes by shape and by color) have theirs added, which is the widest
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from diffclip.data.published_sets import base_of, images_of
-from diffclip.evaluation.linear_probe import headline_metric
 from diffclip.evaluation.records import Record
 
 SIX_TASKS, OUT_OF_DOMAIN = DERIVED = "six-tasks", "out-of-domain"
 PANELS = ("linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain")
-"""The panels of the paper's Figure 1, in its order."""
+"""The tasks of the paper's Figures 1 and 5, in its order: the `dataset` of records of the task `six-tasks`."""
 AVERAGE, MEAN_OF_SHIFTS, MEAN_OF_ALL, DROP = "average", "mean_of_shifts", "mean_of_all", "drop"
 
 _IMAGENET = "imagenet1k"
+# as folders and clip_benchmark spell them
+_PER_CLASS = re.compile(
+    r"aircraft|flowers|caltech[-_ ]?101(?!\d)|(?<![a-z])(oxford[-_ ]?)?(iiit[-_ ]?)?pets?(?![a-z])"
+)
+
+
+def headline_metric(dataset: str) -> str:
+    """Return the metric that a linear probe of a set is tuned for and told by.
+
+    As lgssl, the mean over classes for aircraft, pets, Caltech-101 and flowers.
+    """
+    return "mean_per_class_recall" if _PER_CLASS.search(dataset.lower()) else "acc1"
 
 
 def with_averages(records: Iterable[Record]) -> list[Record]:
@@ -42,9 +54,12 @@ def _averages(records: Sequence[Record]) -> list[Record]:
     records = list({tuple(getattr(one, name) for name in fields): one for one in by_templates}.values())
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
     plain = [one for one in records if not _is_shift(one)]
-    zero_shot = [one for one in plain if one.task == "zero-shot" and one.metric == "acc1"]
+    accuracies = [one for one in records if one.task == "zero-shot" and one.metric == "acc1"]
+    zero_shot = [one for one in accuracies if not _is_shift(one)]
     panels = {
-        "linear probing": [one for one in plain if one.task == "linear-probe" and _is_headline(one)],
+        "linear probing": [
+            one for one in plain if one.task == "linear-probe" and one.metric == headline_metric(one.dataset)
+        ],
         "few-shot": [one for one in plain if one.task == "few-shot"],
         "image retrieval": [one for one in plain if one.metric == "image_retrieval_recall@5"],
         "text retrieval": [one for one in plain if one.metric == "text_retrieval_recall@5"],
@@ -55,24 +70,25 @@ def _averages(records: Sequence[Record]) -> list[Record]:
         for panel, own in panels.items()
         for draw, parts in _by_draw(own).items()
     ]
-    for number, (base, shifts) in enumerate(_shifts(records)):
+    # first the bases with shifted sets, then those with corruptions
+    shifted = [
+        *((base, [one for one in accuracies if base_of(one.dataset) == base.dataset]) for base in zero_shot),
+        *(
+            (base, [one for one in accuracies if one.corruption and one.dataset == base.dataset])
+            for base in zero_shot
+        ),
+    ]
+    for number, (base, shifts) in enumerate((base, own) for base, own in shifted if own):
         if number == 0:  # the paper's panel is about one base
             found.append(_mean(shifts, SIX_TASKS, "out of domain", AVERAGE))
         mean = _mean(shifts, OUT_OF_DOMAIN, base.dataset, MEAN_OF_SHIFTS)
-        found += [
-            mean,
-            _mean([base, *shifts], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL),
-            _drop(base, shifts, mean),
-        ]
+        whole = _mean([base, *shifts], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL)
+        found += [mean, whole, _drop(base, shifts, mean)]
     return found
 
 
 def _is_shift(record: Record) -> bool:
     return record.corruption is not None or base_of(record.dataset) is not None
-
-
-def _is_headline(record: Record) -> bool:
-    return record.metric == headline_metric(record.dataset)
 
 
 def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
@@ -87,36 +103,20 @@ def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
     return {draw: [own[draw] if draw in own else own[None] for own in sets.values()] for draw in shared}
 
 
-def _shifts(records: Sequence[Record]) -> list[tuple[Record, list[Record]]]:
-    """Return each base set with its shifts: first those with shifted sets, then those with corruptions."""
-    accuracies = [one for one in records if one.task == "zero-shot" and one.metric == "acc1"]
-    bases = [one for one in accuracies if not _is_shift(one)]
-    of_sets = [(base, [one for one in accuracies if base_of(one.dataset) == base.dataset]) for base in bases]
-    corrupted = [
-        (base, [one for one in accuracies if one.corruption and one.dataset == base.dataset])
-        for base in bases
-    ]
-    return [(base, own) for base, own in of_sets + corrupted if own]
-
-
 def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: int | None = None) -> Record:
     chances = [one.chance for one in parts if one.chance is not None]
-    low, high = _half(parts, upper=False), _half(parts, upper=True)
     value = sum(_value(one) for one in parts) / len(parts)
-    names = [one.dataset if one.corruption is None else f"{one.dataset}, {one.corruption}" for one in parts]
+    below, above = _half(parts, upper=False), _half(parts, upper=True)
+    names = tuple(
+        one.dataset if one.corruption is None else f"{one.dataset}, {one.corruption}" for one in parts
+    )
     return parts[0].model_copy(
         update={
-            "task": task,
-            "dataset": dataset,
-            "split": "test",
-            "metric": metric,
-            "value": value,
-            "count": sum(one.count for one in parts),
-            "low": None if low is None else value - low / len(parts),
-            "high": None if high is None else value + high / len(parts),
+            **{"task": task, "dataset": dataset, "split": "test", "metric": metric, "draw": draw},
+            **{"value": value, "count": sum(one.count for one in parts), "of": names},
+            "low": None if below is None else value - below / len(parts),
+            "high": None if above is None else value + above / len(parts),
             "chance": sum(chances) / len(parts) if len(chances) == len(parts) else None,
-            "draw": draw,
-            "of": tuple(names),
             "protocol": f"mean over {', '.join(names)}; intervals of the sets combined",
             **dict.fromkeys(("classes", "corruption", "severity", "templates", "seconds")),
         }
@@ -125,17 +125,15 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
 
 def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:
     value = _value(base) - _value(mean)
-    same = all(images_of(one.dataset) == images_of(base.dataset) for one in shifts)
     low = high = None
-    if None not in (base.low, base.high, mean.low, mean.high):
+    if base.low is not None and base.high is not None and mean.low is not None and mean.high is not None:
+        same = all(images_of(one.dataset) == images_of(base.dataset) for one in shifts)
         join = sum if same else lambda halves: math.hypot(*halves)
-        low = value - join([_value(base) - (base.low or 0.0), (mean.high or 0.0) - _value(mean)])
-        high = value + join([(base.high or 0.0) - _value(base), _value(mean) - (mean.low or 0.0)])
+        low = value - join([_value(base) - base.low, mean.high - _value(mean)])
+        high = value + join([base.high - _value(base), _value(mean) - mean.low])
+    count, protocol = base.count + mean.count, f"{base.dataset} minus the {mean.protocol}"
     update = {"metric": DROP, "value": value, "low": low, "high": high, "chance": None}
-    return mean.model_copy(
-        update=update
-        | {"count": base.count + mean.count, "protocol": f"{base.dataset} minus the {mean.protocol}"}
-    )
+    return mean.model_copy(update={**update, "count": count, "protocol": protocol})
 
 
 def _value(record: Record) -> float:

@@ -52,15 +52,8 @@ PARAMETERS: dict[str, dict[int, tuple[float, ...]]] = {
     },
 }
 """By corruption and size in pixels, severities 1 to 5: the standard deviation of noise (1 is white less black) and
-of blur (pixels), the quality of a JPEG, and the factor on the distance from the mean colour."""
+of blur (pixels), the quality of a JPEG, and the factor on the distance from the mean color."""
 CORRUPTIONS = tuple(PARAMETERS)
-
-_MEANINGS = {
-    "noise": "Gaussian noise of standard deviation {:.3g}",
-    "blur": "Gaussian blur of {:.3g} px",
-    "jpeg": "JPEG of quality {:.0f}",
-    "contrast": "contrast × {:.3g}",
-}
 
 
 def parameter(name: str, severity: int, size: int) -> float:
@@ -73,26 +66,23 @@ def parameter(name: str, severity: int, size: int) -> float:
     if name not in PARAMETERS:
         raise unknown("corruption", name, CORRUPTIONS)
     if severity not in range(1, MOST_SEVERE + 1):
-        raise InputError(f"severity {severity} is out of range: give 1 to {MOST_SEVERE}, or 0 for none")
+        raise InputError(f"severity {severity} is out of range: give 1 to {MOST_SEVERE}")
     sizes = PARAMETERS[name]
     logs = [math.log(known) for known in sizes]
     value = float(np.interp(math.log(size), logs, [values[severity - 1] for values in sizes.values()]))
     return float(round(value)) if name == "jpeg" else value
 
 
-def corrupt(image: Image.Image, name: str, severity: int, seed: int = 0) -> Image.Image:
-    """Return the corrupted image, RGB of the same size; severity 0 leaves it as it is.
+def corrupt(image: Image.Image, name: str, severity: int) -> Image.Image:
+    """Return the corrupted image, RGB of the same size.
 
-    The noise depends on `seed` and the image's own pixels alone, so it is the same in any order, batch or
-    process; its pattern is the same in all severities.
+    The noise depends on the image's own pixels alone, so it is the same in any order, batch or process; its pattern is
+    the same in all severities.
 
     Raises:
-        InputError: unknown corruption, a severity other than 0 … 5, or a negative seed.
+        InputError: unknown corruption, or a severity other than 1 … 5.
     """
-    check(name, severity, seed)
     image = to_rgb(image)
-    if severity == 0:
-        return image
     value = parameter(name, severity, min(image.size))
     if name == "blur":
         return image.filter(ImageFilter.GaussianBlur(value))
@@ -103,7 +93,7 @@ def corrupt(image: Image.Image, name: str, severity: int, seed: int = 0) -> Imag
     pixels = np.asarray(image, dtype=np.float32)
     if name == "noise":
         digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-        generator = np.random.default_rng([seed, int.from_bytes(digest, "little")])
+        generator = np.random.default_rng([0, int.from_bytes(digest, "little")])
         pixels = pixels + 255 * value * generator.standard_normal(pixels.shape, dtype=np.float32)
     else:
         mean = pixels.mean(axis=(0, 1), keepdims=True)
@@ -111,56 +101,29 @@ def corrupt(image: Image.Image, name: str, severity: int, seed: int = 0) -> Imag
     return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
 
 
-def check(name: str, severity: int, seed: int = 0) -> None:
-    """Raise `InputError` for an unknown corruption, a severity other than 0 … 5, or a negative seed."""
-    parameter(name, severity or 1, 224)
-    if seed < 0:
-        raise InputError(f"seed {seed} is out of range: give a whole number from 0")
-
-
 class CorruptedTransform:
-    """PIL image → float32 [3, S, S], corrupted after the crop and before the statistics. See `corrupted`.
+    """PIL image → float32 [3, S, S] as `crop` makes it, corrupted after the crop and before the statistics.
 
     No `EvalTransform`, so that features of corrupted images are not kept as those of clean ones.
+
+    Raises:
+        InputError: unknown corruption, or a severity other than 1 … 5.
     """
 
-    def __init__(self, preprocess: EvalTransform, name: str, severity: int, seed: int) -> None:
-        self.name, self.severity, self.seed = name, severity, seed
-        self.image_size, self.preprocess = preprocess.image_size, preprocess.preprocess
-        self._crop = preprocess
+    def __init__(self, crop: EvalTransform, name: str, severity: int) -> None:
+        parameter(name, severity, crop.image_size)
+        self.name, self.severity, self._crop = name, severity, crop
+        self.image_size, self.preprocess = crop.image_size, crop.preprocess
 
     def __call__(self, image: Image.Image) -> Tensor:
         return normalize(self.pixels(image)[None], self.preprocess)[0]
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """The corrupted crop before it is normalised, uint8 [3, S, S]."""
+        """Return the corrupted crop before it is normalized, uint8 [3, S, S]."""
         crop = Image.fromarray(self._crop.pixels(image).permute(1, 2, 0).contiguous().numpy())
-        crop = corrupt(crop, self.name, self.severity, self.seed)
-        return torch.from_numpy(np.array(crop)).permute(2, 0, 1)
+        return torch.from_numpy(np.array(corrupt(crop, self.name, self.severity))).permute(2, 0, 1)
 
     @property
     def identity(self) -> list[object]:
         """Everything that `pixels` depends on beside the image, as JSON values."""
-        return [*self._crop.identity, self.name, self.severity, self.seed]
-
-
-def corrupted(
-    preprocess: EvalTransform, name: str, severity: int, seed: int = 0
-) -> EvalTransform | CorruptedTransform:
-    """`preprocess` with a corruption of its crop, called in the same way; severity 0 gives `preprocess` itself.
-
-    Raises:
-        InputError: unknown corruption, a severity other than 0 … 5, or a negative seed.
-    """
-    check(name, severity, seed)
-    return CorruptedTransform(preprocess, name, severity, seed) if severity else preprocess
-
-
-def describe(name: str, severity: int, size: int) -> str:
-    """Describe the corruption for a record's protocol.
-
-    Raises:
-        InputError: unknown corruption, or a severity other than 1 … 5.
-    """
-    value = parameter(name, severity, size)
-    return f"{name} {severity} of {MOST_SEVERE}: {_MEANINGS[name].format(value)}"
+        return [*self._crop.identity, self.name, self.severity]

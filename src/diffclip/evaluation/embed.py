@@ -48,7 +48,7 @@ def evaluating(model: Encoder) -> Iterator[None]:
 
 
 def embed_images(model: Encoder, images: Tensor) -> Tensor:
-    """A batch of normalised images [B, 3, S, S] to [B, D], unit length, float32, on the model's device."""
+    """Embed a batch of normalized images [B, 3, S, S]: [B, D], unit length, float32, on the model's device."""
     weight = next(iter(model.parameters()))
     images = images.to(weight.device, weight.dtype, non_blocking=True)
     return F.normalize(model.encode_image(images).float(), dim=-1)
@@ -61,7 +61,7 @@ def embed_texts(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Texts to [M, D], unit length, float32, on the model's device.
+    """Embed texts: [M, D], unit length, float32, on the model's device.
 
     Raises:
         InputError: there is no text, or an embedding is not finite.
@@ -86,7 +86,7 @@ def embed_texts(
 
 
 def checked(features: Tensor, what: str) -> Tensor:
-    """The embeddings [N, D] of `what` ("images", "texts") as they are.
+    """Return the embeddings [N, D] of `what` ("images", "texts") as they are.
 
     Raises:
         NotFiniteError: one is not finite.
@@ -100,24 +100,6 @@ def checked(features: Tensor, what: str) -> Tensor:
     return features
 
 
-def embed_labelled(
-    model: Encoder, batches: Iterable[tuple[Tensor, Sequence[int]]], progress: Progress | None = None
-) -> tuple[Tensor, Tensor]:
-    """Batches of (images [B, 3, S, S], B labels) to embeddings [N, D] and labels int64 [N].
-
-    Raises:
-        InputError: there is no image, or an embedding is not finite.
-    """
-    features: list[Tensor] = []
-    labels: list[int] = []
-    for images, batch_labels in batches:
-        features.append(embed_images(model, images))
-        labels.extend(int(label) for label in batch_labels)
-        if progress:
-            progress("images", len(images), None)
-    return _joined(features), torch.tensor(labels)
-
-
 def embed_captioned(
     model: Encoder,
     tokenizer: Tokenizer,
@@ -125,8 +107,7 @@ def embed_captioned(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batches of (images [B, 3, S, S], the captions of each) to [N, D], [M, D] and the image of each text
-    [M].
+    """Embed batches of (images [B, 3, S, S], the captions of each): [N, D], [M, D] and the image of each text [M].
 
     Raises:
         InputError: there is no image, or no caption, or an embedding is not finite.
@@ -143,10 +124,15 @@ def embed_captioned(
         seen += len(images)
         if progress:
             progress("images", len(images), None)
-    return _joined(features), embed_texts(model, tokenizer, texts, batch_size, progress), torch.tensor(owners)
+    return joined(features), embed_texts(model, tokenizer, texts, batch_size, progress), torch.tensor(owners)
 
 
-def _joined(features: list[Tensor]) -> Tensor:
+def joined(features: list[Tensor]) -> Tensor:
+    """Join batches of image embeddings.
+
+    Raises:
+        InputError: there is none, or an embedding is not finite.
+    """
     if not features:
         raise InputError("there is no image to embed: the set is empty")
     return checked(torch.cat(features), "images")

@@ -10,18 +10,18 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.transforms import Transform
-from diffclip.errors import InputError
-from diffclip.evaluation.embed import Progress, checked, evaluating
+from diffclip.errors import Fault, InputError
+from diffclip.evaluation.corruptions import CorruptedTransform
+from diffclip.evaluation.embed import evaluating, joined
+from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.suite import TRAIN
 
-if TYPE_CHECKING:
-    from diffclip.model import CLIP
+METHOD = "class token before the projection"
 
 
 @dataclass(frozen=True)
@@ -53,35 +53,54 @@ class Features:
             )
 
 
-def read_features(
-    model: CLIP,
-    preprocess: Transform,
-    data: EvaluationSet,
-    batch_size: int = 64,
-    workers: int = 0,
-    progress: Progress | None = None,
-) -> Features:
-    """Compute the features of a classification set; broken images are left out, see `data.faults`.
+def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features, Features]:
+    """Compute the features of the split `train` beside the tested one, and of the tested one.
 
     Raises:
-        InputError: every image is broken, or a feature is not finite.
+        InputError: there is no other split to learn from, or as `read_features`.
     """
-    weight = next(iter(model.parameters()))
-    values: list[Tensor] = []
-    labels: list[int] = []
-    with evaluating(model):
-        for batch in data.batches(preprocess, batch_size, workers):
-            images = batch.images.to(weight.device, weight.dtype, non_blocking=True)
-            values.append(model.visual(images).float().cpu())
-            labels += [data.labels[position] for position in batch.positions]
-            if progress:
-                progress(f"{data.split} images", len(batch.positions), len(data))
-    if not values:
-        raise InputError(f"{data.name}/{data.split} has no image that can be read")
-    # a clone, because tensors of inference mode cannot be trained on
-    return Features(
-        f"{data.name}/{data.split}", checked(torch.cat(values), "images").clone(), torch.tensor(labels)
-    )
+    data = setting.data
+    if data.split == TRAIN:
+        raise InputError(
+            f"{task} learns from the split {TRAIN}: give another one to test on, as --split test"
+        )
+    train = data.beside(TRAIN)
+    if train is None:
+        there = "" if data.folder is None else f": put its shards into {data.folder / TRAIN}"
+        raise InputError(f"{data.name} has no {TRAIN} split, which {task} learns from{there}")
+    return read_features(setting, train), read_features(setting, data)
+
+
+def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Features:
+    """Compute the features of a split, once a model; its broken images are told with those of the tested split.
+
+    Raises:
+        InputError: every image is broken, a feature is not finite, or images are to be corrupted.
+    """
+    model, transform = setting.model, setting.preprocess
+    if isinstance(transform, CorruptedTransform):
+        raise InputError(
+            "corruptions shift test images, and this task learns from clean ones: "
+            "use them with zero-shot, retrieval, mmvp or focus"
+        )
+    key = (data.identity["source"], data.identity["samples"], str(transform.identity))
+    if key not in setting.features:
+        weight = next(iter(model.parameters()))
+        values: list[Tensor] = []
+        labels: list[int] = []
+        with evaluating(model):
+            for batch in data.batches(transform, setting.batch_size, setting.workers):
+                images = batch.images.to(weight.device, weight.dtype, non_blocking=True)
+                values.append(model.visual(images).float().cpu())
+                labels += [data.labels[position] for position in batch.positions]
+                if setting.progress:
+                    setting.progress(f"{data.split} images", len(batch.positions), len(data))
+        # a clone, because tensors of inference mode cannot be trained on
+        found = Features(f"{data.name}/{data.split}", joined(values).clone(), torch.tensor(labels))
+        setting.features[key] = found, list(data.faults)
+    kept: tuple[Features, list[Fault]] = setting.features[key]
+    setting.data.faults = list(dict.fromkeys(setting.data.faults + kept[1]))
+    return kept[0]
 
 
 def digest_of(module: nn.Module) -> str:

@@ -10,7 +10,7 @@ Shapes: N train and M test images, D feature width, E episodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,18 +18,35 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Progress
-from diffclip.evaluation.features import Features, one_thread
-from diffclip.evaluation.scores import Score
+from diffclip.evaluation.features import METHOD, Features, one_thread, train_and_test
+from diffclip.evaluation.scores import Score, with_facts
+from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import mean_interval
 
 WAY, SHOT, QUERIES, EPISODES = 5, 5, 6, 5000
 _EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide: what a core's cache holds
 
 
-@dataclass(frozen=True)
-class Episodes:
+def few_shot(setting: Setting[EvaluationSet]) -> list[Score]:
+    """Measure `acc1` over episodes that learn from the split `train`.
+
+    Raises:
+        InputError: no split `train`, or as `score_episodes`.
+    """
+    train, test = train_and_test(setting, "few-shot")
+    names = setting.data.classnames
+    score = score_episodes(train, test, names, setting.draw, setting.progress)
+    method = (
+        f"{EPISODES} episodes of {WAY} classes, {SHOT} train images and up to {QUERIES} queries each; {METHOD}, "
+        "less the mean of the supports, unit length; nearest prototype, ties count against"
+    )
+    return with_facts([score], protocol=method, classes=len(names), draw=setting.draw)
+
+
+class Episodes(NamedTuple):
     """The draws of all episodes: `supports` [E, WAY, SHOT] of the train and `queries` [E, WAY, QUERIES] of the test
     images. `asked`, bool like `queries`, is False where a class has fewer test images than that; they are then all
     asked about.
@@ -43,7 +60,7 @@ class Episodes:
 def draw_episodes(
     train_labels: Tensor, test_labels: Tensor, classes: int, seed: int = 0, episodes: int = EPISODES
 ) -> Episodes:
-    """Episodes determined by the labels and the seed, so the same for every model.
+    """Draw episodes that are determined by the labels and the seed, so that they are the same for every model.
 
     Args:
         train_labels: int64 [N]; each class has at least `SHOT`.
@@ -70,8 +87,8 @@ def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Prog
         for start in range(0, len(episodes.supports), _EPISODES_AT_ONCE):
             part = slice(start, start + _EPISODES_AT_ONCE)
             supports, queries = train[episodes.supports[part]], test[episodes.queries[part]]
-            centre = supports.mean((1, 2), keepdim=True)
-            supports, queries = F.normalize(supports - centre, dim=-1), F.normalize(queries - centre, dim=-1)
+            center = supports.mean((1, 2), keepdim=True)
+            supports, queries = F.normalize(supports - center, dim=-1), F.normalize(queries - center, dim=-1)
             prototypes = supports.mean(2)
             # the square of the distance less the query's own length, which all prototypes share
             distances = prototypes.square().sum(-1)[:, None] - 2 * queries.flatten(1, 2) @ prototypes.mT
@@ -85,14 +102,14 @@ def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Prog
     return torch.cat(hits)
 
 
-def few_shot(
+def score_episodes(
     train: Features,
     test: Features,
     classnames: Sequence[str],
     seed: int = 0,
     progress: Progress | None = None,
-) -> list[Score]:
-    """`acc1`: the mean over `EPISODES` episodes of each one's accuracy.
+) -> Score:
+    """Score `acc1`, the mean over `EPISODES` episodes of each one's accuracy.
 
     Episodes share images, so as trials of their own they would make any two models differ "significantly". What is
     resampled, and paired with another model's, are the test images, each with all answers about it: `hits` holds an
@@ -120,7 +137,7 @@ def few_shot(
     # of the plain mean over answers, which stays within 0 and 1, moved to where the weighted one is
     moved = value - float(unweighted.mean())
     low, high = (min(1.0, max(0.0, bound + moved)) for bound in mean_interval(unweighted, images))
-    return [Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, images)]
+    return Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, images)
 
 
 def _of_classes(
@@ -130,7 +147,7 @@ def _of_classes(
     chosen: NDArray[np.int64],
     count: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """`count` images of each chosen class [E, WAY], and where there are as many: both [E, WAY, count]."""
+    """Draw `count` images of each chosen class [E, WAY], and where there are as many: both [E, WAY, count]."""
     by_class = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=classes)
     starts = np.cumsum(sizes) - sizes
@@ -140,7 +157,7 @@ def _of_classes(
 
 
 def _distinct(generator: np.random.Generator, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """For each size n [R], `count` different numbers below n in random order, [R, count].
+    """Draw for each size n [R] `count` different numbers below n in random order, [R, count].
 
     Where n is less than `count`, the first n are.
     """

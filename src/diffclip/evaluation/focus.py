@@ -9,7 +9,7 @@ Shapes: n items, L layers, H heads, P patches, B images, S image size, D joint w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.masks import MaskedSet
-from diffclip.data.transforms import Transform
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Progress, Tokenizer, checked, embed_texts, evaluating
-from diffclip.evaluation.scores import Score
+from diffclip.evaluation.embed import checked, embed_texts, evaluating
+from diffclip.evaluation.scores import Score, with_facts
+from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import SHARE, Bounds, mean_intervals
 from diffclip.focus import measures
 from diffclip.focus.maps import map_correlation
@@ -31,18 +31,31 @@ from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
 
 DIFFERENCE = "A1_minus_A2"
-NOT_SHARES = frozenset({"inside_over_area", "effective_patches", "map_correlation"})
-"""Measures that are a count, a ratio or a correlation and not a share in [0, 1]."""
-
 _COMPARED = ("entropy", "inside", "top10")
 _CORRELATION = "map_correlation"
+_NOT_SHARES = ("inside_over_area", "effective_patches")
 
 
-class _Key(NamedTuple):
+class _Values(NamedTuple):
+    """A measure of a map of each item: its headline [n], by layer [n, L], and by layer and head [n, L, H]."""
+
+    headline: Tensor
+    layers: Tensor
+    heads: Tensor
+
+
+_Table = dict[tuple[str, str], _Values]
+"""By map and metric."""
+
+
+class _Column(NamedTuple):
+    """Values [n] of one map, metric, layer and head."""
+
     map: str
     metric: str
-    layer: int | None = None
-    head: int | None = None
+    layer: int | None
+    head: int | None
+    values: NDArray[np.float64]
 
 
 class _Image(NamedTuple):
@@ -54,54 +67,45 @@ class _Image(NamedTuple):
     coverage: NDArray[np.float64]
 
 
-def focus(
-    model: CLIP,
-    tokenizer: Tokenizer,
-    preprocess: Transform,
-    data: MaskedSet,
-    prompt: str | None = None,
-    batch_size: int = 64,
-    workers: int = 0,
-    progress: Progress | None = None,
-) -> list[Score]:
+def focus(setting: Setting[MaskedSet]) -> list[Score]:
     """Measure every map: the headlines first, the relevance's AUROC before all, then layers, then heads.
 
-    Args:
-        preprocess: PIL image → [3, S, S] of the model's crop, perhaps corrupted.
-        prompt: the text of every item, with its name where `{c}` stands; None: the set's own.
-        batch_size: images read at once; maps are made of as many at once as 2 GiB hold.
+    Maps are made of as many images at once as 2 GiB hold.
 
     Raises:
         InputError: the model has a single patch; fewer than two images are left with an object and a background; an
             embedding is not finite.
     """
+    model, data, prompt = setting.model, setting.data, setting.prompt
     vision = model.config.vision
     grid, edge = vision.image_size // vision.patch_size, model.config.preprocess.resize or vision.image_size
     if grid < 2:
         raise InputError("the model sees an image as a single patch: there is nowhere else to look")
     words = sorted({thing.worded(prompt) for own in data.things for thing in own})
     with evaluating(model):
-        features = embed_texts(model, tokenizer, words, progress=progress)
+        features = embed_texts(model, setting.tokenizer, words, progress=setting.progress)
     index = {text: i for i, text in enumerate(words)}
-    found: list[dict[_Key, Tensor]] = []
+    found: list[_Table] = []
     positions: list[int] = []
     coverages: list[Tensor] = []
-    for batch in data.batches(preprocess, batch_size, workers):
+    together = images_at_once(model)
+    for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
         groups: dict[int, list[_Image]] = {}  # images with as many texts each go together
         for image, position in zip(batch.images, batch.positions, strict=True):
             things, coverage = data.coverages(position, vision.image_size, edge, grid)
             texts = [thing.worded(prompt) for thing in things]
             if things:
                 groups.setdefault(len(things), []).append(_Image(position, image, texts, coverage))
-        for group in _parts(groups.values(), images_at_once(model)):
-            asked = features[[index[text] for one in group for text in one.texts]]
-            covered = torch.from_numpy(np.concatenate([one.coverage for one in group])).flatten(1)
-            images = torch.stack([one.image for one in group]).to(features.device)
-            found.append(_measure(model, images, asked.view(len(group), -1, asked.shape[-1]), covered))
-            positions += [one.position for one in group for _ in one.texts]
+        parts = [own[at : at + together] for own in groups.values() for at in range(0, len(own), together)]
+        for part in parts:
+            asked = features[[index[text] for one in part for text in one.texts]]
+            covered = torch.from_numpy(np.concatenate([one.coverage for one in part])).flatten(1)
+            images = torch.stack([one.image for one in part]).to(features.device)
+            found.append(_measure(model, images, asked.view(len(part), -1, asked.shape[-1]), covered))
+            positions += [one.position for one in part for _ in one.texts]
             coverages.append(covered)
-        if progress:
-            progress("images", len(batch.positions), len(data))
+        if setting.progress:
+            setting.progress("images", len(batch.positions), len(data))
     data.faults = list(dict.fromkeys(data.faults))
     if len(set(positions)) < 2:
         why = f": {data.faults[-1]}" if data.faults else ""
@@ -111,8 +115,17 @@ def focus(
         )
     # as in the set, however it was cut into batches: another model's items are paired with these
     order = np.argsort(positions, kind="stable")
-    table = {key: torch.cat([one[key] for one in found]).double().numpy()[order] for key in found[0]}
-    return _scores(table, np.array(positions)[order], uniform_scores(torch.cat(coverages)))
+    table = {
+        key: _Values(*(torch.cat([one[key][part] for one in found]).double()[order] for part in range(3)))
+        for key in found[0]
+    }
+    scores = _scores(table, np.array(positions)[order], uniform_scores(torch.cat(coverages)))
+    words_of = "texts of the set" if prompt is None else f"text {prompt!r}"
+    method = (
+        f"{grid}×{grid} patches, each as object by how much the mask covers; ties count half; {words_of}; relevance of "
+        "the last layer (Chefer et al.), rollout of all layers, mean over layers and heads of the others"
+    )
+    return with_facts(scores, protocol=method)
 
 
 def uniform_scores(coverage: Tensor) -> dict[str, float]:
@@ -133,14 +146,8 @@ def uniform_scores(coverage: Tensor) -> dict[str, float]:
     }
 
 
-def _parts(groups: Iterable[list[_Image]], together: int) -> Iterator[list[_Image]]:
-    for group in groups:
-        for start in range(0, len(group), together):
-            yield group[start : start + together]
-
-
-def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> dict[_Key, Tensor]:
-    """Measure the items of images [B, 3, S, S] and texts [B, T, D]: values [B·T] by map, metric, layer and head.
+def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> _Table:
+    """Measure the items of images [B, 3, S, S] and texts [B, T, D].
 
     `coverage` [B·T, P]: how much of each patch the object of each item covers.
     """
@@ -153,18 +160,21 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> di
             of = gradients(column, seen)
             rows.append(torch.stack([_class_rows(weighted(*one)) for one in zip(seen, of, strict=True)], 1))
     relevance = torch.stack(rows, dim=1).flatten(0, 1).cpu()[..., 1:]  # [n, L, H, P]
-    found = _by_layer("relevance", _patches(relevance.mean(2), coverage), _patches(relevance, coverage))
+    heads = _patches(relevance, coverage)
+    found: _Table = {
+        ("relevance", name): _Values(layers[:, -1], layers, heads[name])
+        for name, layers in _patches(relevance.mean(2), coverage).items()
+    }
     flow = rollout(seen)[:, 0, 1:].cpu().float()[owners]
-    found |= {_Key("rollout", name): one for name, one in _patches(flow, coverage).items()}
+    found |= {("rollout", name): _headline(one) for name, one in _patches(flow, coverage).items()}
     found |= _by_head("attention", _of_heads([one.combined for one in seen], owners, coverage))
     second = [one.second for one in seen if one.second is not None]
     if len(second) == len(seen):
         a1 = _of_heads([one.first for one in seen], owners, coverage)
         a2 = _of_heads(second, owners, coverage)
-        found |= _by_head("A1", a1) | _by_head("A2", a2)
-        found |= _by_head(DIFFERENCE, {name: a1[name] - a2[name] for name in _COMPARED})
         correlation = torch.stack([map_correlation(one).detach() for one in seen], dim=1)
-        found |= _by_head("A1", {_CORRELATION: correlation.cpu()[owners]})
+        found |= _by_head("A1", a1 | {_CORRELATION: correlation.cpu()[owners]}) | _by_head("A2", a2)
+        found |= _by_head(DIFFERENCE, {name: a1[name] - a2[name] for name in _COMPARED})
     return found
 
 
@@ -196,57 +206,44 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _by_head(map: str, heads: Mapping[str, Tensor]) -> dict[_Key, Tensor]:
-    """Key values [n, L, H]; a layer is the mean over its heads, the headline the mean over layers."""
-    layers = {name: one.mean(2) for name, one in heads.items()}
-    headlines = {_Key(map, name): one.mean(1) for name, one in layers.items()}
-    return headlines | _by_layer(map, layers, heads, headline=False)
+def _by_head(map: str, heads: Mapping[str, Tensor]) -> _Table:
+    """Average values [n, L, H] over heads to layers, and over layers to the headline."""
+    return {(map, name): _Values(one.mean((1, 2)), one.mean(2), one) for name, one in heads.items()}
 
 
-def _by_layer(
-    map: str, layers: Mapping[str, Tensor], heads: Mapping[str, Tensor], headline: bool = True
-) -> dict[_Key, Tensor]:
-    """Key values of layers [n, L] and heads [n, L, H]; the headline is the last layer."""
-    found = {_Key(map, name): one[:, -1] for name, one in layers.items()} if headline else {}
-    for name, of_layers in layers.items():
-        for layer, one in enumerate(of_layers.unbind(1), 1):
-            found[_Key(map, name, layer)] = one
-            for head, own in enumerate(heads[name][:, layer - 1].unbind(1), 1):
-                found[_Key(map, name, layer, head)] = own
-    return found
+def _headline(values: Tensor) -> _Values:
+    return _Values(values, values.new_empty(len(values), 0), values.new_empty(len(values), 0, 0))
 
 
-def _scores(
-    table: Mapping[_Key, NDArray[np.float64]], images: NDArray[np.int64], uniform: Mapping[str, float]
-) -> list[Score]:
+def _columns(table: _Table) -> Iterator[_Column]:
+    """Yield all headlines, then all layers, then all heads."""
+    for key, own in table.items():
+        yield _Column(*key, None, None, own.headline.numpy())
+    for key, own in table.items():
+        for layer, values in enumerate(own.layers.unbind(1), 1):
+            yield _Column(*key, layer, None, values.numpy())
+    for key, own in table.items():
+        for layer, head in np.ndindex(*own.heads.shape[1:]):
+            yield _Column(*key, layer + 1, head + 1, own.heads[:, layer, head].numpy())
+
+
+def _scores(table: _Table, images: NDArray[np.int64], uniform: Mapping[str, float]) -> list[Score]:
     """Score each column; headlines have outcomes, for a paired comparison."""
-    keys = sorted(table, key=lambda key: (key.layer is not None, key.head is not None))
-    values = np.stack([table[key] for key in keys], axis=1)
-    intervals = mean_intervals(values, images, [_bounds(key) for key in keys]).tolist()
+    columns = list(_columns(table))
+    values = np.stack([one.values for one in columns], axis=1)
+    intervals = mean_intervals(values, images, [_bounds(one) for one in columns]).tolist()
     scores = []
-    for key, column, (low, high) in zip(keys, values.T, intervals, strict=True):
+    for one, (low, high) in zip(columns, intervals, strict=True):
         # between two uniform maps there is no difference
-        chance = 0.0 if key.map == DIFFERENCE or key.metric == _CORRELATION else uniform[key.metric]
-        hits = np.ascontiguousarray(column) if key.layer is None else None
-        scores.append(
-            Score(
-                metric=key.metric,
-                value=float(column.mean()),
-                count=len(column),
-                low=low,
-                high=high,
-                chance=chance,
-                hits=hits,
-                clusters=None if hits is None else images,
-                map=key.map,
-                layer=key.layer,
-                head=key.head,
-            )
-        )
+        chance = 0.0 if one.map == DIFFERENCE or one.metric == _CORRELATION else uniform[one.metric]
+        hits, clusters = (one.values, images) if one.layer is None else (None, None)
+        facts = {"map": one.map, "layer": one.layer, "head": one.head}
+        mean = float(one.values.mean())
+        scores.append(Score(one.metric, mean, len(images), low, high, chance, hits, clusters, facts))
     return scores
 
 
-def _bounds(key: _Key) -> Bounds:
-    if key.map == DIFFERENCE or key.metric == _CORRELATION:
+def _bounds(column: _Column) -> Bounds:
+    if column.map == DIFFERENCE or column.metric == _CORRELATION:
         return -1.0, 1.0
-    return None if key.metric in NOT_SHARES else SHARE
+    return None if column.metric in _NOT_SHARES else SHARE

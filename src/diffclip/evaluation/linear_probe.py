@@ -11,53 +11,44 @@ Shapes: N images, D feature width, K classes.
 from __future__ import annotations
 
 import math
-import re
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError, require_group, unknown
+from diffclip.evaluation.averages import headline_metric
 from diffclip.evaluation.embed import Progress
-from diffclip.evaluation.features import Features, one_thread
+from diffclip.evaluation.features import METHOD, Features, one_thread, read_features, train_and_test
 from diffclip.evaluation.metrics import chance_at, classification_ranks, mean_per_class_recall, recall_at
-from diffclip.evaluation.scores import Score, class_recall_score, recall_score
+from diffclip.evaluation.scores import Score, class_recall_score, recall_score, with_facts
+from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.suite import VALIDATION
 
 MAX_ITERATIONS = 1000
 _WORTH_THREADS = 1 << 26  # multiplications of features by the layer, a few milliseconds
+_HELD_OUT = 0.2  # of each class, where a set has no validation split
 
 # The costs that are ever tried are 10^(step / 7), 10⁻⁶ to 10⁶
 _A_DECADE = 7
 _COARSE = range(-6 * _A_DECADE, 6 * _A_DECADE + 1, 2 * _A_DECADE)
 _REACH = 2 * _A_DECADE  # of the second stage, to either side of the best of the first
 
-# lgssl's sets with the mean over classes for a metric, as folders and clip_benchmark spell them
-_PER_CLASS = re.compile(
-    r"(?<![a-z])(?:(?:fgvc)?aircraft|(?:oxford(?:iiit)?)?pets|(?:oxford)?iiit[-_ ]?pet|(?:oxford)?flowers?)(?![a-z])"
-    r"|caltech[-_ ]?101(?!\d)"
-)
 
-
-@dataclass(frozen=True)
-class Fit:
-    """A fitted layer: `weight` [K, D] and `bias` [K], float32; the cost, and the seconds and iterations it took."""
+class Fit(NamedTuple):
+    """A fitted layer: `weight` [K, D] and `bias` [K], float32, and the iterations that it took."""
 
     weight: Tensor
     bias: Tensor
-    cost: float
-    seconds: float
     iterations: int
 
 
-Solver = Callable[[Tensor, Tensor, int, float], Fit]
-
-
-@dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """The scores of a probe, the cost that was chosen, and every fit in order, the last one of the layer tested."""
 
     scores: list[Score]
@@ -65,126 +56,82 @@ class Probe:
     fits: list[Fit]
 
 
-def headline_metric(name: str) -> str:
-    """The metric that the set called `name` is tuned for and told by."""
-    return "mean_per_class_recall" if tuned_per_class(name) else "acc1"
+def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
+    """Measure `acc1` and `mean_per_class_recall` of a layer that learns from the split `train`.
 
+    The cost is chosen on the split `val` or `validation`, or where the set has none on a fifth of `train`.
 
-def tuned_per_class(name: str) -> bool:
-    """Tell whether lgssl measures a set by the mean over classes: aircraft, pets, Caltech-101, flowers."""
-    return _PER_CLASS.search(name.lower()) is not None
-
-
-def fit_torch(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
-    """lgssl's layer for features [N, D] and labels [N], on the device of `values`."""
-    start = time.perf_counter()
-    target = F.one_hot(labels, classes).T.to(values)
-    strength = 0.5 / cost
-
-    def loss() -> Tensor:
-        # by hand, because autograd takes longer than the products themselves on sets of this size
-        scores = F.log_softmax(torch.addmm(bias[:, None], weight, values.T), dim=0)
-        slope = (scores.exp() - target).div_(len(values))
-        norm = weight.norm()
-        weight.grad, bias.grad = slope @ values, slope.sum(1)
-        if norm > 0:  # at zero, 0 is a subgradient of the norm, and torch's choice
-            weight.grad.add_(weight, alpha=strength / float(norm))
-        value: Tensor = strength * norm - (scores * target).sum() / len(values)
-        return value
-
-    # an optimizer's many short steps take less time where nothing is kept for a backward pass
-    with torch.inference_mode(), one_thread(values.numel() * classes < _WORTH_THREADS):
-        weight = values.new_zeros(classes, values.shape[1])
-        bias = values.new_zeros(classes)
-        optimizer = torch.optim.LBFGS([weight, bias], line_search_fn="strong_wolfe", max_iter=MAX_ITERATIONS)
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
-        iterations = int(optimizer.state[weight]["n_iter"])
-    return Fit(weight.clone(), bias.clone(), cost, time.perf_counter() - start, iterations)
-
-
-def fit_sklearn(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
-    """scikit-learn's `LogisticRegression` with its own meaning of C, for features [N, D] and labels [N]."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    start = time.perf_counter()
-    limit = 1 if values.numel() * classes < _WORTH_THREADS else None
-    with warnings.catch_warnings(), threadpool_limits(limit):
-        # that the limit was met is seen in `iterations`
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        layer = LogisticRegression(C=cost, max_iter=MAX_ITERATIONS, random_state=0)
-        layer.fit(values.cpu().numpy(), labels.cpu().numpy())
-    weight, bias = torch.from_numpy(layer.coef_).float(), torch.from_numpy(layer.intercept_).float()
-    if classes == 2:  # one row, for the second class
-        weight, bias = (
-            torch.cat([torch.zeros_like(weight), weight]),
-            torch.cat([torch.zeros_like(bias), bias]),
-        )
-    seconds = time.perf_counter() - start
-    return Fit(weight.to(values.device), bias.to(values.device), cost, seconds, int(layer.n_iter_.max()))
-
-
-SOLVERS: dict[str, Solver] = {"torch": fit_torch, "sklearn": fit_sklearn}
-
-
-def check_solver(name: str) -> None:
-    """Raise `InputError` for a solver that is unknown or not installed."""
-    if name not in SOLVERS:
-        raise unknown("probe", name, SOLVERS)
-    if name == "sklearn":
-        require_group("eval", "sklearn")
-
-
-def search_cost(score: Callable[[float], float]) -> float:
-    """lgssl's two-stage search for the cost with the highest `score`, the first on ties.
-
-    Seven costs a hundredfold apart, then a walk that halves the 29 costs around the best of them (15 at the ends of
-    the range), a seventh of a decade apart: of the costs at a quarter, a half and three quarters of what is left,
-    the best one's half is kept. Three quarters is at index −len // 4, so of 29 it is the 22nd. `score` is asked
-    once for each cost.
+    Raises:
+        InputError: no split `train`, or as `fit_probe`.
     """
-    known: dict[int, float] = {}
+    data = setting.data
+    train, test = train_and_test(setting, "linear-probe")
+    splits = (data.beside(name) for name in VALIDATION if name != data.split)
+    own = next((split for split in splits if split is not None), None)
+    if own is None:
+        learned, held = stratified_split(train.labels, setting.draw)
+        validation, train = train.take(held, f"{train.where}, held out"), train.take(learned, train.where)
+    else:
+        validation = read_features(setting, own)
+    metric = headline_metric(data.name)
+    probe = fit_probe(train, validation, test, data.classnames, metric, setting.probe, setting.progress)
+    cut = sum(fit.iterations >= MAX_ITERATIONS for fit in probe.fits)
+    solver = {"torch": "torch L-BFGS, un-squared L2 penalty", "sklearn": "scikit-learn's LogisticRegression"}[
+        setting.probe
+    ]
+    method = (
+        f"{METHOD}; {solver}; cost chosen by {metric} on {own.split if own else 'a stratified fifth of train'} "
+        f"({probe.cost:.4g}); fitted again on both, {len(train.labels) + len(validation.labels)} images; "
+        f"{cut} of {len(probe.fits)} fits stopped after {MAX_ITERATIONS} iterations; ties count against"
+    )
+    draw = setting.draw if own is None else None
+    return with_facts(probe.scores, protocol=method, classes=len(data.classnames), draw=draw)
 
-    def at(step: int) -> float:
-        if step not in known:
-            known[step] = score(_cost(step))
-        return known[step]
 
-    centre = max(_COARSE, key=at)
-    left = [step for step in range(centre - _REACH, centre + _REACH + 1) if abs(step) <= _COARSE[-1]]
-    seen = {centre: at(centre)}
-    while len(left) > 1:
-        quarter, half, rest = len(left) // 4, len(left) // 2, -len(left) // 4
-        for index in (quarter, half, rest):
-            seen.setdefault(left[index], at(left[index]))
-        best = max(at(left[quarter]), at(left[half]), at(left[rest]))
-        if at(left[quarter]) == best:
-            left = left[:half]
-        elif at(left[rest]) == best:
-            left = left[half:]
-        else:
-            left = left[quarter:rest]
-    return _cost(max(seen, key=lambda step: seen[step]))
+def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw four fifths to learn from and a fifth to validate on, within each class.
+
+    A class with two or more images is in both; one with a single image is in the first.
+
+    Args:
+        labels: int64 [N].
+        seed: seed of the draw.
+
+    Returns:
+        Two index tensors, int64, ascending, that hold each of the N once.
+
+    Raises:
+        InputError: no class has two images.
+    """
+    generator = np.random.default_rng(seed)
+    classes = labels.numpy()
+    held = np.zeros(len(classes), dtype=bool)
+    for number in np.unique(classes):
+        own = np.flatnonzero(classes == number)
+        count = min(max(1, round(_HELD_OUT * len(own))), len(own) - 1)
+        held[generator.permutation(own)[:count]] = True
+    if not held.any():
+        raise InputError("no class has two images to train on, so none can be held out to choose the cost on")
+    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
 
 
-def linear_probe(
+def fit_probe(
     train: Features,
     validation: Features,
     test: Features,
     classnames: Sequence[str],
-    per_class: bool = False,
+    metric: str = "acc1",
     solver: str = "torch",
     progress: Progress | None = None,
 ) -> Probe:
-    """`acc1` and `mean_per_class_recall` on `test` of a layer fitted on `train` and `validation`.
+    """Score a layer fitted on `train` and `validation` on `test`.
 
     Args:
         train: what each candidate is fitted on.
         validation: what the cost is chosen on.
         test: met once, by the last layer.
         classnames: the K names of the set's classes, by label.
-        per_class: choose the cost by mean per-class recall over the classes in `validation`, not by top-1.
+        metric: to choose the cost by: "acc1", or "mean_per_class_recall" over the classes in `validation`.
         solver: "torch" as lgssl, or "sklearn".
 
     Raises:
@@ -206,7 +153,7 @@ def linear_probe(
 
     def score(cost: float) -> float:
         ranks = _ranks(fitted(train.values, train.labels, cost), validation)
-        return mean_per_class_recall(ranks, validation.labels) if per_class else recall_at(ranks, 1)
+        return recall_at(ranks, 1) if metric == "acc1" else mean_per_class_recall(ranks, validation.labels)
 
     cost = search_cost(score)
     values = torch.cat([train.values, validation.values])
@@ -217,6 +164,94 @@ def linear_probe(
         class_recall_score("mean_per_class_recall", ranks, test.labels, chance),
     ]
     return Probe(scores, cost, fits)
+
+
+def fit_torch(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
+    """Fit lgssl's layer to features [N, D] and labels [N], on the device of `values`."""
+    target = F.one_hot(labels, classes).T.to(values)
+    strength = 0.5 / cost
+
+    def loss() -> Tensor:
+        # by hand, because autograd takes longer than the products themselves on sets of this size
+        scores = F.log_softmax(torch.addmm(bias[:, None], weight, values.T), dim=0)
+        slope = (scores.exp() - target).div_(len(values))
+        norm = weight.norm()
+        weight.grad, bias.grad = slope @ values, slope.sum(1)
+        if norm > 0:  # at zero, 0 is a subgradient of the norm, and torch's choice
+            weight.grad.add_(weight, alpha=strength / float(norm))
+        value: Tensor = strength * norm - (scores * target).sum() / len(values)
+        return value
+
+    # an optimizer's many short steps take less time where nothing is kept for a backward pass
+    with torch.inference_mode(), one_thread(values.numel() * classes < _WORTH_THREADS):
+        weight = values.new_zeros(classes, values.shape[1])
+        bias = values.new_zeros(classes)
+        optimizer = torch.optim.LBFGS([weight, bias], line_search_fn="strong_wolfe", max_iter=MAX_ITERATIONS)
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        iterations = int(optimizer.state[weight]["n_iter"])
+    return Fit(weight.clone(), bias.clone(), iterations)
+
+
+def fit_sklearn(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
+    """Fit scikit-learn's `LogisticRegression` with its own meaning of C to features [N, D] and labels [N]."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    limit = 1 if values.numel() * classes < _WORTH_THREADS else None
+    with warnings.catch_warnings(), threadpool_limits(limit):
+        # that the limit was met is seen in `iterations`
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        layer = LogisticRegression(C=cost, max_iter=MAX_ITERATIONS, random_state=0)
+        layer.fit(values.cpu().numpy(), labels.cpu().numpy())
+    weight, bias = torch.from_numpy(layer.coef_).to(values), torch.from_numpy(layer.intercept_).to(values)
+    if classes == 2:  # one row, for the second class
+        weight = torch.cat([torch.zeros_like(weight), weight])
+        bias = torch.cat([torch.zeros_like(bias), bias])
+    return Fit(weight, bias, int(layer.n_iter_.max()))
+
+
+SOLVERS: dict[str, Callable[[Tensor, Tensor, int, float], Fit]] = {"torch": fit_torch, "sklearn": fit_sklearn}
+
+
+def check_solver(name: str) -> None:
+    """Raise `InputError` for a solver that is unknown or not installed."""
+    if name not in SOLVERS:
+        raise unknown("probe", name, SOLVERS)
+    if name == "sklearn":
+        require_group("eval", "sklearn")
+
+
+def search_cost(score: Callable[[float], float]) -> float:
+    """Search the cost with the highest `score` in lgssl's two stages, the first on ties.
+
+    Seven costs a hundredfold apart, then a walk that halves the 29 costs around the best of them (15 at the ends of
+    the range), a seventh of a decade apart: of the costs at a quarter, a half and three quarters of what is left,
+    the best one's half is kept. Three quarters is at index −len // 4, so of 29 it is the 22nd. `score` is asked
+    once for each cost.
+    """
+    known: dict[int, float] = {}
+
+    def at(step: int) -> float:
+        if step not in known:
+            known[step] = score(_cost(step))
+        return known[step]
+
+    center = max(_COARSE, key=at)
+    left = [step for step in range(center - _REACH, center + _REACH + 1) if abs(step) <= _COARSE[-1]]
+    seen = {center: at(center)}
+    while len(left) > 1:
+        quarter, half, rest = len(left) // 4, len(left) // 2, -len(left) // 4
+        for index in (quarter, half, rest):
+            seen.setdefault(left[index], at(left[index]))
+        best = max(at(left[quarter]), at(left[half]), at(left[rest]))
+        if at(left[quarter]) == best:
+            left = left[:half]
+        elif at(left[rest]) == best:
+            left = left[half:]
+        else:
+            left = left[quarter:rest]
+    return _cost(max(seen, key=lambda step: seen[step]))
 
 
 def _cost(step: int) -> float:

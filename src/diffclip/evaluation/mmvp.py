@@ -17,30 +17,22 @@ Shapes: P pairs, B a batch, S image size, D joint width.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from diffclip.data.images import read_image
 from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
-from diffclip.errors import InputError, unknown
-from diffclip.evaluation.embed import (
-    Encoder,
-    Progress,
-    Tokenizer,
-    checked,
-    embed_images,
-    embed_texts,
-    evaluating,
-)
-from diffclip.evaluation.scores import Score, mean_score
+from diffclip.errors import Fault, InputError, unknown
+from diffclip.evaluation.embed import embed_images, embed_texts, evaluating, joined
+from diffclip.evaluation.scores import Score, mean_score, with_facts
+from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import class_mean_interval
 
 CHANCE = 0.25
@@ -65,8 +57,7 @@ _TYPES = {
 } | {pattern: pattern for pattern in PATTERNS}
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two images and two statements, the first of which is true of the first image only."""
 
     pattern: str
@@ -83,6 +74,7 @@ class PairSet:
 
     name: str
     pairs: list[Pair]
+    faults: list[Fault] = field(default_factory=list)
 
     def __len__(self) -> int:
         """The number of images."""
@@ -94,47 +86,48 @@ class PairSet:
         return [pattern for pattern in PATTERNS if any(pair.pattern == pattern for pair in self.pairs)]
 
     @property
+    def images(self) -> list[Path]:
+        """The image files, two a pair."""
+        return [path for pair in self.pairs for path in pair.images]
+
+    @property
     def identity(self) -> list[object]:
         """Statements, and name, size and time of each image: equal for equal sets."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.images]
         return [self.name, [(pair.pattern, pair.statements) for pair in self.pairs], files]
 
-    @property
-    def images(self) -> list[Path]:
-        """The image files, two a pair."""
-        return [path for pair in self.pairs for path in pair.images]
 
+def mmvp(setting: Setting[PairSet]) -> list[Score]:
+    """Measure `mean_per_pattern_accuracy`, `pair_accuracy` over all pairs, `statement_accuracy` over all statements
+    (chance 50 %, a pair's two drawn together), and `pair_accuracy/PATTERN` of each pattern.
 
-def open_pairs(folder: str | Path, name: str | None = None) -> PairSet:
-    """Open a folder in the published layout, called `name` (None: as the folder); no image is read yet.
+    The first is what the publications call the average. A pattern without pairs is left out, of the mean too.
+    `hits` of the others hold the outcomes, so their sum is the number of pairs (or statements) that are right.
 
     Raises:
-        InputError: no such folder, no Questions.csv or folder of images in it, a column or field that is
-            missing, an unknown pattern, an odd number of rows, a pair of two patterns or of one image
-            with itself, or images that are missing.
+        InputError: an image that cannot be read, or an embedding that is not finite.
     """
-    folder = Path(folder).expanduser()
-    if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: give the one that holds {QUESTIONS} of MMVP-VLM")
-    questions = folder / QUESTIONS
-    rows = _read_rows(questions)
-    inside = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
-    if inside is None:
-        raise InputError(f"{folder} has no folder {IMAGE_FOLDERS[0]!r} or {IMAGE_FOLDERS[1]!r} with images")
-    if len(rows) % 2:
-        raise InputError(
-            f"{questions} has {len(rows)} rows, but two that follow each other are a pair: one is missing"
-        )
-    pairs = [
-        _pair(questions, inside, first, second) for first, second in zip(rows[::2], rows[1::2], strict=True)
-    ]
-    missing = [path for pair in pairs for path in pair.images if not path.is_file()]
-    if missing:
-        raise InputError(
-            f"{missing[0]} does not exist: {len(missing)} of the {len(rows)} images that {questions} names "
-            "are missing, fetch the set again"
-        )
-    return PairSet(name or folder.resolve().name, pairs)
+    model, pairs = setting.model, setting.data.pairs
+    paths = setting.data.images
+    texts = [PROMPT.format(statement) for pair in pairs for statement in pair.statements]
+    features = []
+    with evaluating(model):
+        for start in range(0, len(paths), setting.batch_size):
+            batch = [
+                setting.preprocess(read_image(path)) for path in paths[start : start + setting.batch_size]
+            ]
+            features.append(embed_images(model, torch.stack(batch)))
+            if setting.progress:
+                setting.progress("images", len(batch), len(paths))
+        images = joined(features)
+        statements = embed_texts(model, setting.tokenizer, texts, progress=setting.progress)
+        shape = (len(pairs), 2, -1)
+        hits = statement_hits(images.view(shape), statements.view(shape)).numpy()
+    method = (
+        f"{len(pairs)} pairs of {len(setting.data.patterns)} patterns, {PROMPT.format('STATEMENT')!r}, both statements "
+        "must pick their own image of the pair; ties count against"
+    )
+    return with_facts(_scores(hits, [pair.pattern for pair in pairs]), protocol=method)
 
 
 def statement_hits(image_features: Tensor, text_features: Tensor) -> Tensor:
@@ -156,43 +149,6 @@ def statement_hits(image_features: Tensor, text_features: Tensor) -> Tensor:
     return (own > other).double()
 
 
-def mmvp(
-    model: Encoder,
-    tokenizer: Tokenizer,
-    preprocess: Callable[[Image.Image], Tensor],
-    pairs: PairSet,
-    batch_size: int = 64,
-    progress: Progress | None = None,
-) -> list[Score]:
-    """`mean_per_pattern_accuracy`, `pair_accuracy` over all pairs, `statement_accuracy` over all statements (chance
-    50 %, a pair's two drawn together), and `pair_accuracy/PATTERN` of each pattern.
-
-    The first is what the publications call the average. A pattern without pairs is left out, of the mean too.
-    `hits` of the others hold the outcomes, so their sum is the number of pairs (or statements) that are right.
-
-    Args:
-        preprocess: PIL image → [3, S, S].
-        batch_size: images embedded at once.
-
-    Raises:
-        InputError: an image that cannot be read, or an embedding that is not finite.
-    """
-    paths = pairs.images
-    texts = [PROMPT.format(statement) for pair in pairs.pairs for statement in pair.statements]
-    features = []
-    with evaluating(model):
-        for start in range(0, len(paths), batch_size):
-            batch = [preprocess(read_image(path)) for path in paths[start : start + batch_size]]
-            features.append(embed_images(model, torch.stack(batch)))
-            if progress:
-                progress("images", len(batch), len(paths))
-        images = checked(torch.cat(features), "images")
-        statements = embed_texts(model, tokenizer, texts, progress=progress)
-        shape = (len(pairs.pairs), 2, -1)
-        hits = statement_hits(images.view(shape), statements.view(shape)).numpy()
-    return _scores(hits, [pair.pattern for pair in pairs.pairs])
-
-
 def _scores(single: NDArray[np.float64], patterns: Sequence[str]) -> list[Score]:
     hits = single.min(axis=1)
     labels = np.array([PATTERNS.index(pattern) for pattern in patterns])
@@ -207,53 +163,58 @@ def _scores(single: NDArray[np.float64], patterns: Sequence[str]) -> list[Score]
     ]
 
 
-@dataclass(frozen=True)
-class _Row:
-    line: int
-    number: int
-    type: str
-    statement: str
+def open_pairs(folder: str | Path, name: str | None = None) -> PairSet:
+    """Open a folder in the published layout, called `name` (None: as the folder); no image is read yet.
+
+    Raises:
+        InputError: no Questions.csv or folder of images, a row that cannot be read or has no partner, a pair of two
+            patterns, or images that are missing.
+    """
+    folder = Path(folder).expanduser()
+    questions = folder / QUESTIONS
+    if not questions.is_file():
+        raise InputError(f"{questions} does not exist: give the folder that holds {QUESTIONS} of MMVP-VLM")
+    inside = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
+    if inside is None:
+        raise InputError(f"{folder} has no folder {IMAGE_FOLDERS[0]!r} or {IMAGE_FOLDERS[1]!r} with images")
+    rows = _read_rows(questions)
+    if len(rows) % 2 or not rows:
+        raise InputError(
+            f"{questions} has {len(rows)} rows, but two that follow each other are a pair: one is missing"
+        )
+    pairs = []
+    for place in range(0, len(rows), 2):
+        (one, first, statement), (two, second, other) = rows[place : place + 2]
+        if _TYPES[first] != _TYPES[second]:
+            raise InputError(
+                f"{questions}, rows {place + 1} and {place + 2} are a pair of two patterns, {first!r} and {second!r}"
+            )
+        images = (inside / first / f"{one}.jpg", inside / second / f"{two}.jpg")
+        pairs.append(Pair(_TYPES[first], images, (statement, other)))
+    missing = [path for pair in pairs for path in pair.images if not path.is_file()]
+    if missing:
+        raise InputError(
+            f"{missing[0]} does not exist: {len(missing)} of the {len(rows)} images that {questions} names "
+            "are missing, fetch the set again"
+        )
+    return PairSet(name or folder.resolve().name, pairs)
 
 
-def _read_rows(file: Path) -> list[_Row]:
+def _read_rows(file: Path) -> list[tuple[str, str, str]]:
+    """Read number, type and statement of each row."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as handle:
             reader = csv.DictReader(handle)
-            columns = reader.fieldnames or []
-            absent = [column for column in COLUMNS if column not in columns]
-            if absent:
-                raise InputError(
-                    f"{file} has no column {absent[0]!r} (its first line is {', '.join(columns)!r}): "
-                    f"write {', '.join(COLUMNS)}"
-                )
-            rows = [_row(file, reader.line_num, fields) for fields in reader]
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist: it lists the statements of MMVP-VLM") from None
+            fields = [[(row.get(column) or "").strip() for column in COLUMNS] for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read {file} ({error}): it should be CSV in UTF-8") from error
-    if not rows:
-        raise InputError(f"{file} has no row below its first line")
+    rows = []
+    for place, (number, kind, statement) in enumerate(fields, 1):
+        if not (number.isdecimal() and kind and statement):
+            raise InputError(
+                f"{file}, row {place} is not a number, a pattern and a statement: write {COLUMNS}"
+            )
+        if kind not in _TYPES:
+            raise InputError(f"{file}, row {place}: {unknown('pattern', kind, PATTERNS)}")
+        rows.append((number, kind, statement))
     return rows
-
-
-def _row(file: Path, line: int, fields: dict[str, str | None]) -> _Row:
-    number, kind, statement = ((fields[column] or "").strip() for column in COLUMNS)
-    if None in fields:
-        raise InputError(f"{file}, line {line} has too many fields: put the statement in quotes")
-    if not (number.isascii() and number.isdecimal()):
-        raise InputError(f"{file}, line {line}: {COLUMNS[0]} {number[:20]!r} is not a whole number")
-    if kind not in _TYPES:
-        raise InputError(f"{file}, line {line}: {unknown('pattern', kind, PATTERNS)}")
-    if not statement:
-        raise InputError(f"{file}, line {line} has no statement")
-    return _Row(line, int(number), kind, statement)
-
-
-def _pair(file: Path, inside: Path, first: _Row, second: _Row) -> Pair:
-    where = f"{file}, lines {first.line} and {second.line}"
-    if _TYPES[first.type] != _TYPES[second.type]:
-        raise InputError(f"{where} are a pair of two patterns, {first.type!r} and {second.type!r}")
-    if first.number == second.number:
-        raise InputError(f"{where} are a pair of image {first.number} with itself")
-    images = (inside / first.type / f"{first.number}.jpg", inside / second.type / f"{second.number}.jpg")
-    return Pair(_TYPES[first.type], images, (first.statement, second.statement))

@@ -7,16 +7,16 @@ models), and `results.stamps.json`, what each finished task was measured on. All
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.evaluation.averages import DERIVED, with_averages
 from diffclip.evaluation.records import MEASURE, Record, read_records, write_records
-from diffclip.evaluation.scores import Result, Subject
+from diffclip.evaluation.scores import Score
 from diffclip.files import write_atomically, write_text
 
 _TASK = (
@@ -42,8 +42,7 @@ class Outcomes(NamedTuple):
 
 def outcome_key(record: Record) -> str:
     """Return the name under which the outcomes of a record are kept."""
-    fields = record.model_dump()
-    return json.dumps([fields[name] for name in ("model", "weights", "seed", "draw", *MEASURE)])
+    return json.dumps([getattr(record, name) for name in ("model", "weights", "seed", "draw", *MEASURE)])
 
 
 def read_outcomes(records: str | Path) -> dict[str, Outcomes]:
@@ -88,16 +87,20 @@ class ResultsFile:
         tasks = {task for task, known in self._stamps.items() if known == stamp}
         return [record for record in self._records if _task_key(record) in tasks]
 
-    def add(self, result: Result, subject: Subject, stamp: str = "") -> list[Record]:
-        """Add a result, and write all files; return its records.
+    def add(self, scores: Sequence[Score], stamp: str = "", **facts: Any) -> list[Record]:
+        """Add the scores of a task, and write all files; return their records.
+
+        Args:
+            stamp: what the task was measured on, for `find`.
+            facts: fields of the records that the scores do not have: the model's, and `seconds`.
 
         Raises:
             InputError: the place cannot be written.
         """
-        records = result.records(subject)
+        records = [score.record(**facts) for score in scores]
         key = _task_key(records[0])
         self._records = [record for record in self._records if _task_key(record) != key] + records
-        for record, score in zip(records, result.scores, strict=True):
+        for record, score in zip(records, scores, strict=True):
             if score.hits is not None:
                 self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
         self._stamps[key] = stamp
@@ -112,13 +115,22 @@ class ResultsFile:
         """
         if self.path is None:
             return
-        if self.path.is_file() or not self.path.exists():
-            _write_outcomes(_beside(self.path, ".outcomes.npz"), self.outcomes)
-            write_records(self.path, self.records)
+        is_file = self.path.is_file() or not self.path.exists()
+        if is_file:
+            self._write_outcomes(_beside(self.path, ".outcomes.npz"))
+        write_records(self.path, self.records)
+        if is_file:
             # last, so that a stamp never stands for records that are not there
             write_text(_beside(self.path, ".stamps.json"), json.dumps(self._stamps))
-        else:
-            write_records(self.path, self.records)
+
+    def _write_outcomes(self, path: Path) -> None:
+        arrays: dict[str, Any] = {"keys": np.frombuffer(json.dumps(list(self.outcomes)).encode(), np.uint8)}
+        for i, one in enumerate(self.outcomes.values()):
+            arrays[f"hits{i}"] = one.hits
+            if one.clusters is not None:
+                arrays[f"clusters{i}"] = one.clusters
+        with write_atomically(path) as temporary, temporary.open("wb") as handle:
+            np.savez_compressed(handle, **arrays)
 
 
 def _beside(records: Path, suffix: str) -> Path:
@@ -126,8 +138,7 @@ def _beside(records: Path, suffix: str) -> Path:
 
 
 def _task_key(record: Record) -> str:
-    fields = record.model_dump()
-    return json.dumps([fields[name] for name in _TASK])
+    return json.dumps([getattr(record, name) for name in _TASK])
 
 
 def _read_stamps(path: Path) -> dict[str, str]:
@@ -136,18 +147,6 @@ def _read_stamps(path: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return stamps if isinstance(stamps, dict) else {}
-
-
-def _write_outcomes(path: Path, outcomes: Mapping[str, Outcomes]) -> None:
-    arrays: dict[str, NDArray[np.generic]] = {
-        "keys": np.frombuffer(json.dumps(list(outcomes)).encode(), np.uint8)
-    }
-    for i, one in enumerate(outcomes.values()):
-        arrays[f"hits{i}"] = one.hits
-        if one.clusters is not None:
-            arrays[f"clusters{i}"] = one.clusters
-    with write_atomically(path) as temporary, temporary.open("wb") as handle:
-        np.savez_compressed(handle, **arrays)  # type: ignore[arg-type]
 
 
 def same_items(one: Outcomes, other: Outcomes) -> bool:

@@ -17,16 +17,16 @@ import diffclip
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import has_split
 from diffclip.data.transforms import EvalTransform
-from diffclip.errors import DiffCLIPError, InputError
-from diffclip.evaluation.corruptions import CorruptedTransform, corrupted
+from diffclip.errors import DiffCLIPError, Fault, InputError
+from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import Progress
 from diffclip.evaluation.features import digest_of
 from diffclip.evaluation.mmvp import PairSet
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
-from diffclip.evaluation.scores import Subject
+from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
-from diffclip.evaluation.tasks import Setting, open_for, pick_task, run_task
+from diffclip.evaluation.tasks import open_for, pick_task, run_task
 from diffclip.model_source import Loaded
 
 
@@ -35,9 +35,7 @@ class Sets:
     """Evaluation sets by entry, each opened once; `root` is the folder of published sets."""
 
     root: Path | None = None
-    _opened: dict[tuple[str | None, str, tuple[str, ...]], EvaluationSet | PairSet | Exception] = field(
-        default_factory=dict
-    )
+    _opened: dict[object, EvaluationSet | PairSet | Exception] = field(default_factory=dict)
 
     def open(self, entry: Entry) -> EvaluationSet | PairSet:
         """Open the set of an entry, in the first of its splits that is there.
@@ -48,8 +46,9 @@ class Sets:
         key = (entry.task if entry.task in ("mmvp", "focus") else None, entry.dataset, entry.splits)
         if key not in self._opened:
             try:
-                there = [split for split in entry.splits if has_split(entry.dataset, split, self.root)]
-                split = (*there, entry.splits[0])[0] if len(entry.splits) > 1 else entry.splits[0]
+                several = len(entry.splits) > 1
+                there = [one for one in entry.splits if several and has_split(entry.dataset, one, self.root)]
+                split = (there or entry.splits)[0]
                 self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
             except (DiffCLIPError, OSError) as error:
                 self._opened[key] = error
@@ -57,7 +56,7 @@ class Sets:
         if isinstance(found, Exception):
             raise found
         # a copy: one task's broken images are not another's
-        return replace(found, faults=list(found.faults)) if isinstance(found, EvaluationSet) else found
+        return replace(found, faults=list(found.faults))
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Measured:
     entry: Entry
     draw: int
     records: Sequence[Record] = ()
-    faults: Sequence[Any] = ()
+    faults: Sequence[Fault] = ()
     seconds: float = 0.0
     reused: bool = False
     failure: str = ""
@@ -94,84 +93,67 @@ def run_entries(
         progress: makes the progress report of an entry from it and the number of its items.
         how: `batch_size`, `workers`, `probe` and `prompt` of `Setting`.
     """
-    setting = {"model": loaded.model, "tokenizer": loaded.tokenizer, "features": {}, **how}
-    subject = Subject(loaded.label, loaded.weights, loaded.seed, loaded.init, loaded.data, loaded.steps)
     digest = digest_of(loaded.model) if results.path else ""
+    how["features"] = {}
     for entry in entries:
         for draw in draws:
-            measured = _measure(loaded, subject, digest, entry, draw, results, sets, progress, setting)
+            try:
+                data = sets.open(entry)
+                setting = Setting(
+                    model=loaded.model,
+                    preprocess=_preprocess(loaded.preprocess, entry),
+                    tokenizer=loaded.tokenizer,
+                    data=data,
+                    draw=draw,
+                    templates=entry.templates,
+                    progress=progress(entry, len(data)) if progress else None,
+                    **how,
+                )
+                measured = _measure(loaded, entry, setting, results, digest)
+            except (DiffCLIPError, OSError) as error:
+                ours = not isinstance(error, (InputError, OSError))
+                measured = Measured(entry, draw, failure=_line(error), ours=ours)
+            except torch.OutOfMemoryError as error:
+                size = how.get("batch_size", Setting.batch_size)
+                failure = f"out of memory: use a --batch-size below {size} ({_line(error)})"
+                measured = Measured(entry, draw, failure=failure)
+            except Exception as error:
+                # a fault of ours in one task: told, and with its traceback, but the others are worth having
+                traceback.print_exc()
+                failure = f"{type(error).__name__}: {_line(error)}"
+                measured = Measured(entry, draw, failure=failure, ours=True)
             yield measured
             if not any(record.draw is not None for record in measured.records):
                 break
 
 
 def _measure(
-    loaded: Loaded,
-    subject: Subject,
-    digest: str,
-    entry: Entry,
-    draw: int,
-    results: ResultsFile,
-    sets: Sets,
-    progress: Callable[[Entry, int], Progress] | None,
-    setting: dict[str, Any],
+    loaded: Loaded, entry: Entry, setting: Setting[Any], results: ResultsFile, digest: str
 ) -> Measured:
+    """Run an entry, or find its records among the results."""
     started = time.monotonic()
-    try:
-        data = sets.open(entry)
-        task = pick_task(entry.task, data)
-        preprocess = _preprocess(loaded.preprocess, entry)
-        how = {"probe": setting.get("probe")} if task == "linear-probe" else {}
-        how |= {"prompt": setting.get("prompt")} if task == "focus" else {}
-        stamp = _stamp(
-            [
-                subject,
-                digest,
-                task,
-                draw,
-                how,
-                entry.templates,
-                preprocess.identity,
-                preprocess.preprocess,
-                *_files(data, task),
-            ]
-        )
-        kept = results.find(stamp) if digest else []
-        if kept:
-            return Measured(entry, draw, kept, reused=True)
-        result = run_task(
-            task,
-            Setting(
-                preprocess=preprocess,
-                data=data,
-                draw=draw,
-                templates=entry.templates,
-                progress=progress(entry, len(data)) if progress else None,
-                **setting,
-            ),
-        )
-    except (DiffCLIPError, OSError) as error:
-        return Measured(entry, draw, failure=_line(error), ours=not isinstance(error, (InputError, OSError)))
-    except torch.OutOfMemoryError as error:
-        size = setting.get("batch_size", Setting.batch_size)
-        return Measured(
-            entry, draw, failure=f"out of memory: use a --batch-size below {size} ({_line(error)})"
-        )
-    except Exception as error:
-        # a fault of ours in one task: told, and with its traceback, but the others are worth having
-        traceback.print_exc()
-        return Measured(entry, draw, failure=f"{type(error).__name__}: {_line(error)}", ours=True)
+    task = pick_task(entry.task, setting.data)
+    names = ("weights", "seed", "init", "data", "steps")
+    model = {"model": loaded.label, **{name: getattr(loaded, name) for name in names}}
+    stamp = _stamp(
+        *(model, digest, task, setting.draw, setting.templates),
+        *(setting.probe if task == "linear-probe" else None, setting.prompt if task == "focus" else None),
+        *(setting.preprocess.identity, setting.preprocess.preprocess, *_files(setting.data, task)),
+    )
+    kept = results.find(stamp) if digest else []
+    if kept:
+        return Measured(entry, setting.draw, kept, reused=True)
+    scores = run_task(task, setting)
     seconds = time.monotonic() - started
-    records = results.add(replace(result, seconds=round(seconds, 3)), subject, stamp)
-    return Measured(entry, draw, records, result.faults, seconds)
+    records = results.add(scores, stamp, **model, seconds=round(seconds, 3))
+    return Measured(entry, setting.draw, records, setting.data.faults, seconds)
 
 
 def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform | CorruptedTransform:
     if entry.interpolation is not None:
-        own = EvalTransform(
-            own.image_size, own.preprocess.model_copy(update={"interpolation": entry.interpolation})
-        )
-    return own if entry.corruption is None else corrupted(own, entry.corruption, entry.severity)
+        change = {"interpolation": entry.interpolation}
+        own = EvalTransform(own.image_size, own.preprocess.model_copy(update=change))
+    return own if entry.corruption is None else CorruptedTransform(own, entry.corruption, entry.severity)
 
 
 def _files(data: EvaluationSet | PairSet, task: str) -> list[object]:
@@ -182,7 +164,7 @@ def _files(data: EvaluationSet | PairSet, task: str) -> list[object]:
     return [data.identity, *(split.identity for split in splits if split is not None)]
 
 
-def _stamp(facts: Sequence[object]) -> str:
+def _stamp(*facts: object) -> str:
     """Digest everything that a result depends on."""
     text = json.dumps([diffclip.__version__, *facts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

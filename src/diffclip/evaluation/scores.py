@@ -1,9 +1,10 @@
-"""Scores of one task on one set, with their intervals, chance levels and the outcome of every item."""
+"""Scores: what a task returns, each a number with its interval, its chance level and the outcome of every item."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +17,13 @@ from diffclip.evaluation.statistics import class_mean_interval, mean_interval
 
 @dataclass(frozen=True)
 class Score:
-    """One number of one model.
+    """One number of one model on one set.
 
     Attributes:
-        value: the number; a fraction in [0, 1] if the metric is a share.
-        count: the number of items that it averages.
-        low, high: its 95 % interval over items.
-        chance: the value of a random order, of `focus` that of a uniform map; None if unknown.
-        hits: the outcome of each item, for a paired comparison; None where the metric is no plain mean over items.
-        clusters: the cluster of each item; None where items are independent.
-        map, layer, head: see `Record`.
+        metric, value, count, low, high, chance: as in `Record`.
+        hits: [n] the outcome of each item, for a paired comparison; None where the metric is no plain mean over items.
+        clusters: [n] the cluster of each item; None where items are independent.
+        facts: other fields of `Record`, such as `layer`, `classes`, `draw` and `protocol`.
     """
 
     metric: str
@@ -36,60 +34,17 @@ class Score:
     chance: float | None
     hits: NDArray[np.float64] | None = None
     clusters: NDArray[np.int64] | None = None
-    map: str | None = None
-    layer: int | None = None
-    head: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def record(self, **facts: Any) -> Record:
+        """Make the record of this score from its own fields and `facts`, which its own facts override."""
+        own = {name: getattr(self, name) for name in ("metric", "value", "count", "low", "high", "chance")}
+        return Record.model_validate({**own, **facts, **self.facts})
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The model that a record is about: its name, where its weights came from, and how its run trained it."""
-
-    model: str
-    weights: str
-    seed: int | None = None
-    init: str | None = None
-    data: str | None = None
-    steps: int | None = None
-
-
-@dataclass(frozen=True)
-class Result:
-    """The scores of one task on one split of one set; the other fields as in `Record`."""
-
-    task: str
-    dataset: str
-    split: str
-    protocol: str
-    scores: Sequence[Score]
-    draw: int | None = None
-    classes: int | None = None
-    templates: int | None = None
-    corruption: str | None = None
-    severity: int | None = None
-    seconds: float | None = None
-    faults: Sequence[object] = field(default=(), compare=False)
-
-    def records(self, subject: Subject) -> list[Record]:
-        """Return a record a score."""
-        shared = {
-            "task": self.task,
-            "dataset": self.dataset,
-            "split": self.split,
-            "protocol": self.protocol,
-            "draw": self.draw,
-            "classes": self.classes,
-            "templates": self.templates,
-            "corruption": self.corruption,
-            "severity": self.severity,
-            "seconds": self.seconds,
-            **vars(subject),
-        }
-        own = ("metric", "value", "count", "low", "high", "chance", "map", "layer", "head")
-        return [
-            Record.model_validate(shared | {name: getattr(score, name) for name in own})
-            for score in self.scores
-        ]
+def with_facts(scores: Iterable[Score], **facts: Any) -> list[Score]:
+    """Add `facts` that all scores of a task share."""
+    return [replace(score, facts={**score.facts, **facts}) for score in scores]
 
 
 def mean_score(

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Encoder, Progress, Tokenizer, embed_labelled, embed_texts, evaluating
+from diffclip.evaluation.embed import (
+    Encoder,
+    Progress,
+    Tokenizer,
+    embed_images,
+    embed_texts,
+    evaluating,
+    joined,
+)
 from diffclip.evaluation.metrics import chance_at, classification_ranks
-from diffclip.evaluation.scores import Score, class_recall_score, recall_score
+from diffclip.evaluation.scores import Score, class_recall_score, recall_score, with_facts
+from diffclip.evaluation.setting import Setting
+
+
+def zero_shot(setting: Setting[EvaluationSet]) -> list[Score]:
+    """Measure `acc1`, `acc5` (from five classes on) and `mean_per_class_recall`.
+
+    Raises:
+        InputError: no image, no class, no template, or a class without a name.
+    """
+    model, data, progress = setting.model, setting.data, setting.progress
+    templates, classes = setting.templates or data.templates, len(data.classnames)
+    classifier = build_classifier(model, setting.tokenizer, data.classnames, templates, progress=progress)
+    features: list[Tensor] = []
+    labels: list[Tensor] = []
+    with evaluating(model):
+        for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
+            assert batch.labels is not None
+            features.append(embed_images(model, batch.images))
+            labels.append(batch.labels)
+            if progress:
+                progress("images", len(batch.images), None)
+        images = joined(features)
+        truth = torch.cat(labels)
+        ranks = classification_ranks(images, classifier, truth)
+    scores = [recall_score("acc1", ranks, 1, chance_at(1, classes))]
+    if classes >= 5:
+        scores.append(recall_score("acc5", ranks, 5, chance_at(5, classes)))
+    scores.append(class_recall_score("mean_per_class_recall", ranks, truth, chance_at(1, classes)))
+    method = "templates averaged after normalization; ties count against"
+    return with_facts(scores, protocol=method, classes=classes, templates=len(templates))
 
 
 def build_classifier(
@@ -21,8 +61,7 @@ def build_classifier(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """A unit column a class, [D, K]: every template filled in, embedded and normalised, averaged, normalised
-    again.
+    """Build a unit column a class, [D, K]: every template filled in, embedded and normalized, averaged, normalized.
 
     Args:
         templates: texts with a place for the class name, written `{c}` or `{}`.
@@ -41,38 +80,8 @@ def build_classifier(
         return F.normalize(features.view(len(classnames), len(templates), -1).mean(1), dim=-1).T.contiguous()
 
 
-def zero_shot(
-    model: Encoder,
-    tokenizer: Tokenizer,
-    batches: Iterable[tuple[Tensor, Sequence[int]]],
-    classnames: Sequence[str],
-    templates: Sequence[str],
-    batch_size: int = 256,
-    progress: Progress | None = None,
-) -> list[Score]:
-    """`acc1`, `acc5` (from five classes on) and `mean_per_class_recall`.
-
-    Args:
-        batches: images [B, 3, S, S] prepared for the model, and the class of each.
-        classnames: K names, in the order of the classes.
-        batch_size: texts embedded at once.
-
-    Raises:
-        InputError: no image, no class, no template, or a class without a name.
-    """
-    classifier = build_classifier(model, tokenizer, classnames, templates, batch_size, progress)
-    with evaluating(model):
-        features, labels = embed_labelled(model, batches, progress)
-        ranks = classification_ranks(features, classifier, labels)
-    classes = len(classnames)
-    scores = [recall_score("acc1", ranks, 1, chance_at(1, classes))]
-    if classes >= 5:
-        scores.append(recall_score("acc5", ranks, 5, chance_at(5, classes)))
-    return [*scores, class_recall_score("mean_per_class_recall", ranks, labels, chance_at(1, classes))]
-
-
 def fill_template(template: str, name: str) -> str:
-    """The class name in place of `{c}` (or `{}`); other braces in either are left alone.
+    """Put the class name in place of `{c}` (or `{}`); other braces in either are left alone.
 
     Raises:
         InputError: the template has no such place.

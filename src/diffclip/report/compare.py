@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
-from diffclip.evaluation.statistics import ALPHA, MARGIN, above_chance, compare_arms, with_verdicts
+from diffclip.evaluation.statistics import ALPHA, above_chance, compare_arms, with_verdicts
 from diffclip.report.frame import Results, is_share, measures_of, percent, values_of, variant_of
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
@@ -21,11 +20,9 @@ Contrast = tuple[str, str]
 
 def contrasts_of(results: Results) -> list[Contrast]:
     """Choose the contrasts: those that the study declares, else every model against the CLIP of its size."""
-    models = results.models
     if results.study:
-        return [
-            (one, other) for one, other in results.study.get("contrasts") or _usual_contrasts(results.study)
-        ]
+        return [(one, other) for one, other in results.study["contrasts"]]
+    models = results.models
     plain = [model for model in models if variant_of(model) == BASELINE]
     chosen = []
     for model in models:
@@ -36,28 +33,14 @@ def contrasts_of(results: Results) -> list[Contrast]:
     return chosen
 
 
-def _usual_contrasts(study: dict[str, Any]) -> list[Contrast]:
-    """Take every arm that names a baseline against it, and every arm of the models against CLIP."""
-    arms = {**study["models"]["arms"], **((study.get("ablations") or {}).get("arms") or {})}
-    chosen = [(arm, BASELINE) for arm in study["models"]["arms"] if arm != BASELINE]
-    return chosen + [(arm, own["against"]) for arm, own in arms.items() if own.get("against")]
-
-
 def primary_of(results: Results) -> tuple[int, Contrast] | None:
-    """Find the measure and the contrast of the study's pre-declared endpoint; None where there is no study.
-
-    By default DiffCLIP − CLIP on the validation score.
-    """
+    """Find the measure and the contrast of the study's pre-declared endpoint; None where there is no study."""
     if results.study is None:
         return None
-    declared = {"arm": TREATED, "against": BASELINE, "task": "validation", "metric": "score"}
-    declared |= {
-        key: value for key, value in (results.study.get("primary") or {}).items() if value is not None
-    }
-    frame = results.records
-    fits = (frame["task"] == declared["task"]) & (frame["metric"] == declared["metric"])
-    if declared.get("dataset"):
-        fits &= frame["dataset"] == declared["dataset"]
+    declared, frame = results.study["primary"], results.records
+    fits = pd.Series(True, frame.index)
+    for name in ("task", "dataset", "metric"):
+        fits &= frame[name] == declared[name]
     if not fits.any():
         return None
     return int(frame.loc[fits, "measure"].iloc[0]), (declared["arm"], declared["against"])
@@ -68,11 +51,9 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
 
     Returns:
         A row a measure and contrast that was measured: those of `evaluation.statistics.compare_arms`, and `measure`,
-        `label`, `panel` (one of the six tasks, or the task), `share`, `model_value`, `model_low`, `model_high` (means
-        over seeds of the value and of its item interval), the same of the baseline as `base_…`, `chance`, and
-        `not_above_chance`: neither model is shown to be above chance.
+        `label`, `panel` (one of the six tasks, or the task), `share`, `margin`, the means over seeds `model_value` and
+        `base_value`, `chance`, and `not_above_chance`: neither model is shown to be above chance.
     """
-    margin = float((results.study or {}).get("margin") or MARGIN)
     primary = primary_of(results)
     values, fields = values_of(results.records), measures_of(results.records)
     parts = []
@@ -83,19 +64,18 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
         if not here:
             continue
         pair = primary[1] if primary and primary[0] == measure else None
-        found = compare_arms(own[["model", "seed", "value"]], here, primary=pair, margin=margin)
+        found = compare_arms(own[["model", "seed", "value"]], here, primary=pair, margin=results.margin)
         row = fields.loc[measure].to_dict()
         share = is_share(row)
-        means = own.groupby("model")[["value", "low", "high"]].mean()
+        means = own.groupby("model")["value"].mean()
         panel = row["dataset"] if row["task"] == "six-tasks" else row["task"]
-        found = found.assign(measure=measure, label=row["label"], panel=panel, share=share)
+        found = found.assign(
+            measure=measure, label=row["label"], panel=panel, share=share, margin=results.margin
+        )
         if not share:
             found["p_equivalent"] = float("nan")
-        for name in ("value", "low", "high"):
-            found[f"model_{name}"] = found["model"].map(means[name])
-            found[f"base_{name}"] = found["against"].map(means[name])
-        chance = own["chance"].dropna()
-        found["chance"] = chance.mean() if len(chance) else float("nan")
+        found["model_value"], found["base_value"] = found["model"].map(means), found["against"].map(means)
+        found["chance"] = own["chance"].mean()
         above = {model: is_above_chance(one) for model, one in own.groupby("model")}
         pairs = [
             {above[one], above[other]} for one, other in zip(found["model"], found["against"], strict=True)
@@ -107,6 +87,11 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
     return with_verdicts(pd.concat(parts, ignore_index=True))
 
 
+def is_one_run_each(comparisons: pd.DataFrame) -> bool:
+    """Tell whether no row has two seeds of both models, so that nothing is tested."""
+    return bool((comparisons["verdict"] == "one run").all())
+
+
 def is_above_chance(values: pd.DataFrame) -> bool | None:
     """Tell whether a model's values, a row a seed, are shown to be above chance; None without a chance level."""
     known = values.dropna(subset=["chance", "low", "high"])
@@ -115,11 +100,12 @@ def is_above_chance(values: pd.DataFrame) -> bool | None:
     return above_chance(known["value"], float(known["chance"].mean()), known["low"], known["high"]) < ALPHA
 
 
-def verdict_text(row: pd.Series, margin: float = MARGIN) -> str:
+def verdict_text(row: pd.Series) -> str:
     """Word a row's verdict: "better", "equivalent within 1 point", "worse (neither above chance)"."""
     word = str(row["verdict"])
     if word == "equivalent":
-        word += f" within {100 * margin:g} point{'s' * (margin != 0.01)}"
+        points = 100 * float(row["margin"])
+        word += f" within {points:g} point{'s' * (points != 1)}"
     if row["not_above_chance"] and word != "one run":
         word += " (neither shown above chance)"
     return word
@@ -127,9 +113,8 @@ def verdict_text(row: pd.Series, margin: float = MARGIN) -> str:
 
 def verdict_class(row: pd.Series) -> str:
     """Name the color of a row's verdict; none where nothing was shown to be above chance."""
-    return (
-        str(row["verdict"]) if row["verdict"] in ("better", "worse") and not row["not_above_chance"] else ""
-    )
+    shown = row["verdict"] in ("better", "worse") and not row["not_above_chance"]
+    return str(row["verdict"]) if shown else ""
 
 
 def headline(results: Results, comparisons: pd.DataFrame) -> str:
@@ -140,7 +125,7 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
             return "No results yet."
         return f"{', '.join(models)}: there is no {BASELINE} to compare with, so nothing is tested."
     first = comparisons.iloc[0]
-    if (comparisons["verdict"] == "one run").all():
+    if is_one_run_each(comparisons):
         unit = " %" if first["share"] else ""
         return (
             f"{first['model']} {percent(first['model_value'], first['share'])}{unit} and {first['against']} "
@@ -161,17 +146,17 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
     tested = list(dict.fromkeys(comparisons["model"]))
     named = " and ".join(tested) if len(tested) < 3 else f"{len(tested)} models"
     count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
-    return f"{named} against {first['against']} in {count} over {_seeds(comparisons)} seeds: {told}."
+    return f"{named} against {first['against']} in {count} over {seeds_text(comparisons)} seeds: {told}."
 
 
 def is_paper_model(model: str) -> bool:
     """Tell whether a model is one that the paper trained, of any size: no ablation and no change of the recipe."""
     variant = variant_of(model)
-    return variant in PAPER_MODELS and (
-        model == variant or bool(_SIZE.fullmatch(model.removeprefix(variant)))
-    )
+    size = model.removeprefix(variant)
+    return variant in PAPER_MODELS and (not size or bool(_SIZE.fullmatch(size)))
 
 
-def _seeds(comparisons: pd.DataFrame) -> str:
+def seeds_text(comparisons: pd.DataFrame) -> str:
+    """Write the number of seeds of the comparisons: "3", or "3 to 12"."""
     few, many = comparisons["seeds"].min(), comparisons["seeds"].max()
     return str(few) if few == many else f"{few} to {many}"

@@ -73,6 +73,7 @@ def attention_examples(
     )
 
 
+@style()
 def _images_for_captions(
     data: EvaluationSet,
     captions: Sequence[str],
@@ -80,23 +81,20 @@ def _images_for_captions(
     queries: Sequence[int],
     scores: Mapping[str, npt.NDArray[np.float32]],
 ) -> Figure:
-    with style():
-        figure = new_figure(_WIDTH, (1.5 * len(scores) + 0.35) * len(queries))
-        for part, query in zip(
-            figure.subfigures(len(queries), 1, squeeze=False).ravel(), queries, strict=True
-        ):
-            part.suptitle(
-                textwrap.fill(f"“{captions[query]}”", 95), fontsize=9.5, x=0.01, ha="left", style="italic"
-            )
-            for row, (label, score) in zip(
-                part.subplots(len(scores), _TOP, squeeze=False), scores.items(), strict=True
-            ):
-                for axes, best in zip(row, np.argsort(-score[query], kind="stable")[:_TOP], strict=True):
-                    _show(axes, _image(data, int(best)), RIGHT if best == owners[query] else None)
-                row[0].set_ylabel(label, fontsize=9)
-        return figure
+    figure = new_figure(_WIDTH, (1.5 * len(scores) + 0.35) * len(queries))
+    parts = figure.subfigures(len(queries), 1, squeeze=False).ravel()
+    for part, query in zip(parts, queries, strict=True):
+        title = textwrap.fill(f"“{captions[query]}”", 95)
+        part.suptitle(title, fontsize=9.5, x=0.01, ha="left", style="italic")
+        grid = part.subplots(len(scores), _TOP, squeeze=False)
+        for row, (label, score) in zip(grid, scores.items(), strict=True):
+            for axes, best in zip(row, np.argsort(-score[query], kind="stable")[:_TOP], strict=True):
+                _show(axes, _image(data, int(best)), RIGHT if best == owners[query] else None)
+            row[0].set_ylabel(label, fontsize=9)
+    return figure
 
 
+@style()
 def _captions_for_images(
     data: EvaluationSet,
     captions: Sequence[str],
@@ -104,23 +102,22 @@ def _captions_for_images(
     drawn: npt.NDArray[np.intp],
     scores: Mapping[str, npt.NDArray[np.float32]],
 ) -> Figure:
-    with style():
-        figure = new_figure(_WIDTH, max(1.4, 1.15 * len(scores)) * len(drawn))
-        grid = figure.subplots(len(drawn), 2, squeeze=False, width_ratios=(1, 4))
-        for (left, right), image in zip(grid, drawn, strict=True):
-            _show(left, _image(data, int(image)))
-            right.set_axis_off()
-            lines = []
-            for label, score in scores.items():
-                lines.append((label, MUTED))
-                for best in np.argsort(-score[:, image], kind="stable")[:_TOP]:
-                    own = owners[best] == image
-                    text = textwrap.shorten(captions[best], 78, placeholder=" …")
-                    lines.append((f"{'✓' if own else '   '} {text}", RIGHT if own else INK))
-            for line, (text, color) in enumerate(lines):
-                y = 1 - (line + 0.5) / len(lines)
-                right.text(0, y, text, fontsize=8, color=color, va="center", transform=right.transAxes)
-        return figure
+    figure = new_figure(_WIDTH, max(1.4, 1.15 * len(scores)) * len(drawn))
+    grid = figure.subplots(len(drawn), 2, squeeze=False, width_ratios=(1, 4))
+    for (left, right), image in zip(grid, drawn, strict=True):
+        _show(left, _image(data, int(image)))
+        right.set_axis_off()
+        lines = []
+        for label, score in scores.items():
+            lines.append((label, MUTED))
+            for best in np.argsort(-score[:, image], kind="stable")[:_TOP]:
+                own = owners[best] == image
+                text = textwrap.shorten(captions[best], 78, placeholder=" …")
+                lines.append((f"{'✓' if own else '   '} {text}", RIGHT if own else INK))
+        for line, (text, color) in enumerate(lines):
+            y = 1 - (line + 0.5) / len(lines)
+            right.text(0, y, text, fontsize=8, color=color, va="center", transform=right.transAxes)
+    return figure
 
 
 def _show(axes: Axes, image: Image.Image, frame: str | None = None) -> None:

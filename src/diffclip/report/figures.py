@@ -1,4 +1,4 @@
-"""The figures of a report: forest plots, bars, a radar, and curves, each a matplotlib figure with a caption."""
+"""The figures of a report: forest plots, bars and a radar, each a matplotlib figure with a caption."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,20 +15,32 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.projections.polar import PolarAxes
 
+from diffclip.evaluation.averages import PANELS
 from diffclip.report.compare import is_paper_model, verdict_text
 from diffclip.report.frame import (
     DATASETS,
-    PANELS,
     Results,
+    capitalized,
     in_order,
     is_share,
     measures_of,
     percent,
     values_of,
 )
-from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure, style
+from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 
-DASHED = (0, (4, 3))
+_DASHED = (0, (4, 3))
+_WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
+# what a forest plot may mark: (in the legend, in the caption, how it is drawn)
+_MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "seed": ("a seed", "small dots are seeds", {"marker": ".", "color": MUTED}),
+    "chance": ("chance", "× the difference at chance", {"marker": "x", "color": MUTED, "markersize": 6}),
+    "paper": (
+        "gain in the paper",
+        "◇ the paper's gain",
+        {"marker": "D", "color": INK, "markerfacecolor": "none", "markersize": 5},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,6 @@ def forest_chart(
     name: str = "forest",
     by: str = "label",
     paper: dict[tuple[str, str, str], float] | None = None,
-    margin: float = 0.01,
 ) -> Chart | None:
     """Draw differences in points with their intervals, a row a measure or an arm, with seeds as dots.
 
@@ -59,69 +71,48 @@ def forest_chart(
     rows = comparisons[comparisons["share"]] if len(comparisons) else comparisons
     if not len(rows):
         return None
-    values = values_of(results.records)
+    values = values_of(results.records).set_index(["measure", "model", "seed"])["value"].sort_index()
     colors = colors_of(results.models)
+    margin = 100 * results.margin
     ends = np.nan_to_num(np.abs(rows[["difference", "low", "high"]].to_numpy(float)))
     reach = min(1.25 * 100 * float(ends.max() or 0.01), 100.0)
     several = rows["model"].nunique() > 1 and by == "label"
-    with style():
-        figure = new_figure(WIDTH, 0.75 + 0.47 * len(rows))
-        axes = figure.subplots()
-        marks = set()
-        for y, (_, row) in enumerate(rows.iterrows()):
-            color = colors[row["model"]]
-            name_ = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
-            name_ += f" · {row['model']}" if several else ""
-            told = percent(row["difference"], sign=True)
-            told += "" if row["verdict"] == "one run" else f"  {verdict_text(row, margin).split(' (')[0]}"
-            axes.text(0, y - 0.32, name_, transform=axes.get_yaxis_transform(), fontsize=9, color=INK)
-            axes.text(
-                1, y - 0.32, told, transform=axes.get_yaxis_transform(), fontsize=8.5, ha="right", color=MUTED
-            )
-            if not math.isnan(row["low"]):
-                axes.plot([100 * row["low"], 100 * row["high"]], [y, y], color=color, linewidth=2.2)
-            one, other = (_seeds(values, row["measure"], row[side]) for side in ("model", "against"))
-            dots = (one - other).dropna()
-            if len(dots) > 1:
-                axes.plot(100 * dots, [y + 0.16] * len(dots), ".", color=color, alpha=0.55, markersize=5)
-                marks.add("seed")
-            axes.plot(100 * row["difference"], y, "o", color=color, markersize=6)
-            chance = 100 * (row["chance"] - row["base_value"])
-            if not math.isnan(chance) and abs(chance) < reach:
-                axes.plot(chance, y, "x", color=MUTED, markersize=6)
-                marks.add("chance")
-            gain = (paper or {}).get((row["panel"], row["model"], row["against"]))
-            if gain is not None and abs(100 * gain) < reach:
-                axes.plot(
-                    100 * gain, y, marker="D", markerfacecolor="none", color=INK, markersize=5, linestyle=""
-                )
-                marks.add("paper")
-        axes.axvline(0, color=INK, linewidth=1)
-        axes.axvspan(-100 * margin, 100 * margin, color=GRID, alpha=0.6, linewidth=0)
-        axes.set_ylim(len(rows) - 0.6, -0.75)
-        axes.set_xlim(-reach, reach)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        axes.grid(False, axis="y")
-        axes.set_xlabel("difference, percentage points")
-        if marks:
-            _marks(figure, marks)
-    kinds = {
-        "seed": "small dots are seeds",
-        "chance": "× the difference at chance",
-        "paper": "◇ the paper's gain",
-    }
-    told = "; ".join(text for mark, text in kinds.items() if mark in marks)
-    bars = (
-        "lines are 95 % intervals over seeds" if rows["low"].notna().any() else "one run each, so no interval"
-    )
-    return Chart(
-        name,
-        title,
-        f"Differences in percentage points; {bars}; {told + '; ' if told else ''}grey band: "
-        f"±{100 * margin:g} point, within which differences count as equivalent.",
-        figure,
-    )
+    figure, axes = _rows_figure(len(rows), 0.75 + 0.47 * len(rows))
+    marks = set()
+    for y, (_, row) in enumerate(rows.iterrows()):
+        color, right = colors[row["model"]], axes.get_yaxis_transform()
+        label = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
+        label += f" · {row['model']}" if several else ""
+        told = percent(row["difference"], sign=True)
+        told += "" if row["verdict"] == "one run" else f"  {verdict_text(row).split(' (')[0]}"
+        axes.text(0, y - 0.32, label, transform=right, fontsize=9, color=INK)
+        axes.text(1, y - 0.32, told, transform=right, fontsize=8.5, ha="right", color=MUTED)
+        axes.plot([100 * row["low"], 100 * row["high"]], [y, y], color=color, linewidth=2.2)
+        one, other = (values.loc[(row["measure"], row[side])] for side in ("model", "against"))
+        dots = (one - other).dropna()
+        if len(dots) > 1:
+            axes.plot(100 * dots, [y + 0.16] * len(dots), ".", color=color, alpha=0.55, markersize=5)
+            marks.add("seed")
+        axes.plot(100 * row["difference"], y, "o", color=color, markersize=6)
+        gain = (paper or {}).get((row["panel"], row["model"], row["against"]), math.nan)
+        for mark, x in (("chance", row["chance"] - row["base_value"]), ("paper", gain)):
+            if abs(100 * x) < reach:  # not true of NaN
+                axes.plot(100 * x, y, linestyle="", **_MARKS[mark][2])
+                marks.add(mark)
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.axvspan(-margin, margin, color=GRID, alpha=0.6, linewidth=0)
+    axes.set_ylim(len(rows) - 0.6, -0.75)
+    axes.set_xlim(-reach, reach)
+    axes.set_xlabel("difference, percentage points")
+    shown = [mark for name, mark in _MARKS.items() if name in marks]
+    if shown:
+        handles = [Line2D([], [], linestyle="", **look, label=label) for label, _, look in shown]
+        figure.legend(handles=handles, loc="outside lower right", ncols=3, fontsize=8.5)
+    tested = rows["low"].notna().any()
+    bars = "lines are 95 % intervals over seeds" if tested else "one run each, so no interval"
+    caption = "; ".join(["Differences in percentage points", bars, *(text for _, text, _ in shown)])
+    band = f"grey band: ±{margin:g} point, within which differences count as equivalent."
+    return Chart(name, title, f"{caption}; {band}", figure)
 
 
 def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart | None:
@@ -132,38 +123,23 @@ def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart
         return None
     colors = colors_of(results.models)
     models = few_models(list(dict.fromkeys(values["model"])))
-    with style():
-        figure = new_figure(WIDTH, 0.9 + (0.3 + 0.16 * len(models)) * len(shown))
-        axes = figure.subplots()
-        for row, measure in enumerate(shown):
-            own = values[values["measure"] == measure]
-            axes.text(
-                0, row - 0.38, fields.loc[measure, "label"], transform=axes.get_yaxis_transform(), fontsize=9
-            )
-            for place, model in enumerate(models):
-                value, low, high = _estimate(own[own["model"] == model])
-                y = row - 0.2 + 0.6 * (place + 0.5) / len(models)
-                axes.plot([low, high], [y, y], color=colors[model], linewidth=2)
-                axes.plot(value, y, "o", color=colors[model], markersize=5)
-            chance = own["chance"].dropna()
-            if len(chance):
-                axes.plot(
-                    [100 * chance.mean()] * 2,
-                    [row - 0.2, row + 0.45],
-                    color=INK,
-                    linestyle=DASHED,
-                    linewidth=1,
-                )
-        axes.set_ylim(len(shown) - 0.5, -0.75)
-        axes.set_xlim(0, 100)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        axes.grid(False, axis="y")
-        axes.set_xlabel("%")
-        add_legend(figure, models, colors)
-    return Chart(
-        "values", title, "Values in percent, with 95 % intervals over the test items. Dashed: chance.", figure
-    )
+    figure, axes = _rows_figure(len(shown), 0.9 + (0.3 + 0.16 * len(models)) * len(shown))
+    for row, measure in enumerate(shown):
+        own = values[values["measure"] == measure]
+        label = fields.loc[measure, "label"]
+        axes.text(0, row - 0.38, label, transform=axes.get_yaxis_transform(), fontsize=9)
+        for place, model in enumerate(models):
+            value, low, high = _estimate(own[own["model"] == model])
+            y = row - 0.2 + 0.6 * (place + 0.5) / len(models)
+            axes.plot([low, high], [y, y], color=colors[model], linewidth=2)
+            axes.plot(value, y, "o", color=colors[model], markersize=5)
+        _chance_mark(axes, own, row - 0.2, row + 0.45)
+    axes.set_ylim(len(shown) - 0.5, -0.75)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("%")
+    add_legend(figure, models, colors)
+    caption = "Values in percent, with 95 % intervals over the test items. Dashed: chance."
+    return Chart("values", title, caption, figure)
 
 
 def six_tasks_chart(results: Results) -> Chart | None:
@@ -173,22 +149,21 @@ def six_tasks_chart(results: Results) -> Chart | None:
     panels = [panel for panel in PANELS if (own["dataset"] == panel).any()]
     if not panels:
         return None
-    models = few_models(own["model"].unique())
+    models, colors = few_models(own["model"].unique()), colors_of(results.models)
     columns = min(3, len(panels))
-    with style():
-        figure = new_figure(WIDTH * 1.15, 2.1 * math.ceil(len(panels) / columns) + 0.3)
-        grid = figure.subplots(math.ceil(len(panels) / columns), columns, squeeze=False).ravel()
-        for axes, panel in zip(grid, panels, strict=False):
-            _bars(axes, _widest(own[own["dataset"] == panel]), models, colors_of(results.models))
-            axes.set_title(panel[0].upper() + panel[1:], fontsize=9.5)
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
-        for axes in grid[::columns]:
-            axes.set_ylabel("%")
-        add_legend(figure, models, colors_of(results.models))
-    return Chart(
-        "six_tasks", "Six tasks", f"Means over the sets of each task, in percent. {_WHISKERS}", figure
-    )
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(WIDTH * 1.15, 2.1 * rows + 0.3)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, panel in zip(grid, panels, strict=False):
+        _bars(axes, _widest(own[own["dataset"] == panel]), models, colors)
+        axes.set_title(capitalized(panel), fontsize=9.5)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes in grid[::columns]:
+        axes.set_ylabel("%")
+    add_legend(figure, models, colors)
+    caption = f"Means over the sets of each task, in percent. {_WHISKERS}"
+    return Chart("six_tasks", "Six tasks", caption, figure)
 
 
 def out_of_domain_chart(results: Results) -> Chart | None:
@@ -206,38 +181,29 @@ def out_of_domain_chart(results: Results) -> Chart | None:
         for measure, own in kin.groupby("measure", sort=False):
             groups.append((labels[measure].partition(", ")[2], own))
         groups.append((f"{DATASETS.get(base, base)}, mean of shifts", _widest(family)))
-    models = few_models(families["model"].unique())
-    with style():
-        figure = new_figure(WIDTH, 0.9 + 0.24 * len(groups) * max(len(models), 2))
-        axes = figure.subplots()
-        height = 0.8 / len(models)
-        colors = colors_of(results.models)
-        values = values_of(frame)
-        for y, (_, own) in enumerate(groups):
-            seen = values[values["measure"].isin(own["measure"].unique())]
-            for place, model in enumerate(models):
-                value, low, high = _estimate(seen[seen["model"] == model])
-                at = y - 0.4 + height * (place + 0.5)
-                axes.barh(at, value, height * 0.9, color=colors[model])
-                axes.plot([low, high], [at, at], color=INK, linewidth=0.9)
-            chance = seen["chance"].dropna()
-            if len(chance):
-                axes.plot(
-                    [100 * chance.mean()] * 2, [y - 0.45, y + 0.45], color=INK, linestyle=DASHED, linewidth=1
-                )
-        axes.set_yticks(range(len(groups)), [textwrap.fill(label, 22) for label, _ in groups])
-        axes.invert_yaxis()
-        axes.set_xlim(0)
-        axes.grid(False, axis="y")
-        axes.set_xlabel("zero-shot top-1, %")
-        add_legend(figure, models, colors_of(results.models))
-    return Chart(
-        "out_of_domain",
-        "Out of domain",
-        f"Zero-shot top-1 in percent on sets, their shifts and the mean of the "
-        f"shifts, without training on any. {_WHISKERS}",
-        figure,
+    models, colors = few_models(families["model"].unique()), colors_of(results.models)
+    figure = new_figure(WIDTH, 0.9 + 0.24 * len(groups) * max(len(models), 2))
+    axes = figure.subplots()
+    height = 0.8 / len(models)
+    for y, (_, own) in enumerate(groups):
+        seen = values_of(own)
+        for place, model in enumerate(models):
+            value, low, high = _estimate(seen[seen["model"] == model])
+            at = y - 0.4 + height * (place + 0.5)
+            axes.barh(at, value, height * 0.9, color=colors[model])
+            axes.plot([low, high], [at, at], color=INK, linewidth=0.9)
+        _chance_mark(axes, seen, y - 0.45, y + 0.45)
+    axes.set_yticks(range(len(groups)), [textwrap.fill(label, 22) for label, _ in groups])
+    axes.invert_yaxis()
+    axes.set_xlim(0)
+    axes.grid(False, axis="y")
+    axes.set_xlabel("zero-shot top-1, %")
+    add_legend(figure, models, colors)
+    caption = (
+        "Zero-shot top-1 in percent on sets, their shifts and the mean of the shifts, without training on any. "
+        f"{_WHISKERS}"
     )
+    return Chart("out_of_domain", "Out of domain", caption, figure)
 
 
 def pairs_chart(results: Results) -> Chart | None:
@@ -247,67 +213,71 @@ def pairs_chart(results: Results) -> Chart | None:
     if own["metric"].nunique() < 3:
         return None
     own = own[own["dataset"] == own["dataset"].iloc[0]]
-    models = few_models(own["model"].unique())
+    models, colors = few_models(own["model"].unique()), colors_of(results.models)
     table = own.pivot_table(index="metric", columns="model", values="value", aggfunc="mean", sort=False)
     angles = np.linspace(0, 2 * math.pi, len(table), endpoint=False)
     names = [textwrap.fill(metric.partition("/")[2], 16) for metric in table.index]
     chance = float(own["chance"].mean()) if own["chance"].notna().any() else 0.25
-    with style():
-        figure = new_figure(WIDTH, 4.9)
-        axes = figure.subplots(subplot_kw={"projection": "polar"})
-        assert isinstance(axes, PolarAxes)
-        axes.set_theta_zero_location("N")
-        axes.set_theta_direction(-1)
-        for model in models:
-            color = colors_of(results.models)[model]
-            line = 100 * table[model].to_numpy(float)
-            axes.plot(
-                [*angles, angles[0]], [*line, line[0]], "o-", color=color, linewidth=1.8, markersize=3.5
-            )
-            axes.fill(angles, line, color=color, alpha=0.08)
-        around = np.linspace(0, 2 * math.pi, 100)
-        axes.plot(around, [100 * chance] * 100, color=INK, linestyle=DASHED, linewidth=1)
-        axes.set_xticks(angles, names, fontsize=8)
-        axes.set_ylim(0, max(50, 110 * np.nanmax(table.to_numpy(float))))
-        axes.spines["polar"].set_visible(False)
-        axes.set_rlabel_position(180 / len(table))
-        add_legend(figure, models, colors_of(results.models))
-    pairs = int(own["count"].iloc[0])
-    return Chart(
-        "minimal_pairs",
-        "Minimal pairs",
-        f"Share of pairs, in percent, of which both statements pick their own image; "
-        f"{pairs} pairs a pattern. Dashed: chance, {percent(chance)} %.",
-        figure,
+    figure = new_figure(WIDTH, 4.9)
+    axes = figure.subplots(subplot_kw={"projection": "polar"})
+    assert isinstance(axes, PolarAxes)
+    axes.set_theta_zero_location("N")
+    axes.set_theta_direction(-1)
+    for model in models:
+        around, line = [*angles, angles[0]], 100 * table[model].to_numpy(float)
+        closed = [*line, line[0]]
+        axes.plot(around, closed, "o-", color=colors[model], linewidth=1.8, markersize=3.5)
+        axes.fill(angles, line, color=colors[model], alpha=0.08)
+    circle = np.linspace(0, 2 * math.pi, 100)
+    axes.plot(circle, [100 * chance] * 100, color=INK, linestyle=_DASHED, linewidth=1)
+    axes.set_xticks(angles, names, fontsize=8)
+    axes.set_ylim(0, max(50, 110 * np.nanmax(table.to_numpy(float))))
+    axes.spines["polar"].set_visible(False)
+    axes.set_rlabel_position(180 / len(table))
+    add_legend(figure, models, colors)
+    caption = (
+        "Share of pairs, in percent, of which both statements pick their own image; "
+        f"{int(own['count'].iloc[0])} pairs a pattern. Dashed: chance, {percent(chance)} %."
     )
-
-
-_WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
-
-
-def _seeds(values: pd.DataFrame, measure: int, model: str) -> pd.Series:
-    own = values[(values["measure"] == measure) & (values["model"] == model)]
-    return own.set_index("seed")["value"]
-
-
-def _marks(figure: Figure, marks: set[str]) -> None:
-    shapes = {
-        "seed": Line2D([], [], marker=".", linestyle="", color=MUTED, label="a seed"),
-        "chance": Line2D([], [], marker="x", linestyle="", color=MUTED, label="chance"),
-        "paper": Line2D(
-            [], [], marker="D", linestyle="", color=INK, markerfacecolor="none", label="gain in the paper"
-        ),
-    }
-    handles = [shape for name, shape in shapes.items() if name in marks]
-    figure.legend(handles=handles, loc="outside lower right", ncols=3, fontsize=8.5)
+    return Chart("minimal_pairs", "Minimal pairs", caption, figure)
 
 
 def few_models(models: Sequence[str]) -> list[str]:
     """Choose the models of a figure: all where they are few, else those that the paper has."""
     ordered = in_order(list(models))
-    return (
-        ordered if len(ordered) <= 5 else [model for model in ordered if is_paper_model(model)] or ordered[:5]
-    )
+    if len(ordered) <= 5:
+        return ordered
+    return [model for model in ordered if is_paper_model(model)] or ordered[:5]
+
+
+def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) -> None:
+    """Add the models with their colors above a figure."""
+    keys = [Line2D([], [], color=colors[model], linewidth=4, label=model) for model in models]
+    longest = max(map(len, models), default=1)
+    figure.legend(handles=keys, loc="outside upper left", ncols=max(1, min(4, 56 // (longest + 6))))
+
+
+def chance_line(axes: Axes, chances: pd.Series) -> None:
+    """Draw the mean chance level, a fraction, as a dashed horizontal line; nothing where it is unknown."""
+    if chances.notna().any():
+        axes.axhline(100 * chances.mean(), color=INK, linestyle=_DASHED, linewidth=1)
+
+
+def _chance_mark(axes: Axes, values: pd.DataFrame, start: float, end: float) -> None:
+    """Draw the chance level as a dashed vertical line from `start` to `end`."""
+    if values["chance"].notna().any():
+        x = 100 * values["chance"].mean()
+        axes.plot([x, x], [start, end], color=INK, linestyle=_DASHED, linewidth=1)
+
+
+def _rows_figure(rows: int, height: float) -> tuple[Figure, Axes]:
+    """Make a figure whose rows are labeled inside."""
+    figure = new_figure(WIDTH, height)
+    axes = figure.subplots()
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.grid(False, axis="y")
+    return figure, axes
 
 
 def _widest(frame: pd.DataFrame) -> pd.DataFrame:
@@ -317,10 +287,7 @@ def _widest(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _estimate(values: pd.DataFrame) -> tuple[float, float, float]:
     """Return value and whisker ends in percent: ± one sd over seeds, else the interval over items, within 0 and 100."""
-    if values.empty:
-        return math.nan, math.nan, math.nan
-    mean = float(values["value"].mean())
-    low, high = float(values["low"].mean()), float(values["high"].mean())
+    mean, low, high = values[["value", "low", "high"]].astype(float).mean()
     if len(values) > 1:
         sd = float(values["value"].std(ddof=1))
         low, high = mean - sd, mean + sd
@@ -334,20 +301,10 @@ def _bars(axes: Axes, records: pd.DataFrame, models: Sequence[str], colors: dict
         axes.bar(place, value, 0.75, color=colors[model])
         axes.plot([place, place], [low, high], color=INK, linewidth=1)
         if not math.isnan(value):
-            top = value if math.isnan(high) else high
-            axes.annotate(
-                f"{value:.1f}", (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=8
-            )
-    chance = records["chance"].dropna()
-    if len(chance):
-        axes.axhline(100 * chance.mean(), color=INK, linestyle=DASHED, linewidth=1)
+            at = (place, value if math.isnan(high) else high)
+            axes.annotate(f"{value:.1f}", at, (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    chance_line(axes, records["chance"])
     axes.set_xticks([])
     axes.margins(y=0.15)
     axes.set_ylim(0)
     axes.grid(False, axis="x")
-
-
-def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) -> None:
-    keys = [Line2D([], [], color=colors[model], linewidth=4, label=model) for model in models]
-    longest = max(map(len, models), default=1)
-    figure.legend(handles=keys, loc="outside upper left", ncols=max(1, min(4, 56 // (longest + 6))))

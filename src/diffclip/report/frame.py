@@ -13,13 +13,18 @@ import yaml
 
 from diffclip.config import ABLATIONS, VARIANTS
 from diffclip.errors import InputError
+from diffclip.evaluation.averages import PANELS, headline_metric
 from diffclip.evaluation.records import MEASURE, RESULTS_FILE, load_records
-
-STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "study.yaml", "runs.jsonl", "curves.jsonl", "timing.json"
-PANELS = ("linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain")
-"""The tasks of the paper's Figures 1 and 5, in its order: the `dataset` of records of the task `six-tasks`."""
-PER_CLASS = ("fgvc_aircraft", "pets", "caltech101", "flowers")
-"""Sets whose linear probes the paper reports as mean per-class recall."""
+from diffclip.evaluation.statistics import MARGIN
+from diffclip.study.runs import (
+    CURVES_FILE,
+    RUNS_FILE,
+    STUDY_FILE,
+    TIMING_FILE,
+    curve_of,
+    read_lines,
+    run_folders,
+)
 
 DATASETS = {
     "caltech101": "Caltech-101",
@@ -135,6 +140,11 @@ class Results:
         return in_order(dict.fromkeys(names))
 
     @property
+    def margin(self) -> float:
+        """The margin of equivalence that the study declares, else one point."""
+        return float((self.study or {}).get("margin", MARGIN))
+
+    @property
     def seeds(self) -> int:
         """The largest number of training seeds of a model."""
         return 0 if self.records.empty else int(self.records.groupby("model")["seed"].nunique().max())
@@ -146,9 +156,8 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     Raises:
         InputError: a path is missing or holds nothing to report, or a file cannot be read.
     """
-    from diffclip.report.runs import curve_of, run_folders
-
     sources = [Path(path) for path in paths]
+    named = ", ".join(map(str, sources))
     for path in sources:
         if not path.exists():
             raise InputError(
@@ -160,21 +169,16 @@ def read_results(paths: Sequence[str | Path]) -> Results:
         line for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for line in read_lines(file)
     ]
     curves += [curve_of(run) for folder in folders for run in run_folders(folder)]
-    if not with_records and not curves:
-        named = ", ".join(map(str, sources))
-        raise InputError(
-            f"nothing to report in {named}: no {RESULTS_FILE}, and no run has made its first step"
-        )
     records = load_records(with_records)
     if records.empty and not curves:
-        raise InputError(f"nothing to report in {', '.join(map(str, sources))}: no records")
-    found = next((folder for folder in folders if (folder / STUDY_FILE).is_file()), None)
-    if found is None:
+        raise InputError(f"nothing to report in {named}: no records, and no run has made its first step")
+    study = next((folder for folder in folders if (folder / STUDY_FILE).is_file()), None)
+    if study is None:
         return results_of(records, curves)
-    runs = read_lines(found / RUNS_FILE) if (found / RUNS_FILE).is_file() else []
-    timing = json.loads((found / TIMING_FILE).read_text("utf-8")) if (found / TIMING_FILE).is_file() else {}
-    study = yaml.safe_load((found / STUDY_FILE).read_text("utf-8"))
-    return results_of(records, curves, pd.DataFrame(runs), study, timing.get("arms", {}))
+    fields = yaml.safe_load((study / STUDY_FILE).read_text("utf-8"))
+    timing = study / TIMING_FILE
+    arms = json.loads(timing.read_text("utf-8"))["arms"] if timing.is_file() else {}
+    return results_of(records, curves, pd.DataFrame(read_lines(study / RUNS_FILE)), fields, arms)
 
 
 def results_of(
@@ -188,32 +192,12 @@ def results_of(
     frame = records[records["value"].notna()].copy()
     frame["measure"] = frame.groupby(list(MEASURE), dropna=False, sort=False).ngroup()
     frame = _told_apart(frame)
-    last = frame.groupby(["measure", "model", "seed"], dropna=False)["steps"].transform("max")
-    followed = frame.groupby(["measure", "model", "seed"], dropna=False)["steps"].transform("nunique") > 1
-    course = frame[followed]
-    frame = frame[frame["steps"].isna() | (frame["steps"] == last)]
+    steps = frame.groupby(["measure", "model", "seed"], dropna=False)["steps"]
+    course = frame[steps.transform("nunique") > 1]
+    frame = frame[frame["steps"].isna() | (frame["steps"] == steps.transform("max"))]
     frame = frame.drop_duplicates(["measure", "model", "seed", "draw"], keep="last")
     empty = pd.DataFrame() if runs is None else runs
     return Results(frame.reset_index(drop=True), course, curves or [], empty, study, timing or {})
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON objects, one a line; a line cut short is left out.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    rows = []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return [row for row in rows if isinstance(row, dict)]
 
 
 def values_of(records: pd.DataFrame) -> pd.DataFrame:
@@ -229,11 +213,7 @@ def values_of(records: pd.DataFrame) -> pd.DataFrame:
 def measures_of(records: pd.DataFrame) -> pd.DataFrame:
     """List the measures, indexed by `measure`: their fields and `label`, in the order of the records."""
     columns = [*MEASURE, "chance"]
-    found = (
-        records.groupby("measure", sort=False)[columns].first()
-        if len(records)
-        else pd.DataFrame(columns=columns)
-    )
+    found = records.groupby("measure", sort=False)[columns].first()
     # `first` skips missing values, which is right for chance, and the other fields are the same throughout
     return found.assign(label=[measure_label(row) for row in found.to_dict("records")])
 
@@ -245,21 +225,19 @@ def headlines(records: pd.DataFrame) -> list[int]:
     """
     frame = records[records["layer"].isna() & records["head"].isna() & records["corruption"].isna()]
     frame = frame[~frame["task"].isin(_ASIDE)]
-    panels = [one for one in PANELS if ((frame["task"] == "six-tasks") & (frame["dataset"] == one)).any()]
-    chosen: list[int] = []
-    for panel in panels:
-        own = frame[
-            (frame["task"] == "six-tasks") & (frame["dataset"] == panel) & (frame["metric"] == "average")
-        ]
-        if len(own):
-            chosen.append(int(own.groupby("measure")["model"].nunique().idxmax()))
+    averages = frame[(frame["task"] == "six-tasks") & (frame["metric"] == "average")]
+    chosen = [
+        int(own.groupby("measure")["model"].nunique().idxmax())
+        for panel in PANELS
+        if len(own := averages[averages["dataset"] == panel])
+    ]
     rest = frame[frame["task"] != "six-tasks"]
     if chosen:
         rest = rest[~rest["task"].isin(_AVERAGED)]
     for (task, dataset), own in rest.groupby(["task", "dataset"], sort=False):
         wanted = list(HEADLINES.get(str(task), own["metric"].iloc[:1]))
         if task == "linear-probe":
-            wanted = ["mean_per_class_recall" if dataset in PER_CLASS else "acc1"]
+            wanted = [headline_metric(str(dataset))]
         if task == "focus" and own["map"].eq("relevance").any():
             own = own[own["map"] == "relevance"]
         if own["split"].eq("overall").any():
@@ -312,19 +290,21 @@ def metric_label(row: Mapping[str, Any]) -> str:
 def measure_label(row: Mapping[str, Any]) -> str:
     """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "Out of domain"."""
     if row["task"] == "six-tasks":
-        subject = str(row["dataset"])
-        subject = subject[0].upper() + subject[1:]
-        return ", ".join(filter(None, (subject, metric_label(row))))
+        return ", ".join(filter(None, (capitalized(row["dataset"]), metric_label(row))))
     parts = [metric_label(row)]
     if row["task"] not in _ASIDE:
         parts.append(dataset_label(row))
-        parts += (
-            [str(row["split"])] if str(row["task"]).startswith("pope") and row["split"] != "overall" else []
-        )
+        if str(row["task"]).startswith("pope") and row["split"] != "overall":
+            parts.append(str(row["split"]))
     if _has(row, "map") and not (row["task"] == "focus" and row["map"] == "relevance"):
         parts.append(MAPS.get(row["map"], str(row["map"])))
     parts += [f"{name} {int(row[name])}" for name in ("layer", "head") if _has(row, name)]
     return ", ".join(parts)
+
+
+def capitalized(name: str) -> str:
+    """Capitalize the first letter, and leave all others as they are."""
+    return name[:1].upper() + name[1:]
 
 
 def is_share(row: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.resources import files
@@ -13,28 +13,20 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from diffclip.evaluation.statistics import MARGIN
+from diffclip.evaluation.averages import DERIVED
 from diffclip.files import write_atomically, write_text
-from diffclip.report import curves, figures
-from diffclip.report.compare import ONE_RUN, compare, contrasts_of, headline, primary_of
+from diffclip.report import curves, figures, tables
+from diffclip.report.compare import ONE_RUN, compare, contrasts_of, headline, is_one_run_each, primary_of
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
-from diffclip.report.paper import claims_table, gains_in_words, marks
-from diffclip.report.paper_tables import paper_tables
-from diffclip.report.runs import METRICS, read_run, run_facts, run_folders
-from diffclip.report.style import data_uri, png_of, with_palette
-from diffclip.report.tables import (
-    Table,
-    all_values,
-    comparison_table,
-    layers_table,
-    runs_table,
-    values_table,
-)
+from diffclip.report.paper import claims_table, gains_in_words, marks, paper_tables
+from diffclip.report.runs import run_facts
+from diffclip.report.style import data_uri, png_of, style, with_palette
+from diffclip.report.tables import BRACKETS, Table, comparison_table
+from diffclip.study.runs import METRICS, read_run, run_folders
 
 _DPI, _WIDE_DPI = 110, 160
-_OF_PAPER = "The paper's figures and tables"
-_IN_MARKDOWN = ("Arms and ablations", "The paper's claims")
+_ARMS, _CLAIMS, _OF_PAPER = "Arms and ablations", "The paper's claims", "The paper's figures and tables"
 
 
 @dataclass(frozen=True)
@@ -51,9 +43,8 @@ class Section:
     """A folded section of a page."""
 
     title: str
-    charts: list[Chart] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    text: str = ""
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
     open: bool = False
 
 
@@ -69,6 +60,7 @@ class Report:
     protocols: list[str]
 
 
+@style()
 def build_report(
     results: Results, paths: Sequence[str | Path] = (), title: str | None = None, printed: bool = False
 ) -> Report:
@@ -76,72 +68,60 @@ def build_report(
 
     With `printed` the paper's tables have the paper's rows, too.
     """
+    records = results.records
     primary, contrasts = primary_of(results), contrasts_of(results)
-    measures = headlines(results.records)
-    margin = float((results.study or {}).get("margin") or MARGIN)
-    charts: list[Chart | None] = []
-    sections: list[Section] = []
+    measures = headlines(records)
+    arms = pd.DataFrame()
     if primary:
-        first = [primary[0], *(measure for measure in measures if measure != primary[0])]
-        tasks = compare(results, first, [primary[1]])
+        others = [measure for measure in measures if measure != primary[0]]
+        tasks = compare(results, [primary[0], *others], [primary[1]])
         arms = compare(results, [primary[0]], contrasts)
     else:
-        tasks, arms = compare(results, measures, contrasts), pd.DataFrame()
+        tasks = compare(results, measures, contrasts)
+    charts: list[Chart | None] = []
     table = None
-    if len(tasks) and not (tasks["verdict"] == "one run").all():
+    if len(tasks) and not is_one_run_each(tasks):
         pairs = tasks[["model", "against"]].drop_duplicates()
         name = " − ".join(pairs.iloc[0]) if len(pairs) == 1 else f"Models − {tasks['against'].iloc[0]}"
-        charts.append(figures.forest_chart(results, tasks, f"{name} by task", paper=marks(), margin=margin))
+        charts.append(figures.forest_chart(results, tasks, f"{name} by task", paper=marks()))
         table = comparison_table(results, tasks, f"{name} by task", paper=gains_in_words())
-    elif len(results.records):
-        note = f"{ONE_RUN} In brackets: 95 % interval over the test items."
+    elif len(records):
         charts.append(figures.values_chart(results, measures, "Values"))
-        table = values_table(results, measures, "Values by task (%)", note, "comparison")
+        note = f"{ONE_RUN} {BRACKETS}"
+        table = tables.values_table(results, measures, "Values by task (%)", note, "comparison")
+    sections = []
     if len(arms) > 1:
-        what = str(arms["label"].iloc[0])
-        charts.append(figures.forest_chart(results, arms, f"Arms: {what}", "arms", "model", margin=margin))
-        sections.append(
-            Section("Arms and ablations", [], [comparison_table(results, arms, f"Arms: {what}", "model")])
-        )
+        what = f"Arms: {arms['label'].iloc[0]}"
+        charts.append(figures.forest_chart(results, arms, what, "arms", "model"))
+        sections.append(Section(_ARMS, tables=[comparison_table(results, arms, what, "model")]))
     claims = claims_table(results)
     if claims and len(tasks):
-        sections.append(Section("The paper's claims", [], [claims]))
-    drawn = [
-        figures.six_tasks_chart(results),
-        figures.out_of_domain_chart(results),
-        figures.pairs_chart(results),
-    ]
-    papers = paper_tables(results, printed)
-    if any(drawn) or papers:
-        sections.append(Section(_OF_PAPER, _present(drawn), papers, open=printed))
-    trained = _present(
-        [
-            curves.training_chart(results),
-            curves.lambda_chart(results),
-            curves.lambda_training_chart(results),
-            curves.course_chart(results),
-            curves.sweep_chart(results),
-        ]
+        sections.append(Section(_CLAIMS, tables=[claims]))
+    drawn = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
+    sections.append(Section(_OF_PAPER, _made(drawn, results), paper_tables(results, printed), printed))
+    trained = (
+        curves.training_chart,
+        curves.lambda_chart,
+        curves.lambda_training_chart,
+        curves.course_chart,
+        curves.sweep_chart,
     )
-    if trained:
-        sections.append(Section("Training", trained, open=results.records.empty))
-    telemetry = curves.telemetry_chart(results)
-    if telemetry:
-        sections.append(Section("Telemetry", [telemetry]))
-    if len(results.records):
-        layers = layers_table(results)
-        sections.append(Section("Every number", [], [*all_values(results), *([layers] if layers else [])]))
-    runs = runs_table(results)
-    if runs:
-        sections.append(Section("Runs", [], [runs]))
+    sections.append(Section("Training", _made(trained, results), open=records.empty))
+    sections.append(Section("Telemetry", _made([curves.telemetry_chart], results)))
+    numbers = [*tables.all_values(results), tables.layers_table(results)] if len(records) else []
+    sections.append(Section("Every number", tables=[one for one in numbers if one]))
+    runs = tables.runs_table(results)
+    sections.append(Section("Runs", tables=[runs] if runs else []))
+    sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
-    if results.records.empty:
-        said, sections = ". ".join(one.title for one in folders[:3]) + ".", [*folders, *sections]
+    if records.empty:
+        told, sections = ". ".join(one.title for one in folders[:3]) + ".", [*folders, *sections]
     else:
-        said, sections = headline(results, tasks), [*sections, *folders]
-    return Report(
-        title or _title(results, paths), said, _present(charts), table, sections, _protocols(results)
-    )
+        told, sections = headline(results, tasks), [*sections, *folders]
+    shown = [chart for chart in charts if chart]
+    protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
+    unique = [str(text) for text in dict.fromkeys(protocols) if text][:40]
+    return Report(title or _title(results, paths), told, shown, table, sections, unique)
 
 
 def write_report(
@@ -208,7 +188,7 @@ def write_markdown(
     if report.table:
         lines += [report.table.to_markdown(), "", report.table.note, ""]
     for section in report.sections:
-        table = _not_twice(section.tables[0], report.table) if section.title in _IN_MARKDOWN else None
+        table = _not_twice(section.tables[0], report.table) if section.title in (_ARMS, _CLAIMS) else None
         if table is not None and len(table.frame):
             lines += [f"## {section.title}", table.to_markdown(), ""]
     lines += [f"`{command}`"] if command else []
@@ -218,19 +198,20 @@ def write_markdown(
 
 def write_figures(folder: str | Path, report: Report) -> list[Path]:
     """Write every figure of the report as PNG into `folder`, and return the files."""
-    charts = [*report.charts, *(chart for section in report.sections for chart in section.charts)]
-    for chart in charts:
-        _write_png(Path(folder) / f"{chart.name}.png", chart.figure)
-    return [Path(folder) / f"{chart.name}.png" for chart in charts]
+    written = []
+    for chart in [*report.charts, *(chart for section in report.sections for chart in section.charts)]:
+        written.append(Path(folder) / f"{chart.name}.png")
+        _write_png(written[-1], chart.figure)
+    return written
 
 
 def write_tables(folder: str | Path, report: Report) -> list[Path]:
     """Write the first table, the claims and the paper's tables as Markdown and LaTeX, and return the files."""
-    tables = [report.table] if report.table else []
-    chosen = (*_IN_MARKDOWN, _OF_PAPER)
-    tables += [table for section in report.sections if section.title in chosen for table in section.tables]
+    chosen = [report.table] if report.table else []
+    for section in report.sections:
+        chosen += section.tables if section.title in (_ARMS, _CLAIMS, _OF_PAPER) else []
     written = []
-    for table in tables:
+    for table in chosen:
         markdown = f"{table.title}\n\n{table.to_markdown()}\n\n{table.note}\n"
         for suffix, text in ((".md", markdown), (".tex", table.to_latex())):
             written.append(Path(folder) / f"{table.name}{suffix}")
@@ -243,21 +224,16 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
     folders = [run for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
     sections = []
     for folder in folders:
-        facts = run_facts(read_run(folder))
-        table = Table("facts", "", pd.DataFrame(facts, columns=["", folder.resolve().name]))
-        title = f"Run {folder.resolve().name}: {facts[0][1].partition(',')[0]}, step {facts[1][1]}"
-        sections.append(Section(title, [], [table], open=len(folders) == 1))
+        run = read_run(folder)
+        facts = run_facts(run)
+        table = Table("facts", "", pd.DataFrame(facts, columns=["", run.name]))
+        title = f"Run {run.name}: {facts[0][1].partition(',')[0]}, step {facts[1][1]}"
+        sections.append(Section(title, tables=[table], open=len(folders) == 1))
     return sections
 
 
-def _protocols(results: Results) -> list[str]:
-    """List how the numbers were measured, once each."""
-    frame = results.records[~results.records["task"].isin(["six-tasks", "out-of-domain", "training", "cost"])]
-    return [str(text) for text in dict.fromkeys(frame["protocol"]) if text][:40]
-
-
 def _title(results: Results, paths: Sequence[str | Path]) -> str:
-    if results.study and results.study.get("title"):
+    if results.study:
         return str(results.study["title"])
     if len(paths) == 1 and (Path(paths[0]) / METRICS).is_file():
         return f"Run {Path(paths[0]).resolve().name}"
@@ -268,14 +244,12 @@ def _not_twice(table: Table, first: Table | None) -> Table:
     """Leave out the claims that the first table has with the paper's gains."""
     if first is None or "claim" not in table.frame or "paper" not in first.frame:
         return table
-    known = table.frame["claim"].isin([first.title.partition(" by ")[0]]) & table.frame[
-        "paper"
-    ].str.startswith("CC")
-    return replace(table, frame=table.frame[~known])
+    known = table.frame["claim"].eq(first.title.partition(" by ")[0])
+    return replace(table, frame=table.frame[~(known & table.frame["paper"].str.startswith("CC"))])
 
 
-def _present(charts: Sequence[Chart | None]) -> list[Chart]:
-    return [chart for chart in charts if chart is not None]
+def _made(charts: Sequence[Callable[[Results], Chart | None]], results: Results) -> list[Chart]:
+    return [chart for draw in charts if (chart := draw(results))]
 
 
 def _write_png(file: Path, figure: Figure) -> None:

@@ -1,40 +1,75 @@
-"""The paper's printed numbers, its tables with the results at hand beside them, and its claims."""
+"""The paper's printed numbers, its tables with the results at hand, and its claims."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import pandas as pd
 
-from diffclip.report.compare import BASELINE, TREATED, compare, is_paper_model, verdict_class, verdict_text
+from diffclip.evaluation.averages import PANELS, headline_metric
+from diffclip.evaluation.statistics import compare_counts
+from diffclip.report.compare import (
+    BASELINE,
+    TREATED,
+    compare,
+    is_one_run_each,
+    is_paper_model,
+    verdict_class,
+    verdict_text,
+)
 from diffclip.report.frame import (
+    DATASETS,
     Results,
+    capitalized,
+    in_order,
     interval,
     percent,
+    values_of,
     variant_of,
 )
 from diffclip.report.tables import Table
 
-PANEL_TABLES = {
-    "linear probing": "linear-probe",
-    "few-shot": "few-shot",
-    "image retrieval": "image-retrieval",
-    "text retrieval": "text-retrieval",
-    "zero-shot": "zero-shot",
+# by panel of the figures: the task of its records, their metric (None: the set's own), and its printed table
+_PRINTED: dict[str, tuple[str, str | None, str]] = {
+    "linear probing": ("linear-probe", None, "linear-probe"),
+    "few-shot": ("few-shot", "acc1", "few-shot"),
+    "image retrieval": ("retrieval", "image_retrieval_recall@5", "image-retrieval"),
+    "text retrieval": ("retrieval", "text_retrieval_recall@5", "text-retrieval"),
+    "zero-shot": ("zero-shot", "acc1", "zero-shot"),
 }
-_PARAMETERS, _TIME = "+0.003 %", "negligible"
+# Tables 1 and 2: title, and the panel of each part
+_BY_SET = {
+    "classification": (
+        "Linear probing and few-shot (%)",
+        {"linear probe": "linear probing", "few-shot": "few-shot"},
+    ),
+    "retrieval": (
+        "Retrieval (recall at 5, %) and zero-shot classification (top-1, %)",
+        {"text→image": "image retrieval", "image→text": "text retrieval", "zero-shot": "zero-shot"},
+    ),
+}
+# Tables 4 and 5: title, and the panel
+_SPREAD = {
+    "linear_probe_spread": ("Linear probing, mean ± sd (%)", "linear probing"),
+    "few_shot_spread": ("Few-shot, mean ± sd (%)", "few-shot"),
+}
 
 
 @cache
 def paper_numbers() -> dict[str, Any]:
-    """Read the paper's numbers, with the place of each (`paper_numbers.json`)."""
-    found: dict[str, Any] = json.loads(
-        files("diffclip.report").joinpath("paper_numbers.json").read_text("utf-8")
-    )
+    """Read the paper's numbers, with the place of each (`paper_numbers.json`); values of tables by set."""
+    text = files("diffclip.report").joinpath("paper_numbers.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    for table in found["tables"]:
+        for row in table["rows"]:
+            row |= {
+                key: dict(zip(table["sets"], row.get(key, []), strict=False))
+                for key in ("values", "sds", "gains")
+            }
     return found
 
 
@@ -42,15 +77,14 @@ def paper_numbers() -> dict[str, Any]:
 def paper_gains() -> dict[tuple[str, str, str], dict[str, float]]:
     """Collect the paper's gains in points: (task, model, baseline) → pretraining → gain."""
     gains: dict[tuple[str, str, str], dict[str, float]] = {}
-    for panel, name in PANEL_TABLES.items():
-        for row in printed_table(name)["rows"]:
-            if row.get("gains"):
-                gain = row.get("average_gain", row["gains"][0])
+    for panel, (_, _, name) in _PRINTED.items():
+        for row in _printed_rows(name):
+            if row["gains"]:
+                gain = row.get("average_gain", next(iter(row["gains"].values())))
                 gains.setdefault((panel, row["model"], BASELINE), {})[row["pretraining"]] = gain
     for one in paper_numbers()["statements"]:
-        gains.setdefault((one["panel"], one["model"], one["baseline"]), {}).setdefault(
-            one["pretraining"], one["gain"]
-        )
+        key = (one["panel"], one["model"], one["baseline"])
+        gains.setdefault(key, {}).setdefault(one["pretraining"], one["gain"])
     pairs = {row["model"]: row["printed"] for row in paper_numbers()["pairs"]["rows"]}
     gains[("mmvp", TREATED, BASELINE)] = {"CC12M": round(pairs[TREATED] - pairs[BASELINE], 1)}
     return gains
@@ -74,71 +108,236 @@ def claims_table(results: Results) -> Table | None:
 
     The scores are corrected together (Holm). None where nothing was measured.
     """
-    frame = results.records
-    rows: list[list[str]] = []
-    found: list[tuple[str, str, str, int]] = []
     models = {variant_of(model): model for model in reversed(results.models) if is_paper_model(model)}
+    claims = []
     for panel, model, baseline in paper_gains():
-        if panel == "mmvp":
-            own = frame[(frame["task"] == "mmvp") & (frame["metric"] == "pair_accuracy")]
-        else:
-            own = frame[
-                (frame["task"] == "six-tasks") & (frame["dataset"] == panel) & (frame["metric"] == "average")
-            ]
-        if len(own) and {model, baseline} <= models.keys():
-            found.append((panel, model, baseline, int(own["measure"].iloc[0])))
-    contrasts = list(dict.fromkeys((models[model], models[baseline]) for _, model, baseline, _ in found))
-    judged = compare(results, list(dict.fromkeys(one[3] for one in found)), contrasts)
-    single = len(judged) and (judged["verdict"] == "one run").all()
-    classes = []
-    for panel, model, baseline, measure in found:
-        fits = (judged["measure"] == measure) & (judged["model"] == models[model])
-        fits &= judged["against"] == models[baseline]
-        if not fits.any():
-            continue
-        row = judged[fits].iloc[0]
-        printed = gains_in_words()[panel, model, baseline]
-        rows.append(
-            [
-                f"{model} − {baseline}",
-                "minimal pairs" if panel == "mmvp" else panel,
-                printed,
-                percent(row["difference"], sign=True),
-                interval(row["low"], row["high"], sign=True),
-                "–" if single else verdict_text(row),
-            ]
+        of_pairs = panel == "mmvp"
+        measure = _measure(
+            results, *(("mmvp", None, "pair_accuracy") if of_pairs else ("six-tasks", panel, "average"))
         )
-        classes.append("" if single else verdict_class(row))
+        if measure is not None and {model, baseline} <= models.keys():
+            claims.append((panel, model, baseline, measure))
+    contrasts = list(dict.fromkeys((models[model], models[baseline]) for _, model, baseline, _ in claims))
+    judged = compare(results, list(dict.fromkeys(claim[3] for claim in claims)), contrasts)
+    found = {(row["measure"], row["model"], row["against"]): row for _, row in judged.iterrows()}
+    rows, classes = [], []
+    for panel, model, baseline, measure in claims:
+        row = found.get((measure, models[model], models[baseline]))
+        if row is not None:
+            what = "minimal pairs" if panel == "mmvp" else panel
+            numbers = percent(row["difference"], sign=True), interval(row["low"], row["high"], sign=True)
+            printed = gains_in_words()[panel, model, baseline]
+            rows.append([f"{model} − {baseline}", what, printed, *numbers, verdict_text(row)])
+            classes.append(verdict_class(row))
     for name, printed, value, between in _costs(results, models):
         rows.append([f"{TREATED} − {BASELINE}", name, printed, value, between, "–"])
         classes.append("")
     if not rows:
         return None
-    columns = ["claim", "task", "paper", "difference", "95 % interval", "verdict"]
-    table = pd.DataFrame(rows, columns=columns)
+    table = pd.DataFrame(rows, columns=["claim", "task", "paper", "difference", "95 % interval", "verdict"])
     note = (
         "Paper: gains printed for ViT-B/16, one training run a model (Tables 1 and 2, Sections 4.3 to 4.6)."
     )
-    if single:
+    if found and is_one_run_each(judged):
         return Table("claims", "The paper's claims", table.drop(columns=["95 % interval", "verdict"]), note)
-    return Table(
-        "claims", "The paper's claims", table, f"{note} p are corrected over this table (Holm).", classes
-    )
+    note += " p are corrected over this table (Holm)."
+    return Table("claims", "The paper's claims", table, note, classes)
 
 
-def _costs(results: Results, models: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
+def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
     """Yield the parameters and the time a step that DiffCLIP needs more than CLIP."""
-    cost = results.records[results.records["task"] == "cost"]
-    own = cost[cost["metric"] == "parameters"].groupby("model")["value"].first()
+    frame = results.records
+    own = (
+        frame[(frame["task"] == "cost") & (frame["metric"] == "parameters")].groupby("model")["value"].first()
+    )
     one, other = models.get(TREATED), models.get(BASELINE)
     if one in own.index and other in own.index:
-        yield "parameters", _PARAMETERS, f"+{100 * (own[one] / own[other] - 1):.4f} %", ""
+        yield "parameters", "+0.003 %", f"+{100 * (own[one] / own[other] - 1):.4f} %", ""
     if one in results.timing:
-        time = results.timing[one]
-        between = f"{100 * (time['low'] - 1):+.0f} to {100 * (time['high'] - 1):+.0f} %"
-        yield "time a step", _TIME, f"{100 * (time['ratio'] - 1):+.0f} %", between.replace("-", "−")
+        ratio, low, high = (100 * (results.timing[one][key] - 1) for key in ("ratio", "low", "high"))
+        yield "time a step", "negligible", f"{ratio:+.0f} %", f"{low:+.0f} to {high:+.0f} %".replace("-", "−")
 
 
-def printed_table(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(table for table in paper_numbers()["tables"] if table["name"] == name)
-    return found
+def paper_tables(results: Results, printed: bool = False) -> list[Table]:
+    """Make the paper's tables that there are results for; with `printed`, its own rows are added, marked (paper)."""
+    made = [
+        _six_tasks(results, printed),
+        *(_by_set(results, name, printed) for name in _BY_SET),
+        _pairs(results, printed),
+        _pope(results, printed),
+        *(_spread(results, name, printed) for name in _SPREAD),
+    ]
+    return [table for table in made if table is not None]
+
+
+def _six_tasks(results: Results, printed: bool) -> Table | None:
+    measures = {panel: _measure(results, "six-tasks", panel, "average") for panel in PANELS}
+    measures = {panel: measure for panel, measure in measures.items() if measure is not None}
+    if not measures:
+        return None
+    rows = _rows(results, measures)
+    if printed:
+        known = [*_printed_rows("linear-probe"), *paper_numbers()["statements"]]
+        for model, pretraining in dict.fromkeys((row["model"], row["pretraining"]) for row in known):
+            cells = []
+            for panel in measures:
+                value = None
+                for row in _printed_rows(_PRINTED[panel][2]) if panel in _PRINTED else ():
+                    if (row["model"], row["pretraining"]) == (model, pretraining):
+                        value = row.get("average", next(iter(row["values"].values())))
+                cells.append(_cell(value, paper_gains().get((panel, model, BASELINE), {}).get(pretraining)))
+            rows.append([f"{model}, {pretraining} (paper)", *cells])
+    frame = pd.DataFrame(rows, columns=["model", *map(capitalized, measures)])
+    return Table("six_tasks", "Six tasks (%)", frame, _note(printed))
+
+
+def _by_set(results: Results, name: str, printed: bool) -> Table | None:
+    """Make Table 1 or 2: a row a model and part, a column a set, and the average."""
+    title, parts = _BY_SET[name]
+    frame = results.records[results.records["corruption"].isna()]
+    tasks = {_PRINTED[panel][0] for panel in parts.values()}
+    sets = _sorted_sets(frame.loc[frame["task"].isin(tasks), "dataset"])
+    rows: list[list[str]] = []
+    for label, panel in parts.items():
+        task, metric, table = _PRINTED[panel]
+        measures = {one: _measure(results, task, one, metric or headline_metric(one)) for one in sets}
+        if not any(measure is not None for measure in measures.values()):
+            continue
+        measures["average"] = _measure(results, "six-tasks", panel, "average")
+        rows += [[f"{row[0]}, {label}", *row[1:]] for row in _rows(results, measures)]
+        for row in _printed_rows(table) if printed else ():
+            cells = [_cell(row["values"].get(one), row["gains"].get(one)) for one in sets]
+            whole = row["values"].keys() <= set(sets)
+            average = _cell(row.get("average"), row.get("average_gain")) if whole else "–"
+            if set(cells) != {"–"}:
+                rows.append([f"{row['model']}, {row['pretraining']}, {label} (paper)", *cells, average])
+    if not rows:
+        return None
+    shown = pd.DataFrame(rows, columns=["model", *(DATASETS.get(one, one) for one in sets), "average"])
+    return Table(name, title, shown.loc[:, shown.ne("–").any()], _note(printed))
+
+
+def _pairs(results: Results, printed: bool) -> Table | None:
+    """Make the numbers of Figure 4: right pairs by pattern."""
+    frame = results.records
+    own = frame[(frame["task"] == "mmvp") & frame["metric"].str.startswith("pair_accuracy")]
+    if own.empty:
+        return None
+    rows = []
+    models = in_order(dict.fromkeys(own["model"]))
+    ordered = sorted(own.groupby(["dataset", "metric"], sort=False), key=lambda item: "/" not in item[0][1])
+    for (dataset, metric), part in ordered:
+        means = part.groupby("model")["value"].mean()
+        label = f"{metric.partition('/')[2] or 'all pairs'} ({DATASETS.get(dataset, dataset)})"
+        rows.append([label, f"{int(part['count'].iloc[0]):,}", *(percent(means.get(m)) for m in models)])
+    note, numbers = "Chance is 25 %.", paper_numbers()["pairs"]
+    if printed and (own["dataset"] == "mmvp").any():
+        right, count = {row["model"]: row["right"] for row in numbers["rows"]}, numbers["pairs"]
+        shown = [percent(right[m] / count) if m in right else "–" for m in map(variant_of, models)]
+        rows.append([f"seven patterns, {numbers['pretraining']} (paper)", str(count), *shown])
+        test = compare_counts(right[TREATED], count, right[BASELINE], count)
+        between = interval(test.low, test.high, sign=True)
+        note += f" The paper's difference: {between} points, p = {test.p:.2f}."
+    shown_frame = pd.DataFrame(rows, columns=["pattern", "pairs", *models])
+    return Table("minimal_pairs", "Minimal pairs: right pairs (%)", shown_frame, note)
+
+
+def _pope(results: Results, printed: bool) -> Table | None:
+    """Make Table 3: POPE by file."""
+    own = results.records[results.records["task"] == "pope"]
+    if own.empty:
+        return None
+    metrics = ("accuracy", "precision", "recall", "f1", "yes_ratio")
+    rows = []
+    for (dataset, split), part in own.groupby(["dataset", "split"], sort=False):
+        means = part.pivot_table(index="model", columns="metric", values="value", aggfunc="mean")
+        for model in in_order(means.index):
+            cells = [percent(means.loc[model].get(metric)) for metric in metrics]
+            rows.append([f"{model}, {DATASETS.get(dataset, dataset)} {split}", *cells])
+    for row in paper_numbers()["answers"]["rows"] if printed else ():
+        f1 = 2 * row["precision"] * row["recall"] / (row["precision"] + row["recall"])
+        cells = [f"{value:.1f}" for value in (row["accuracy"], row["precision"], row["recall"], f1)]
+        rows.append([f"{row['model']}, CC12M, {row['split']} (paper)", *cells, "–"])
+    heads = ["model and file", "accuracy", "precision", "recall", "F1", "answers yes"]
+    return Table("pope", "POPE (%)", pd.DataFrame(rows, columns=heads), _note(printed))
+
+
+def _spread(results: Results, name: str, printed: bool) -> Table | None:
+    """Make Table 4 or 5: mean ± standard deviation over the draws of an evaluation, by set."""
+    title, panel = _SPREAD[name]
+    task, metric, table = _PRINTED[panel]
+    frame = results.records[(results.records["task"] == task) & results.records["draw"].notna()]
+    cells: dict[str, dict[str, str]] = {}
+    for dataset, part in frame.groupby("dataset", sort=False):
+        own = part[part["metric"] == (metric or headline_metric(str(dataset)))]
+        spread = own.groupby(["model", "seed"], dropna=False)["value"].agg(["mean", "std", "count"])
+        if own.empty or spread["count"].max() < 2:
+            continue
+        for model, group in (100 * spread.groupby("model").mean()).iterrows():
+            cells.setdefault(str(dataset), {})[str(model)] = f"{group['mean']:.1f} ± {group['std']:.1f}"
+    if not cells:
+        return None
+    sets = _sorted_sets(cells)
+    models = in_order(dict.fromkeys(model for own in cells.values() for model in own))
+    rows = [[model, *(cells[one].get(model, "–") for one in sets)] for model in models]
+    for row in _printed_rows(f"{table}-seeds") if printed else ():
+        known = row["values"]
+        numbers = [f"{known[one]:.1f} ± {row['sds'][one]:.1f}" if one in known else "–" for one in sets]
+        if set(numbers) != {"–"}:
+            rows.append([f"{row['model']}, {row['pretraining']} (paper)", *numbers])
+    note = "Standard deviation over repetitions of the evaluation of one model, as in the paper's Appendix B."
+    heads = ["model", *(DATASETS.get(one, one) for one in sets)]
+    return Table(name, title, pd.DataFrame(rows, columns=heads), note)
+
+
+def _printed_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a printed table: `model`, `pretraining`, and `values`, `sds` and `gains` by set."""
+    rows: list[dict[str, Any]] = next(one["rows"] for one in paper_numbers()["tables"] if one["name"] == name)
+    return rows
+
+
+def _sorted_sets(sets: Iterable[str]) -> list[str]:
+    """Sort sets as the paper does, others last."""
+    order = list(DATASETS)
+    return sorted(dict.fromkeys(sets), key=lambda one: order.index(one) if one in order else len(order))
+
+
+def _measure(results: Results, task: str, dataset: str | None, metric: str) -> int | None:
+    """Find a measure; where there are several of that name, the one that most models have."""
+    frame = results.records
+    own = frame[(frame["task"] == task) & (frame["metric"] == metric) & frame["corruption"].isna()]
+    if dataset is not None:
+        own = own[own["dataset"] == dataset]
+    return None if own.empty else int(own.groupby("measure")["model"].nunique().idxmax())
+
+
+def _rows(results: Results, measures: Mapping[str, int | None]) -> list[list[str]]:
+    """Write a row a model: the value of each measure, and in brackets its difference to CLIP."""
+    values = values_of(results.records)
+    columns = [-1 if measure is None else measure for measure in measures.values()]
+    means = values.pivot_table(index="model", columns="measure", values="value").reindex(columns=columns)
+    means = means.dropna(how="all")
+    models = in_order(means.index)
+    base = next((model for model in models if variant_of(model) == BASELINE), None)
+    rows = []
+    for model in models:
+        own = means.loc[model]
+        gains = own * float("nan") if base in (None, model) else own - means.loc[base]
+        cells = [_cell(100 * value, 100 * gain) for value, gain in zip(own, gains, strict=True)]
+        rows.append([model, *cells])
+    return rows
+
+
+def _cell(value: float | None, gain: float | None = None) -> str:
+    """Write a value in percent with a gain in points: "76.2 (+3.7)"."""
+    text = "" if value is None or pd.isna(value) else f"{value:.1f}"
+    brackets = "" if gain is None or pd.isna(gain) else f"({percent(gain / 100, sign=True)})"
+    return " ".join(filter(None, (text, brackets))) or "–"
+
+
+def _note(printed: bool) -> str:
+    note = "In brackets the difference to CLIP in points; whether it is real is in the first table."
+    if printed:
+        numbers = paper_numbers()
+        note += f" Rows marked (paper): {numbers['paper']}; {numbers['architecture']}, other data and sets than here."
+    return note

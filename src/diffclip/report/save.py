@@ -10,9 +10,8 @@ from pathlib import Path
 from diffclip.errors import InputError
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, record_files, to_lines
 from diffclip.files import write_text
-from diffclip.report.frame import CURVES_FILE
-from diffclip.report.runs import curve_of, run_folders
 from diffclip.report.tables import BY_LAYER
+from diffclip.study.runs import CURVES_FILE, curve_of, run_folders
 
 _POINTS = 50
 
@@ -29,6 +28,8 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     sources = [Path(path) for path in paths]
     runs = [run for path in sources if path.is_dir() for run in run_folders(path)]
     curves = [curve_of(run, _POINTS) for run in runs]
+    for curve in curves:
+        del curve["telemetry"]
     files = [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
     records = [record for file in record_files(files) for record in read_records(file) if _is_shown(record)]
     if not records and not curves:
@@ -36,10 +37,7 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     names = [run.resolve().name for run in runs]
     write_text(destination / RESULTS_FILE, to_lines(_shortened(record, names) for record in records))
     if curves:
-        lines = [
-            json.dumps({key: value for key, value in curve.items() if key != "telemetry"}) for curve in curves
-        ]
-        write_text(destination / CURVES_FILE, "\n".join(lines) + "\n")
+        write_text(destination / CURVES_FILE, "".join(json.dumps(curve) + "\n" for curve in curves))
     return destination
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from diffclip.evaluation.statistics import MARGIN
-from diffclip.report.compare import ONE_RUN, verdict_class, verdict_text
+from diffclip.report.compare import ONE_RUN, is_one_run_each, seeds_text, verdict_class, verdict_text
 from diffclip.report.frame import (
     Results,
     in_order,
@@ -20,6 +19,7 @@ from diffclip.report.frame import (
 )
 
 _LATEX = {"−": "$-$", "–": "--", "±": r"$\pm$", "→": r"$\rightarrow$", "λ": r"$\lambda$", "×": r"$\times$"}
+BRACKETS = "In brackets: 95 % interval over the test items."
 BY_LAYER = ("auroc", "inside_over_area", "entropy", "map_correlation")
 """Measures of focus that a report shows layer by layer."""
 _AT_ONCE = 6
@@ -53,11 +53,10 @@ class Table:
         styled = (
             self.frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
         )
-        columns = "l" + "r" * (self.frame.shape[1] - 1)
         text: str = styled.to_latex(
-            column_format=columns,
+            column_format="l" + "r" * (self.frame.shape[1] - 1),
             hrules=True,
-            caption=_escaped(self.title),
+            caption=self.title.replace("%", r"\%").replace("&", r"\&").replace("_", r"\_"),
             label=f"tab:{self.name}",
             position="tbp",
         )
@@ -81,23 +80,18 @@ def comparison_table(
         by: "label" for a row a measure, "model" for a row an arm (with both tests beside the pooled one).
         paper: the paper's gains in words, by (task or set, model, baseline).
     """
-    margin = float((results.study or {}).get("margin") or MARGIN)
-    if (comparisons["verdict"] == "one run").all():
-        return values_table(results, list(comparisons["measure"].unique()), title, f"{ONE_RUN} {_BRACKETS}")
-    pairs = comparisons[["model", "against"]].drop_duplicates()
-    one_pair = len(pairs) == 1
-    rows, classes = [], []
-    if paper and not any((row.panel, row.model, row.against) in paper for row in comparisons.itertuples()):
-        paper = None
-    for _, row in comparisons.iterrows():
+    if is_one_run_each(comparisons):
+        return values_table(results, list(comparisons["measure"].unique()), title, f"{ONE_RUN} {BRACKETS}")
+    one_pair = len(comparisons[["model", "against"]].drop_duplicates()) == 1
+    keys = [(row.panel, row.model, row.against) for row in comparisons.itertuples()]
+    gains = [(paper or {}).get(key, "–") for key in keys]
+    rows = []
+    for (_, row), gain in zip(comparisons.iterrows(), gains, strict=True):
         share = bool(row["share"])
-        cells = (
-            {"task": row["label"]}
-            if by == "label"
-            else {"arm − baseline": f"{row['model']} − {row['against']}"}
-        )
-        if by == "label" and not one_pair:
-            cells["model"] = row["model"]
+        if by == "model":
+            cells = {"arm − baseline": f"{row['model']} − {row['against']}"}
+        else:
+            cells = {"task": row["label"]} | ({} if one_pair else {"model": row["model"]})
         cells[row["model"] if one_pair else "value"] = percent(row["model_value"], share)
         cells[row["against"] if one_pair else "baseline"] = percent(row["base_value"], share)
         if by == "label":
@@ -108,26 +102,20 @@ def comparison_table(
         if by == "model":
             cells |= {"paired t": p_text(row["p_paired"]), "max-T": p_text(row["p_max_t"])}
         cells["detectable"] = percent(row["detectable"], share)
-        if paper:
-            cells["paper"] = paper.get((row["panel"], row["model"], row["against"]), "–")
-        cells["verdict"] = verdict_text(row, margin)
-        rows.append(cells)
-        classes.append(verdict_class(row))
-    seeds = sorted(set(comparisons["seeds"]))
-    counts = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
+        if set(gains) != {"–"}:
+            cells["paper"] = gain
+        rows.append({**cells, "verdict": verdict_text(row)})
     but = " but for the primary endpoint, which is tested at 5 %" if comparisons["primary"].any() else ""
     note = (
-        f"Shares in percent, differences in points; {counts} training seeds, linear model value ~ arm + seed with "
-        f"pooled residual. p: corrected over this table (Holm){but}. Detectable: found with 80 % power."
+        f"Shares in percent, differences in points; {seeds_text(comparisons)} training seeds, linear model value ~ arm "
+        f"+ seed with pooled residual. p: corrected over this table (Holm){but}. Detectable: found with 80 % power."
     )
-    if paper:
+    if set(gains) != {"–"}:
         note += " Paper: gains printed for ViT-B/16, one training run a model."
     if by == "model":
         note += " Beside it, uncorrected: the paired t test; and the max-T permutation over all arms."
+    classes = [verdict_class(row) for _, row in comparisons.iterrows()]
     return Table("arms" if by == "model" else "comparison", title, pd.DataFrame(rows), note, classes)
-
-
-_BRACKETS = "In brackets: 95 % interval over the test items."
 
 
 def values_table(
@@ -141,16 +129,12 @@ def values_table(
     rows = []
     for measure in measures:
         share = is_share(fields.loc[measure])
-        cells = [fields.loc[measure, "label"]]
+        cells = []
         for model in models:
-            found = means.loc[(measure, model)] if (measure, model) in means.index else None
-            between = interval(found["low"], found["high"], share) if found is not None else ""
-            cells.append(
-                "–"
-                if found is None
-                else percent(found["value"], share) + (f" [{between}]" if between else "")
-            )
-        rows.append([*cells, percent(fields.loc[measure, "chance"], share)])
+            value, low, high = means.loc[(measure, model)] if (measure, model) in means.index else [None] * 3
+            between = interval(low, high, share)
+            cells.append(percent(value, share) + (f" [{between}]" if between else ""))
+        rows.append([fields.loc[measure, "label"], *cells, percent(fields.loc[measure, "chance"], share)])
     return Table(name, title, pd.DataFrame(rows, columns=["task", *models, "chance"]), note)
 
 
@@ -162,9 +146,9 @@ def all_values(results: Results) -> list[Table]:
         models = in_order(dict.fromkeys(own["model"]))
         for start in range(0, len(models), _AT_ONCE):
             part = own[own["model"].isin(models[start : start + _AT_ONCE])]
-            chosen = Results(part, results.course)
             measures = [int(measure) for measure in part["measure"].unique()]
-            tables.append(values_table(chosen, measures, f"{task}", _BRACKETS, f"values_{task}"))
+            chosen = Results(part, results.course)
+            tables.append(values_table(chosen, measures, str(task), BRACKETS, f"values_{task}"))
     return tables
 
 
@@ -172,39 +156,24 @@ def layers_table(results: Results) -> Table | None:
     """Make a table of what focus measured by layer, a row a measure and layer."""
     frame = results.records
     own = frame[frame["metric"].isin(BY_LAYER) & frame["task"].eq("focus")]
-    own = own[own["layer"].notna() & own["head"].isna()]
-    if own.empty:
-        return None
-    return values_table(
-        results, [int(one) for one in own["measure"].unique()], "Focus by layer", "", "focus_layers"
-    )
+    measures = own.loc[own["layer"].notna() & own["head"].isna(), "measure"].unique().tolist()
+    return values_table(results, measures, "Focus by layer", "", "focus_layers") if measures else None
 
 
 def runs_table(results: Results) -> Table | None:
     """Make a table of a study's runs, or of the curves that there are."""
     if len(results.runs):
         runs = results.runs
-        shown = pd.DataFrame(
-            {
-                "run": runs["run"],
-                "learning rate": runs["lr"].map("{:g}".format),
-                "weight decay": runs["weight_decay"].map("{:g}".format),
-                "score (%)": runs["score"].map(percent),
-                "steps": runs["steps"].map("{:,.0f}".format),
-                "minutes": (runs["seconds"] / 60).map("{:.1f}".format),
-                "ended": [
-                    "–" if pd.isna(step) else f"diverged at step {step:.0f}" for step in runs["diverged"]
-                ],
-            }
-        )
-        return Table("runs", "Runs", shown)
-    rows = [
-        [curve["run"], str(curve["seed"]), f"{curve['step'][-1]:,}"]
-        for curve in results.curves
-        if curve["step"]
-    ]
+        columns = {
+            "run": runs["run"],
+            "learning rate": runs["lr"].map("{:g}".format),
+            "weight decay": runs["weight_decay"].map("{:g}".format),
+            "score (%)": runs["score"].map(percent),
+            "steps": runs["steps"].map("{:,.0f}".format),
+            "minutes": (runs["seconds"] / 60).map("{:.1f}".format),
+            "ended": ["–" if pd.isna(step) else f"diverged at step {step:.0f}" for step in runs["diverged"]],
+        }
+        return Table("runs", "Runs", pd.DataFrame(columns))
+    drawn = [curve for curve in results.curves if curve["step"]]
+    rows = [[curve["run"], str(curve["seed"]), f"{curve['step'][-1]:,}"] for curve in drawn]
     return Table("runs", "Runs", pd.DataFrame(rows, columns=["run", "seed", "steps"])) if rows else None
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", r"\%").replace("&", r"\&").replace("_", r"\_")

@@ -200,10 +200,10 @@ class _Grid:
                     self._count(planned, ended, time.monotonic() - started, left)
                 if time.monotonic() > stopping:
                     for _, worker, _ in going.values():
-                        worker.kill()
+                        worker.stop(at_once=True)
         finally:
             for _, worker, _ in going.values():
-                worker.kill()
+                worker.stop(at_once=True)
         if pending and tally.stopped is None:
             tally.stopped = "time"
 

@@ -15,7 +15,8 @@ from diffclip.evaluation.suite import missing_of, suite
 from diffclip.files import check_writable
 from diffclip.study.plan import GROUPS, Group, Line, Planned
 from diffclip.study.recipe import Study
-from diffclip.study.results import RUNS_FILE, StudyFolder
+from diffclip.study.results import StudyFolder
+from diffclip.study.runs import RUNS_FILE
 
 SCENES = "scenes"
 """The folder in RUNS of the scenes that a study draws."""

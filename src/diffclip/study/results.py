@@ -21,14 +21,13 @@ from diffclip.files import disk_errors, write_text
 from diffclip.model import CLIP
 from diffclip.study.plan import Line, Planned
 from diffclip.study.recipe import Study, to_yaml
+from diffclip.study.runs import CURVES_FILE, METRICS, RUNS_FILE, STUDY_FILE, VALIDATION, curve, read_lines
 from diffclip.training.recipe import Recipe
 
-STUDY_FILE, RUNS_FILE, CURVES_FILE = "study.yaml", "runs.jsonl", "curves.jsonl"
 MEASURED_FILE = "study.json"
 """In the folder of a run: what its process measured. It is written when the training has ended."""
 
 _POINTS = 50  # of a curve
-_TOWERS = {"visual": "vision"}
 # Runs under other values of these keys were trained on other data, or measured on other tasks.
 _FIXED = ("recipe", "change", "data", "scenes", "models.suite", "ablations.suite")
 
@@ -92,20 +91,6 @@ class StudyFolder:
         _write_lines(self.path / RUNS_FILE, self.runs.values())
 
 
-def read_lines(file: Path) -> list[Line]:
-    """The objects of a JSON-lines file; none where there is no file.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    if not file.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read ({error}): remove it, or bring it back") from None
-
-
 def describe_run(
     run: Path, planned: Planned, study: Study, measured: Mapping[str, Any]
 ) -> tuple[Line, list[Record], Line]:
@@ -118,7 +103,7 @@ def describe_run(
     Raises:
         InputError: a file cannot be read, or the run was never validated.
     """
-    steps, validations = read_lines(run / "metrics.jsonl"), read_lines(run / "validation.jsonl")
+    steps, validations = read_lines(run / METRICS), read_lines(run / VALIDATION)
     scores = [row["score"] for row in validations if row.get("score") is not None]
     if measured["diverged"] is None and not scores:
         raise InputError(f"{run} was never validated: give the study's data a split val")
@@ -141,12 +126,14 @@ def describe_run(
         **{key: measured.get(key) for key in ("peak_memory", "device", "threads", "side_by_side")},
         "recipe": planned.digest,
     }
-    curve = {key: line[key] for key in ("run", "group", "arm", "seed")} | _curve(steps, validations)
+    drawn = {key: line[key] for key in ("run", "group", "arm", "seed")} | curve(steps, validations, _POINTS)
     records: list[Record] = []
     if planned.group != "sweep" and measured["diverged"] is None:
         best = max((row for row in validations if row.get("score") is not None), key=lambda row: row["score"])
-        records = [*_training_records(study, planned, line, best, steps[-1]), *_suite_records(run, planned)]
-    return line, records, curve
+        measured_by_suite = [record for record in read_records(run / RESULTS_FILE) if record.layer is None]
+        records = _training_records(study, planned, line, best, steps[-1])
+        records += [_short(record, planned) for record in measured_by_suite]
+    return line, records, drawn
 
 
 def _training_records(study: Study, planned: Planned, line: Line, best: Line, last: Line) -> list[Record]:
@@ -167,7 +154,7 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
     found += [
         {
             **{"task": "training", "metric": metric, "value": value, "protocol": protocol},
-            **{"map": _TOWERS.get(tower, tower), "layer": layer},
+            **{"map": "vision" if tower == "visual" else tower, "layer": layer},
         }
         for metric, row, protocol in sources
         for tower, values in (row.get(metric) or {}).items()
@@ -182,12 +169,6 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
     return [Record.model_validate(common | fields) for fields in found]
 
 
-def _suite_records(run: Path, planned: Planned) -> list[Record]:
-    """The records of the suite without those of single layers and heads, named after the arm."""
-    records = read_records(run / RESULTS_FILE)
-    return [_short(record, planned) for record in records if record.layer is None]
-
-
 def _short(record: Record, planned: Planned) -> Record:
     """The record with the name of its arm, and six significant digits."""
     numbers = {name: getattr(record, name) for name in ("value", "low", "high", "chance", "seconds")}
@@ -197,35 +178,6 @@ def _short(record: Record, planned: Planned) -> Record:
 
 def _whose(planned: Planned) -> dict[str, Any]:
     return {"model": planned.arm, "seed": planned.seed, "weights": f"{planned.name}/checkpoints/best"}
-
-
-def _curve(steps: list[Line], validations: list[Line]) -> Line:
-    """The curves at about 50 steps, and all validations."""
-    last = len(steps) - 1
-    rows = [steps[i] for i in np.unique(np.linspace(0, last, min(_POINTS, last + 1)).astype(int))]
-    return {
-        "step": [row["step"] for row in rows],
-        "loss": [_rounded(row["loss"]) for row in rows],
-        "lambda": _by_tower(rows, "lambda"),
-        "validation": {
-            "step": [row["step"] for row in validations],
-            "score": [_rounded(row.get("score")) for row in validations],
-            "map_correlation": _by_tower(validations, "map_correlation"),
-        },
-    }
-
-
-def _by_tower(rows: list[Line], key: str) -> dict[str, list[list[float | None]]]:
-    towers = dict.fromkeys(tower for row in rows for tower, values in (row.get(key) or {}).items() if values)
-    return {
-        _TOWERS.get(tower, tower): [[_rounded(value) for value in row[key][tower]] for row in rows]
-        for tower in towers
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    """Five significant digits; None for what is not finite."""
-    return float(f"{value:.5g}") if value is not None and np.isfinite(value) else None
 
 
 def _parameters(recipe: Recipe) -> int:

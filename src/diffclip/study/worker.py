@@ -10,6 +10,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import platform
 import resource
 import shlex
 import signal
@@ -66,7 +67,7 @@ class Ended:
 
 
 class Worker:
-    """A process that does a job."""
+    """A process that does a job; `connection` can be waited for, and is ready when the process ends."""
 
     def __init__(self, job: Job) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -78,18 +79,16 @@ class Worker:
         theirs.close()
         self._asked = False
 
-    def stop(self) -> None:
-        """Ask the run to save and stop."""
+    def stop(self, at_once: bool = False) -> None:
+        """Ask the run to save and stop, or end its process at once."""
         self._asked = True
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self._asked = True
-        self._process.kill()
+        if at_once:
+            self._process.kill()
+        else:
+            self._process.terminate()
 
     def join(self) -> Ended:
-        """Wait for the end of the process, which `connection` announces."""
+        """Wait for the end of the process, and say how it ended."""
         try:
             ended: Ended | None = self.connection.recv()
         except (EOFError, OSError):
@@ -105,8 +104,11 @@ class Worker:
 
 
 def read_measured(run: Path) -> dict[str, Any] | None:
-    """Measurements of the process of a trained run: `diverged` (the step, or None), `peak_memory` in bytes, `device`,
-    `threads`, `side_by_side`, and `suite_seconds` once it is evaluated; None before the end of the training."""
+    """Read what the process of a trained run measured; None before the end of the training.
+
+    `diverged` (the step, or None), `peak_memory` in bytes, `device`, `threads`, `side_by_side`, and once the run is
+    evaluated `suite_seconds`.
+    """
     try:
         measured: dict[str, Any] = json.loads((run / MEASURED_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -115,34 +117,41 @@ def read_measured(run: Path) -> dict[str, Any] | None:
 
 
 def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
-    """The life of a process."""
+    """Do the job in this process, with everything that it prints in a log beside the run's folder."""
     os.environ.update(environment)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the study asks them to stop
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _log_to(job.run.with_name(f"{job.run.name}.log"))
+        job.run.parent.mkdir(parents=True, exist_ok=True)
+        with job.run.with_name(f"{job.run.name}.log").open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
         _train_and_evaluate(job)
         ended = Ended()
     except (StoppedError, KeyboardInterrupt):
         ended = Ended(stopped=True)
     except Exception as error:
-        code = getattr(error, "exit_code", None)
         traceback.print_exc()
-        kind = f"{type(error).__name__}: " if code is None else ""
-        line = " ".join(f"{kind}{error}".split())
-        ended = Ended(failure=line, ours=code != InputError.exit_code)
-        if code == _INTERRUPTED:
-            ended = Ended(stopped=True)
+        code = getattr(error, "exit_code", None)
+        line = " ".join(f"{type(error).__name__ + ': ' if code is None else ''}{error}".split())
+        ours = code != InputError.exit_code
+        ended = Ended(stopped=True) if code == _INTERRUPTED else Ended(failure=line, ours=ours)
     sys.stdout.flush()
     connection.send(ended)
     if ended.stopped:
         sys.exit(StoppedError.exit_code)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def _train_and_evaluate(job: Job) -> None:
     import torch
+
+    from diffclip.training.run_folder import cpu_name
 
     torch.set_num_threads(job.threads)
     measured = read_measured(job.run)
@@ -153,10 +162,12 @@ def _train_and_evaluate(job: Job) -> None:
         except DivergedError as error:
             print(error, file=sys.stderr)
             diverged = error.step
+        on_gpu = job.device == "cuda"
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         measured = {
             "diverged": diverged,
-            "peak_memory": _peak_memory(job.device),
-            "device": torch.cuda.get_device_name() if job.device == "cuda" else _processor(),
+            "peak_memory": torch.cuda.max_memory_allocated() if on_gpu else resident,
+            "device": torch.cuda.get_device_name() if on_gpu else cpu_name() or platform.machine(),
             "threads": job.threads,
             "side_by_side": job.side_by_side,
         }
@@ -171,32 +182,3 @@ def _train_and_evaluate(job: Job) -> None:
 def _do_command(job: Job, words: Sequence[str]) -> None:
     print(f"$ diffclip {shlex.join(words)}", flush=True)
     job.command(words)
-
-
-def _log_to(file: Path) -> None:
-    """Append everything that the process prints to `file`."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _peak_memory(device: str) -> int:
-    """Bytes: of tensors on a GPU, on a CPU the process's largest resident size."""
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _processor() -> str:
-    import platform
-
-    from diffclip.training.run_folder import cpu_name
-
-    return cpu_name() or platform.machine()

@@ -1,0 +1,59 @@
+"""What a task is given: a model, how its images and texts are prepared, and the set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from diffclip.config import STATISTICS
+from diffclip.data.transforms import EvalTransform
+from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
+from diffclip.evaluation.embed import Progress, Tokenizer
+
+if TYPE_CHECKING:
+    from diffclip.model import CLIP
+
+Set = TypeVar("Set")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[Set]):
+    """A model, the set to run it on, and how.
+
+    Attributes:
+        preprocess: PIL image → [3, S, S].
+        data: an `EvaluationSet`, `MaskedSet` or `PairSet`, by the kind of the task.
+        draw: seed of what a task draws: the episodes of few-shot, and the images that a linear probe holds out where
+            the set has no validation split.
+        probe: solver of the linear probe, "torch" or "sklearn".
+        prompt: the text that focus asks about, with `{c}` for what a mask shows; None: the set's own texts.
+        templates: of the zero-shot classifier; None: the set's own.
+        features: computed features by set and split, shared by the tasks of one model.
+    """
+
+    model: CLIP
+    preprocess: EvalTransform | CorruptedTransform
+    tokenizer: Tokenizer
+    data: Set
+    batch_size: int = 64
+    workers: int = 0
+    progress: Progress | None = None
+    draw: int = 0
+    probe: str = "torch"
+    prompt: str | None = None
+    templates: Sequence[str] | None = None
+    features: dict[tuple[str, ...], Any] = field(default_factory=dict)
+
+
+def describe_images(transform: EvalTransform | CorruptedTransform) -> str:
+    """Describe how images are prepared, for the protocol of a record."""
+    size, preprocess = transform.image_size, transform.preprocess
+    names = [name for name, pair in STATISTICS.items() if pair == (preprocess.mean, preprocess.std)]
+    cut = f"shorter edge {preprocess.resize or size} px {preprocess.interpolation}, center crop {size} px"
+    if preprocess.resize == "squash":
+        cut = f"squashed to {size} px {preprocess.interpolation}"
+    text = f"{cut}, {names[0] if names else 'own'} statistics"
+    if isinstance(transform, CorruptedTransform):
+        text += f", {transform.name} {transform.severity} of {MOST_SEVERE}"
+    return text
