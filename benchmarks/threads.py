@@ -24,7 +24,7 @@ def measure(precision: str, seconds: float) -> float:
     from benchmarks.steps import Steps
     from diffclip.training.plan import make_batch
     from diffclip.training.recipe import read_recipe
-    from diffclip.training.start import build_model
+    from diffclip.training.run import build_model
 
     recipe = read_recipe("scenes_demo")
     step = Steps(build_model(recipe), torch.device("cpu"), precision)

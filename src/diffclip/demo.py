@@ -18,8 +18,8 @@ from diffclip.model_source import load_for_use
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.scenes import write_scenes
-from diffclip.training.loop import train
 from diffclip.training.recipe import read_recipe
+from diffclip.training.run import train
 
 MODELS = ("CLIP", "DiffCLIP")
 RECIPE = "scenes_demo"

@@ -33,7 +33,8 @@ class Loaded:
     """A model in evaluation mode on the CPU, with what belongs to it.
 
     `label` is the run's name without its seed (`CLIP` of `runs/demo/CLIP-s0`), else the architecture's name. `weights`
-    says where the values came from. `seed`, `init`, `data` (the training set) and `steps` are those of the run.
+    says where the values came from. `recipe` is that of the run, as are `seed`, `init`, `data` (the training set) and
+    `steps`.
     """
 
     model: CLIP
@@ -45,6 +46,7 @@ class Loaded:
     init: str | None = None
     data: str | None = None
     steps: int | None = None
+    recipe: dict[str, Any] | None = None
 
 
 def load_for_use(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
@@ -69,7 +71,9 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
     checkpoint = Path(path).resolve()
     facts: dict[str, Any] = {}
     if checkpoint.parent.name == "checkpoints":
-        facts = run_facts(checkpoint.parent.parent) | {"steps": _steps(checkpoint)}
+        run = checkpoint.parent.parent
+        recipe = recipe_of(run)
+        facts = {"steps": _steps(checkpoint), "recipe": recipe} | (_facts(run, recipe) if recipe else {})
     label = facts.pop("label", name_of(model.config))
     return Loaded(model, preprocess, tokenizer, label, path, **facts)
 
@@ -122,11 +126,19 @@ def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded
     return Loaded(model, preprocess, Tokenizer(config.text), name_of(config), RANDOM)
 
 
-def run_facts(run: Path) -> dict[str, Any]:
-    """Read label, seed, init and data (the training set) from the recipe of a run; empty where there is none."""
-    recipe = _read_recipe(run)
-    if recipe is None:
-        return {}
+def recipe_of(run: Path) -> dict[str, Any] | None:
+    """Read the recipe of the run in the folder `run`; None where there is none that can be read."""
+    import yaml
+
+    try:
+        fields = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _facts(run: Path, recipe: dict[str, Any]) -> dict[str, Any]:
+    """Label, seed, init and data (the training set) of a run."""
     seed, data = recipe.get("seed"), recipe.get("data")
     train = data.get("train") if isinstance(data, dict) else None
     shards = Path(str((train[0] if isinstance(train, list) and train else train) or ""))
@@ -146,26 +158,6 @@ def _steps(checkpoint: Path) -> int | None:
         return int(json.loads((checkpoint / "training.json").read_text(encoding="utf-8"))["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def recipe_of(checkpoint: Path) -> dict[str, Any] | None:
-    """The recipe of the run that `checkpoint` is of; None where it is no checkpoint of a run, or has no recipe."""
-    return _read_recipe(checkpoint.parent.parent) if checkpoint.parent.name == "checkpoints" else None
-
-
-def seed_of_run(run: Path) -> int | None:
-    """The seed in the recipe of the run in this folder, where there is one that can be read."""
-    return run_facts(run).get("seed")
-
-
-def _read_recipe(run: Path) -> dict[str, Any] | None:
-    import yaml
-
-    try:
-        fields = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError):
-        return None
-    return fields if isinstance(fields, dict) else None
 
 
 def pick_device(name: str) -> torch.device:

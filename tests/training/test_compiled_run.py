@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_loop import changed, lines
 
-from diffclip.training import loop
+from diffclip.training import run as runner
 from diffclip.training.recipe import Recipe
 
 pytestmark = pytest.mark.slow
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_compiled_run_has_the_curve_of_a_plain_one(precision: str, recipe: Recipe, tmp_path: Path) -> None:
     plain = changed(recipe, precision=precision, data={"val": None})
-    loop.train(plain, tmp_path / "plain")
-    loop.train(changed(plain, compile=True, micro_batch=4), tmp_path / "compiled")
+    runner.train(plain, tmp_path / "plain")
+    runner.train(changed(plain, compile=True, micro_batch=4), tmp_path / "compiled")
     records = [lines(tmp_path / run / "metrics.jsonl") for run in ("plain", "compiled")]
     assert len(records[1]) == 15
     for a, b in zip(*records, strict=True):

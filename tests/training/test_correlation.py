@@ -10,7 +10,7 @@ from gradients import made_batch, made_model
 from diffclip.config import variant_config
 from diffclip.focus import recording
 from diffclip.model import CLIP
-from diffclip.training.validation import image_correlations, mean_of_first, text_correlations
+from diffclip.training.validation import image_correlations, text_correlations
 
 ENDS = [11, 4, 2, 7, 1]
 VISION_ONLY = {
@@ -52,11 +52,3 @@ def test_a_plain_tower_has_no_layers() -> None:
     model = CLIP(variant_config("DiffCLIP-vision", VISION_ONLY), seed=0)
     assert image_correlations(model, images).shape == (5, 2)
     assert text_correlations(model, tokens).shape == (5, 0)
-    assert mean_of_first([0, 1, 2, 3, 4], text_correlations(model, tokens), 3) == []
-
-
-def test_the_first_inputs_in_whatever_order_they_come() -> None:
-    values = torch.rand(6, 3, dtype=torch.float64)
-    places = [4, 0, 5, 1, 3, 2]
-    by_place = values[[1, 3, 5, 4, 0, 2]]
-    assert mean_of_first(places, values, 4) == by_place[:4].mean(0).tolist()

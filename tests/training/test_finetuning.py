@@ -15,7 +15,7 @@ from diffclip import CLIP
 from diffclip.config import variant_config
 from diffclip.convert import to_differential
 from diffclip.study.runs import read_run
-from diffclip.training import loop
+from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_progress
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.weights import save_weights
@@ -44,7 +44,7 @@ def test_the_second_map_is_learnt_from_what_the_model_was(
     fields: dict[str, Any], starts: Path, tmp_path: Path
 ) -> None:
     for name in ("plain", "added"):
-        loop.train(tuned(fields, starts / name, epochs=2 if name == "added" else 1), tmp_path / name)
+        runner.train(tuned(fields, starts / name, epochs=2 if name == "added" else 1), tmp_path / name)
     assert first_loss(tmp_path / "added") == pytest.approx(first_loss(tmp_path / "plain"), abs=1e-5)
     before = diffclip.load(starts / "added")[0].state_dict()
     after = diffclip.load(tmp_path / "added" / "checkpoints" / "last")[0].state_dict()
@@ -72,9 +72,9 @@ def test_a_run_goes_on_by_its_own_recipe_without_the_weights(
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", step_or_stop)
         with pytest.raises(KeyboardInterrupt):
-            loop.train(recipe, tmp_path / "run")
+            runner.train(recipe, tmp_path / "run")
     assert read_progress(tmp_path / "run").step < 10
     shutil.rmtree(tmp_path / "start")
     own = read_recipe(tmp_path / "run" / "recipe.yaml")
     assert own == recipe
-    assert loop.train(own, tmp_path / "run", resume=True).progress.step == 10
+    assert runner.train(own, tmp_path / "run", resume=True).progress.step == 10

@@ -15,7 +15,7 @@ import torch
 from test_loop import changed, lines, without_times
 
 from diffclip.errors import StoppedError
-from diffclip.training import loop, start
+from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_progress
 from diffclip.training.recipe import Recipe
 
@@ -25,7 +25,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(
     number: signal.Signals, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = changed(recipe, epochs=2)
-    loop.train(recipe, tmp_path / "whole")
+    runner.train(recipe, tmp_path / "whole")
     step = torch.optim.AdamW.step
     calls = iter(range(1, 1000))
 
@@ -40,12 +40,12 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(
         with pytest.raises(
             StoppedError, match=r"asked to stop at step 7, saved in .*go on with --resume"
         ) as error:
-            loop.train(recipe, tmp_path / "cut")
+            runner.train(recipe, tmp_path / "cut")
     assert error.value.exit_code == 75
     assert signal.getsignal(number) == before
     assert read_progress(tmp_path / "cut").step == 7
     assert len(lines(tmp_path / "cut" / "metrics.jsonl")) == 7
-    loop.train(recipe, tmp_path / "cut", resume=True)
+    runner.train(recipe, tmp_path / "cut", resume=True)
     for name in ("metrics.jsonl", "validation.jsonl"):
         assert without_times(tmp_path / "cut" / name) == without_times(tmp_path / "whole" / name)
 
@@ -54,8 +54,8 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(
 def test_a_run_that_is_asked_early_says_so(
     when: str, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = "open_validation_data" if when == "while it prepares" else "open_logger"
-    work = getattr(start, place)
+    place = "open_validation_data" if when == "while it prepares" else "_open_logger"
+    work = getattr(runner, place)
 
     def ask(*arguments: Any, **options: Any) -> Any:
         done = work(*arguments, **options)
@@ -63,13 +63,13 @@ def test_a_run_that_is_asked_early_says_so(
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(start, place, ask)
+        patch.setattr(runner, place, ask)
         with pytest.raises(
             StoppedError, match="before its first step: run the command again with --resume"
         ) as error:
-            loop.train(recipe, tmp_path / "run")
+            runner.train(recipe, tmp_path / "run")
     assert error.value.exit_code == 75
-    assert loop.train(recipe, tmp_path / "run", resume=True).progress.step == 15
+    assert runner.train(recipe, tmp_path / "run", resume=True).progress.step == 15
 
 
 def test_a_signal_during_the_imports_is_a_stop_too(recipe_file: Path, tmp_path: Path) -> None:

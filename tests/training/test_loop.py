@@ -21,10 +21,10 @@ from diffclip.data.loader import CaptionLoader
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError, DivergedError, Fault
 from diffclip.model import CLIP
-from diffclip.training import loop
+from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_progress
-from diffclip.training.data import open_training_data
 from diffclip.training.recipe import Recipe, parse_recipe
+from diffclip.training.run import open_training_data
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def changed(recipe: Recipe, **keys: Any) -> Recipe:
 def finished(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the tiny recipe."""
     run = tmp_path_factory.mktemp("run") / "a"
-    loop.train(parse_recipe(fields, "test"), run)
+    runner.train(parse_recipe(fields, "test"), run)
     return run
 
 
@@ -93,7 +93,9 @@ def test_a_run_leaves_everything(finished: Path, recipe: Recipe) -> None:
 
 def test_training_lowers_the_loss(recipe: Recipe, tmp_path: Path) -> None:
     # a model that tells nothing apart has a loss of ln 8 in batches of 8
-    loop.train(changed(recipe, epochs=40, lr=2e-3, data={"scale": (0.9, 1.0), "val": None}), tmp_path / "run")
+    runner.train(
+        changed(recipe, epochs=40, lr=2e-3, data={"scale": (0.9, 1.0), "val": None}), tmp_path / "run"
+    )
     losses = [record["loss"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
     assert sum(losses[-10:]) / 10 < 0.8 * math.log(8)
     assert not (tmp_path / "run" / "validation.jsonl").exists()
@@ -122,7 +124,7 @@ def test_checkpoints_are_saved_models_and_best_is_by_validation(finished: Path) 
 
 
 def test_the_same_recipe_gives_the_same_numbers(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
-    loop.train(recipe, tmp_path / "b")
+    runner.train(recipe, tmp_path / "b")
     for name in ("metrics.jsonl", "validation.jsonl"):
         assert without_times(tmp_path / "b" / name) == without_times(finished / name)
 
@@ -147,7 +149,7 @@ def test_a_resumed_run_has_the_numbers_of_one_never_stopped(
 ) -> None:
     architecture = recipe.architecture | {"vision": recipe.architecture["vision"] | {"drop_path": drop_path}}
     recipe = changed(recipe, architecture=architecture, checkpoint_every=checkpoint_every)
-    loop.train(recipe, tmp_path / "whole")
+    runner.train(recipe, tmp_path / "whole")
 
     step = torch.optim.AdamW.step
     calls = iter(range(1, 1000))
@@ -160,12 +162,12 @@ def test_a_resumed_run_has_the_numbers_of_one_never_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", step_or_die)
         with pytest.raises(KilledError):
-            loop.train(recipe, tmp_path / "cut")
+            runner.train(recipe, tmp_path / "cut")
     assert read_progress(tmp_path / "cut").step >= max(range(0, at, checkpoint_every or 5))
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 99, "los')
     torch.manual_seed(123)
-    loop.train(recipe, tmp_path / "cut", resume=True)
+    runner.train(recipe, tmp_path / "cut", resume=True)
     for name in ("metrics.jsonl", "validation.jsonl"):
         assert without_times(tmp_path / "cut" / name) == without_times(tmp_path / "whole" / name)
     whole, cut = (diffclip.load(tmp_path / name / "checkpoints" / "last")[0] for name in ("whole", "cut"))
@@ -178,11 +180,11 @@ def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(
     run = tmp_path / "copy"
     shutil.copytree(finished, run, symlinks=True)
     with pytest.raises(InputError, match="holds a run already: add --resume"):
-        loop.train(recipe, run)
+        runner.train(recipe, run)
     with pytest.raises(InputError, match=r"was started with lr=0\.001, not 0\.002"):
-        loop.train(changed(recipe, lr=2e-3), run, resume=True)
+        runner.train(changed(recipe, lr=2e-3), run, resume=True)
     before = (run / "metrics.jsonl").read_text()
-    outcome = loop.train(changed(recipe, checkpoint_every=4), run, resume=True)
+    outcome = runner.train(changed(recipe, checkpoint_every=4), run, resume=True)
     assert outcome.progress.step == 15
     assert (run / "metrics.jsonl").read_text() == before
 
@@ -213,7 +215,7 @@ def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
     spoil(monkeypatch, where, 8)
     run = tmp_path / "run"
     with pytest.raises(DiffCLIPError, match=r"step 8: .*the last good state is .*step_0000000") as error:
-        loop.train(recipe, run)
+        runner.train(recipe, run)
     assert not isinstance(error.value, InputError)
     assert isinstance(error.value, DivergedError)
     assert error.value.step == 8
@@ -224,13 +226,13 @@ def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
     model, _, _ = diffclip.load(run / "checkpoints" / "last")
     assert all(p.isfinite().all() for p in model.parameters())
     monkeypatch.undo()
-    assert loop.train(recipe, run, resume=True).progress.step == 15
+    assert runner.train(recipe, run, resume=True).progress.step == 15
 
 
 def test_a_state_that_gives_no_finite_embedding_is_not_kept(
     recipe: Recipe, tmp_path: Path, monkeypatch
 ) -> None:
-    validate, calls = loop.validate, iter(range(1, 1000))
+    validate, calls = runner.validate, iter(range(1, 1000))
 
     def spoiled(fabric: Any, model: CLIP, *more: Any) -> Any:
         if next(calls) == 2:
@@ -238,10 +240,10 @@ def test_a_state_that_gives_no_finite_embedding_is_not_kept(
                 model.image_projection.fill_(math.inf)
         return validate(fabric, model, *more)
 
-    monkeypatch.setattr(loop, "validate", spoiled)
+    monkeypatch.setattr(runner, "validate", spoiled)
     run = tmp_path / "run"
     with pytest.raises(DivergedError, match=r"step 10: embeddings .* not finite; .*step_00000005") as error:
-        loop.train(recipe, run)
+        runner.train(recipe, run)
     assert error.value.step == 10
     assert read_progress(run).step == 5
 
@@ -250,16 +252,16 @@ def test_a_checkpoint_that_proves_bad_is_withdrawn(recipe: Recipe, tmp_path: Pat
     spoil(monkeypatch, "loss", 11)  # the state after step 10, just saved, gives no finite loss
     run = tmp_path / "run"
     with pytest.raises(DiffCLIPError, match="step 11"):
-        loop.train(recipe, run)
+        runner.train(recipe, run)
     assert read_progress(run).step == 5
 
 
 def test_nothing_is_kept_of_a_run_that_fails_at_once(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
     spoil(monkeypatch, "loss", 1)
     with pytest.raises(DiffCLIPError, match=r"step 1: .*there is no earlier checkpoint"):
-        loop.train(recipe, tmp_path / "run")
+        runner.train(recipe, tmp_path / "run")
     monkeypatch.undo()
-    assert loop.train(recipe, tmp_path / "run").progress.step == 15
+    assert runner.train(recipe, tmp_path / "run").progress.step == 15
 
 
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
@@ -270,7 +272,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     checkpoints = run / "checkpoints"
     weights = checkpoints / "last" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    outcome = loop.train(recipe, run, resume=True)
+    outcome = runner.train(recipe, run, resume=True)
     told = capsys.readouterr().err
     assert "step_00000015 is damaged (model.safetensors is cut off: 1000 of" in told
     assert "going on from step_00000010" in told
@@ -290,7 +292,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_an_error(
     with pytest.raises(
         InputError, match=r"training\.json is missing.*no checkpoint of the run is whole"
     ) as error:
-        loop.train(recipe, run, resume=True)
+        runner.train(recipe, run, resume=True)
     assert "\n" not in str(error.value)
     assert (run / "checkpoints" / "step_00000015").is_dir()
 
@@ -302,14 +304,14 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_again(
         run = tmp_path / str(resume)
         run.mkdir()
         shutil.copy(finished / "recipe.yaml", run)
-        assert loop.train(recipe, run, resume=resume).progress.step == 15
+        assert runner.train(recipe, run, resume=resume).progress.step == 15
         assert without_times(run / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
 
 
 def test_a_folder_with_other_files_is_not_taken(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("mine")
     with pytest.raises(InputError, match="holds other files"):
-        loop.train(recipe, tmp_path)
+        runner.train(recipe, tmp_path)
     assert (tmp_path / "recipe.yaml").read_text() == "mine"
 
 
@@ -331,7 +333,7 @@ def test_progress_after_a_last_broken_batch_is_kept(
     recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch
 ) -> None:
     last_batch_is_broken(monkeypatch)
-    outcome = loop.train(changed(recipe, checkpoint_every=1), tmp_path / "run")
+    outcome = runner.train(changed(recipe, checkpoint_every=1), tmp_path / "run")
     assert outcome.progress.step == 12
     assert read_progress(tmp_path / "run") == outcome.progress
     assert outcome.progress.epoch == 3
@@ -339,7 +341,7 @@ def test_progress_after_a_last_broken_batch_is_kept(
 
 def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
     train = zeroed(scenes / "train", tmp_path / "train", [3])
-    outcome = loop.train(changed(recipe, data={"train": str(train)}), tmp_path / "run")
+    outcome = runner.train(changed(recipe, data={"train": str(train)}), tmp_path / "run")
     shards = Shards([train / "0.tar"])
     assert list(outcome.skipped) == [shards.name(3)]
     assert outcome.progress.samples == 3 * 39
@@ -357,12 +359,12 @@ def test_missing_data_is_named_before_anything_is_written(
     data: dict[str, str], words: str, recipe: Recipe, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=words):
-        loop.train(changed(recipe, data=data), tmp_path / "run")
+        runner.train(changed(recipe, data=data), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_bf16_follows_the_same_curve(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
-    loop.train(changed(recipe, precision="bf16"), tmp_path / "run")
+    runner.train(changed(recipe, precision="bf16"), tmp_path / "run")
     exact = [record["loss"] for record in lines(finished / "metrics.jsonl")]
     rounded = [record["loss"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
     assert rounded == pytest.approx(exact, rel=0.05)
@@ -373,20 +375,20 @@ def test_bf16_follows_the_same_curve(finished: Path, recipe: Recipe, tmp_path: P
 
 def test_the_logit_scale_never_passes_100(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("diffclip.initialisation.LOGIT_SCALE_START", 4.7)
-    loop.train(changed(recipe, epochs=1, data={"val": None}), tmp_path / "run")
+    runner.train(changed(recipe, epochs=1, data={"val": None}), tmp_path / "run")
     scales = [record["logit_scale"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
     assert scales[0] > 100
     assert all(scale <= 100.001 for scale in scales[1:])
 
 
 def test_clipping_bounds_the_step_but_not_what_is_told(recipe: Recipe, tmp_path: Path) -> None:
-    loop.train(changed(recipe, epochs=1, clip_grad_norm=1e-3, data={"val": None}), tmp_path / "run")
+    runner.train(changed(recipe, epochs=1, clip_grad_norm=1e-3, data={"val": None}), tmp_path / "run")
     assert all(record["grad_norm"] > 1e-3 for record in lines(tmp_path / "run" / "metrics.jsonl"))
 
 
 def test_the_sigmoid_loss_trains_and_its_bias_is_saved(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    loop.train(changed(recipe, loss="siglip", epochs=8, lr=2e-3, data={"val": None}), run)
+    runner.train(changed(recipe, loss="siglip", epochs=8, lr=2e-3, data={"val": None}), run)
     records = lines(run / "metrics.jsonl")
     assert records[0]["logit_scale"] == pytest.approx(10, rel=1e-3)
     assert records[-1]["loss"] < records[0]["loss"]
@@ -398,15 +400,15 @@ def test_the_sigmoid_loss_trains_and_its_bias_is_saved(recipe: Recipe, tmp_path:
 def test_a_saved_model_is_a_start(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
     saved = finished / "checkpoints" / "last"
     tuned = changed(recipe, weights=str(saved), lr=1e-9, lr_start=0, lr_end=0, epochs=1, image_size=48)
-    loop.train(tuned, tmp_path / "run")
+    runner.train(tuned, tmp_path / "run")
     before, after = diffclip.load(saved)[0], diffclip.load(tmp_path / "run" / "checkpoints" / "last")[0]
     assert after.config.vision.image_size == 48
     assert torch.allclose(before.token_embedding.weight, after.token_embedding.weight, atol=1e-6)
     with pytest.raises(InputError, match="holds weights for another model than CLIP"):
-        loop.train(changed(recipe, weights=str(saved), model="CLIP"), tmp_path / "other")
+        runner.train(changed(recipe, weights=str(saved), model="CLIP"), tmp_path / "other")
     with pytest.raises(InputError, match=r"choose the data\.statistics it had"):
         openai = {"statistics": "openai"}
-        loop.train(changed(recipe, weights=str(saved), data=openai), tmp_path / "other")
+        runner.train(changed(recipe, weights=str(saved), data=openai), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -416,13 +418,13 @@ def test_a_run_does_not_go_on_with_other_shards(
     train = tmp_path / "train"
     shutil.copytree(scenes / "train", train)
     here = changed(recipe, data={"train": str(train)}, epochs=1)
-    loop.train(here, tmp_path / "run")
+    runner.train(here, tmp_path / "run")
     shutil.copy(next(train.glob("*.tar")), train / "more.tar")
     with pytest.raises(InputError, match=r"shards are not those that its checkpoint saw.*weights=") as error:
-        loop.train(changed(here, epochs=2), tmp_path / "run", resume=True)
+        runner.train(changed(here, epochs=2), tmp_path / "run", resume=True)
     assert "\n" not in str(error.value)
     (train / "more.tar").unlink()
-    assert loop.train(changed(here, epochs=2), tmp_path / "run", resume=True).progress.step == 10
+    assert runner.train(changed(here, epochs=2), tmp_path / "run", resume=True).progress.step == 10
 
 
 def zeroed(shards: Path, folder: Path, broken: Any) -> Path:
@@ -434,7 +436,7 @@ def zeroed(shards: Path, folder: Path, broken: Any) -> Path:
 def test_nothing_but_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
     train = zeroed(scenes / "train", tmp_path / "train", range(40))
     with pytest.raises(InputError, match=r"every sample in .* is broken, the first one: ") as error:
-        loop.train(changed(recipe, data={"train": str(train)}), tmp_path / "run")
+        runner.train(changed(recipe, data={"train": str(train)}), tmp_path / "run")
     assert "\n" not in str(error.value)
 
 
@@ -442,7 +444,7 @@ def test_broken_validation_pictures_are_told_and_not_counted(
     recipe: Recipe, scenes: Path, tmp_path: Path
 ) -> None:
     val = zeroed(scenes / "val", tmp_path / "val", (2, 5, 6))
-    outcome = loop.train(changed(recipe, epochs=2, data={"val": str(val)}), tmp_path / "run")
+    outcome = runner.train(changed(recipe, epochs=2, data={"val": str(val)}), tmp_path / "run")
     assert [line["pictures"] for line in lines(tmp_path / "run" / "validation.jsonl")] == [9, 9]
     assert [line["captions"] for line in lines(tmp_path / "run" / "validation.jsonl")] == [45, 45]
     assert len(outcome.skipped) == 3
@@ -453,16 +455,16 @@ def test_an_error_in_validation_loses_no_step(
     recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch
 ) -> None:
     val = zeroed(scenes / "val", tmp_path / "val", range(12))
-    with pytest.raises(InputError, match="every picture in"):
-        loop.train(changed(recipe, data={"val": str(val)}), tmp_path / "run")
+    with pytest.raises(InputError, match="every image in"):
+        runner.train(changed(recipe, data={"val": str(val)}), tmp_path / "run")
     assert read_progress(tmp_path / "run").step == 5
 
 
 def test_data_that_has_moved_is_found_at_its_new_place(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
-    loop.train(changed(recipe, epochs=1), tmp_path / "run")
+    runner.train(changed(recipe, epochs=1), tmp_path / "run")
     shutil.copytree(scenes, tmp_path / "moved")
     moved = {"train": str(tmp_path / "moved" / "train"), "val": str(tmp_path / "moved" / "val")}
-    outcome = loop.train(changed(recipe, epochs=2, data=moved), tmp_path / "run", resume=True)
+    outcome = runner.train(changed(recipe, epochs=2, data=moved), tmp_path / "run", resume=True)
     assert outcome.progress.step == 10
 
 
@@ -471,13 +473,13 @@ def test_more_epochs_extend_a_run_and_fewer_are_refused(
 ) -> None:
     run = tmp_path / "copy"
     shutil.copytree(finished, run, symlinks=True)
-    assert loop.train(changed(recipe, epochs=4), run, resume=True).progress.step == 20
+    assert runner.train(changed(recipe, epochs=4), run, resume=True).progress.step == 20
     assert "going on after step 15 of 20" in capsys.readouterr().err
     assert [record["step"] for record in lines(run / "metrics.jsonl")] == list(range(1, 21))
     assert "epochs: 4\n" in (run / "recipe.yaml").read_text()
     with pytest.raises(InputError, match="was started with epochs=4, not 3"):
-        loop.train(recipe, run, resume=True)
-    assert loop.train(changed(recipe, epochs=4), run, resume=True).progress.step == 20
+        runner.train(recipe, run, resume=True)
+    assert runner.train(changed(recipe, epochs=4), run, resume=True).progress.step == 20
     assert "the run is finished after step 20" in capsys.readouterr().err
 
 
@@ -491,8 +493,8 @@ def test_a_run_without_its_links_is_not_overwritten(
     if lost == "target":
         (run / "checkpoints" / "last").symlink_to("step_99999999")
     with pytest.raises(InputError, match="holds a run already"):
-        loop.train(recipe, run)
-    assert loop.train(recipe, run, resume=True).progress.step == 15
+        runner.train(recipe, run)
+    assert runner.train(recipe, run, resume=True).progress.step == 15
     assert without_times(run / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
 
 
@@ -507,12 +509,12 @@ def test_two_processes_do_not_train_in_one_folder(recipe: Recipe, tmp_path: Path
     try:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(InputError, match=f"process {holder.pid} on .* trains in .*choose another --run"):
-            loop.train(recipe, run)
+            runner.train(recipe, run)
         assert {path.name for path in run.iterdir()} == {".lock"}
     finally:
         holder.kill()
         holder.wait()
-    assert loop.train(recipe, run).progress.step == 15
+    assert runner.train(recipe, run).progress.step == 15
 
 
 def test_a_resumed_run_does_not_need_the_weights_it_started_from(
@@ -522,6 +524,6 @@ def test_a_resumed_run_does_not_need_the_weights_it_started_from(
     shutil.copytree(finished, start, symlinks=True)
     # a run's folder stands for its best checkpoint
     tuned = changed(recipe, weights=str(start), epochs=2, checkpoint_every=3)
-    loop.train(tuned, tmp_path / "run")
+    runner.train(tuned, tmp_path / "run")
     shutil.rmtree(start)
-    assert loop.train(tuned, tmp_path / "run", resume=True).progress.step == 10
+    assert runner.train(tuned, tmp_path / "run", resume=True).progress.step == 10

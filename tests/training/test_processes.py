@@ -19,6 +19,7 @@ from zeroed_pictures import zero_pictures
 
 from diffclip.data.shards import Shards
 from diffclip.training import loop
+from diffclip.training import run as runner
 from diffclip.training.recipe import Recipe, parse_recipe, to_yaml
 
 
@@ -62,7 +63,7 @@ def recipe(fields: dict[str, Any]) -> Recipe:
 def alone(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process."""
     run = tmp_path_factory.mktemp("alone") / "run"
-    loop.train(recipe, run)
+    runner.train(recipe, run)
     return run
 
 
@@ -104,7 +105,7 @@ def test_a_sharded_run_is_asked_to_stop_and_goes_on_in_one_process(
     assert sorted(file.name for file in last.glob("optimizer-*")) == [
         f"optimizer-{rank:05d}-of-00002.safetensors" for rank in range(2)
     ]
-    loop.train(recipe, run, resume=True)
+    runner.train(recipe, run, resume=True)
     assert_same_curve(alone, run)
 
 
@@ -130,7 +131,7 @@ def test_a_checkpoint_of_one_process_goes_on_sharded(alone: Path, recipe: Recipe
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", stop_after_a_checkpoint)
         with pytest.raises(EnoughError):
-            loop.train(half, run)
+            runner.train(half, run)
     finish(start(half, run, "--strategy", "fsdp", "--resume"))
     assert_same_curve(alone, run)
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from diffclip import CLIP, InputError
-from diffclip.config import OPENAI_MEAN, OPENAI_STD, CLIPConfig, named_config
+from diffclip.config import OPENAI_MEAN, OPENAI_STD, CLIPConfig, named_config, variant_config
 from diffclip.loading import read_config
 from diffclip.training.recipe import model_fields, parse_recipe, read_recipe, recipe_folders, to_yaml
 from diffclip.weights import save_weights
@@ -90,7 +90,7 @@ def test_every_recipe_of_the_package_is_whole_and_says_what_it_is() -> None:
         ("seed=2024-99-99", "seed: Input should be a valid integer"),
         ("seed=true", "seed: Input should be a valid integer"),
         ("seed=18446744073709551616", "seed: Input should be less than"),
-        ("betas=[1.5, 2]", "betas: [1.5, 2.0] must be two numbers"),
+        ("betas=[1.5, 2]", "betas.0: Input should be less than 1"),
         ("warmup_epochs=.inf", "warmup_epochs: Input should be a finite number"),
         ("batch_size=1", "batch_size: Input should be greater than 1"),
         ("attention_backend=sdap", "did you mean 'sdpa'?"),
@@ -100,6 +100,15 @@ def test_every_recipe_of_the_package_is_whole_and_says_what_it_is() -> None:
         ("architecture.preprocess.mean=[0, 0, 0]", "data.statistics decides"),
         ("architecture.lambda_init=0.3", "architecture has lambda_init"),
         ("model=DiffCLIP-ViT-Ti-16", "brings its sizes: leave architecture out"),
+        ("data.train=[{shards: a.tar, wieght: 1}]", "wieght: Extra inputs are not permitted"),
+        (
+            "data.train=[a.tar, {weight: 2}]",
+            "{'weight': 2} is no source (shards: Field required): give a path",
+        ),
+        ("data.train=[{shards: a.tar, weight: 0}]", "weight: Input should be greater than 0"),
+        ("data.train={shards: a.tar, weight: .nan}", "weight: Input should be a finite number"),
+        ("data.train=null", "data.train: None is no source"),
+        ("data.train=[3]", "data.train: 3 is no source"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, recipe_file: Path) -> None:
@@ -110,21 +119,20 @@ def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, reci
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("model: [", "is not YAML"), ("- a\n- b", "is not a recipe"), ("", "is not a recipe")]
+    ("content", "words"),
+    [
+        (b"model: [", "is not YAML"),
+        (b"- a\n- b", "is not a recipe"),
+        (b"", "is not a recipe"),
+        (b"model: \xff\xfe", "is not YAML"),
+        (b"model: CLIP\nseed: 2024-99-99\n", "is not YAML"),
+        (b"vision: a\nlanguage_model: b\n", "is a recipe of `diffclip vlm train`"),
+    ],
 )
-def test_a_file_that_is_no_recipe_is_named(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(InputError, match=words):
+def test_a_file_that_is_no_recipe_is_named(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=rf"bad\.yaml {words}"):
         read_recipe(tmp_path / "bad.yaml")
-
-
-def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_bytes(b"model: \xff\xfe")
-    with pytest.raises(InputError, match="is not YAML"):
-        read_recipe(tmp_path / "bad.yaml")
-    (tmp_path / "date.yaml").write_text("model: CLIP\nseed: 2024-99-99\n")
-    with pytest.raises(InputError, match="is not YAML"):
-        read_recipe(tmp_path / "date.yaml")
 
 
 def test_a_named_model_needs_no_architecture(recipe_file: Path) -> None:
@@ -139,29 +147,6 @@ def test_an_unknown_recipe_is_offered_the_nearest(tmp_path: Path) -> None:
         read_recipe("flickr8kcpu")
     with pytest.raises(InputError, match="is a folder"):
         read_recipe(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("train", "words"),
-    [
-        (
-            [{"shards": "a.tar", "wieght": 1}],
-            r"unknown key of data.train\[0\] 'wieght': did you mean 'weight'",
-        ),
-        (["a.tar", {"weight": 2}], r"data.train\[1\] is {'weight': 2}: give shards"),
-        ([{"shards": "a.tar", "weight": 0}], "a weight above 0"),
-        ({"shards": "a.tar", "weight": float("nan")}, "a weight above 0"),
-        (None, "data.train is None: give shards"),
-        ([3], r"data.train\[0\] is 3"),
-    ],
-)
-def test_sources_that_are_none_are_told_in_the_recipes_words(
-    train: Any, words: str, fields: dict[str, Any]
-) -> None:
-    changed = fields | {"data": fields["data"] | {"train": train}}
-    with pytest.raises(InputError, match=words) as error:
-        parse_recipe(changed, "test")
-    assert "\n" not in str(error.value)
 
 
 def test_a_recipe_builds_on_one_other(fields: dict[str, Any], tmp_path: Path) -> None:
@@ -217,14 +202,15 @@ def test_a_recipe_can_leave_its_model_to_its_weights(
     assert parse_recipe(of_weights(fields, saved, data=given), "test").data.statistics == "imagenet"
 
 
-def test_a_name_is_enough_where_it_says_all() -> None:
-    named = named_config("DiffCLIP-dynamic-ViT-B-32")
-    assert model_fields(named, "w") == {"model": "DiffCLIP-dynamic-ViT-B-32", "architecture": None}
-    named.vision.pre_norm = True
-    assert model_fields(named, "w")["model"] == "DiffCLIP-dynamic"
-    named.lambda_init = 0.3
+def test_the_recipe_of_weights_has_their_configuration() -> None:
+    config = named_config("DiffCLIP-dynamic-ViT-B-32")
+    config.vision.pre_norm = True
+    found = model_fields(config, "w")
+    assert found["model"] == "DiffCLIP-dynamic"
+    assert variant_config(found["model"], found["architecture"]) == config
+    config.lambda_init = 0.3
     with pytest.raises(InputError, match=r"w has differential and .* λ_init 0\.3: no model that a recipe"):
-        model_fields(named, "w")
+        model_fields(config, "w")
 
 
 def test_what_weights_cannot_say_is_told_in_one_line(fields: dict[str, Any], saved: Path) -> None:
@@ -234,7 +220,7 @@ def test_what_weights_cannot_say_is_told_in_one_line(fields: dict[str, Any], sav
     for wrong, words in (
         (fields | {"model": "of-weights", "weights": str(saved)}, "brings its sizes: leave architecture out"),
         (fields | {"model": "of-weights", "architecture": None}, "needs weights: give a saved model"),
-        (of_weights(fields, "nowhere"), "that of its weights, and nowhere does not exist: give a run"),
+        (of_weights(fields, "nowhere"), "nowhere does not exist: give a run folder"),
         (of_weights(fields, saved.parent), "model"),
         (of_weights(fields, saved.parent / "other"), "was trained with mean (0.5, 0.5, 0.5)"),
     ):
@@ -242,9 +228,3 @@ def test_what_weights_cannot_say_is_told_in_one_line(fields: dict[str, Any], sav
             parse_recipe(wrong, "test")
         assert words in str(error.value)
         assert "\n" not in str(error.value)
-
-
-def test_a_recipe_for_a_language_model_is_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "vlm.yaml").write_text("vision: a\nlanguage_model: b\n")
-    with pytest.raises(InputError, match=r"vlm\.yaml is a recipe of `diffclip vlm train`"):
-        read_recipe(tmp_path / "vlm.yaml")

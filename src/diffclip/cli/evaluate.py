@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -294,10 +295,31 @@ def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool)
 
 
 def _checkpoints(run: Path) -> Iterator[str]:
-    """Yield the checkpoints of the watched run as they appear; one that is replaced meanwhile is left out."""
-    from diffclip.training.checkpoint import checkpoints_of
+    """Yield each checkpoint of `run` once, oldest first, as they appear, until the run has made its last epoch.
 
+    A checkpoint that is replaced meanwhile is left out; one that comes may be gone before it is read.
+    """
+    from diffclip.errors import InputError
+    from diffclip.training.checkpoint import read_progress
+    from diffclip.training.recipe import read_recipe
+
+    if not (run / "recipe.yaml").is_file():
+        raise InputError(
+            f"{run} is no run folder (it has no recipe.yaml): give the one that is being trained in"
+        )
+    epochs, seen = read_recipe(run / "recipe.yaml").epochs, set[Path]()
     print(f"diffclip: waiting for checkpoints of {run}; Ctrl-C ends this", file=sys.stderr, flush=True)
-    for folder in checkpoints_of(run):
-        if folder.exists():
-            yield str(folder)
+    while True:
+        # asked before the look: a run that ends in between has left its last checkpoint for it
+        try:
+            finished = read_progress(run).epoch >= epochs
+        except InputError:  # no checkpoint yet, or one that is just being replaced
+            finished = False
+        found = sorted(set((run / "checkpoints").glob("step_*/training.json")) - seen)
+        seen.update(found)
+        yield from (str(file.parent) for file in found if file.exists())
+        if found:
+            continue
+        if finished:
+            return
+        time.sleep(2)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from diffclip.errors import InputError
-from diffclip.model_source import RANDOM, load_for_use, recipe_of
+from diffclip.model_source import RANDOM, load_for_use
 
 
 def push(
@@ -48,7 +48,7 @@ def push(
         raise InputError(f"{results[0]} has no record of {loaded.weights}: evaluate the model that you push")
     about = {
         "repo_id": name,
-        "recipe": recipe_of(Path(loaded.weights)),
+        "recipe": loaded.recipe,
         "records": records,
         "license": license,
     }

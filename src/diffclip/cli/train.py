@@ -88,7 +88,7 @@ def train(
         launch(hardware)
         return
     from diffclip.report import report_run
-    from diffclip.training.loop import train as run_training
+    from diffclip.training.run import train as run_training
 
     outcome = run_training(resolved, run, resume, hardware)
     if outcome.rank:

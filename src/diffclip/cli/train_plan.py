@@ -54,14 +54,14 @@ def show_dry_run(
 def look(recipe: Recipe, run: Path, resume: bool, world: int) -> tuple[int | None, list[str], list[str]]:
     """Open everything that a run opens: (samples an epoch, findings, reasons why it could not start)."""
     from diffclip.errors import require_group
+    from diffclip.training.run import build_model, take_weights
     from diffclip.training.run_folder import check_folder
-    from diffclip.training.start import build_model, take_weights
 
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": 0})})
     samples: list[int] = []
     weights = recipe.weights
     checks: list[Callable[[], Any]] = [
-        lambda: require_group("train", "lightning", "tensorboard"),
+        lambda: require_group("train", "lightning"),
         lambda: _look_at_training_data(recipe, world, samples),
         lambda: _look_at_validation_data(recipe),
         lambda: take_weights(build_model(recipe), weights) if weights else None,
@@ -79,9 +79,10 @@ def look(recipe: Recipe, run: Path, resume: bool, world: int) -> tuple[int | Non
 
 def _look_at_training_data(recipe: Recipe, world: int, samples: list[int]) -> Iterator[str]:
     from contextlib import closing
-    from itertools import islice
 
-    from diffclip.training.data import open_training_data
+    from diffclip.data.loader import decode
+    from diffclip.errors import Fault
+    from diffclip.training.run import open_training_data
 
     try:
         loader = open_training_data(recipe, 0, world)
@@ -93,22 +94,25 @@ def _look_at_training_data(recipe: Recipe, world: int, samples: list[int]) -> It
         f"training data: {loader.samples:,} samples an epoch in {loader.batches_per_epoch:,} batches, "
         f"{loader.dropped:,} left out of each"
     )
-    yield from (f"training data: {fault}" for fault in loader.faults[:3])
     expected = recipe.data.expected_samples
     if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
         yield f"training data: {loader.samples:,} samples where the recipe expects {expected:,}"
-    loader.close()
-    tried = min(_READ, loader.samples)
-    with closing(open_training_data(recipe.model_copy(update={"batch_size": tried}))) as few:
-        for batch in islice(few.epoch(0), 1):
-            yield from (f"training data: {fault}" for fault in batch.faults[:3])
-            if not len(batch):
-                raise InputError(f"training data: 0 of {tried} images that were tried can be read")
-            yield f"training data: {len(batch)} of {tried} images that were tried can be read"
+    corpus, tried = loader.corpus, min(_READ, loader.corpus.samples)
+    step = (
+        1 if corpus.is_remote else corpus.samples // tried
+    )  # of remote ones only the first shard is fetched
+    with closing(loader):
+        read = [decode(corpus, i * step) for i in range(tried)]
+    broken = [one for one in read if isinstance(one, Fault)]
+    yield from (f"training data: {fault}" for fault in (*loader.faults[:3], *broken[:3]))
+    whole = f"{tried - len(broken)} of {tried} images that were tried can be read"
+    if len(broken) == tried:
+        raise InputError(f"training data: {whole}")
+    yield f"training data: {whole}"
 
 
 def _look_at_validation_data(recipe: Recipe) -> Iterator[str]:
-    from diffclip.training.data import open_validation_data
+    from diffclip.training.run import open_validation_data
 
     data = open_validation_data(recipe)
     if data is None:
@@ -127,15 +131,13 @@ def how_to_get(recipe: Recipe) -> str | None:
     for source in train if isinstance(train, list) else [train]:
         shards = source.shards if isinstance(source, WeightedShards) else source
         for path in map(Path, [shards] if isinstance(shards, str) else shards):
-            for folder in (path, *path.parents):
-                if folder.name in ("flickr8k", "flickr30k") and not path.exists():
+            for folder in () if path.exists() else (path, *path.parents):
+                command = f"diffclip data download {folder.name} --root {shlex.quote(str(folder.parent))}"
+                if folder.name in ("flickr8k", "flickr30k"):
                     place = shlex.quote(str(folder))
-                    return (
-                        f"diffclip data download {folder.name} --root {shlex.quote(str(folder.parent))}, then "
-                        f"diffclip data make-shards {place} {place}"
-                    )
-                if folder.name in CAPTION_SETS and not path.exists():
-                    return f"diffclip data download {folder.name} --root {shlex.quote(str(folder.parent))}"
+                    return f"{command}, then diffclip data make-shards {place} {place}"
+                if folder.name in CAPTION_SETS:
+                    return command
     return None
 
 
@@ -150,11 +152,8 @@ def show_plan(plan: Plan) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    parts = (
-        f" in {-(-plan.share // plan.pass_size)} passes of {plan.pass_size:,}"
-        if plan.pass_size < plan.share
-        else ""
-    )
+    passes = -(-plan.share // plan.pass_size)
+    parts = f" in {passes} passes of {plan.pass_size:,}" if passes > 1 else ""
     sections: dict[str, dict[str, str]] = {
         "parameters": {part: f"{number:,}" for part, number in plan.parameters.items() if number},
         "GFLOP a sample": {part: f"{number / 1e9:,.2f}" for part, number in plan.flops.items() if number},

@@ -12,27 +12,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
+import sys
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, flush, write_text
-from diffclip.model import CLIP
 from diffclip.training.distributed import all_do, first_does, share
 from diffclip.training.optimizer import load_optimizer, save_optimizer, whole_state
-from diffclip.training.recipe import read_recipe
 from diffclip.weights import save_tensors, save_weights
+
+if TYPE_CHECKING:
+    from diffclip.model import CLIP
 
 STATE_FILE, FILES_FILE, GENERATORS_FILE = "training.json", "files.json", "generators.safetensors"
 LINKS = ("last", "best", "previous")
@@ -87,10 +86,9 @@ def _make_folder(run: Path, progress: Progress) -> tuple[Path, Path | None]:
         if folder in linked and read_state(folder) != progress:
             # the same weights, further in the data: the last batches were all broken
             folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
-        if folder.is_dir() and folder not in linked:  # a kill came between this folder and its link
-            shutil.rmtree(folder)
-        if folder.exists():
+        if folder in linked:
             return folder, None
+        shutil.rmtree(folder, ignore_errors=True)  # a kill came between this folder and its link
         for left in folder.parent.glob(".*.tmp"):  # of a run that was killed while it wrote
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
         temporary = folder.with_name(f".{uuid.uuid4().hex[:8]}.tmp")
@@ -102,7 +100,10 @@ def _fill(
     fabric: Any, temporary: Path, model: CLIP, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
     first = fabric.global_rank == 0
-    generators = share(fabric, _generators())
+    own = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        own["cuda"] = torch.cuda.get_rng_state()
+    by_rank = share(fabric, own)
     weights = whole_state(model, keep=first)
 
     def write() -> None:
@@ -110,10 +111,10 @@ def _fill(
             save_optimizer(temporary, model, optimizer, fabric.global_rank, fabric.world_size)
             if first:
                 save_weights(model, temporary, weights)
-                numbered = {
-                    f"{rank}.{name}": t for rank, own in enumerate(generators) for name, t in own.items()
+                generators = {
+                    f"{rank}.{name}": state for rank, own in enumerate(by_rank) for name, state in own.items()
                 }
-                save_tensors(numbered, temporary / GENERATORS_FILE)
+                save_tensors(generators, temporary / GENERATORS_FILE)
                 write_text(temporary / STATE_FILE, json.dumps(asdict(progress), indent=1) + "\n")
 
     all_do(fabric, write)
@@ -151,15 +152,15 @@ def restore_checkpoint(
         InputError: it does not belong to this model.
     """
     progress = read_state(folder)
+    rank, world = fabric.global_rank, fabric.world_size
     try:
         states = load_file(folder / GENERATORS_FILE)
-        if f"{fabric.world_size - 1}.cpu" in states and f"{fabric.world_size}.cpu" not in states:
-            torch.set_rng_state(states[f"{fabric.global_rank}.cpu"])
-            cuda = states.get(f"{fabric.global_rank}.cuda")
-            if torch.cuda.is_available() and cuda is not None:
-                torch.cuda.set_rng_state(cuda, fabric.device)
+        if f"{world - 1}.cpu" in states and f"{world}.cpu" not in states:
+            torch.set_rng_state(states[f"{rank}.cpu"])
+            if torch.cuda.is_available() and f"{rank}.cuda" in states:
+                torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
         else:
-            torch.manual_seed(hash((seed, progress.step, fabric.global_rank)) % 2**63)
+            torch.manual_seed(hash((seed, progress.step, rank)) % 2**63)
     except (SafetensorError, OSError, RuntimeError, TypeError) as error:
         raise InputError(f"{folder / GENERATORS_FILE} cannot be used ({error}): start a new run") from None
     if not (folder.parent / "best").exists():  # it was damaged, or proved bad
@@ -174,10 +175,7 @@ def read_progress(run: Path) -> Progress:
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    folder = run / "checkpoints" / "last"
-    if not (folder / STATE_FILE).is_file():
-        raise InputError(f"{run} has no checkpoint 'last' yet: start it without --resume")
-    return read_state(folder)
+    return read_state(run / "checkpoints" / "last")
 
 
 def read_state(folder: Path) -> Progress:
@@ -188,39 +186,37 @@ def read_state(folder: Path) -> Progress:
         raise InputError(f"{folder / STATE_FILE} is no training state: start a new run") from None
 
 
-def choose_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
+def choose_checkpoint(run: Path) -> Path | None:
     """The newest checkpoint of `run` that is whole, which `last` then names; None where the run has made none yet.
 
-    Damaged ones are told and set aside.
+    Damaged ones are told on stderr and set aside.
 
     Raises:
         InputError: there are checkpoints, and none is whole.
     """
     damaged: dict[Path, str] = {}
+    chosen = None
     for folder in sorted((run / "checkpoints").glob("step_*"), reverse=True):
         fault = damage(folder)
         if fault is None:
+            chosen = folder
             break
         damaged[folder] = fault
-    else:
-        if not damaged:
-            return None
-        folder = None
     faults = "; ".join(f"{path} is damaged ({fault})" for path, fault in damaged.items())
-    if folder is None:
+    if chosen is None and damaged:
         raise InputError(f"{faults}: no checkpoint of the run is whole, start a new run in another folder")
+    if chosen is None:
+        return None
     if damaged:
-        say(f"{faults}: going on from {folder.name}")
+        print(f"{faults}: going on from {chosen.name}", file=sys.stderr)
     for path in damaged:
-        for name in LINKS:
-            if target_of(run, name) == path:
-                (run / "checkpoints" / name).unlink()
+        _unlink(run, path)
         with disk_errors(path):
             aside = path.with_name(f"damaged_{path.name}")
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-    _link(run, "last", folder)
-    return folder
+    _link(run, "last", chosen)
+    return chosen
 
 
 def damage(folder: Path) -> str | None:
@@ -236,8 +232,6 @@ def damage(folder: Path) -> str | None:
             if _checksum(file) != checksum:
                 return f"{name} is not what was written"
         return None
-    except FileNotFoundError:
-        return f"{FILES_FILE} is missing"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{FILES_FILE} cannot be read: {' '.join(str(error).split())}"
 
@@ -245,55 +239,12 @@ def damage(folder: Path) -> str | None:
 def withdraw_checkpoint(run: Path, step: int) -> Path | None:
     """Forget the last checkpoint if it is the state after `step`, which proved bad; return the last that remains."""
     last, previous = target_of(run, "last"), target_of(run, "previous")
-    if last is not None and read_progress(run).step == step:
-        for name in ("last", "best"):
-            if target_of(run, name) == last:
-                (run / "checkpoints" / name).unlink()
+    if last is not None and read_state(last).step == step:
+        _unlink(run, last)
         if previous is not None and previous != last:
             _link(run, "last", previous)
-        if last not in _linked(run):
-            _remove(last)
+        _remove(last)
     return target_of(run, "last")
-
-
-def checkpoints_of(
-    run: Path, waiting: Callable[[], None] | None = None, seconds: float = 2.0
-) -> Iterator[Path]:
-    """Yield each checkpoint folder of `run` once, oldest first, as they appear, until the run has made its last epoch.
-
-    A checkpoint that was replaced before this came to it is left out; one that comes may be gone before it is read.
-
-    Args:
-        waiting: called before each pause.
-        seconds: the pause while nothing is new.
-
-    Raises:
-        InputError: `run` is no run folder.
-    """
-    recipe = run / "recipe.yaml"
-    if not recipe.is_file():
-        raise InputError(
-            f"{run} is no run folder (it has no recipe.yaml): give the one that is being trained in"
-        )
-    epochs = read_recipe(recipe).epochs
-    seen: set[Path] = set()
-    while True:
-        # asked before the look: a run that ends in between has left its last checkpoint for it
-        try:
-            finished = read_progress(run).epoch >= epochs
-        except InputError:  # no checkpoint yet, or one that is just being replaced
-            finished = False
-        found = [folder for folder in sorted((run / "checkpoints").glob("step_*")) if folder not in seen]
-        found = [folder for folder in found if (folder / STATE_FILE).is_file()]
-        seen.update(found)
-        yield from found
-        if found:
-            continue
-        if finished:
-            return
-        if waiting:
-            waiting()
-        time.sleep(seconds)
 
 
 def target_of(run: Path, name: str) -> Path | None:
@@ -303,17 +254,23 @@ def target_of(run: Path, name: str) -> Path | None:
 
 
 def _linked(run: Path) -> set[Path]:
-    return {target for name in LINKS if (target := target_of(run, name)) is not None}
+    targets = (target_of(run, name) for name in LINKS)
+    return {target for target in targets if target is not None and target.is_dir()}
 
 
-def _link(run: Path, name: str, folder: Path | None) -> None:
+def _link(run: Path, name: str, folder: Path) -> None:
     place = run / "checkpoints" / name
     temporary = place.with_name(f".{name}.tmp")
     with disk_errors(place):
         temporary.unlink(missing_ok=True)
-        if folder is not None:
-            temporary.symlink_to(folder.name)
-            os.replace(temporary, place)
+        temporary.symlink_to(folder.name)
+        os.replace(temporary, place)
+
+
+def _unlink(run: Path, folder: Path) -> None:
+    for name in LINKS:
+        if target_of(run, name) == folder:
+            (run / "checkpoints" / name).unlink()
 
 
 def _remove(folder: Path) -> None:
@@ -331,8 +288,3 @@ def _checksum(file: Path) -> int:
         while block := handle.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
-
-
-def _generators() -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    return states | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states

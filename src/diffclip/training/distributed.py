@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from diffclip.data.loader import Batch
 from diffclip.errors import DiffCLIPError, InputError
-from diffclip.model import CLIP
 from diffclip.training.launch import Hardware, StopRequest, leave_word
 from diffclip.training.optimizer import small_parameters
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+    from diffclip.data.loader import Batch
+    from diffclip.model import CLIP
 
 Value = TypeVar("Value")
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")

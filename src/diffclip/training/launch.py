@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -103,10 +102,8 @@ def started_outside() -> tuple[int, int] | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return devices, int(os.environ["WORLD_SIZE"]) // devices
-    if {"SLURM_PROCID", "SLURM_NTASKS"} <= os.environ.keys() and os.environ.get("SLURM_JOB_NAME") not in (
-        "bash",
-        "interactive",
-    ):
+    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if {"SLURM_PROCID", "SLURM_NTASKS"} <= os.environ.keys() and not interactive:
         nodes = int(os.environ.get("SLURM_NNODES", "1"))
         return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
     return None
@@ -142,22 +139,21 @@ def launch(hardware: Hardware) -> None:
         return
     first = min(result.failures.values(), key=lambda failure: failure.timestamp)
     told = first.error_file_data.get("line")
-    how = (
-        f"was killed by signal {-first.exitcode}"
-        if first.exitcode < 0
-        else f"ended with code {first.exitcode}"
-    )
+    code = first.exitcode
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     error = DiffCLIPError(told or f"process {first.local_rank} of {len(ranks)} {how}: go on with --resume")
-    error.exit_code = max(1, first.exitcode)
+    error.exit_code = max(1, code)
     raise error
 
 
 def _environment(hardware: Hardware, rank: int) -> dict[str, str]:
     """The variables of `torchrun` for process `rank` of this node."""
+    from torch.distributed.elastic.utils.distributed import get_free_port
+
     devices, node = int(hardware.devices), int(os.environ.get("NODE_RANK", "0"))
     threads = os.environ.get("OMP_NUM_THREADS") or max(1, torch.get_num_threads() // devices)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    os.environ.setdefault("MASTER_PORT", str(get_free_port()))  # type: ignore[no-untyped-call]
     variables = {
         "MASTER_ADDR": os.environ["MASTER_ADDR"],
         "MASTER_PORT": os.environ["MASTER_PORT"],
@@ -173,24 +169,17 @@ def _environment(hardware: Hardware, rank: int) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def leave_word(line: str, lost: bool = False) -> bool:
-    """Hand the line that this process ends with to the one that launched it; False where none has.
+def leave_word(line: str, lost: bool = False) -> None:
+    """Hand the line that this process ends with to the one that launched it, if one has.
 
     `lost` says that another process failed first, whose line is the one to show.
     """
     if LAUNCHED_BY not in os.environ or _ERROR_FILE not in os.environ:
-        return False
+        return
     file = Path(os.environ[_ERROR_FILE])
     if not file.exists():
         word = {"message": line, "line": line, "timestamp": time.time() + (3600 if lost else 0)}
         file.write_text(json.dumps(word), encoding="utf-8")
-    return True
 
 
 def follow_launcher() -> None:

@@ -8,14 +8,13 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from diffclip.errors import DiffCLIPError, InputError, require_group
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
 from diffclip.files import check_writable, disk_errors, write_text
 from diffclip.training.run_folder import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE, end_start
 
@@ -29,7 +28,8 @@ class RunLogger:
     """Write the records of a run's steps and validations, and show progress, in the first process of a run.
 
     Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). A run that is
-    resumed after step `done` forgets its records of later steps, so that each step stands once.
+    resumed after step `done` forgets its records of later steps, so that each step stands once. TensorBoard or Weights
+    & Biases that cannot be used is told in one line, and the run goes on without.
 
     Args:
         run: the folder; its `about.json` is told how this start ends.
@@ -40,7 +40,7 @@ class RunLogger:
         config: shown there.
 
     Raises:
-        InputError: a file cannot be written, or Weights & Biases cannot be used.
+        InputError: `metrics.jsonl` or `validation.jsonl` cannot be written.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class RunLogger:
         wandb: str | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        from lightning.fabric.loggers import TensorBoardLogger
         from rich.console import Console
+        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._run, self._label, self._steps, self._step, self._first = run, label, steps, done, done + 1
@@ -61,32 +61,20 @@ class RunLogger:
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
             forget_after(run / name, done)
-        with disk_errors(run / TENSORBOARD_FOLDER):
-            (run / TENSORBOARD_FOLDER).mkdir(exist_ok=True)
-            self._loggers: list[Any] = [
-                TensorBoardLogger(run, name="", version=TENSORBOARD_FOLDER, purge_step=done + 1)
-            ]
-        self._wandb = None if wandb is None else _wandb_logger(run, wandb, done, config or {})
-        if self._wandb is not None:
-            self._loggers.append(self._wandb)
-        with disk_errors(run / METRICS_FILE):
-            self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
+        self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
+        self._loggers = _usable({"TensorBoard": lambda: _tensorboard_logger(run, done)})
+        if wandb is not None:
+            self._loggers |= _usable(
+                {"Weights & Biases": lambda: _wandb_logger(run, wandb, done, config or {})}
+            )
         self._console = Console(file=sys.stderr)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(None), MofNCompleteColumn())
-        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._bar = Progress(*columns, console=self._console)
         self._task = self._bar.add_task(label, total=steps, completed=done)
-        # numbers beneath the bar, so that both fit into 80 columns
-        self._numbers = Progress(
-            TextColumn("{task.description}", markup=False), console=self._console, disable=self._bar.disable
-        )
-        self._status = self._numbers.add_task("")
+        self._live = Live(self._bar, console=self._console, refresh_per_second=4)
         self._last_line = time.monotonic()
 
     def __enter__(self) -> RunLogger:
-        from rich.console import Group
-        from rich.live import Live
-
-        self._live = Live(Group(self._bar, self._numbers), console=self._console, refresh_per_second=4)
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -94,8 +82,7 @@ class RunLogger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        self._live.stop()
         how = "finished" if self._step >= self._steps else "stopped"
         if error is not None:
             name = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
@@ -103,10 +90,10 @@ class RunLogger:
         try:
             with disk_errors(self._run):
                 self._metrics.close()
-                for logger in self._loggers:
+                for name, logger in self._loggers.items():
                     logger.finalize("success" if error is None else "failed")
-                if self._wandb is not None:
-                    self._wandb.experiment.finish(exit_code=int(error is not None))
+                    if name == "Weights & Biases":
+                        logger.experiment.finish(exit_code=int(error is not None))
                 end_start(self._run, how, self._step)
         except (OSError, InputError):
             if error is None:  # a full disk refuses once more what it has refused before
@@ -114,30 +101,34 @@ class RunLogger:
 
     def step(self, record: dict[str, Any]) -> None:
         """Write and show one training step."""
+        from rich.console import Group
+        from rich.text import Text
+
         step = self._step = record["step"]
         self._pace.step(step, record["samples"])
-        now, left, rate = time.time(), self._pace.seconds_left, self._pace.samples_per_second
-        record = record | {"time": round(now, 3), "seconds_left": None if left is None else round(left, 1)}
+        rate, left = self._pace.samples_per_second, self._pace.seconds_left
+        record = record | {
+            "time": round(time.time(), 3),
+            "seconds_left": None if left is None else round(left, 1),
+        }
         with disk_errors(self._run / METRICS_FILE):
             self._metrics.write(json.dumps(record) + "\n")
             self._metrics.flush()
         layers = step in (self._first, self._steps) or step % _LAMBDAS_EVERY == 0
         self._log(_numbers(record, "train", ("step", "time"), layers), step)
 
-        shown = [
-            f"loss {record['loss']:.3f}",
-            f"accuracy {record['accuracy']:.0%}",
-            f"{rate or record['samples_per_second']:,.0f} samples/s",
-            f"data wait {record['data_wait']:.0%}",
-        ]
+        shown = (
+            f"loss {record['loss']:.3f}  accuracy {record['accuracy']:.0%}  "
+            f"{rate or record['samples_per_second']:,.0f} samples/s  data wait {record['data_wait']:.0%}"
+        )
         if left is not None:
-            shown.append(f"{duration(left)} left, ends {clock_time(now + left, now)}")
+            shown += f"  {duration(left)} left"
         self._bar.update(self._task, completed=step)
-        self._numbers.update(self._status, description="  ".join(shown))
+        self._live.update(Group(self._bar, Text(shown)))  # beneath the bar, so that both fit into 80 columns
         due = time.monotonic() - self._last_line > _LINE_EVERY or step == self._steps
         if due and not self._console.is_terminal:
             self._last_line = time.monotonic()
-            print("  ".join((f"{self._label}: step {step}/{self._steps}", *shown)), file=sys.stderr)
+            print(f"{self._label}: step {step}/{self._steps}  {shown}", file=sys.stderr)
 
     def validation(self, record: dict[str, Any]) -> None:
         """Write and show one validation."""
@@ -158,8 +149,32 @@ class RunLogger:
 
     def _log(self, numbers: dict[str, float], step: int) -> None:
         with disk_errors(self._run / TENSORBOARD_FOLDER):
-            for logger in self._loggers:
+            for logger in self._loggers.values():
                 logger.log_metrics(numbers, step)
+
+
+def _usable(makers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Make the loggers that can be made; tell of the others in a line each."""
+    made = {}
+    for name, make in makers.items():
+        try:
+            made[name] = make()
+        except StoppedError:
+            raise
+        except Exception as error:  # each library has errors of its own, and none is a reason to stop a run
+            kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
+            reason = " ".join(f"{kind}{error}".split())[:300]
+            print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
+    return made
+
+
+def _tensorboard_logger(run: Path, done: int) -> Any:
+    require_group("train", "tensorboard")
+    from lightning.fabric.loggers import TensorBoardLogger
+
+    logger = TensorBoardLogger(run, name="", version=TENSORBOARD_FOLDER, purge_step=done + 1)
+    _ = logger.experiment  # opens its file now
+    return logger
 
 
 def _wandb_logger(run: Path, project: str, done: int, config: Mapping[str, Any]) -> Any:
@@ -171,22 +186,15 @@ def _wandb_logger(run: Path, project: str, done: int, config: Mapping[str, Any])
     file = run / "wandb" / "id"
     if not done or not file.is_file():
         write_text(file, uuid.uuid4().hex[:16])
-    settings = wandb.Settings(console="off", silent=True, save_code=False, x_disable_meta=True)
-    try:
-        logger = WandbLogger(
-            run.resolve().name,
-            run,
-            id=file.read_text(encoding="utf-8"),
-            project=project,
-            resume="allow",
-            settings=settings,
-        )
-        logger.log_hyperparams(dict(config))
-    except wandb.errors.Error as error:
-        line = " ".join(str(error).split()).rstrip(".")
-        raise InputError(
-            f"Weights & Biases: {line}; run wandb login, set WANDB_MODE=offline, or leave out the recipe's key wandb"
-        ) from None
+    logger = WandbLogger(
+        run.resolve().name,
+        run,
+        id=file.read_text(encoding="utf-8"),
+        project=project,
+        resume="allow",
+        settings=wandb.Settings(console="off", silent=True, save_code=False, x_disable_meta=True),
+    )
+    logger.log_hyperparams(dict(config))
     return logger
 
 
@@ -214,9 +222,7 @@ def forget_after(file: Path, step: int) -> None:
     if not file.is_file():
         return
     kept = []
-    with disk_errors(file):
-        text = file.read_text(encoding="utf-8")
-    for line in text.splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
@@ -262,12 +268,3 @@ def duration(seconds: float) -> str:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24:02d} h"
-
-
-def clock_time(moment: float, now: float) -> str:
-    """The local time `moment` as one says it at `now` (both unix seconds): "14:32", "Tue 14:32" or "3 Dec 14:32"."""
-    then, today = datetime.fromtimestamp(moment), datetime.fromtimestamp(now)
-    days = abs((then.date() - today.date()).days)
-    if days == 0:
-        return f"{then:%H:%M}"
-    return f"{then:%a %H:%M}" if days < 7 else f"{then.day} {then:%b %H:%M}"

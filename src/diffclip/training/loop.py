@@ -2,135 +2,69 @@
 clamp, record, checkpoint.
 
 Fabric places the model, sets the precision and averages gradients over processes; every process runs this file.
+`run.py` prepares what a `Trainer` holds.
 """
 
 from __future__ import annotations
 
 import math
-import platform
 import time
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from diffclip.data.transforms import normalize
-from diffclip.errors import (
-    DiffCLIPError,
-    DivergedError,
-    Fault,
-    InputError,
-    NotFiniteError,
-    StoppedError,
-    require_group,
-)
-from diffclip.training import start
+from diffclip.errors import DiffCLIPError, DivergedError, InputError, NotFiniteError, StoppedError
 from diffclip.training.accumulate import backward_of_batch
 from diffclip.training.checkpoint import Progress, save_checkpoint, withdraw_checkpoint
-from diffclip.training.distributed import (
-    agreed_batches,
-    all_do,
-    clip_gradients,
-    first_does,
-    make_fabric,
-    means,
-    share,
-    telling_lost,
-)
-from diffclip.training.launch import Hardware, StopRequest, follow_launcher
-from diffclip.training.logging import RunLogger
+from diffclip.training.distributed import agreed_batches, clip_gradients, first_does, means, share
+from diffclip.training.launch import StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimizer import MAX_LOGIT_SCALE, learning_rate
 from diffclip.training.recipe import Recipe
-from diffclip.training.validation import validate
+
+if TYPE_CHECKING:
+    from diffclip.data.loader import CaptionLoader
+    from diffclip.data.memory import MemoryLoader
+    from diffclip.errors import Fault
+    from diffclip.model import CLIP
+    from diffclip.training.logging import RunLogger
+    from diffclip.training.validation import Validation
 
 
 @dataclass
-class Outcome:
-    """The end of a run in process `rank`: its folder, its place, and the samples that were skipped, by name."""
-
-    run: Path
-    progress: Progress
-    skipped: dict[str, Fault] = field(default_factory=dict)
-    rank: int = 0
-
-
-def train(
-    recipe: Recipe,
-    run: Path,
-    resume: bool = False,
-    hardware: Hardware | None = None,
-) -> Outcome:
-    """Train as `recipe` says and leave everything in the folder `run`.
-
-    With `resume` a run that was stopped goes on from its last whole checkpoint, a folder without a run gets one, and a
-    finished run is left as it is. Several processes (`hardware`) must have been started by `torchrun`, `srun` or
-    `diffclip train --devices`.
-
-    Raises:
-        InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
-        StoppedError: a signal asked the run to stop; its state is saved.
-        DivergedError: a loss, a gradient or an embedding was not finite; the last good state is kept.
-        DiffCLIPError: data stopped coming, or another process is gone.
-    """
-    require_group("train", "lightning", "tensorboard")
-    hardware = (hardware or Hardware()).resolved()
-    if hardware.must_launch:
-        raise InputError(
-            f"{hardware.world} processes are not started yet: use diffclip train --devices, or torchrun"
-        )
-    follow_launcher()
-    recipe = start.resolve(recipe, run, resume, hardware)
-    fabric: Any = make_fabric(hardware, recipe.precision)
-    with StopRequest(run) as stop, ExitStack() as held:
-        fabric.launch()
-        held.enter_context(telling_lost(fabric))
-        checkpoint = start.find_checkpoint(fabric, recipe, run, resume, held)
-        finished = start.finished_progress(recipe, checkpoint)
-        if finished is not None:
-            return Outcome(run, finished, rank=fabric.global_rank)
-        parts = start.prepare(fabric, recipe, run, resume, checkpoint, held)
-        held.enter_context(closing(parts.loader))
-        trainer = Trainer(recipe, run, fabric, parts, stop)
-        hosts = share(fabric, platform.node())
-        processes = {
-            "world": hardware.world,
-            "nodes": hardware.nodes,
-            "strategy": hardware.strategy,
-            "hosts": hosts,
-        }
-        logger = all_do(
-            fabric, lambda: start.open_logger(fabric, recipe, run, parts, trainer.steps, processes)
-        )
-        with logger or nullcontext():
-            trainer.logger, stop.saves = logger, True
-            for epoch in range(parts.progress.epoch, recipe.epochs):
-                trainer.train_epoch(epoch)
-                trainer.finish_epoch()
-        return Outcome(run, parts.progress, trainer.all_skipped(), fabric.global_rank)
-
-
 class Trainer:
-    """A run in progress: the parts that its steps share, and the steps."""
+    """A run in progress: the parts that its steps share, and the steps.
 
-    def __init__(self, recipe: Recipe, run: Path, fabric: Any, parts: start.Parts, stop: StopRequest) -> None:
-        self.recipe, self.run, self.fabric, self.stop = recipe, run, fabric, stop
-        self.loader, self.validation, self.tokenizer = parts.loader, parts.validation, parts.tokenizer
-        self.model, self.wrapped = parts.model, parts.wrapped
-        self.optimizer, self.wrapped_optimizer = parts.optimizer, parts.wrapped_optimizer
-        self.progress = parts.progress
-        self.logger: RunLogger | None = None  # the first process's
-        self.skipped: dict[str, Fault] = {}
-        per_epoch = self.loader.batches_per_epoch
-        self.steps, self.warmup_steps = recipe.epochs * per_epoch, round(recipe.warmup_epochs * per_epoch)
-        rank, world = fabric.global_rank, fabric.world_size
-        self.criterion = make_criterion(recipe.loss, recipe.gather_with_grad, rank, world)
-        self.without_sync = partial(fabric.no_backward_sync, self.wrapped)
+    `wrapped` and `wrapped_optimizer` are `model` and `optimizer` as Fabric runs them. `validate` scores the model in
+    all processes together. `logger` is the first process's. `skipped` are the samples that this process skipped, by
+    name.
+    """
+
+    recipe: Recipe
+    run: Path
+    fabric: Any
+    stop: StopRequest
+    loader: CaptionLoader | MemoryLoader
+    validate: Callable[[], Validation] | None
+    model: CLIP
+    wrapped: Any
+    optimizer: torch.optim.AdamW
+    wrapped_optimizer: Any
+    progress: Progress
+    logger: RunLogger | None = None
+    skipped: dict[str, Fault] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """The steps of the whole run."""
+        return self.recipe.epochs * self.loader.batches_per_epoch
 
     def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         """Features and logit scale for uint8 images [B, 3, S, S] and tokens [B, L]."""
@@ -140,8 +74,12 @@ class Trainer:
     def train_epoch(self, epoch: int) -> None:
         """Make the steps of `epoch` (from 0) that are still to come."""
         recipe, fabric, model, progress = self.recipe, self.fabric, self.model, self.progress
-        model.train()
+        rank, world = fabric.global_rank, fabric.world_size
+        warmup_steps = round(recipe.warmup_epochs * self.loader.batches_per_epoch)
+        criterion = make_criterion(recipe.loss, recipe.gather_with_grad, rank, world)
+        without_sync = partial(fabric.no_backward_sync, self.wrapped)
         whole_epoch, samples_before = progress.batch == 0, progress.samples
+        model.train()
         batches = self.loader.epoch(epoch, start_batch=progress.batch)
         for batch, waited, asked_to_stop in agreed_batches(fabric, batches, self.stop):
             started = time.perf_counter()
@@ -152,24 +90,16 @@ class Trainer:
             if not len(batch):  # all of its samples are broken
                 continue
             step = progress.step + 1
-            lr = learning_rate(step, self.steps, self.warmup_steps, recipe)
+            lr = learning_rate(step, self.steps, warmup_steps, recipe)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
 
             images, tokens = batch.images.to(fabric.device), batch.tokens.to(fabric.device)
             loss, out = backward_of_batch(  # forward, loss, backward; in parts of `micro_batch` samples
-                self.forward,
-                self.criterion,
-                images,
-                tokens,
-                fabric.backward,
-                recipe.micro_batch,
-                self.without_sync,
+                self.forward, criterion, images, tokens, fabric.backward, recipe.micro_batch, without_sync
             )
             norm = clip_gradients(fabric, model, recipe.clip_grad_norm)
-            accuracy = accuracy_within(
-                out["image_features"], out["text_features"], fabric.global_rank, fabric.world_size
-            )
+            accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
             loss_value, accuracy_value, norm_value, scale = means(
                 fabric, loss, accuracy, own=(norm, out["logit_scale"])
             )
@@ -180,7 +110,7 @@ class Trainer:
             with torch.no_grad():
                 model.logit_scale.clamp_(0, MAX_LOGIT_SCALE)
 
-            samples = len(batch) * fabric.world_size
+            samples = len(batch) * world
             progress.step, progress.samples = step, progress.samples + samples
             seconds = waited + time.perf_counter() - started
             if self.logger:
@@ -201,16 +131,16 @@ class Trainer:
             if self._is_due() and progress.batch < self.loader.batches_per_epoch:
                 self.save()
         if whole_epoch and progress.samples == samples_before:
-            self._give_up_epoch()
+            first = next(iter(self.all_skipped().values()), "none was read")
+            whose = " that a process reads" if world > 1 else ""
+            raise InputError(f"every sample in {self.loader.corpus}{whose} is broken, the first one: {first}")
 
     def finish_epoch(self) -> None:
         """Validate the model and save a checkpoint, where the recipe says so."""
         recipe, progress = self.recipe, self.progress
         progress.epoch, progress.batch = progress.epoch + 1, 0
         is_last = progress.epoch == recipe.epochs
-        is_best = False
-        if self.validation is not None and (is_last or progress.epoch % recipe.validate_every == 0):
-            is_best = self._validate()
+        is_best = (is_last or progress.epoch % recipe.validate_every == 0) and self._validate()
         if is_best or is_last or recipe.checkpoint_every is None or self._is_due():
             self.save(is_best)
 
@@ -232,10 +162,11 @@ class Trainer:
 
     def _validate(self) -> bool:
         """Measure and log the model; return whether it is the best so far."""
-        progress, data = self.progress, self.validation
-        assert data is not None
+        if self.validate is None:
+            return False
+        progress = self.progress
         try:
-            found = validate(self.fabric, self.model, data, self.tokenizer, self.recipe)
+            found = self.validate()
         except NotFiniteError:
             self._give_up(progress.step, "embeddings of the validation split are not finite", good=False)
         except DiffCLIPError:
@@ -275,12 +206,6 @@ class Trainer:
         state = f"the last good state is {kept}" if kept else "there is no earlier checkpoint"
         way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
         raise DivergedError(f"step {step}: {reason}; {state}: {way_out}", step)
-
-    def _give_up_epoch(self) -> NoReturn:
-        """Raise because an epoch had no sample that could be read."""
-        first = next(iter(self.all_skipped().values()), "none was read")
-        whose = " that a process reads" if self.fabric.world_size > 1 else ""
-        raise InputError(f"every sample in {self.loader.corpus}{whose} is broken, the first one: {first}")
 
 
 def _numbers(lambdas: dict[str, Tensor]) -> dict[str, list[float]]:

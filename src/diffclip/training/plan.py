@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ class GPU(NamedTuple):
     name: str
     memory_gib: float
     bf16_tflops: float | None
-    fp32_tflops: float
+    fp32_tflops: float  # torch's default: no TF32
 
     @property
     def memory(self) -> int:
@@ -62,26 +62,23 @@ class GPU(NamedTuple):
         Raises:
             InputError: this GPU has no bfloat16.
         """
-        if precision == "bf16" and self.bf16_tflops is None:
+        rate = self.bf16_tflops if precision == "bf16" else self.fp32_tflops
+        if rate is None:
             raise InputError(f"{self.name} has no bfloat16: plan with precision=fp32, or for another GPU")
-        if precision == "fp32" or self.bf16_tflops is None:
-            return self.fp32_tflops  # torch's default: no TF32
-        return self.bf16_tflops
+        return rate
 
 
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        GPU("h200", 140.4, 989, 67),
-        GPU("h100", 79.6, 989, 67),
-        GPU("a100-80gb", 79.3, 312, 19.5),
-        GPU("a100-40gb", 39.4, 312, 19.5),
-        GPU("l40s", 44.4, 362, 91.6),
-        GPU("l4", 22.0, 121, 30.3),
-        GPU("rtx4090", 23.5, 165, 82.6),
-        GPU("v100", 15.8, None, 15.7),
-    )
-}
+_GPUS = (
+    GPU("h200", 140.4, 989, 67),
+    GPU("h100", 79.6, 989, 67),
+    GPU("a100-80gb", 79.3, 312, 19.5),
+    GPU("a100-40gb", 39.4, 312, 19.5),
+    GPU("l40s", 44.4, 362, 91.6),
+    GPU("l4", 22.0, 121, 30.3),
+    GPU("rtx4090", 23.5, 165, 82.6),
+    GPU("v100", 15.8, None, 15.7),
+)
+GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 
 def find_gpu(name: str) -> GPU:
@@ -127,8 +124,8 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """The plan with its sums, as plain numbers and names."""
         plan = asdict(self)
-        for name in ("parameters", "flops", "memory"):
-            plan[name]["total"] = sum(plan[name].values())
+        for part in (plan["parameters"], plan["flops"], plan["memory"]):
+            part["total"] = sum(part.values())
         return plan
 
 
@@ -158,51 +155,46 @@ def plan_run(
     steps = samples // recipe.batch_size if samples is not None else None
     if steps == 0:
         raise InputError(f"{samples} samples are fewer than batch_size {recipe.batch_size}: lower it")
-    sharded = strategy == "fsdp" and world > 1
+    strategy = "one process" if world == 1 else "fsdp" if strategy == "fsdp" else "ddp"
     share = recipe.batch_size // world
     pass_size = min(recipe.micro_batch or share, share)
     flops = count_flops(recipe, in_parts=pass_size < share)
     rate = card.tflops(recipe.precision) * 1e12 * UTILIZATION * world / sum(flops.values())
-    memory = memory_of(recipe, world, sharded, pass_size)
-    config = recipe.config()
-    with weightless(config) as model:
-        parameters = parameters_by_part(model)
-    plan = Plan(
-        model=name_of(config),
+    memory = memory_of(recipe, world, strategy == "fsdp", pass_size)
+    fits = sum(memory.values()) <= card.memory
+    sizes = dict.fromkeys(-(-share // passes) for passes in range(1, share + 1))
+    each = ((size, sum(memory_of(recipe, world, strategy == "fsdp", size).values())) for size in sizes)
+    largest = next((size for size, needed in each if needed <= card.memory), 0)
+    too_much, advice = f"does not fit into {card.memory_gib:.0f} GiB", None
+    if fits and pass_size < largest:
+        advice = f"micro_batch={largest} fits as well, in fewer passes"
+    elif largest and not fits:
+        advice = f"{too_much}: micro_batch={largest} does"
+    elif not fits:
+        ways = [] if recipe.grad_checkpointing else ["grad_checkpointing=true"]
+        ways += ["--strategy fsdp"] if strategy == "ddp" else []
+        ways += ["a smaller batch_size", "more or larger GPUs"]
+        advice = f"{too_much} even with micro_batch=1: try {', '.join(ways)}"
+    return Plan(
+        model=name_of(recipe.config()),
         precision=recipe.precision,
-        strategy="one process" if world == 1 else "fsdp" if sharded else "ddp",
+        strategy=strategy,
         world=world,
         batch_size=recipe.batch_size,
         share=share,
         pass_size=pass_size,
-        parameters=parameters,
+        parameters=_parameters(recipe.config().model_dump_json())[0],
         flops=flops,
         memory=memory,
         samples_per_epoch=samples,
         steps_per_epoch=steps,
         steps=steps * recipe.epochs if steps else None,
         gpu=card.name,
-        fits=sum(memory.values()) <= card.memory,
-        largest_pass=_largest_pass(recipe, world, sharded, card.memory),
-        advice=None,
+        fits=fits,
+        largest_pass=largest,
+        advice=advice,
         samples_per_second=rate,
         hours=steps * recipe.epochs * recipe.batch_size / rate / 3600 if steps else None,
-    )
-    return replace(plan, advice=_advise(recipe, plan, card))
-
-
-def _advise(recipe: Recipe, plan: Plan, gpu: GPU) -> str | None:
-    """The change to the recipe or the command that makes the run fit, or quicker."""
-    if plan.fits:
-        quicker = f"micro_batch={plan.largest_pass} fits as well, in fewer passes"
-        return quicker if plan.pass_size < plan.largest_pass else None
-    if plan.largest_pass:
-        return f"does not fit into {gpu.memory_gib:.0f} GiB: micro_batch={plan.largest_pass} does"
-    ways = [] if recipe.grad_checkpointing else ["grad_checkpointing=true"]
-    ways += ["--strategy fsdp"] if plan.strategy == "ddp" else []
-    return (
-        f"does not fit into {gpu.memory_gib:.0f} GiB even with micro_batch=1: "
-        f"try {', '.join([*ways, 'a smaller batch_size', 'more or larger GPUs'])}"
     )
 
 
@@ -275,11 +267,11 @@ def count_flops(recipe: Recipe, in_parts: bool = False) -> dict[str, int]:
 
 
 @functools.cache
-def _passes(config: str, again: bool) -> tuple[int, int, int]:
+def _passes(config: str, again: bool) -> tuple[int, ...]:
     """Operations a sample of the vision tower, the text tower and the backward pass."""
-    samples, parsed = (
-        2,
+    parsed, samples = (
         CLIPConfig.model_validate_json(config),
+        2,
     )  # 1 is a size that some operations treat apart
     with weightless(parsed, "eager", again) as model:
         images, tokens = make_batch(parsed, samples)
@@ -289,8 +281,7 @@ def _passes(config: str, again: bool) -> tuple[int, int, int]:
             features = features + model.encode_text(tokens).sum()
         with FlopCounterMode(display=False) as backward:
             features.backward()  # type: ignore[no-untyped-call]
-    counts = [int(counter.get_total_flops()) // samples for counter in (vision, text, backward)]
-    return counts[0], counts[1], counts[2]
+    return tuple(int(counter.get_total_flops()) // samples for counter in (vision, text, backward))
 
 
 def memory_of(recipe: Recipe, world: int, sharded: bool, pass_size: int) -> dict[str, int]:
@@ -301,7 +292,8 @@ def memory_of(recipe: Recipe, world: int, sharded: bool, pass_size: int) -> dict
     to no block, the token embedding above all, stays gathered through the step.
     """
     config, share = recipe.config(), recipe.batch_size // world
-    whole, block, rest = _sizes(config.model_dump_json())
+    parts, block, rest = _parameters(config.model_dump_json())
+    whole = sum(parts.values())
     own = -(-whole // world) if sharded else whole
     in_parts = pass_size < share
     lasting = {
@@ -326,26 +318,13 @@ def memory_of(recipe: Recipe, world: int, sharded: bool, pass_size: int) -> dict
     return lasting | moving | {"CUDA and libraries": _CONTEXT}
 
 
-def _largest_pass(recipe: Recipe, world: int, sharded: bool, most: int) -> int:
-    """The samples of the largest pass that fits into `most` bytes, in as few equal passes as possible; 0 for none."""
-    share = recipe.batch_size // world
-    if sum(memory_of(recipe, world, sharded, share).values()) <= most:
-        return share
-    one, two = (sum(memory_of(recipe, world, sharded, size).values()) for size in (1, 2))
-    size = (most - one) // (two - one) + 1 if share > 2 else int(one <= most)
-    if size < 1:
-        return 0
-    passes = -(-share // min(size, share))
-    return -(-share // passes)
-
-
 @functools.cache
-def _sizes(config: str) -> tuple[int, int, int]:
-    """Numbers of parameters: all of them, those of the largest block, and those of no block."""
+def _parameters(config: str) -> tuple[dict[str, int], int, int]:
+    """Numbers of parameters: by part, those of the largest block, and those of no block."""
     with weightless(CLIPConfig.model_validate_json(config)) as model:
         blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
-        whole = sum(p.numel() for p in model.parameters())
-    return whole, max(blocks), whole - sum(blocks)
+        parts = parameters_by_part(model)
+    return parts, max(blocks), sum(parts.values()) - sum(blocks)
 
 
 @functools.cache

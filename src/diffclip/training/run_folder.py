@@ -29,7 +29,7 @@ from diffclip.training.recipe import Recipe, read_recipe, to_yaml
 RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
 METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation.jsonl", "tensorboard"
 # keys that change nothing about the numbers of a run (but for the order of sums), so that a resumed run may have
-# others; whether data that has moved is the same is seen by its order (`start.check_order`)
+# others; whether data that has moved is the same is seen by its order (`Progress.order`)
 _FREE_KEYS = {
     *("checkpoint_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
     *("attention_backend", "data.train", "data.val", "data.memory", "data.expected_samples"),
@@ -44,16 +44,10 @@ _PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "tr
 _ENVIRONMENT = re.compile(
     r"(OMP|MKL|CUDA|CUBLAS|NCCL|GLOO|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|SLURM)_\w+|NVIDIA_TF32_OVERRIDE"
 )
-_SECRET = r"[\w.-]*(?:secret|token|passw(?:or)?d|pwd|credentials?|api[-_]?key|access[-_]?key(?:[-_]?id)?)"
-_SECRETS = (
+# name and password before the host of an address, and its query
+_CREDENTIALS = (
     (re.compile(r"(\w://)[^/\s@]+@"), r"\1***@"),
     (re.compile(r"(\w://[^\s?]+\?)[^\s#'\"]+"), r"\1***"),
-    # NAME=VALUE, NAME: VALUE, --name VALUE
-    (
-        re.compile(rf"(?i)((?:(?<![\w.-]){_SECRET}\s*[=:]|(?<!\S)--?{_SECRET})\s*[\"']?)[^\s\"'&]+"),
-        r"\1***",
-    ),
-    (re.compile(r"(?i)(authorization\s*[:=]\s*(?:bearer\s+|basic\s+)?)[^\s\"']+"), r"\1***"),
 )
 
 
@@ -71,7 +65,7 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} if run.exists() else set()
     if resume and RECIPE_FILE in found:
-        change = recipe_change(recipe, run)
+        change = _change(read_recipe(run / RECIPE_FILE), recipe)
         if change is not None:
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
         return
@@ -81,20 +75,6 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     begun = TENSORBOARD_FOLDER in found or _same_recipe(run / RECIPE_FILE, recipe)
     if found - {LOCK_FILE} and not (found <= _OF_A_RUN and begun):
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
-
-
-def claim_folder(recipe: Recipe, run: Path, resume: bool) -> IO[str]:
-    """Make `run` this recipe's folder and keep other processes out of it until the handle is closed.
-
-    Raises:
-        InputError: as `check_folder`; or another process trains there.
-    """
-    with disk_errors(run):
-        run.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(run)
-    check_folder(recipe, run, resume)  # another process may have been here meanwhile
-    write_text(run / RECIPE_FILE, to_yaml(recipe))
-    return lock
 
 
 def lock_folder(run: Path) -> IO[str]:
@@ -109,27 +89,22 @@ def lock_folder(run: Path) -> IO[str]:
     return handle
 
 
-def recipe_change(recipe: Recipe, run: Path) -> str | None:
-    """The first key that a run's numbers depend on and that is not as it was when the run started, "lr=0.001, not
-    0.002"; None where all are. More epochs are no change: they extend the run.
-
-    Raises:
-        InputError: the folder holds no run, or its recipe cannot be read.
-    """
-    if not (run / RECIPE_FILE).is_file():
-        raise InputError(f"{run} holds no run: give a folder with a {RECIPE_FILE}")
-    before = read_recipe(run / RECIPE_FILE)
-    if recipe.precision == "auto":  # which was resolved when the run started
-        recipe = recipe.model_copy(update={"precision": before.precision})
-    if recipe.epochs > before.epochs:
-        recipe = recipe.model_copy(update={"epochs": before.epochs})
-    return first_change(_flat(before.model_dump()), _flat(recipe.model_dump()))
+def _change(before: Recipe, now: Recipe) -> str | None:
+    """The first key that a run's numbers depend on and that is not as it was, "lr=0.001, not 0.002". More epochs are no
+    change: they extend the run. Nor is "auto", which was resolved when the run started."""
+    old, new = _flat(before), _flat(now)
+    for key, value in new.items():
+        extended = key == "epochs" and value > old[key]
+        resolved = key == "precision" and value == "auto"
+        if key not in _FREE_KEYS and old[key] != value and not extended and not resolved:
+            return f"{key}={old[key]}, not {value}"
+    return None
 
 
-def first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first key of `now`, but for those that change no number, that has another value in `before`."""
-    changed = (key for key, value in now.items() if key not in _FREE_KEYS and before[key] != value)
-    return next((f"{key}={before[key]}, not {now[key]}" for key in changed), None)
+def _flat(recipe: Recipe) -> dict[str, Any]:
+    fields = recipe.model_dump()
+    data = fields.pop("data")
+    return fields | {f"data.{key}": value for key, value in data.items()}
 
 
 def _same_recipe(file: Path, recipe: Recipe) -> bool:
@@ -137,11 +112,6 @@ def _same_recipe(file: Path, recipe: Recipe) -> bool:
         return file.read_text(encoding="utf-8") == to_yaml(recipe)
     except (OSError, ValueError):
         return False
-
-
-def _flat(fields: dict[str, Any]) -> dict[str, Any]:
-    inner = fields.pop("data")
-    return fields | {f"data.{key}": value for key, value in inner.items()}
 
 
 def describe_start(
@@ -176,7 +146,7 @@ def describe_start(
             name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)
         },
     }
-    hidden: dict[str, Any] = without_credentials(facts)
+    hidden: dict[str, Any] = json.loads(without_credentials(json.dumps(facts, default=str)))
     return hidden
 
 
@@ -207,21 +177,14 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 
 def _write_starts(run: Path, starts: list[dict[str, Any]]) -> None:
-    content = json.dumps({"starts": starts}, indent=1, ensure_ascii=False, default=str)
-    write_text(run / ABOUT_FILE, content + "\n")
+    write_text(run / ABOUT_FILE, json.dumps({"starts": starts}, indent=1, ensure_ascii=False) + "\n")
 
 
-def without_credentials(value: Any) -> Any:
-    """`value` (text, or lists and mappings of it) without names, passwords and keys in addresses and options."""
-    if isinstance(value, str):
-        for pattern, hidden in _SECRETS:
-            value = pattern.sub(hidden, value)
-        return value
-    if isinstance(value, Mapping):
-        return {key: without_credentials(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_credentials(entry) for entry in value]
-    return value
+def without_credentials(text: str) -> str:
+    """`text` without the names, passwords and keys in its addresses."""
+    for pattern, hidden in _CREDENTIALS:
+        text = pattern.sub(hidden, text)
+    return text
 
 
 def cpu_name() -> str:

@@ -6,9 +6,9 @@ the same places, so that the difference cancels what they share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,15 +45,14 @@ class Validation:
     faults: list[Fault]
 
 
-@dataclass(frozen=True)
-class _Share:
-    """Some images: their places in the set, embeddings [N, D], those of their captions [M, D], whose captions [M];
-    and of the first 32 of them the correlations of maps by tower, [n, layers]."""
+class _Share(NamedTuple):
+    """The images that a process could read: their places in the set, embeddings [N, D], the number of captions of each,
+    their embeddings [M, D], and of the first 32 images the correlations of maps by tower, [n, layers]."""
 
     places: list[int]
     images: Tensor
+    counts: list[int]
     texts: Tensor
-    owners: Tensor
     correlations: dict[str, Tensor]
 
 
@@ -68,66 +67,64 @@ def validate(
         InputError: no image can be read, or an embedding is not finite.
     """
     broken: list[Fault] = []
-    rank, world = fabric.global_rank, fabric.world_size
+    places = list(range(fabric.global_rank, len(data), fabric.world_size))
+    batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // fabric.world_size)
     with whole_model(model):
-        mine = all_do(fabric, lambda: _embed_share(model, data, tokenizer, recipe, broken, rank, world))
+        mine = all_do(
+            fabric,
+            lambda: _embed(model, data, tokenizer, recipe, places, batch_size, broken) if places else None,
+        )
     parts = [part for part in share(fabric, mine) if part is not None]
     faults = [fault for part in share(fabric, broken) for fault in part]
     if not parts:
-        raise InputError(f"every picture in {data.source} is broken: give another data.val")
-    order = torch.tensor([place for part in parts for place in part.places]).argsort()
-    images = torch.cat([part.images for part in parts])
-    ends = torch.tensor([0, *(len(part.places) for part in parts)]).cumsum(0)
-    owners = torch.cat([part.owners + start for part, start in zip(parts, ends, strict=False)])
-    # in the order of the set, so that ties fall as they do in one process
-    rank_of = order.argsort()
-    owners = rank_of[owners]
-    texts = torch.cat([part.texts for part in parts])
-    by_owner = owners.argsort(stable=True)
-    recalls = retrieval_metrics(*retrieval_ranks(images[order], texts[by_owner], owners[by_owner]))
+        raise InputError(f"every image in {data.source} is broken: give another data.val")
+    # in the order of the set, so that ties and sums fall as they do in one process
+    order = torch.tensor([place for part in parts for place in part.places]).argsort().tolist()
+    images = torch.cat([part.images for part in parts])[order]
+    by_image = [own for part in parts for own in torch.split(part.texts, part.counts)]
+    texts = torch.cat([by_image[i] for i in order])
+    owners = torch.arange(len(order)).repeat_interleave(torch.tensor([len(by_image[i]) for i in order]))
+    recalls = retrieval_metrics(*retrieval_ranks(images, texts, owners))
     read = {"pictures": len(images), "captions": len(texts)}
     scores = read | recalls | {"score": sum(recalls.values()) / len(recalls)}
-    correlation = {
-        tower: mean_of_first(
-            [place for part in parts for place in part.places[: len(part.correlations[tower])]],
-            torch.cat([part.correlations[tower] for part in parts]),
-            _WITH_MAPS,
-        )
-        for tower in parts[0].correlations
-    }
+    correlation = {}
+    for tower in ("visual", "text"):
+        rows = {
+            place: row
+            for part in parts
+            for place, row in zip(part.places, part.correlations[tower], strict=False)
+        }
+        first = [rows[place] for place in sorted(rows)[:_WITH_MAPS]]
+        correlation[tower] = torch.stack(first).mean(0).tolist()
     return Validation(scores, correlation, faults)
 
 
-def _embed_share(
+def _embed(
     model: CLIP,
     data: EvaluationSet,
     tokenizer: Tokenizer,
     recipe: Recipe,
+    places: list[int],
+    batch_size: int,
     broken: list[Fault],
-    rank: int,
-    world: int,
 ) -> _Share | None:
-    """Embed every `world`-th image with its captions; None where none of them can be read (see `broken`)."""
-    places = list(range(rank, len(data), world))
-    if not places:
-        return None
-    transform = EvalTransform(model.config.vision.image_size, model.config.preprocess)
-    read: list[int] = []
-    first: list[Tensor] = []
+    """Embed the images at `places` with their captions; None where none of them can be read (see `broken`)."""
     batches = evaluation_batches(
         data.source,
         [data.indices[place] for place in places],
-        transform,
-        min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // world),
+        EvalTransform(model.config.vision.image_size, model.config.preprocess),
+        batch_size,
         broken,
         recipe.data.workers,
         recipe.data.timeout,
     )
+    read: list[int] = []
+    with_maps: list[Tensor] = []
 
-    def captioned() -> Any:
+    def captioned() -> Iterator[tuple[Tensor, list[list[str]]]]:
         for batch in batches:
             here = [places[position] for position in batch.positions]
-            first.extend(batch.images[: max(0, _WITH_MAPS - len(read))])
+            with_maps.extend(batch.images[: max(0, _WITH_MAPS - len(read))])
             read.extend(here)
             yield batch.images, [data.captions[place] for place in here]
 
@@ -140,10 +137,11 @@ def _embed_share(
             return None  # all of this share is broken; the others may have read theirs
     tokens = tokenizer([data.captions[place][0] for place in read[:_WITH_MAPS]])
     correlations = {
-        "visual": image_correlations(model, torch.stack(first)),
+        "visual": image_correlations(model, torch.stack(with_maps)),
         "text": text_correlations(model, tokens),
     }
-    return _Share(read, images.cpu(), texts.cpu(), owners, correlations)
+    counts = owners.bincount(minlength=len(read)).tolist()
+    return _Share(read, images.cpu(), counts, texts.cpu(), correlations)
 
 
 def image_correlations(model: CLIP, images: Tensor) -> Tensor:
@@ -164,14 +162,6 @@ def text_correlations(model: CLIP, tokens: Tensor) -> Tensor:
         return pearson(first, second, seen)
 
     return _correlations(model, "text", tokens, model.encode_text, of_end)
-
-
-def mean_of_first(places: Sequence[int], values: Tensor, most: int) -> list[float]:
-    """The mean of `values` [n, layers] over the `most` inputs with the least `places`, in their order: the same
-    number, to the bit, in whatever order they come."""
-    order = torch.tensor(places).argsort()[:most]
-    means: list[float] = values[order].mean(0).tolist()
-    return means
 
 
 def _correlations(

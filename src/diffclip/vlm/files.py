@@ -24,7 +24,7 @@ from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
 from diffclip.loading import load
-from diffclip.model_source import find_model, seed_of_run
+from diffclip.model_source import find_model, recipe_of
 from diffclip.vlm.llava import connector_of
 from diffclip.vlm.quiet import quiet
 from diffclip.weights import as_disk_error
@@ -206,7 +206,8 @@ def identify(source: str | Path) -> Subject:
     run = folder.resolve().parent
     owner = run if (run / RECIPE_FILE).is_file() else folder.resolve()
     name = re.sub(r"-(s\d+|stage\d)(?=-|$)", "", owner.name)
-    return Subject(name, str(folder), digest.hexdigest()[:12], seed_of_run(run))
+    seed = (recipe_of(run) or {}).get("seed")
+    return Subject(name, str(folder), digest.hexdigest()[:12], seed)
 
 
 def _read(kind: Any, source: str | Path, **options: Any) -> Any:

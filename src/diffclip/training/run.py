@@ -1,0 +1,299 @@
+"""`train`: a run from its recipe to its last checkpoint. It opens the data, makes the model and the optimizer (fresh,
+from saved weights or from a checkpoint), claims the folder, and makes the steps of `loop.py`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffclip.data.corpus import open_corpus
+from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.evaluation_sets import caption_set
+from diffclip.data.loader import CaptionLoader
+from diffclip.data.memory import MemoryLoader
+from diffclip.data.shards import Shards, expand_shards
+from diffclip.data.transforms import TrainTransform
+from diffclip.errors import Fault, InputError, require_group
+from diffclip.files import disk_errors, write_text
+from diffclip.loading import load
+from diffclip.model import CLIP
+from diffclip.tokenizer import Tokenizer
+from diffclip.training.checkpoint import Progress, choose_checkpoint, read_state, restore_checkpoint
+from diffclip.training.distributed import (
+    all_do,
+    compile_blocks,
+    first_does,
+    make_fabric,
+    native_precision,
+    one_by_one,
+    share,
+    telling_lost,
+)
+from diffclip.training.launch import Hardware, StopRequest, follow_launcher
+from diffclip.training.logging import RunLogger
+from diffclip.training.loop import Trainer
+from diffclip.training.optimizer import make_optimizer
+from diffclip.training.recipe import Recipe, read_recipe, to_yaml
+from diffclip.training.run_folder import (
+    RECIPE_FILE,
+    add_start,
+    check_folder,
+    describe_start,
+    is_started,
+    lock_folder,
+)
+from diffclip.training.validation import validate
+from diffclip.weights import check_fit, check_same, load_weights
+
+
+@dataclass
+class Outcome:
+    """The end of a run in process `rank`: its folder, its place, and the samples that were skipped, by name."""
+
+    run: Path
+    progress: Progress
+    skipped: dict[str, Fault] = field(default_factory=dict)
+    rank: int = 0
+
+
+def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | None = None) -> Outcome:
+    """Train as `recipe` says and leave everything in the folder `run`.
+
+    With `resume` a run that was stopped goes on from its last whole checkpoint, a folder without a run gets one, and a
+    finished run is left as it is. Several processes (`hardware`) must have been started by `torchrun`, `srun` or
+    `diffclip train --devices`.
+
+    Raises:
+        InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
+        StoppedError: a signal asked the run to stop; its state is saved.
+        DivergedError: a loss, a gradient or an embedding was not finite; the last good state is kept.
+        DiffCLIPError: data stopped coming, or another process is gone.
+    """
+    require_group("train", "lightning")
+    hardware = (hardware or Hardware()).resolved()
+    if hardware.must_launch:
+        raise InputError(
+            f"{hardware.world} processes are not started yet: use diffclip train --devices, or torchrun"
+        )
+    follow_launcher()
+    precision = recipe.precision
+    if precision == "auto" and resume and (run / RECIPE_FILE).is_file():
+        precision = read_recipe(run / RECIPE_FILE).precision  # what it was resolved to when the run started
+    recipe = recipe.model_copy(update={"precision": native_precision(precision, hardware.accelerator)})
+    fabric: Any = make_fabric(hardware, recipe.precision)
+    with StopRequest(run) as stop, ExitStack() as held:
+        fabric.launch()
+        held.enter_context(telling_lost(fabric))
+        checkpoint = first_does(fabric, lambda: _find_checkpoint(recipe, run, resume, held))
+        finished = read_state(checkpoint) if checkpoint is not None else None
+        if finished is not None and finished.epoch >= recipe.epochs:
+            _say(
+                f"{checkpoint}: the run is finished after step {finished.step}; epochs=N extends it to N epochs"
+            )
+            return Outcome(run, finished, rank=fabric.global_rank)
+        trainer = _prepare(fabric, recipe, run, resume, checkpoint, stop, held)
+        hosts = share(fabric, platform.node())
+        first = fabric.global_rank == 0
+        trainer.logger = all_do(fabric, lambda: _open_logger(trainer, hardware, hosts) if first else None)
+        with trainer.logger or nullcontext():
+            stop.saves = True
+            for epoch in range(trainer.progress.epoch, recipe.epochs):
+                trainer.train_epoch(epoch)
+                trainer.finish_epoch()
+        return Outcome(run, trainer.progress, trainer.all_skipped(), fabric.global_rank)
+
+
+def open_training_data(
+    recipe: Recipe, rank: int = 0, world: int = 1, device: torch.device | None = None
+) -> CaptionLoader | MemoryLoader:
+    """Open the training shards of `recipe` as a loader of this process's share of uint8 batches.
+
+    Nothing is written beside the shards. With `data.memory` all images are decoded here and kept, on `device` if that
+    is a GPU, which rounds the crops in another way; no workers are needed then.
+
+    Raises:
+        InputError: shards are missing or empty, hold fewer samples than a batch, a batch cannot be shared out, or
+            `data.memory` is asked for data that is remote or read window by window.
+    """
+    config, data = recipe.config(), recipe.data
+    corpus = open_corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
+    transform = TrainTransform(config.vision.image_size, config.preprocess, data.scale, data.flip)
+    tokenizer, size, seed = Tokenizer(config.text), recipe.batch_size, recipe.seed
+    if data.memory:
+        return MemoryLoader(corpus, transform, tokenizer, size, seed, rank, world, device)
+    return CaptionLoader(
+        corpus, transform, tokenizer, size, seed, data.workers, rank, world, timeout=data.timeout
+    )
+
+
+def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
+    """Open the validation split of `recipe`, None where it has none; with `data.memory` its images stay decoded.
+
+    Raises:
+        InputError: shards are missing, empty or without captions.
+    """
+    if recipe.data.val is None:
+        return None
+    shards = Shards(expand_shards(recipe.data.val), keep_images=recipe.data.memory)
+    return caption_set("validation", "val", shards, recipe.data.caption_key)
+
+
+def build_model(recipe: Recipe) -> CLIP:
+    """Make the model of `recipe`, on the CPU, with fresh values."""
+    config = recipe.config()
+    model = CLIP(config, init=recipe.init, attention_backend=recipe.attention_backend, seed=recipe.seed)
+    model.set_grad_checkpointing(recipe.grad_checkpointing)
+    return model
+
+
+def take_weights(model: CLIP, source: str) -> None:
+    """Fill `model` from a saved one, whose position embeddings are resampled where the image size differs. From one
+    loss to the other the logits' scale and bias start anew.
+
+    Raises:
+        InputError: `source` cannot be read, or holds another model.
+    """
+    saved = load(source, image_size=model.config.vision.image_size)[0]
+    prepared, wanted = saved.config.preprocess, model.config.preprocess
+    if (prepared.mean, prepared.std) != (wanted.mean, wanted.std):
+        raise InputError(
+            f"{source} was trained with mean {prepared.mean} and std {prepared.std}, "
+            f"not {wanted.mean} and {wanted.std}: choose the data.statistics it had"
+        )
+    check_same(model, saved.config, source)
+    state = saved.state_dict()
+    if model.config.logit_bias != saved.config.logit_bias:  # from one loss to the other
+        own = model.state_dict()
+        state = {name: own[name] if name.startswith("logit_") else state[name] for name in own}
+    check_fit(model, state, source)
+    model.load_state_dict(state)
+    if saved.config.vision.norm_eps is not None:
+        model.set_vision_norm_eps(saved.config.vision.norm_eps)
+
+
+def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, held: ExitStack) -> Path | None:
+    """Find the checkpoint of `run` to go on from, and lock its folder as long as `held` is open; None to start anew."""
+    check_folder(recipe, run, resume)
+    if not (resume and is_started(run)):
+        return None
+    held.enter_context(lock_folder(run))
+    return choose_checkpoint(run)
+
+
+def _prepare(
+    fabric: Any,
+    recipe: Recipe,
+    run: Path,
+    resume: bool,
+    checkpoint: Path | None,
+    stop: StopRequest,
+    held: ExitStack,
+) -> Trainer:
+    """Open the data, make the model and the optimizer, and claim the folder of the run, whose lock `held` closes.
+
+    Nothing is written before data, weights and sizes have proved usable.
+    """
+    rank, world = fabric.global_rank, fabric.world_size
+    # the first process of a node makes the index of the shards for the others
+    loader, validation = one_by_one(
+        fabric, lambda: (open_training_data(recipe, rank, world, fabric.device), open_validation_data(recipe))
+    )
+    held.enter_context(closing(loader))
+    tokenizer = Tokenizer(recipe.config().text)
+    tokenizer("a text, to see that the vocabulary fits")
+    model = build_model(recipe)
+    if checkpoint is not None:
+        all_do(fabric, lambda: load_weights(model, checkpoint))
+    elif recipe.weights is not None:
+        all_do(fabric, partial(take_weights, model, recipe.weights))
+
+    def claim() -> None:
+        if checkpoint is None:
+            with disk_errors(run):
+                run.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock_folder(run))
+            check_folder(recipe, run, resume)  # another process may have been here meanwhile
+        write_text(run / RECIPE_FILE, to_yaml(recipe))
+
+    first_does(fabric, claim)
+    torch.manual_seed(recipe.seed + rank)
+    if recipe.compile:
+        compile_blocks(model)
+    wrapped = fabric.setup_module(model)
+    optimizer = make_optimizer(model, recipe)
+    wrapped_optimizer = fabric.setup_optimizers(optimizer)
+    progress = Progress()
+    if checkpoint is not None:
+        restore = partial(restore_checkpoint, fabric, checkpoint, model, optimizer, recipe.seed)
+        progress = all_do(fabric, restore)
+    _check_order(progress, loader, fabric, run)
+    scored = None if validation is None else partial(validate, fabric, model, validation, tokenizer, recipe)
+    return Trainer(
+        recipe, run, fabric, stop, loader, scored, model, wrapped, optimizer, wrapped_optimizer, progress
+    )
+
+
+def _check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabric: Any, run: Path) -> None:
+    """See that the samples still to come are those that the run had still to see, in every process.
+
+    Raises:
+        InputError: the shards are others than before, or than another process has.
+    """
+    order, before = loader.corpus.order_identity(), progress.processes
+    if len(set(share(fabric, order))) > 1:
+        raise InputError("the processes do not see the same shards: give every node the same data")
+    if progress.order not in (None, order):
+        raise InputError(
+            f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): "
+            f"bring them back, or start a new run with weights={run}/checkpoints/last"
+        )
+    changed = progress.batch and before != fabric.world_size and loader.corpus.window is not None
+    if changed and not fabric.global_rank:
+        _say(
+            f"{run}: with data.window the order depends on the number of processes, {before} before and "
+            f"{fabric.world_size} now: this epoch shows some samples twice and leaves others out"
+        )
+    progress.order, progress.processes = order, fabric.world_size
+
+
+def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunLogger:
+    """Note this start in `about.json`, keep the indexes of the shards beside them, and open the log of the steps."""
+    recipe, run, loader = trainer.recipe, trainer.run, trainer.loader
+    corpus, done, steps = loader.corpus, trainer.progress.step, trainer.steps
+    corpus.keep_indexes()
+    begins = f"going on after step {done} of {steps}" if done else f"{steps} steps"
+    _say(
+        f"{run}: {begins}, {recipe.precision}, {loader.samples} samples an epoch in {loader.batches_per_epoch} "
+        f"batches of {recipe.batch_size}, {loader.dropped} left out of each epoch"
+        + (f"; {len(loader.faults)} skipped, the first: {loader.faults[0]}" if loader.faults else "")
+    )
+    data = {
+        "fingerprint": corpus.identity(),
+        "samples": corpus.samples,
+        "per_epoch": loader.samples,
+        "dropped": loader.dropped,
+        "steps_per_epoch": loader.batches_per_epoch,
+        "sources": [source._asdict() for source in corpus.sources],
+    }
+    processes = {
+        "world": hardware.world,
+        "nodes": hardware.nodes,
+        "strategy": hardware.strategy,
+        "hosts": hosts,
+        "precision": recipe.precision,
+    }
+    about = describe_start(recipe, data, processes, done, steps)
+    add_start(run, about)
+    config = recipe.model_dump(mode="json") | {"about": about}
+    return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, recipe.wandb, config)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
