@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from diffclip.data.transforms import normalize
-from diffclip.errors import DiffCLIPError, DivergedError, InputError, NotFiniteError, StoppedError
+from diffclip.errors import DiffCLIPError, DivergedError, Fault, InputError, NotFiniteError, StoppedError
 from diffclip.training.accumulate import backward_of_batch
 from diffclip.training.checkpoint import Progress, save_checkpoint, withdraw_checkpoint
 from diffclip.training.distributed import agreed_batches, clip_gradients, first_does, means, share
@@ -32,7 +32,6 @@ from diffclip.training.recipe import Recipe
 if TYPE_CHECKING:
     from diffclip.data.loader import CaptionLoader
     from diffclip.data.memory import MemoryLoader
-    from diffclip.errors import Fault
     from diffclip.model import CLIP
     from diffclip.training.logging import RunLogger
     from diffclip.training.validation import Validation
