@@ -12,11 +12,6 @@ from diffclip.vlm.conversations import Conversation, Turn
 
 IMAGE_FILE = "some.png"
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-# what other language models bring: a beginning of text, no ChatML
-OTHER_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[Q]{{ m['content'] }}[A]"
-    "{% else %}{%- generation -%}{{ m['content'] }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -150,26 +145,7 @@ def test_plain_takes_one_answer_about_an_image(processor, sample):
         encode(sample, processor, "plain", 2048)
 
 
-def test_a_marked_template_of_the_tokenizer_is_used():
-    tokenizer = make_tokenizer(("<s>", "</s>", "<image>"), bos_token="<s>", eos_token="</s>")
-    tokenizer.chat_template = OTHER_TEMPLATE
-    processor = make_processor(tokenizer, "<image>")
-    found = encode(conversation(("Is it red?", "Yes</s>")), processor, "chat", 2048)
-    parts = [(f"<s>[Q]{'<image>' * 4}\nIs it red?[A]", False), ("Yes< /s></s>", True)]
-    assert found == pieces(tokenizer, *parts)
-    assert prompt(processor, "Is it red?", True) == "<s>[Q]<image>\nIs it red?[A]"
-
-
-def test_template_is_chosen_and_saved_along(tokenizer, tmp_path):
-    plain = make_tokenizer(("<image>",))
-    with pytest.raises(
-        InputError, match=r"neither the tokens <\|im_start\|> and <\|im_end\|> nor a chat template"
-    ):
-        chat_template(make_processor(plain, "<image>"))
-    plain.chat_template = OTHER_TEMPLATE.replace("generation", "if true").replace("endif true", "endif")
-    with pytest.raises(InputError, match="nor a chat template that marks answers"):
-        prompt(make_processor(plain, "<image>"), "Is it?", True)
-
+def test_the_template_is_saved_along(tokenizer, tmp_path):
     from transformers import LlavaProcessor
 
     ours = make_processor(tokenizer)
@@ -182,35 +158,6 @@ def test_template_is_chosen_and_saved_along(tokenizer, tmp_path):
     asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Is it red?"}]}]
     written = again.apply_chat_template(asked, add_generation_prompt=True)
     assert written == prompt(ours, "Is it red?", True)
-
-
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        (
-            "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
-            "it marks .* where the answers are",
-        ),
-        (
-            "T{% for m in messages %}{% if m['role'] == 'user' %}{% generation %}{{ m['content'] }}{% endgeneration %}"
-            "{% else %}{{ m['content'] }}{% endif %}\n{% endfor %}",
-            "it marks .* where the answers are",
-        ),
-        (
-            "{% for m in messages %}{% if m.role == 'user' %}Q{% else %}{% generation %}{{ m['content'] }}"
-            "{% endgeneration %}\n{% endif %}{% endfor %}",
-            "the template leaves the image out",
-        ),
-        ("{% generation %}{% endgeneration %}", "(can't convert negative|it marks \\[\\])"),
-        ("{% generation %}{% endgeneration %}{{ raise_exception('one turn, please') }}", "one turn, please"),
-    ],
-)
-def test_labels_that_are_not_the_answers_are_an_error(template, reason):
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = template
-    turns = [("Is it red?", "Yes"), ("Is it?", "No")]
-    with pytest.raises(InputError, match=rf"sample \[4\] \(id x7\): .*\({reason}"):
-        encode(conversation(*turns), make_processor(tokenizer), "chat", 2048)
 
 
 def test_an_image_takes_as_many_tokens_as_the_processor_makes(tokenizer):

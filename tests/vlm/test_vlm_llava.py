@@ -13,6 +13,8 @@ from tiny_vlm import PATCHES, SPECIAL, make_language_model, make_tokenizer, make
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from diffclip.errors import InputError
+from diffclip.vlm.chat import IGNORED, encode
+from diffclip.vlm.conversations import Conversation, Turn
 from diffclip.vlm.llava import CONNECTORS, connect, connector_of
 
 SMALL = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -97,15 +99,17 @@ def test_a_language_model_that_llava_would_change_is_refused(kind: str, fields: 
         connect(parts[0], language, *parts[2:])
 
 
-def test_a_tokenizer_without_an_image_token(tiny_vision: Any, tiny_image_processor: Any) -> None:
-    tokenizer = make_tokenizer(SPECIAL[:3])
+def test_tokens_that_a_tokenizer_lacks_are_added(tiny_vision: Any, tiny_image_processor: Any) -> None:
+    tokenizer = make_tokenizer(SPECIAL[:1])
     language = make_language_model(tokenizer)
-    with pytest.raises(InputError, match=r"no image token .*image_token='<image>' in the recipe adds one"):
-        connect(tiny_vision, language, tokenizer, tiny_image_processor)
-    model, processor = connect(tiny_vision, language, tokenizer, tiny_image_processor, image_token="<image>")
+    model, processor = connect(tiny_vision, language, tokenizer, tiny_image_processor)
+    assert processor.image_token == "<image>"
     assert processor.image_token_id == len(tokenizer) == model.config.image_token_id
-    assert model.config.text_config.vocab_size == len(tokenizer) + 1
-    assert torch.equal(words(model)[..., :-1], words(language))
+    assert model.config.text_config.vocab_size == len(tokenizer) + 2  # <image>, <|im_start|>
+    assert torch.equal(words(model)[..., :-2], words(language))
+    ids, labels = encode(Conversation("0", "x.png", (Turn("Is it?", "No"),)), processor, "chat", 100)
+    assert processor.tokenizer.decode([label for label in labels if label != IGNORED]) == "No<|im_end|>"
+    assert ids.count(processor.image_token_id) == PATCHES
     assert "<image>" not in tokenizer.get_vocab()
 
 

@@ -195,7 +195,7 @@ def test_a_finished_run_says_so(first: Path, read: Read) -> None:
     assert said == [f"{first} is finished: its model is {first / 'model'}"]
     command = ["vlm", "train", "--stage", "1", str(first / "recipe.yaml"), "--run", str(first), "--resume"]
     assert CliRunner().invoke(app, command).stdout == said[0] + "\n"
-    with pytest.raises(InputError, match="holds a finished run"):
+    with pytest.raises(InputError, match="holds a run already"):
         train_stage(recipe, 1, first)
     with pytest.raises(InputError, match=r"was started with stage1.lr=0.01, not 0.5"):
         train_stage(read("stage1.epochs=4", "stage1.lr=0.5"), 1, first, resume=True)

@@ -16,7 +16,7 @@ from diffclip.scenes.export import write_questions
 from diffclip.scenes.questions import TOPICS
 from diffclip.training.recipe import read_recipe
 from diffclip.training.run import train
-from diffclip.vlm.files import RECIPE_FILE
+from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.run import is_finished

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,17 +26,13 @@ from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
 from diffclip.loading import load
 from diffclip.model_source import find_model, recipe_of
+from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.llava import connector_of
 from diffclip.vlm.quiet import quiet
 from diffclip.weights import as_disk_error
 
-MODEL_FOLDER, RECIPE_FILE = "model", "recipe.yaml"
-"""Where a run keeps its model and its recipe."""
-UNREADABLE = (
-    *(OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, ImportError),
-    SafetensorError,
-)
-"""Errors that transformers raises for files that are missing, damaged, or of another kind."""
+MODEL_FOLDER = "model"
+"""Where a run keeps its model."""
 _WANTED = "give a run folder of `diffclip vlm train`, or a model that it saved"
 _ANSWERING = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
@@ -74,19 +71,12 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
         InputError: `source` has no such model, or its files are damaged.
     """
     folder = model_folder(source)
-    with quiet():
-        try:
-            model = _read(_Models, folder)
-            connector_of(model.config)
-            processor = _Processors.from_pretrained(folder, trust_remote_code=False)
-            # resize with Pillow, as in stage 1 and in the tower's own training
-            processor.image_processor = _ImageProcessors.from_pretrained(folder, backend="pil")
-        except InputError:
-            raise
-        except UNREADABLE as error:
-            raise InputError(
-                f"{folder} holds no model that answers questions about images ({_line_of(error)}): {_WANTED}"
-            ) from None
+    with _explained(f"{folder} holds no model that answers questions about images", _WANTED):
+        model = _read(_Models, folder)
+        connector_of(model.config)
+        processor = _Processors.from_pretrained(folder, trust_remote_code=False)
+        # resize with Pillow, as in stage 1 and in the tower's own training
+        processor.image_processor = _ImageProcessors.from_pretrained(folder, backend="pil")
     return model, processor
 
 
@@ -138,14 +128,9 @@ def load_language_model(source: str, dtype: torch.dtype = torch.float32) -> tupl
     if not Path(source).is_dir() and (Path(source).exists() or source.count("/") != 1):
         raise InputError(f"language_model {source} is not a folder: give one, or OWNER/NAME on the hub")
     config = load_language_config(source)
-    with quiet():
-        try:
-            model = _read(_LanguageModels, source, config=config, dtype=dtype)
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        except InputError:
-            raise
-        except UNREADABLE as error:
-            raise InputError(f"language_model {source} cannot be used ({_line_of(error)})") from None
+    with _explained(f"language_model {source} cannot be used", "give another one"):
+        model = _read(_LanguageModels, source, config=config, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return model, tokenizer
 
 
@@ -155,23 +140,25 @@ def load_language_config(source: str) -> Any:
     Raises:
         InputError: there is none, or it is of another kind.
     """
-    try:
-        with quiet():
-            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except UNREADABLE as error:
-        raise InputError(
-            f"language_model {source} cannot be used, it has no usable config.json ({_line_of(error)}): give a folder, "
-            "or OWNER/NAME on the hub"
-        ) from None
+    with _explained(f"language_model {source} cannot be used", "give a folder, or OWNER/NAME on the hub"):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     if type(config) not in _LanguageModels._model_mapping:
         raise InputError(f"language_model {source} is a {config.model_type}, not a causal language model")
     return config
 
 
-def _line_of(error: BaseException) -> str:
-    """Return the first line of an error, shortened to fit into another message."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].strip()[:150].rstrip(".:")
+@contextmanager
+def _explained(what: str, way_out: str) -> Iterator[None]:
+    """Turn transformers' errors about files into one line, and keep it quiet."""
+    try:
+        with quiet():
+            yield
+    except InputError:
+        raise
+    # transformers raises errors of any kind for files that are missing, damaged, or of another kind
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"{what} ({lines[0].strip()[:150].rstrip('.:')}): {way_out}") from None
 
 
 class Subject(NamedTuple):

@@ -28,7 +28,7 @@ from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import collate
 from diffclip.vlm.quiet import quiet
-from diffclip.vlm.run import Reporter, Stopping, remove_torn_checkpoints
+from diffclip.vlm.run import Reporter, remove_torn_checkpoints
 from diffclip.vlm.scenes import color_turn, count_things, describe, open_turn, yes_no_turns
 from diffclip.vlm.train import StageTrainer, trainer_arguments
 
@@ -95,7 +95,7 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
             ),
             train_dataset=lessons,
             data_collator=partial(collate, padding=tokenizer.pad_token_id),
-            callbacks=[Reporter(run, settings.batch_size, len(lessons)), Stopping(stop)],
+            callbacks=[Reporter(run, settings.batch_size, len(lessons), stop)],
             order=SequentialSampler(lessons),
         )
         trainer.fit(run, resume=True)

@@ -7,7 +7,6 @@ as in LLaVA (arXiv:2304.08485) and TinyLLaVA; for it there is a subclass that di
 from __future__ import annotations
 
 import copy
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,11 +26,10 @@ from transformers.models.llava.modeling_llava import LlavaPreTrainedModel
 
 import diffclip.integrations.transformers  # noqa: F401 - registers our vision model
 from diffclip.errors import InputError
-from diffclip.vlm.chat import chat_template
+from diffclip.vlm.chat import CHAT_TOKENS, chat_template
 
 IMAGE_TOKENS = ("<image>", "<|image_pad|>")
 """Names of the token that stands for a patch, by preference: LLaVA's, and Qwen2.5's."""
-END_OF_TURN = "<|im_end|>"
 FEATURE_LAYER = -2
 """The output of the block before the last, without the final norm and the class token, as LLaVA and TinyLLaVA do."""
 
@@ -113,26 +111,36 @@ def connect(
     Args:
         vision: a DiffCLIPVisionModel of two layers or more.
         language_model: any causal language model of transformers; its dtype becomes the whole model's.
-        tokenizer: the language model's.
+        tokenizer: the language model's; ChatML's tokens are added if they are missing.
         image_processor: the vision tower's.
         connector: a name in `CONNECTORS`; its weights are drawn from `seed` as torch's linear layers are, like LLaVA's.
-        image_token: the token that stands for a patch; it is added to the vocabulary if it is missing. None: the first
-            of `IMAGE_TOKENS` in the vocabulary.
+        image_token: the token that stands for a patch, which is added if it is missing. None: the first of
+            `IMAGE_TOKENS` in the vocabulary.
 
     Returns:
         model: in evaluation mode. On text alone it gives the language model's logits, bit by bit.
         processor: a LlavaProcessor; each image takes as many image tokens as the tower has patches.
 
     Raises:
-        InputError: no image token, a vision tower of one layer, or a language model that Llava's classes would compute
-            in another way.
+        InputError: a slow tokenizer, a vision tower of one layer, or a language model that Llava's classes would
+            compute in another way.
     """
     if vision.config.num_hidden_layers < 2:
         raise InputError(
             "the vision tower has 1 layer: features come from the layer before the last, so take one of 2"
         )
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"{type(tokenizer).__name__} cannot tell which text its tokens come from: save it as tokenizer.json, "
+            "or take another language model"
+        )
     tokenizer = copy.deepcopy(tokenizer)
-    image_token = _image_token(tokenizer, image_token)
+    vocabulary = tokenizer.get_vocab()
+    image_token = image_token or next(
+        (token for token in IMAGE_TOKENS if token in vocabulary), IMAGE_TOKENS[0]
+    )
+    lacking = [token for token in (image_token, *CHAT_TOKENS) if token not in vocabulary]
+    tokenizer.add_tokens(lacking, special_tokens=True)
     model = _assemble(vision, language_model, connector, seed)
     _check_same(model, language_model)
     if len(tokenizer) > model.config.text_config.vocab_size:
@@ -148,8 +156,7 @@ def connect(
         image_token=image_token,
         num_additional_image_tokens=1,  # the class token, which "default" leaves out again
     )
-    with suppress(InputError):  # raised again when the template "chat" is used; "plain" needs none
-        processor.chat_template = chat_template(processor)
+    processor.chat_template = chat_template(processor)
     model.config.image_token_index = processor.image_token_id
     model.config.image_seq_length = (vision.config.image_size // vision.config.patch_size) ** 2
     model.generation_config = _generation(language_model, tokenizer)
@@ -176,19 +183,6 @@ def _embedding_name(decoder: Any) -> str:
     """Return the name of a language model's embedding: embed_tokens, wte, embed_in…"""
     embedding = decoder.get_input_embeddings()
     return str(next(name for name, module in decoder.named_modules() if module is embedding))
-
-
-def _image_token(tokenizer: Any, wanted: str | None) -> str:
-    vocabulary = tokenizer.get_vocab()
-    found = wanted or next((token for token in IMAGE_TOKENS if token in vocabulary), None)
-    if found is None:
-        raise InputError(
-            f"the language model's tokenizer ({type(tokenizer).__name__}) has no image token "
-            f"({' or '.join(IMAGE_TOKENS)}): image_token={IMAGE_TOKENS[0]!r} in the recipe adds one"
-        )
-    if found not in vocabulary:
-        tokenizer.add_tokens([found], special_tokens=True)
-    return found
 
 
 def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> Any:
@@ -266,7 +260,7 @@ def _generation(language_model: Any, tokenizer: Any) -> Any:
     """Generate greedily, to the end of a turn, without the language model's own sampling and repetition settings."""
     ends = getattr(language_model.generation_config, "eos_token_id", None)
     ends = ends if isinstance(ends, list) else [ends]
-    ends = [tokenizer.get_vocab().get(END_OF_TURN), *ends, tokenizer.eos_token_id]
+    ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *ends, tokenizer.eos_token_id]
     made: Any = GenerationConfig
     return made(
         eos_token_id=list(dict.fromkeys(end for end in ends if end is not None)),

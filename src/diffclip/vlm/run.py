@@ -14,13 +14,13 @@ import torch
 from transformers import TrainerCallback
 
 from diffclip.errors import DiffCLIPError, InputError
-from diffclip.files import disk_errors, lock_file, write_text
+from diffclip.files import disk_errors, write_text
 from diffclip.training.launch import StopRequest
 from diffclip.training.logging import Pace, duration, forget_after
-from diffclip.vlm.files import MODEL_FOLDER, RECIPE_FILE
+from diffclip.training.run_folder import LOCK_FILE, METRICS_FILE, RECIPE_FILE, lock_folder
+from diffclip.vlm.files import MODEL_FOLDER
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
 
-METRICS_FILE, LOCK_FILE = "metrics.jsonl", ".lock"
 # keys that change the numbers of a run by no more than rounding, so a resumed run may have other values
 _FREE_KEYS = {"gradient_checkpointing", "deepspeed", "workers"}
 _FREE_STAGE_KEYS = {"json", "images", "expected_samples", "per_device_batch_size", "save_every", "start"}
@@ -53,19 +53,13 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
     if not resume:
-        if is_finished(run):
-            raise InputError(
-                f"{run} holds a finished run, whose model is {run / MODEL_FOLDER}: choose another --run"
-            )
-        if last_checkpoint(run):
+        if is_finished(run) or last_checkpoint(run):
             raise InputError(
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
         # a run that ended before its first checkpoint leaves these files
-        own = {
-            name for name in found if name in (RECIPE_FILE, METRICS_FILE) or name.startswith("checkpoint-")
-        }
-        if found != own or (found and RECIPE_FILE not in found):
+        own = {RECIPE_FILE, METRICS_FILE, *(name for name in found if name.startswith("checkpoint-"))}
+        if found - own or (found and RECIPE_FILE not in found):
             raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
         return
     if RECIPE_FILE not in found:
@@ -90,9 +84,7 @@ def claim_run(recipe: VLMRecipe, run: Path, resume: bool) -> IO[str]:
     """
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-    lock = lock_file(run / LOCK_FILE)
-    if isinstance(lock, str):
-        raise InputError(f"{lock} trains in {run}: wait for it, or choose another --run")
+    lock = lock_folder(run)
     check_run(recipe, run, resume)  # another process may have been here meanwhile
     if not resume:
         write_text(run / RECIPE_FILE, to_yaml(recipe))
@@ -100,14 +92,24 @@ def claim_run(recipe: VLMRecipe, run: Path, resume: bool) -> IO[str]:
     return lock
 
 
-class Stopping(TrainerCallback):
-    """Save and end after the step in which a signal came to any of the processes."""
+class Reporter(TrainerCallback):
+    """Write RUN/metrics.jsonl and show progress, in the first process alone; end a run whose loss is not finite; save
+    and stop after the step in which a signal came to any of the processes.
 
-    def __init__(self, stop: StopRequest) -> None:
-        self._stop = stop
+    A line has step, epoch, samples, loss, lr, grad_norm, samples_per_second, time and seconds_left. A resumed run
+    first removes the lines of steps after its checkpoint.
+    """
+
+    def __init__(self, run: Path, batch_size: int, samples: int, stop: StopRequest) -> None:
+        self._run, self._batch_size, self._samples, self._stop = run, batch_size, samples, stop
+        self._last_line = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop.saves = True
+        self._pace = Pace(state.max_steps)
+        self._pace.step(state.global_step, state.global_step * self._batch_size)
+        if state.is_world_process_zero:
+            forget_after(self._run / METRICS_FILE, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         asked = torch.tensor(int(self._stop.asked), device=args.device)
@@ -115,24 +117,6 @@ class Stopping(TrainerCallback):
             torch.distributed.all_reduce(asked)
         if asked:
             control.should_save = control.should_training_stop = True
-
-
-class Reporter(TrainerCallback):
-    """Write RUN/metrics.jsonl and show progress, in the first process alone; end a run whose loss is not finite.
-
-    A line has step, epoch, samples, loss, lr, grad_norm, samples_per_second, time and seconds_left. A resumed run
-    first removes the lines of steps after its checkpoint.
-    """
-
-    def __init__(self, run: Path, batch_size: int, samples: int) -> None:
-        self._run, self._batch_size, self._samples = run, batch_size, samples
-        self._last_line = time.monotonic()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._pace = Pace(state.max_steps)
-        self._pace.step(state.global_step, state.global_step * self._batch_size)
-        if state.is_world_process_zero:
-            forget_after(self._run / METRICS_FILE, state.global_step)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any

@@ -23,13 +23,14 @@ from transformers.trainer_callback import PrinterCallback
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import disk_errors
 from diffclip.training.launch import StopRequest
+from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.chat import image_tokens
 from diffclip.vlm.dataset import ConversationSet, GroupedOrder, collate, open_conversations
-from diffclip.vlm.files import MODEL_FOLDER, RECIPE_FILE, load_language_model, load_vision, load_vlm, save_vlm
+from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, load_vlm, save_vlm
 from diffclip.vlm.llava import connect, connector_of, enable_checkpointing, freeze
 from diffclip.vlm.quiet import quiet
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe
-from diffclip.vlm.run import Reporter, Stopping, check_run, claim_run, is_finished, last_checkpoint
+from diffclip.vlm.run import Reporter, check_run, claim_run, is_finished, last_checkpoint
 from diffclip.weights import as_disk_error
 
 
@@ -81,7 +82,7 @@ def train_stage(
                     conversations, part.images, processor, part.template, recipe.max_length
                 ),
                 data_collator=partial(collate, padding=processor.tokenizer.pad_token_id or 0),
-                callbacks=[Reporter(run, part.batch_size, len(conversations)), Stopping(stop)],
+                callbacks=[Reporter(run, part.batch_size, len(conversations), stop)],
                 order=GroupedOrder(lengths, part.batch_size, recipe.seed),
             )
             trainer.fit(run, resume)
