@@ -74,14 +74,14 @@ def _steps(
 ) -> Iterator[tuple[float, float]]:
     """Take steps on and on; the seconds that each waited for data, and its seconds in all."""
     from diffclip.config import PreprocessConfig
-    from diffclip.data.corpus import open_corpus
+    from diffclip.data.corpus import Corpus
     from diffclip.data.loader import CaptionLoader
     from diffclip.data.transforms import TrainTransform, normalize
     from diffclip.tokenizer import Tokenizer
 
     config, preprocess = config_of("CLIP", size), PreprocessConfig()
     transform = TrainTransform(config.vision.image_size, preprocess)
-    corpus = open_corpus(str(shards))
+    corpus = Corpus(str(shards))
     loader = CaptionLoader(corpus, transform, Tokenizer(config.text), batch, seed=0, workers=workers)
     epoch = 0
     while True:

@@ -71,7 +71,7 @@ class Feed:
 
 def ours(shards: Path, batch: int, workers: int) -> Feed:
     """Images come as bytes and are normalized here, into memory that is kept, as a device keeps its own."""
-    from diffclip.data.corpus import open_corpus
+    from diffclip.data.corpus import Corpus
     from diffclip.data.images import read_pixels
     from diffclip.data.loader import CaptionLoader
     from diffclip.data.transforms import TrainTransform, normalize
@@ -79,7 +79,7 @@ def ours(shards: Path, batch: int, workers: int) -> Feed:
 
     transform, finish = Clock(TrainTransform(IMAGE_SIZE, PREPROCESS, SCALE)), Clock(normalize)
     tokenizer = Clock(Tokenizer(named_config(f"CLIP-{MODEL}").text))
-    loader = CaptionLoader(open_corpus(str(shards)), transform, tokenizer, batch, SEED, workers)
+    loader = CaptionLoader(Corpus(str(shards)), transform, tokenizer, batch, SEED, workers)
 
     def forever() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         kept = torch.empty(batch, 3, IMAGE_SIZE, IMAGE_SIZE)

@@ -6,7 +6,7 @@ from made_sets import write_picture
 from PIL import Image
 
 from diffclip.cli.make_shards import make_shards
-from diffclip.data.corpus import open_corpus
+from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import Fault, InputError
 
@@ -26,7 +26,7 @@ def kaggle(tmp_path: Path) -> Path:
 
 
 def captions_in(folder: Path) -> dict[str, list[str]]:
-    corpus = open_corpus(folder)
+    corpus = Corpus(folder)
     found = [corpus.read(i) for i in range(corpus.samples)]
     return {one.key.rpartition("_")[2]: one.captions for one in found if not isinstance(one, Fault)}
 

@@ -7,7 +7,7 @@ from odd_shards import LONG, encoded, smooth_picture, write_odd_shards, write_sh
 from PIL import Image
 
 from diffclip.data.check import DISTANCE, Check, Scan, check, near_groups, perceptual_hash
-from diffclip.data.corpus import open_corpus
+from diffclip.data.corpus import Corpus
 from diffclip.errors import InputError
 
 
@@ -18,7 +18,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(odd: Path) -> tuple[Check, Scan]:
-    return check(open_corpus(str(odd)))
+    return check(Corpus(str(odd)))
 
 
 def keys(names: list[str]) -> list[str]:
@@ -89,19 +89,19 @@ def test_perceptual_hashes_are_imagehashs() -> None:
 
 def test_workers_find_the_same(found: tuple[Check, Scan], odd: Path) -> None:
     told: list[int] = []
-    result, scan = check(open_corpus(str(odd)), workers=2, advance=told.append)
+    result, scan = check(Corpus(str(odd)), workers=2, advance=told.append)
     assert (result, sum(told)) == (found[0], 44)
     assert np.array_equal(scan.captions, found[1].captions)
 
 
 def test_a_sample_is_drawn_by_the_seed(odd: Path) -> None:
-    first, scan = check(open_corpus(str(odd)), sample=10, seed=3)
-    again, _ = check(open_corpus(str(odd)), sample=10, seed=3)
-    _, others = check(open_corpus(str(odd)), sample=10, seed=4)
+    first, scan = check(Corpus(str(odd)), sample=10, seed=3)
+    again, _ = check(Corpus(str(odd)), sample=10, seed=3)
+    _, others = check(Corpus(str(odd)), sample=10, seed=4)
     assert (first.usable, first.read, first.seed) == (44, 10, 3)
     assert first == again
     assert scan.samples["number"].tolist() != others.samples["number"].tolist()
-    assert check(open_corpus(str(odd)), sample=1000)[0].seed is None
+    assert check(Corpus(str(odd)), sample=1000)[0].seed is None
 
 
 def test_captions_may_be_in_json(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_captions_may_be_in_json(tmp_path: Path) -> None:
         ("c", {"jpg": image, "json": b"{}"}),
     ]
     write_shard_of(tmp_path / "0.tar", samples)
-    result, _ = check(open_corpus(str(tmp_path), caption_key="texts"))
+    result, _ = check(Corpus(str(tmp_path), caption_key="texts"))
     assert (result.captions, result.whole) == (3, 2)
     assert result.captions_broken[0].reason == "has no key 'texts' in its .json"
 
@@ -122,4 +122,4 @@ def test_nothing_to_train_on(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"not one of 3 samples of .* can be trained on, the first: .*:0 is not"
     ):
-        check(open_corpus(str(tmp_path)))
+        check(Corpus(str(tmp_path)))

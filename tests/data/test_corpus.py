@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from diffclip.data.corpus import Corpus, Sample, open_corpus
+from diffclip.data.corpus import Corpus, Sample
 from diffclip.data.index import BLOCK, INDEX_FOLDER, open_index
 from diffclip.errors import Fault, InputError
 
@@ -38,7 +38,7 @@ def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
 def test_samples_by_number(
     paths: list[Path], picture: Callable[..., bytes], tmp_path: Path, window: int | None
 ) -> None:
-    corpus = open_corpus(str(tmp_path), window=window)
+    corpus = Corpus(str(tmp_path), window=window)
     assert (corpus.samples, corpus.per_epoch, corpus.window) == (7, 7, window)
     assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 1, 2, 3, 4, 6, 9)]
     sample = corpus.read(5)
@@ -51,13 +51,13 @@ def test_samples_by_number(
 
 
 def test_what_is_missing_is_named_or_counted(paths: list[Path], tmp_path: Path) -> None:
-    named = [str(fault) for fault in open_corpus(tmp_path).faults]
+    named = [str(fault) for fault in Corpus(tmp_path).faults]
     assert named == [
         f"{paths[2]}:s0000005 has no caption",
         f"{paths[2]}:s0000007 has no image",
         f"{paths[2]}:s0000008 has no caption",
     ]
-    counted = [str(fault) for fault in open_corpus(tmp_path, window=2).faults]
+    counted = [str(fault) for fault in Corpus(tmp_path, window=2).faults]
     assert counted == [
         f"{paths[2]} holds 2 samples that have no caption",
         f"{paths[2]} holds 1 samples that have no image",
@@ -66,11 +66,11 @@ def test_what_is_missing_is_named_or_counted(paths: list[Path], tmp_path: Path) 
 
 def test_what_a_recipe_may_name(paths: list[Path], tmp_path: Path) -> None:
     one, two = str(paths[0]), [str(paths[1]), str(paths[2])]
-    corpus = open_corpus([paths[0], SimpleNamespace(shards=two, weight=2.0)])
+    corpus = Corpus([paths[0], SimpleNamespace(shards=two, weight=2.0)])
     assert corpus.sources == [(one, 1, 3, 1.0), (f"{paths[1]}, {paths[2]}", 2, 4, 2.0)]
     assert (corpus.samples, corpus.per_epoch) == (7, 11)
-    assert open_corpus(SimpleNamespace(shards=[one], weight=0.4)).per_epoch == 1
-    assert open_corpus(f"{tmp_path}/{{0..2}}.tar").samples == 7
+    assert Corpus(SimpleNamespace(shards=[one], weight=0.4)).per_epoch == 1
+    assert Corpus(f"{tmp_path}/{{0..2}}.tar").samples == 7
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_a_recipe_may_name(paths: list[Path], tmp_path: Path) -> None:
 )
 def test_errors_of_naming(train: object, words: str) -> None:
     with pytest.raises(InputError) as raised:
-        open_corpus(train)
+        Corpus(train)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -98,7 +98,7 @@ def test_broken_shards_are_skipped_and_named(
     os.mkfifo(tmp_path / "5.tar")
     cut = write_shard(tmp_path / "6.tar", 4, start=10)
     cut.write_bytes(cut.read_bytes()[:4000])
-    corpus = open_corpus(tmp_path, window=window)
+    corpus = Corpus(tmp_path, window=window)
     assert keys_of(corpus)[-1] == "s0000010"
     assert corpus.samples == 8
     faults = {fault.name: fault.reason for fault in corpus.faults}
@@ -112,14 +112,14 @@ def test_broken_shards_are_skipped_and_named(
 def test_nothing_usable_is_an_error(tmp_path: Path, write_shard: WriteShard, window: int | None) -> None:
     path = write_shard(tmp_path / "0.tar", 2, changes={0: {"txt": None}, 1: {"jpg": None}})
     with pytest.raises(InputError, match=f"not one sample with an image and a caption in {path}: {path}"):
-        open_corpus(tmp_path, window=window)
+        Corpus(tmp_path, window=window)
 
 
 @WINDOWS
 def test_a_shard_that_goes_later_gives_faults(
     paths: list[Path], tmp_path: Path, write_shard: WriteShard, window: int | None
 ) -> None:
-    corpus = open_corpus(tmp_path, window=window)
+    corpus = Corpus(tmp_path, window=window)
     paths[0].unlink()
     assert keys_of(corpus) == ["s0000003", "s0000004", "s0000006", "s0000009"]
     reasons = reasons_of(corpus)
@@ -132,7 +132,7 @@ def test_a_shard_that_goes_later_gives_faults(
 def test_a_shard_that_is_cut_later_gives_faults(
     paths: list[Path], tmp_path: Path, window: int | None
 ) -> None:
-    corpus = open_corpus(tmp_path, window=window)
+    corpus = Corpus(tmp_path, window=window)
     os.truncate(paths[0], int(open_index(paths[0])[1]["jpg"][1, 0]) * BLOCK)
     assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 3, 4, 6, 9)]
     assert all(str(paths[0]) in reason for reason in reasons_of(corpus))
@@ -142,13 +142,13 @@ def test_a_shard_that_is_cut_later_gives_faults(
 def test_with_a_window_few_shards_are_open(tmp_path: Path, write_shard: WriteShard) -> None:
     for number in range(9):
         write_shard(tmp_path / f"{number}.tar", 2, start=2 * number)
-    corpus = open_corpus(tmp_path, window=3)
+    corpus = Corpus(tmp_path, window=3)
     assert len(keys_of(corpus)) == 18
     assert (len(corpus._opened), len(corpus._files._files)) == (3, 3)
 
 
 def test_indexes_are_written_beside_the_shards_when_asked(paths: list[Path], tmp_path: Path) -> None:
-    corpus = open_corpus(tmp_path)
+    corpus = Corpus(tmp_path)
     assert not (tmp_path / INDEX_FOLDER).exists()
     corpus.keep_indexes()
     assert sorted(os.listdir(tmp_path / INDEX_FOLDER)) == ["0.tar.npy", "1.tar.npy", "2.tar.npy"]
@@ -156,7 +156,7 @@ def test_indexes_are_written_beside_the_shards_when_asked(paths: list[Path], tmp
 
 def test_identities(paths: list[Path], tmp_path: Path, write_shard: WriteShard) -> None:
     def both(**options: object) -> tuple[str, str]:
-        corpus = open_corpus(str(tmp_path), **options)
+        corpus = Corpus(str(tmp_path), **options)
         return corpus.identity(), corpus.order_identity()
 
     files, order = both()
@@ -169,5 +169,5 @@ def test_identities(paths: list[Path], tmp_path: Path, write_shard: WriteShard) 
     assert both()[1] == order
     write_shard(paths[0], 2)
     assert both()[1] != order
-    weighted = open_corpus(SimpleNamespace(shards=str(tmp_path), weight=2.0))
-    assert weighted.order_identity() != open_corpus(str(tmp_path)).order_identity()
+    weighted = Corpus(SimpleNamespace(shards=str(tmp_path), weight=2.0))
+    assert weighted.order_identity() != Corpus(str(tmp_path)).order_identity()

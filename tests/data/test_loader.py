@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.corpus import open_corpus
+from diffclip.data.corpus import Corpus
 from diffclip.data.index import INDEX_FOLDER
 from diffclip.data.loader import Batch, CaptionLoader, CropTransform, _Job
 from diffclip.data.transforms import TrainTransform
@@ -39,7 +39,7 @@ def loader_with(
     transform: CropTransform, paths: Iterable[Path], batch_size: int = 4, **options: object
 ) -> CaptionLoader:
     of_corpus = {name: options.pop(name) for name in ("caption_key", "window") if name in options}
-    corpus = open_corpus([str(path) for path in paths], **of_corpus)
+    corpus = Corpus([str(path) for path in paths], **of_corpus)
     return CaptionLoader(corpus, transform, tokenize, batch_size, **{"seed": 0, **options})
 
 
@@ -144,7 +144,7 @@ def test_a_sample_shown_twice_is_cropped_twice(
     tmp_path: Path, write_shard: WriteShard, window: int | None
 ) -> None:
     path = write_shard(tmp_path / "0.tar", 9)
-    corpus = open_corpus(SimpleNamespace(shards=str(path), weight=2.5), window=window)
+    corpus = Corpus(SimpleNamespace(shards=str(path), weight=2.5), window=window)
     loader = CaptionLoader(corpus, TrainTransform(SIZE, PreprocessConfig()), tokenize, 11, seed=0)
     assert (loader.samples, loader.batches_per_epoch, loader.dropped) == (22, 2, 0)
     images: dict[str, list[Tensor]] = {}

@@ -16,7 +16,7 @@ _PROGRAM = """
 import signal, sys, time
 import torch
 from diffclip.config import PreprocessConfig
-from diffclip.data.corpus import open_corpus
+from diffclip.data.corpus import Corpus
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError
@@ -28,7 +28,7 @@ def tokenize(texts):
     return torch.zeros(len(texts), 4, dtype=torch.int64)
 
 def loader_of(transform=TrainTransform(8, PreprocessConfig()), window=None, **options):
-    corpus = open_corpus(folder, window=window)
+    corpus = Corpus(folder, window=window)
     return CaptionLoader(corpus, transform, tokenize, **{"batch_size": 8, "seed": 3, **options})
 """
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
-from diffclip.data.corpus import open_corpus
+from diffclip.data.corpus import Corpus
 from diffclip.data.images import read_pixels
 from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.memory import MemoryLoader, resized_crops
@@ -38,7 +38,7 @@ def test_batches_are_those_of_the_loader(
     tmp_path: Path, write_shard: WriteShard, rank: int, world: int
 ) -> None:
     path = write_shard(tmp_path / "0.tar", 23, changes={3: {"jpg": b"broken"}, 5: {"txt": b"one\n"}})
-    corpus = open_corpus(SimpleNamespace(shards=str(path), weight=1.5))
+    corpus = Corpus(SimpleNamespace(shards=str(path), weight=1.5))
     transform = TrainTransform(8, OPENAI, (0.3, 1.0), flip=0.5)
     options = {"batch_size": 6, "seed": 4, "rank": rank, "world": world}
     kept = MemoryLoader(corpus, transform, tokenize, **options)
@@ -55,9 +55,9 @@ def test_data_that_is_read_in_windows_or_all_broken(tmp_path: Path, write_shard:
     transform = TrainTransform(8, OPENAI)
     path = write_shard(tmp_path / "0.tar", 3, changes={n: {"jpg": b"x"} for n in range(3)})
     with pytest.raises(InputError, match=r"leave data\.window out"):
-        MemoryLoader(open_corpus(path, window=1), transform, tokenize, 2, 0)
+        MemoryLoader(Corpus(path, window=1), transform, tokenize, 2, 0)
     with pytest.raises(InputError, match="every image in"):
-        MemoryLoader(open_corpus(path), transform, tokenize, 2, 0)
+        MemoryLoader(Corpus(path), transform, tokenize, 2, 0)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.corpus import Sample, open_corpus
+from diffclip.data.corpus import Corpus, Sample
 from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.remote import expand_remote, is_remote, shown
 from diffclip.data.transforms import TrainTransform
@@ -48,7 +48,7 @@ def server(tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPa
 
 def loader_of(train: str, **options: object) -> CaptionLoader:
     of_corpus = {name: options.pop(name) for name in ("window", "cache", "cache_gb") if name in options}
-    corpus = open_corpus(train, **of_corpus)
+    corpus = Corpus(train, **of_corpus)
     transform = TrainTransform(8, PreprocessConfig())
     return CaptionLoader(corpus, transform, lambda texts: torch.zeros(len(texts), 4), 4, 0, **options)
 
@@ -103,9 +103,9 @@ def test_batches_are_those_of_the_same_shards_on_disk(server: str, tmp_path: Pat
 
 
 def test_indexes_beside_the_shards_spare_fetching_to_count(server: str, tmp_path: Path) -> None:
-    open_corpus(str(tmp_path / "served")).keep_indexes()
+    Corpus(str(tmp_path / "served")).keep_indexes()
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / "another")
-    corpus = open_corpus(f"{server}/")
+    corpus = Corpus(f"{server}/")
     assert (corpus.samples, corpus.window) == (24, 16)
     assert not [path for path in Handler.fetched if path.endswith(".tar")]
     assert isinstance(corpus.read(0), Sample)
@@ -114,9 +114,9 @@ def test_indexes_beside_the_shards_spare_fetching_to_count(server: str, tmp_path
 
 def test_a_changed_shard_is_another_one(server: str, tmp_path: Path, write_shard: WriteShard) -> None:
     train = f"{server}/0.tar"
-    assert open_corpus(train).samples == 4
+    assert Corpus(train).samples == 4
     write_shard(tmp_path / "served" / "0.tar", 70)
-    assert open_corpus(train).samples == 70
+    assert Corpus(train).samples == 70
 
 
 def test_copies_stay_within_the_limit(server: str, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_copies_stay_within_the_limit(server: str, tmp_path: Path) -> None:
 
 def test_what_is_missing_or_broken_is_skipped_and_named(server: str, tmp_path: Path) -> None:
     (tmp_path / "served" / "2.tar").write_bytes(b"no tar")
-    corpus = open_corpus(f"{server}/{{0..6}}.tar")
+    corpus = Corpus(f"{server}/{{0..6}}.tar")
     assert corpus.samples == 20
     assert [str(fault) for fault in corpus.faults] == [
         f"{server}/2.tar is not a tar",
@@ -145,5 +145,5 @@ def test_what_is_missing_or_broken_is_skipped_and_named(server: str, tmp_path: P
 
 def test_a_place_that_does_not_answer_is_one_line() -> None:
     with pytest.raises(InputError, match=r"0\.tar does not exist, or nobody answers there") as raised:
-        open_corpus("http://127.0.0.1:9/0.tar")
+        Corpus("http://127.0.0.1:9/0.tar")
     assert "\n" not in str(raised.value)

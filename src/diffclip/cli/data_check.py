@@ -52,13 +52,13 @@ def check(
     """
     from diffclip.cli.progress import showing_progress
     from diffclip.data.check import check as look
-    from diffclip.data.corpus import open_corpus
+    from diffclip.data.corpus import Corpus
     from diffclip.files import check_writable, write_text
 
     for file in (output, page):
         if file is not None:
             check_writable(file)
-    corpus = open_corpus(shards, caption_key)
+    corpus = Corpus(shards, caption_key)
     try:
         total = min(sample or corpus.samples, corpus.samples)
         with showing_progress("Reading", {"samples": total}) as advance:

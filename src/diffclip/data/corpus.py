@@ -76,39 +76,6 @@ class _Opened(NamedTuple):
     rows: NDArray[np.int64]
 
 
-def open_corpus(
-    train: Any,
-    caption_key: str = CAPTION_KEY,
-    window: int | None = None,
-    cache: str | Path | None = None,
-    cache_gb: float | None = None,
-) -> Corpus:
-    """Find the shards of all sources and count their samples, from the indexes beside them where there are any.
-
-    Nothing is written beside the shards: see `Corpus.keep_indexes`.
-
-    Args:
-        train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
-        caption_key: the key of `.json` that holds a caption or a list of them. Unless it is another than the
-            usual, a sample's `.txt`, one caption a line, comes first.
-        window: shards that a process shuffles together. None: all samples, or 16 shards where one is remote.
-        cache: folder for copies of remote shards; None: in the user's cache folder.
-        cache_gb: size of these copies in 10^9 bytes, beyond which the oldest go; None: no limit.
-
-    Raises:
-        InputError: shards are missing, or not a single sample is usable.
-        DiffCLIPError: an address does not answer.
-    """
-    parts = _parts(train)
-    places = [[place for spec in specs for place in _places(spec)] for specs, _ in parts]
-    copies = None
-    if any(remote for source in places for _, remote in source):
-        limit = None if cache_gb is None else int(cache_gb * 1e9)
-        copies = RemoteShards(Path(cache) if cache else cache_folder() / "shards", limit)
-        window = window or _WINDOW
-    return Corpus(parts, places, caption_key, window, copies)
-
-
 def _parts(train: Any) -> list[tuple[list[str], float]]:
     """The sources that `train` stands for, each with its weight."""
     parts = []
@@ -130,9 +97,18 @@ def _places(spec: str) -> list[tuple[str, bool]]:
 class Corpus:
     """The usable samples, those with an image and a caption, of weighted sources; numbered through all shards.
 
-    Without a window the indexes of all shards are in memory, which forked data workers share; with one, only how many
-    samples each shard has, and the indexes of the shards that are being read. An object may be forked or pickled to
-    data workers; it is not for several threads at once. It is made by `open_corpus`.
+    Samples are counted from the indexes beside the shards where there are any; nothing is written there before
+    `keep_indexes`. Without a window the indexes of all shards are in memory, which forked data workers share; with one,
+    only how many samples each shard has, and the indexes of the shards that are being read. An object may be forked or
+    pickled to data workers; it is not for several threads at once.
+
+    Args:
+        train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
+        caption_key: the key of `.json` that holds a caption or a list of them. Unless it is another than the
+            usual, a sample's `.txt`, one caption a line, comes first.
+        window: shards that a process shuffles together. None: all samples, or 16 shards where one is remote.
+        cache: folder for copies of remote shards; None: in the user's cache folder.
+        cache_gb: size of these copies in 10^9 bytes, beyond which the oldest go; None: no limit.
 
     Attributes:
         samples: how many samples are usable.
@@ -140,30 +116,41 @@ class Corpus:
         faults: what is skipped: broken shards, samples without an image or a caption.
         sources: what was found, source by source.
         layout: the usable samples of each shard, and the weights.
-        window: shards that a process shuffles together; None: all samples.
+        window, caption_key: as given.
+
+    Raises:
+        InputError: shards are missing, or not a single sample is usable.
+        DiffCLIPError: an address does not answer.
     """
 
     def __init__(
         self,
-        parts: Sequence[tuple[list[str], float]],
-        places: Sequence[Sequence[tuple[str, bool]]],
-        caption_key: str,
-        window: int | None,
-        copies: RemoteShards | None,
+        train: Any,
+        caption_key: str = CAPTION_KEY,
+        window: int | None = None,
+        cache: str | Path | None = None,
+        cache_gb: float | None = None,
     ) -> None:
-        self.caption_key, self.window, self._copies = caption_key, window, copies
+        parts = _parts(train)
+        places = [[place for spec in specs for place in _places(spec)] for specs, _ in parts]
+        flat = [place for source in places for place in source]
+        local = [place for place, remote in flat if not remote]
+        self._copies = None
+        if len(local) < len(flat):
+            limit = None if cache_gb is None else int(cache_gb * 1e9)
+            self._copies = RemoteShards(Path(cache) if cache else cache_folder() / "shards", limit)
+            window = window or _WINDOW
+        self.caption_key, self.window = caption_key, window
         self._needed: Needed = {"image": IMAGE, "caption": caption_members(caption_key)}
         self._extensions = tuple(name for names in self._needed.values() for name in names)
         self._opened: dict[int, _Opened | Fault] = {}
         self._files = TarFiles(window or OPEN_FILES)
-        flat = [place for source in places for place in source]
-        local = [place for place, remote in flat if not remote]
         indexes = dict(
             zip(local, open_indexes([Path(place) for place in local], window is None), strict=True)
         )
         headers = {place: header for place, (header, _) in indexes.items()}
-        if copies is not None:
-            headers |= copies.headers([place for place, remote in flat if remote])
+        if self._copies is not None:
+            headers |= self._copies.headers([place for place, remote in flat if remote])
         self._shards = [
             _Shard(place, shown(place), remote, headers[place], headers[place].usable(self._needed))
             for place, remote in flat

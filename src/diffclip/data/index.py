@@ -305,8 +305,7 @@ class TarFiles:
         """Read the members of the sample in a row of an index, only those with `extensions` if given.
 
         Raises:
-            InputError: the file ends before a member does.
-            OSError: the file cannot be read.
+            InputError, OSError: the file ends before a member does, or cannot be read.
         """
         descriptor, found = self.open(path).fileno(), {}
         for extension in row.dtype.names[1:] if extensions is None else extensions:

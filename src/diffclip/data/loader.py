@@ -104,7 +104,7 @@ class CaptionLoader:
             DiffCLIPError: a worker died, another epoch was started meanwhile, or no data came for the time set.
         """
         order = self._order(epoch)
-        mine = self._jobs.now = _Jobs.Now(epoch, order, start_batch)
+        mine = self._jobs.now = (epoch, order, start_batch)
         batches = watched(self._loader)
         window = -1
         for number, batch in enumerate(batches, start_batch + 1):
@@ -159,12 +159,7 @@ class _Job(NamedTuple):
 class _Jobs:
     """The batch sampler: a pass over the loader gives the batches of what is then `now`."""
 
-    class Now(NamedTuple):
-        epoch: int
-        order: WholeEpoch | WindowedEpoch
-        start: int
-
-    now: Now
+    now: tuple[int, WholeEpoch | WindowedEpoch, int]  # epoch, order, first batch
 
     def __iter__(self) -> Iterator[_Job]:
         epoch, order, start = self.now

@@ -51,15 +51,12 @@ def shown(text: str) -> str:
 
 
 def expand_remote(spec: str) -> list[str]:
-    """List the addresses that `spec` names.
+    """List the addresses that `spec` names: an address with braces or `*`, or a folder of .tar files (`…/`).
 
-    Args:
-        spec: an address with brace ranges, with `*`, or the address of a folder, which ends in `/` and stands for its
-            .tar files. Listed addresses come in natural order: 2.tar before 10.tar.
+    Listed addresses come in natural order; single ones are not looked at.
 
     Raises:
-        InputError: braces that do not pair, an unknown protocol or one whose package is missing, a folder or
-            pattern that is not there or without shards. Single addresses are not looked at.
+        InputError: braces that do not pair, an unknown protocol, nothing there, or no shards.
         DiffCLIPError: the place does not answer.
     """
     found: list[str] = []
@@ -93,22 +90,13 @@ class RemoteShards:
         self._pool: ThreadPoolExecutor | None = None
 
     def headers(self, addresses: Sequence[str]) -> dict[str, Header]:
-        """The header of each shard's index. One that does not exist or is broken has `faults`.
-
-        Raises:
-            DiffCLIPError: a place does not answer.
-        """
+        """The header of each shard's index. One that does not exist or is broken has `faults`."""
         with ThreadPoolExecutor(_QUESTIONS) as pool:
             found = progress(pool.map(self._header, addresses), len(addresses), "looking at")
             return dict(zip(addresses, found, strict=True))
 
     def open(self, address: str) -> tuple[Path, Table]:
-        """The local copy of a shard, fetched if it is not there, and its index.
-
-        Raises:
-            InputError: there is no such shard any more.
-            DiffCLIPError: the place does not answer.
-        """
+        """The local copy of a shard, fetched if it is not there, and its index."""
         copy, mark, file = self._copy(address), self._marks[address], cached_index(address)
         found = read_index(file, mark)
         if found is None:

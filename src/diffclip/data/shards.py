@@ -72,8 +72,7 @@ class Shards:
         """Read the members of sample `i` by extension, only those in `extensions` if given.
 
         Raises:
-            InputError: the shard has become shorter since it was indexed.
-            OSError: the shard cannot be read.
+            InputError, OSError: the shard cannot be read, or has become shorter since it was indexed.
         """
         return self._files.read(*self._locate(i), extensions)
 
@@ -81,8 +80,7 @@ class Shards:
         """Read the image of sample `i` as RGB.
 
         Raises:
-            InputError: there is none, or it is broken.
-            OSError: the shard cannot be read.
+            InputError, OSError: there is none, it is broken or cannot be read.
         """
         if self._kept is not None and i in self._kept:
             return self._kept[i]
@@ -140,11 +138,7 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def tar_files(folder: Path) -> list[Path]:
-    """List all *.tar of `folder`, in natural order.
-
-    Raises:
-        InputError: there is none; where there are images, the way to make shards of them is named.
-    """
+    """List all *.tar of `folder`, in natural order, or raise `InputError` where there is none."""
     found = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
     if not found:
         if any(path.suffix[1:].lower() in IMAGE for path in folder.rglob("*")):
@@ -181,11 +175,7 @@ def _expand(text: str) -> list[Path]:
 
 
 def expand_braces(text: str) -> list[str]:
-    """Expand brace ranges.
-
-    Raises:
-        InputError: the braces do not pair.
-    """
+    """Expand brace ranges, or raise `InputError` where the braces do not pair."""
     try:
         return list(braceexpand(text))
     except ValueError:

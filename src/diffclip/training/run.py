@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from diffclip.data.corpus import open_corpus
+from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.loader import CaptionLoader
@@ -123,7 +123,7 @@ def open_training_data(
             `data.memory` is asked for data that is remote or read window by window.
     """
     config, data = recipe.config(), recipe.data
-    corpus = open_corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
+    corpus = Corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
     transform = TrainTransform(config.vision.image_size, config.preprocess, data.scale, data.flip)
     tokenizer, size, seed = Tokenizer(config.text), recipe.batch_size, recipe.seed
     if data.memory:
