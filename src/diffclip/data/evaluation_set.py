@@ -150,63 +150,37 @@ class EvaluationSet:
             "texts": digest_of([self.classnames, self.templates]),
         }
 
-    def batches(self, transform: Transform, batch_size: int, workers: int = 0) -> Iterator[ImageBatch]:
-        """Read the set in order, up to `batch_size` images at a time; broken ones are left out.
+    def batches(
+        self, transform: Transform, batch_size: int, workers: int = 0, timeout: float = 0
+    ) -> Iterator[ImageBatch]:
+        """Read the set in order, up to `batch_size` images at a time; broken ones are left out and added to `faults`.
 
         Args:
-            transform: PIL RGB → [3, S, S], usually `EvalTransform`'s.
+            transform: PIL RGB → [3, S, S], usually an `EvalTransform`.
             batch_size: images a batch.
             workers: processes that read ahead; 0 reads in this one.
+            timeout: seconds after which workers that give nothing are an error; 0 waits for ever.
 
         Raises:
             InputError: all images are broken.
-            DiffCLIPError: a worker died.
+            DiffCLIPError: a worker died, or gave nothing.
         """
-        broken: list[Fault] = []
-        try:
-            for batch in evaluation_batches(
-                self.source, self.indices, transform, batch_size, broken, workers
-            ):
+        images = _Images(self.source, self.indices, transform)
+        loader = data_loader(images, workers, timeout, batch_size=batch_size, collate_fn=_collate)
+        read, broken, known = 0, [], set(self.faults)
+        for batch, found in watched(loader):
+            broken += found
+            # a second pass meets the same broken images
+            self.faults += [fault for fault in found if fault not in known]
+            if batch is not None:
+                read += len(batch.positions)
                 if self.labels:
                     batch.labels = torch.tensor([self.labels[p] for p in batch.positions])
                 if self.captions:
                     batch.captions = [self.captions[p] for p in batch.positions]
                 yield batch
-        finally:
-            # A second pass meets the same broken images.
-            self.faults = list(dict.fromkeys(self.faults + broken))
-
-
-def evaluation_batches(
-    source: Source,
-    indices: Sequence[int],
-    transform: Transform,
-    batch_size: int,
-    faults: list[Fault],
-    workers: int = 0,
-    timeout: float = 0,
-) -> Iterator[ImageBatch]:
-    """Read the images `indices` of a source, in that order, up to `batch_size` at a time.
-
-    A broken image is left out and appended to `faults`; a batch of nothing else is not given. Workers that give
-    nothing for `timeout` seconds are an error; 0 waits for ever.
-
-    Raises:
-        InputError: all images are broken.
-        DiffCLIPError: a worker died.
-    """
-    images = _Images(source, indices, transform)
-    read, broken = 0, []
-    for batch, found in watched(
-        data_loader(images, workers, timeout, batch_size=batch_size, collate_fn=_collate)
-    ):
-        faults += found
-        broken += found
-        if batch is not None:
-            read += len(batch.positions)
-            yield batch
-    if broken and not read:
-        raise InputError(f"every image in {source} is broken, the first one: {broken[0]}")
+        if broken and not read:
+            raise InputError(f"every image in {self.source} is broken, the first one: {broken[0]}")
 
 
 class _Images(Dataset[tuple[int, Tensor] | Fault]):

@@ -7,14 +7,14 @@ the same places, so that the difference cancels what they share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffclip.attention import AttentionMaps
-from diffclip.data.evaluation_set import EvaluationSet, evaluation_batches
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.embed import embed_captioned, evaluating
@@ -109,24 +109,22 @@ def _embed(
     broken: list[Fault],
 ) -> _Share | None:
     """Embed the images at `places` with their captions; None where none of them can be read (see `broken`)."""
-    batches = evaluation_batches(
-        data.source,
-        [data.indices[place] for place in places],
-        EvalTransform(model.config.vision.image_size, model.config.preprocess),
-        batch_size,
-        broken,
-        recipe.data.workers,
-        recipe.data.timeout,
+    part = replace(
+        data,
+        indices=[data.indices[place] for place in places],
+        captions=[data.captions[place] for place in places],
+        faults=broken,
     )
+    transform = EvalTransform(model.config.vision.image_size, model.config.preprocess)
+    batches = part.batches(transform, batch_size, recipe.data.workers, recipe.data.timeout)
     read: list[int] = []
     with_maps: list[Tensor] = []
 
     def captioned() -> Iterator[tuple[Tensor, list[list[str]]]]:
         for batch in batches:
-            here = [places[position] for position in batch.positions]
             with_maps.extend(batch.images[: max(0, _WITH_MAPS - len(read))])
-            read.extend(here)
-            yield batch.images, [data.captions[place] for place in here]
+            read.extend(places[position] for position in batch.positions)
+            yield batch.images, batch.captions or []
 
     with evaluating(model):
         try:
