@@ -1,4 +1,5 @@
 import hashlib
+import json
 import subprocess
 import sys
 
@@ -9,12 +10,16 @@ from diffclip.errors import InputError
 from diffclip.scenes import (
     BACKGROUNDS,
     COLOURS,
+    PATTERNS,
     SHAPES,
     SIZES,
     STYLES,
     TEXTURES,
     draw_scene,
+    minimal_pair,
+    questions,
 )
+from diffclip.scenes.questions import NEGATIVES, TOPICS
 
 
 def digest(indices: range) -> str:
@@ -161,3 +166,28 @@ def test_objects_and_shape_can_be_asked_for():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(InputError, match=message):
         draw_scene(**({"index": 0} | arguments))
+
+
+def test_scenes_are_what_they_were():
+    """A change here needs another FORMAT in scenes/write.py, so that folders drawn before are not reused."""
+    scenes = [
+        draw_scene(index, split=split, seed=3, style=style, size=32)
+        for split in ("train", "val", "test")
+        for style in STYLES
+        for index in range(8)
+    ]
+    said = [
+        [
+            scene.captions,
+            scene.background,
+            [(thing.shape, thing.colour, thing.box) for thing in scene.objects],
+        ]
+        for scene in scenes
+    ]
+    pairs = [minimal_pair(pattern, index, seed=3, size=32) for pattern in PATTERNS for index in range(4)]
+    asked = [vars(one) for topic in TOPICS for how in NEGATIVES for one in questions(20, how, 3, topic)]
+    text = json.dumps([said, [pair.statements for pair in pairs], asked])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cba6643be226b285"
+    # pixels may differ in the last bit between processors
+    means = [np.mean([scene.image for scene in scenes]), np.mean([pair.images for pair in pairs])]
+    assert means == pytest.approx([140.21, 140.61], abs=0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -178,11 +177,6 @@ def test_colour_questions_are_true_and_balanced(negatives: Any) -> None:
     assert len(balance) == 60
     assert not any(balance.values())
     assert [question.question_id for question in asked] == list(range(1, len(asked) + 1))
-
-
-def test_questions_for_kinds_are_what_they_were() -> None:
-    lines = [json.dumps(vars(one)) for how in NEGATIVES for one in questions(40, how, seed=2)]
-    assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == "e837f5f7d04fa360"
 
 
 def test_texts_are_written_as_conversations_are(trained: tuple[Any, Any, Path]) -> None:

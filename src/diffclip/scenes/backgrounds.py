@@ -14,8 +14,7 @@ from diffclip.scenes.layout import Dice
 
 Array = NDArray[np.floating[Any]]
 
-TILE = 4
-"""Edge of a tile in images."""
+_TILE = 4  # edge of a tile in images
 
 
 def _clouds(rng: np.random.Generator, edge: int, rows: int, columns: int) -> Array:
@@ -115,24 +114,19 @@ PAINTERS = {
 @lru_cache(maxsize=32)
 def _tile(name: str, size: int) -> Array:
     rng = np.random.Generator(np.random.Philox(zlib.crc32(name.encode())))
-    tile = np.clip(PAINTERS[name](rng, TILE * size), 0, 255)
+    tile = np.clip(PAINTERS[name](rng, _TILE * size), 0, 255)
     return np.ascontiguousarray(tile.transpose(2, 0, 1), dtype=np.float32)
 
 
-@lru_cache(maxsize=8)
-def _axis(size: int) -> Array:
-    return np.linspace(-1, 1, size, dtype=np.float32)
-
-
 def ground(name: str, size: int, dice: Dice) -> Array:
-    """A fresh background [3, size, size], values about 0 to 255: a crop under its own soft light."""
+    """Cut out a fresh background [3, size, size], values about 0 to 255: a crop under its own soft light."""
     left, top, flip, slope_x, slope_y, *gains = (dice.random() for _ in range(8))
-    room = (TILE - 1) * size
+    room = (_TILE - 1) * size
     x, y = int(left * room), int(top * room)
     crop = _tile(name, size)[:, y : y + size, x : x + size]
     if flip < 0.5:
         crop = crop[:, :, ::-1]
-    axis = _axis(size)
+    axis = np.linspace(-1, 1, size, dtype=np.float32)
     across, down = axis * ((slope_x - 0.5) * 0.16), axis * ((slope_y - 0.5) * 0.16)
     fall = axis * axis * 0.045
     light = (1.0 + across - fall)[None, :] + (down - fall)[:, None]

@@ -18,19 +18,23 @@ Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
 Colour = tuple[float, float, float]
 
-SIDE = 0.36
-"""Width left to something flat that is seen from the side."""
+_SIDE = 0.36  # width left to something flat that is seen from the side
 
 
-def column(colour: Colour) -> Array:
+def _column(colour: Colour) -> Array:
     """A colour that broadcasts over planes [3, h, w]."""
     return np.array(colour, np.float32)[:, None, None]
 
 
-def contrast(colour: Colour) -> Colour:
+def _brightness(colour: Colour) -> float:
+    red, green, blue = colour
+    return 0.3 * red + 0.59 * green + 0.11 * blue
+
+
+def _contrast(colour: Colour) -> Colour:
     """The second tone of a pattern: pale on a dark colour, deep on a pale one, never another hue."""
     red, green, blue = colour
-    if 0.3 * red + 0.59 * green + 0.11 * blue > 165:
+    if _brightness(colour) > 165:
         return (red * 0.62, green * 0.56, blue * 0.56)
     return (red + (255 - red) * 0.68, green + (255 - green) * 0.68, blue + (255 - blue) * 0.68)
 
@@ -41,10 +45,9 @@ def _stamens(colour: Colour) -> Colour:
     return (120.0, 74.0, 40.0) if red > 200 and green > 120 else (252.0, 214.0, 84.0)
 
 
-def ink(colour: Colour) -> Colour:
+def _ink(colour: Colour) -> Colour:
     """Black or white, whichever stands out."""
-    red, green, blue = colour
-    return (34.0, 34.0, 40.0) if 0.3 * red + 0.59 * green + 0.11 * blue > 120 else (250.0, 250.0, 246.0)
+    return (34.0, 34.0, 40.0) if _brightness(colour) > 120 else (250.0, 250.0, 246.0)
 
 
 def _step(height: Array) -> Array:
@@ -82,20 +85,13 @@ def _write(area: Array, text: str, x: float, y: float, height: float, colour: Co
     y0, x0 = max(0, top), max(0, left)
     y1, x1 = min(area.shape[1], top + tall), min(area.shape[2], left + wide)
     part = area[:, y0:y1, x0:x1]
-    part += letters[y0 - top : y1 - top, x0 - left : x1 - left] * (column(colour) - part)
+    part += letters[y0 - top : y1 - top, x0 - left : x1 - left] * (_column(colour) - part)
 
 
 def _face(u: Array, v: Array, radius: float) -> Array:
     eyes = np.minimum(np.hypot(u - 0.32, v + 0.22), np.hypot(u + 0.32, v + 0.22)) - 0.13
     mouth = np.where(v > 0.18, np.abs(np.hypot(u, v + 0.02) - 0.48) - 0.085, 1.0)
     return _step(-np.minimum(eyes, mouth) * radius)
-
-
-def _crack(u: Array, v: Array) -> Array:
-    """Distance in radii to a jagged line from top to bottom."""
-    jag = 0.3 * (np.abs((v * 1.7) % 2 - 1) - 0.5)
-    distance: Array = np.abs(u - jag) - 0.1
-    return distance
 
 
 class Window:
@@ -111,10 +107,8 @@ class Window:
         self.x1, self.y1 = min(size, math.ceil(x + room)), min(size, math.ceil(y + room))
         self.x, self.y = x - self.x0, y - self.y0
         width, height = self.x1 - self.x0, self.y1 - self.y0
-        side = spec.detail == "side"
-        self.distance = sample(
-            spec.form, width, height, self.x, self.y, self.radius, spec.angle, SIDE if side else 1.0
-        )
+        squash = _SIDE if spec.detail == "side" else 1.0
+        self.distance = sample(spec.form, width, height, self.x, self.y, self.radius, spec.angle, squash)
         self.u = ((np.arange(width, dtype=np.float32) + (0.5 - self.x)) / self.radius)[None, :]
         self.v = ((np.arange(height, dtype=np.float32) + (0.5 - self.y)) / self.radius)[:, None]
         if spec.detail == "gap":
@@ -123,7 +117,8 @@ class Window:
         elif spec.detail == "hollow":
             self.distance = np.maximum(self.distance, -self.distance - 0.26 * self.radius)
         elif spec.detail == "cracked":
-            self.distance = np.maximum(self.distance, -_crack(self.u, self.v) * self.radius)
+            jag = 0.3 * (np.abs((self.v * 1.7) % 2 - 1) - 0.5)
+            self.distance = np.maximum(self.distance, -(np.abs(self.u - jag) - 0.1) * self.radius)
 
     def of(self, canvas: Array) -> Array:
         return canvas[:, self.y0 : self.y1, self.x0 : self.x1]
@@ -148,7 +143,7 @@ def paint(canvas: Array, spec: Spec, colour: Colour | None = None) -> Mask:
     if spec.detail == "glowing":
         halo = np.exp(-np.square(np.maximum(distance, 0) / (0.42 * window.radius))) * 0.95
         halo *= np.clip((1.85 - np.hypot(window.u, window.v)) * 3, 0, 1)
-        area += halo * (column((255, 250, 200)) - area)
+        area += halo * (_column((255, 250, 200)) - area)
     else:
         shift = max(1, round(1.6 * pixel))
         area[:, shift:, shift:] *= 1 - 0.34 * _step(-distance[:-shift, :-shift] / (3 * pixel))
@@ -158,7 +153,7 @@ def paint(canvas: Array, spec: Spec, colour: Colour | None = None) -> Mask:
     if spec.detail is not None and spec.detail.startswith(("letter ", "word ")):
         kind, text = spec.detail.split(" ", 1)
         height = window.radius * (1.0 if kind == "letter" else 0.72)
-        _write(area, text, window.x, window.y, height, ink(rgb))
+        _write(area, text, window.x, window.y, height, _ink(rgb))
     return window.mask(size)
 
 
@@ -168,29 +163,29 @@ def _thicken(area: Array, spec: Spec, window: Window, rgb: Colour) -> None:
     behind = window.distance
     for depth in (0.11, 0.22):
         x = window.x + depth * window.radius
-        layer = sample(spec.form, width, height, x, window.y, window.radius, spec.angle, SIDE)
+        layer = sample(spec.form, width, height, x, window.y, window.radius, spec.angle, _SIDE)
         behind = np.minimum(behind, layer)
-    area += _step(-behind) * (column(rgb) * 0.5 - area)
+    area += _step(-behind) * (_column(rgb) * 0.5 - area)
     window.distance = behind
 
 
 def _fill(spec: Spec, window: Window, rgb: Colour, pixel: float) -> Array:
     """The colours [3, h, w] of the surface: pattern, detail, light from the upper left, fine edge."""
     distance, u, v = window.distance, window.u, window.v
-    surface: Array = column(rgb)
+    surface: Array = _column(rgb)
 
     def stain(surface: Array, amount: Array, colour: Colour) -> Array:
-        stained: Array = surface + amount * (column(colour) - surface)
+        stained: Array = surface + amount * (_column(colour) - surface)
         return stained
 
     if spec.texture != "plain":
         cosine, sine = math.cos(spec.tilt), math.sin(spec.tilt)
         amount = _pattern(spec.texture, u * cosine + v * sine, v * cosine - u * sine, window.radius)
-        surface = stain(surface, amount, contrast(rgb))
+        surface = stain(surface, amount, _contrast(rgb))
     elif spec.detail == "spot":
-        surface = stain(surface, _step((0.3 - np.hypot(u, v)) * window.radius), ink(rgb))
+        surface = stain(surface, _step((0.3 - np.hypot(u, v)) * window.radius), _ink(rgb))
     elif spec.detail == "face":
-        surface = stain(surface, _face(u, v, window.radius), ink(rgb))
+        surface = stain(surface, _face(u, v, window.radius), _ink(rgb))
     elif spec.detail == "border":
         surface = stain(surface, _step(distance + 0.26 * window.radius), (30, 30, 36))
     elif spec.detail == "half-filled":
@@ -214,5 +209,5 @@ def sketch(canvas: Array, spec: Spec) -> Mask:
     hatching = np.clip(np.sin((window.u + window.v) * window.radius * (1.7 / pixel)) - 0.55, 0, 1)
     shade = hatching * _step(-window.distance) * np.clip(0.35 + 0.4 * (window.u + window.v), 0, 1)
     alpha = 0.88 * np.maximum(line, 0.6 * shade)
-    area += alpha * (column((58, 58, 64)) - area)
+    area += alpha * (_column((58, 58, 64)) - area)
     return window.mask(size)

@@ -37,11 +37,7 @@ _AROUND, _AROUND_TURN = 20, 10
 
 
 class Conversations(Sequence[Conversation]):
-    """Conversations of a JSON file that are read from its index one at a time.
-
-    Attributes:
-        file: the JSON file, for messages.
-    """
+    """Conversations of a JSON `file` that are read from its index one at a time."""
 
     def __init__(self, file: str, index: Path) -> None:
         self.file, self._lines = file, index / "lines.jsonl"
@@ -132,20 +128,10 @@ def _make_index(file: Path, folder: Path) -> None:
 
 
 class ConversationSet(Dataset[dict[str, Any]]):
-    """Tokenize conversations and open their images; nothing is random.
+    """Tokenize conversations by a LlavaProcessor, as `encode` does, and open their images in the folder `images`.
 
     An item is `input_ids` and `labels` (lists of one length), and `pixel_values` [3, H, W] (float32) where the sample
-    has an image.
-
-    Args:
-        conversations: as `open_conversations` returns them.
-        images: folder that the images' paths start from.
-        processor: a LlavaProcessor.
-        template: "plain" or "chat", see `diffclip.vlm.chat.encode`.
-        max_length: tokens, the image's included, after which a sample is cut.
-
-    Reading an item raises:
-        InputError: the sample cannot be tokenized, or its image cannot be read.
+    has an image. Nothing is random. A sample that cannot be used raises `InputError`.
     """
 
     def __init__(
@@ -198,10 +184,7 @@ class GroupedOrder(Sampler[int]):
     in a batch, and so the gradient, does not depend on lengths. LLaVA does the same (`llava_trainer.py`,
     `get_length_grouped_indices`), and keeps samples without images apart besides.
 
-    Args:
-        lengths: tokens of each sample.
-        batch_size: samples of a step, over all passes and processes.
-        seed: with the epoch decides the order.
+    `lengths` are the tokens of each sample, and `batch_size` counts the samples of a step over all processes.
     """
 
     def __init__(self, lengths: NDArray[np.float64], batch_size: int, seed: int) -> None:
