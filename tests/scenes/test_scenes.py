@@ -9,7 +9,7 @@ import pytest
 from diffclip.errors import InputError
 from diffclip.scenes import (
     BACKGROUNDS,
-    COLOURS,
+    COLORS,
     PATTERNS,
     SHAPES,
     SIZES,
@@ -52,7 +52,7 @@ def test_everything_in_the_vocabulary_is_drawn():
     scenes = [draw_scene(index) for index in range(400)]
     things = [thing for scene in scenes for thing in scene.objects]
     assert {thing.shape for thing in things} == set(SHAPES)
-    assert {thing.colour for thing in things} == set(COLOURS)
+    assert {thing.color for thing in things} == set(COLORS)
     assert {thing.size for thing in things} == set(SIZES)
     assert {thing.texture for thing in things} == set(TEXTURES)
     assert {scene.background for scene in scenes} == set(BACKGROUNDS)
@@ -77,14 +77,14 @@ def test_masks_boxes_and_centres_agree(size):
             assert thing.mask[bottom - 1].any()
             assert thing.mask[:, left].any()
             assert thing.mask[:, right - 1].any()
-            x, y = thing.centre
+            x, y = thing.center
             assert left - 2 <= x <= right + 2
             assert top - 2 <= y <= bottom + 2
 
 
-def test_an_object_shows_its_named_colour_and_no_other():
-    names = list(COLOURS)
-    palette = np.array([COLOURS[name] for name in names], float)
+def test_an_object_shows_its_named_color_and_no_other():
+    names = list(COLORS)
+    palette = np.array([COLORS[name] for name in names], float)
     for index in range(300):
         scene = draw_scene(index, size=96)
         for thing in scene.objects:
@@ -92,7 +92,7 @@ def test_an_object_shows_its_named_colour_and_no_other():
                 continue
             pixels = scene.image[thing.mask].astype(float)
             shown = np.median(pixels, axis=0)
-            assert names[int(np.abs(palette - shown).sum(axis=1).argmin())] == thing.colour
+            assert names[int(np.abs(palette - shown).sum(axis=1).argmin())] == thing.color
 
 
 def _longest_row(mask):
@@ -140,7 +140,7 @@ def test_a_shift_keeps_geometry_and_labels(style):
             assert shifted.captions == plain.captions
         else:
             words = " ".join(shifted.captions).split()
-            assert not set(words) & {*COLOURS, *TEXTURES, "sand", "grass", "sky", "wood", "stone", "paper"}
+            assert not set(words) & {*COLORS, *TEXTURES, "sand", "grass", "sky", "wood", "stone", "paper"}
 
 
 def test_objects_and_shape_can_be_asked_for():
@@ -180,7 +180,7 @@ def test_scenes_are_what_they_were():
         [
             scene.captions,
             scene.background,
-            [(thing.shape, thing.colour, thing.box) for thing in scene.objects],
+            [(thing.shape, thing.color, thing.box) for thing in scene.objects],
         ]
         for scene in scenes
     ]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from diffclip.scenes import BACKGROUNDS, COLOURS, SHAPES, draw_scene
+from diffclip.scenes import BACKGROUNDS, COLORS, SHAPES, draw_scene
 
 COUNTS = {"a": 1, "an": 1, "one": 1, "a single": 1, "just one": 1, "two": 2, "three": 3, "four": 4}
 PLURALS = {("crosses" if shape == "cross" else shape + "s"): shape for shape in SHAPES}
@@ -73,7 +73,7 @@ THING = re.compile(
     r"((?P<texture>plain|striped|dotted|checked) )?"
     rf"((?P<before>{any_of([*BEFORE, *PLAIN_BEFORE])}) )?"
     r"((?P<standing>upright|upside-down) )?"
-    rf"((?P<colour>{any_of(COLOURS)}) )?"
+    rf"((?P<color>{any_of(COLORS)}) )?"
     rf"(?P<noun>{any_of([*SHAPES, *PLURALS])})"
     rf"( (?P<pointing>{any_of(POINTING)}))?"
     rf"( (?P<after>{any_of([*AFTER, *PLAIN_AFTER])}|with the (letter|word) [A-Z]+ on it))?"
@@ -94,7 +94,7 @@ def matching(scene, said):
         wanted = {
             "size": size,
             "texture": said["texture"],
-            "colour": said["colour"],
+            "color": said["color"],
             "orientation": direction,
         }
         if thing.shape != PLURALS.get(said["noun"], said["noun"]):
@@ -118,7 +118,7 @@ def matching(scene, said):
 
 def check_place(scene, thing, place):
     size = len(scene.image)
-    x, y = thing.centre[0] / size, thing.centre[1] / size
+    x, y = thing.center[0] / size, thing.center[1] / size
     if "left" in place:
         assert x < 0.4
     if "right" in place:
@@ -162,7 +162,7 @@ def check_relation(scene, text, relation):
     if relation.strip() in ("to the right of", "below"):
         one, two = two, one
     axis = 0 if "to the" in relation else 1
-    assert one.centre[axis] < two.centre[axis], text
+    assert one.center[axis] < two.center[axis], text
     assert one.box[axis + 2] <= two.box[axis], f"not clearly so: {text!r}"
 
 
@@ -172,16 +172,16 @@ def check_counted(scene, head, tail):
     assert COUNTS[words[0]] == len(scene.objects)
     if words[-1] in ("shapes", "objects"):
         if len(words) == 3:
-            assert {thing.colour for thing in scene.objects} == {words[1]}
+            assert {thing.color for thing in scene.objects} == {words[1]}
         assert len(check_list(scene, tail)) == len(scene.objects)
     else:
         assert {thing.shape for thing in scene.objects} == {PLURALS[words[1]]}
         told = {}
         for part in re.split(r", | and ", tail):
-            number, colour = part.split()
-            told[colour] = COUNTS[number]
-        colours = [thing.colour for thing in scene.objects]
-        assert told == {colour: colours.count(colour) for colour in colours}
+            number, color = part.split()
+            told[color] = COUNTS[number]
+        colors = [thing.color for thing in scene.objects]
+        assert told == {color: colors.count(color) for color in colors}
 
 
 def check(scene, caption):
@@ -206,10 +206,10 @@ def check(scene, caption):
         check_place(scene, thing, inverted.group(1))
         return
     counted = re.fullmatch(
-        rf"(\w+ (?:(?:{any_of(COLOURS)}) )?(?:shapes|objects))(?: ({any_of(GROUNDS)}))?: (.*)", text
+        rf"(\w+ (?:(?:{any_of(COLORS)}) )?(?:shapes|objects))(?: ({any_of(GROUNDS)}))?: (.*)", text
     ) or re.fullmatch(
         rf"(\w+ (?:{any_of(PLURALS)}))(?: ({any_of(GROUNDS)}))?, "
-        rf"((?:(?:one|two|three) (?:{any_of(COLOURS)})(?:, | and )?)+)",
+        rf"((?:(?:one|two|three) (?:{any_of(COLORS)})(?:, | and )?)+)",
         text,
     )
     if counted:
@@ -241,7 +241,7 @@ def test_captions_tell_images_apart():
 
 def test_captions_use_every_kind_of_statement():
     text = "\n".join(c for index in range(4000) for c in draw_scene(index, size=16).captions)
-    words = [*COLOURS, *SHAPES, *GROUNDS, *BEFORE, *AFTER, *PLAIN_BEFORE, *PLAIN_AFTER, *POINTING, *PLACES]
+    words = [*COLORS, *SHAPES, *GROUNDS, *BEFORE, *AFTER, *PLAIN_BEFORE, *PLAIN_AFTER, *POINTING, *PLACES]
     words += [*PLURALS, "upside-down", "striped", "dotted", "checked", "small", "medium-sized", "large"]
     words += [
         *RELATIONS,
@@ -257,9 +257,7 @@ def test_captions_use_every_kind_of_statement():
 
 
 def test_a_wrong_caption_is_noticed():
-    scene = next(
-        s for s in map(draw_scene, range(50)) if len(s.objects) == 1 and s.objects[0].colour == "red"
-    )
+    scene = next(s for s in map(draw_scene, range(50)) if len(s.objects) == 1 and s.objects[0].color == "red")
     with pytest.raises(AssertionError):
         check(scene, f"a blue {scene.objects[0].shape}")
     with pytest.raises(AssertionError):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from diffclip.errors import InputError
-from diffclip.scenes import COLOURS, PATTERNS, SHAPES, draw_scene, minimal_pair
+from diffclip.scenes import COLORS, PATTERNS, SHAPES, draw_scene, minimal_pair
 from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
 
 OPPOSITES = {
@@ -76,9 +76,9 @@ def test_either_image_may_come_first():
     assert 3 < sum(more_first) < 27
 
 
-def shown(image, colour):
-    """Pixels that could be of a named colour, shading included."""
-    ratio = image.astype(float) / np.maximum(np.array(COLOURS[colour], float), 1)
+def shown(image, color):
+    """Pixels that could be of a named color, shading included."""
+    ratio = image.astype(float) / np.maximum(np.array(COLORS[color], float), 1)
     return (np.abs(ratio - ratio.mean(axis=-1, keepdims=True)).max(axis=-1) < 0.12) & (
         ratio.mean(axis=-1) > 0.5
     )
@@ -89,10 +89,10 @@ def test_more_is_more_and_near_is_larger():
         for pattern in ("Quantity and Count", "Viewpoint and Perspective"):
             pair = minimal_pair(pattern, index)
             words = pair.statements[0].split()
-            colour = next(word for word in words if word in COLOURS)
-            if colour not in ("red", "blue", "purple", "pink", "turquoise", "green"):
+            color = next(word for word in words if word in COLORS)
+            if color not in ("red", "blue", "purple", "pink", "turquoise", "green"):
                 continue
-            areas = [shown(image, colour).sum() for image in pair.images]
+            areas = [shown(image, color).sum() for image in pair.images]
             more = ("two", "three", "four", "close", "front")
             ranks = [
                 max([0, *(more.index(w) + 1 for w in text.split() if w in more)]) for text in pair.statements
@@ -100,17 +100,17 @@ def test_more_is_more_and_near_is_larger():
             assert (areas[0] > areas[1]) == (ranks[0] > ranks[1]), pair.statements
 
 
-def test_colours_are_as_stated():
+def test_colors_are_as_stated():
     checked = 0
     for index in range(60):
         pair = minimal_pair("Color and Appearance", index, size=96)
-        colours = [next(w for w in text.split() if w in COLOURS) for text in pair.statements]
-        if colours[0] == colours[1]:
+        colors = [next(w for w in text.split() if w in COLORS) for text in pair.statements]
+        if colors[0] == colors[1]:
             continue
         changed = (pair.images[0].astype(int) - pair.images[1]).any(axis=-1)
-        for image, own, other in zip(pair.images, colours, colours[::-1], strict=True):
+        for image, own, other in zip(pair.images, colors, colors[::-1], strict=True):
             median = np.median(image[changed], axis=0)
-            assert np.abs(median - COLOURS[own]).sum() < np.abs(median - COLOURS[other]).sum()
+            assert np.abs(median - COLORS[own]).sum() < np.abs(median - COLORS[other]).sum()
         checked += 1
     assert checked > 20
 
@@ -133,15 +133,15 @@ def test_answers_are_true_and_balanced(negatives):
     assert [q.label for q in asked] == ["yes", "no"] * (3 * images)
     assert len({(q.image, q.text) for q in asked}) == len(asked)
     for question in asked:
-        start, colour, shape = question.text.removesuffix(" in the picture?").rsplit(" ", 2)
+        start, color, shape = question.text.removesuffix(" in the picture?").rsplit(" ", 2)
         assert start in ("Is there a", "Is there an")
-        assert (start[-1] == "n") == (colour[0] in "aeiou")
-        assert colour in COLOURS
+        assert (start[-1] == "n") == (color[0] in "aeiou")
+        assert color in COLORS
         assert shape in SHAPES
         things = scenes[question.image].objects
-        assert any((t.colour, t.shape) == (colour, shape) for t in things) == (question.label == "yes")
+        assert any((t.color, t.shape) == (color, shape) for t in things) == (question.label == "yes")
         if negatives == "adversarial":
-            assert any(t.colour == colour or t.shape == shape for t in things)
+            assert any(t.color == color or t.shape == shape for t in things)
 
 
 def test_popular_negatives_are_the_frequent_kinds():

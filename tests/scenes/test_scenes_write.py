@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from diffclip.errors import InputError
-from diffclip.scenes import COLOURS, PATTERNS, SHAPES, TEMPLATES, draw_scene, minimal_pair, write_scenes
+from diffclip.scenes import COLORS, PATTERNS, SHAPES, TEMPLATES, draw_scene, minimal_pair, write_scenes
 from diffclip.scenes import write as module
 
 SETTINGS = {"size": 24, "train": 30, "val": 5, "test": 13, "seed": 7}
@@ -54,21 +54,21 @@ def test_captions_follow_the_layout(folder):
             assert record["objects"][0]["box"] == list(scene.objects[0].box)
 
 
-def test_colours_are_the_same_images_with_other_labels(folder):
+def test_colors_are_the_same_images_with_other_labels(folder):
     root = folder / "colours"
-    assert (root / "classnames.txt").read_text().split("\n")[:-1] == list(COLOURS)
+    assert (root / "classnames.txt").read_text().split("\n")[:-1] == list(COLORS)
     templates = (root / "zeroshot_classification_templates.txt").read_text().split("\n")[:-1]
     assert templates == [f"a single {{c}} {shape}" for shape in SHAPES]
     for split in ("train", "test"):
-        colours, shapes = (members(folder / name / split / "0.tar") for name in ("colours", "shapes"))
-        assert colours.keys() == shapes.keys()
-        for key, data in colours.items():
+        colors, shapes = (members(folder / name / split / "0.tar") for name in ("colours", "shapes"))
+        assert colors.keys() == shapes.keys()
+        for key, data in colors.items():
             if not key.endswith(".cls"):
                 assert data == shapes[key]
                 continue
             index = int(key[1:8])
             scene = draw_scene(index, split=split, seed=7, size=24, objects=1, shape=SHAPES[index % 12])
-            assert list(COLOURS)[int(data)] == scene.objects[0].colour
+            assert list(COLORS)[int(data)] == scene.objects[0].color
 
 
 def test_classes_follow_the_layout(folder):

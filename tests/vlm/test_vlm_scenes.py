@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from diffclip.errors import InputError, StoppedError
-from diffclip.scenes import COLOURS, questions
+from diffclip.scenes import COLORS, questions
 from diffclip.scenes.export import write_questions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import NEGATIVES, TOPICS, question_indices, question_scene
@@ -71,14 +71,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
 def test_yes_no_answers_are_true_of_the_scene(topic: Any, often: dict[str, list[Any]]) -> None:
     for index in range(SCENES):
         specs = scene(index)
-        kinds = {f"{spec.colour} {spec.shape}" for spec in specs}
-        colours = {spec.colour for spec in specs}
+        kinds = {f"{spec.color} {spec.shape}" for spec in specs}
+        colors = {spec.color for spec in specs}
         turns = yes_no_turns(specs, topic, often, dice(index))
-        assert len(turns) == len(colours if topic == "colours" else kinds)
+        assert len(turns) == len(colors if topic == "colours" else kinds)
         assert len({turn.question for turn in turns}) == len(turns)
         for question, answer in turns:
             words = question.removesuffix(" in the picture?").split()
-            here = words[-1] in colours if topic == "colours" else " ".join(words[-2:]) in kinds
+            here = words[-1] in colors if topic == "colours" else " ".join(words[-2:]) in kinds
             assert answer == ("yes" if here else "no"), question
 
 
@@ -109,10 +109,10 @@ def test_told_answers_are_true_of_the_scene() -> None:
             continue
         asked.add(question.split()[0] + question.split()[1])
         expected = {
-            "Which colours": {spec.colour for spec in specs},
+            "Which colours": {spec.color for spec in specs},
             "Which shapes": {spec.shape for spec in specs},
-            "What colour": {spec.colour for spec in specs if spec.shape == last},
-            "What is": {spec.shape for spec in specs if spec.colour == last},
+            "What colour": {spec.color for spec in specs if spec.shape == last},
+            "What is": {spec.shape for spec in specs if spec.color == last},
         }[" ".join(question.split()[:2])]
         assert words == expected, question
     assert len(asked) == 4
@@ -155,22 +155,22 @@ def test_images_that_are_trained_on_are_not_asked_about(written: Path, tmp_path:
     asked = {file.read_bytes() for file in (tmp_path / "colours" / "images").iterdir()}
     assert len(asked) == 24
     assert not asked & {file.read_bytes() for file in (written / "images").iterdir()}
-    colours = open_questions(tmp_path / "colours")
-    for asked_colors in colours.splits.values():
+    colors = open_questions(tmp_path / "colours")
+    for asked_colors in colors.splits.values():
         yes = sum(one.label == "yes" for one in asked_colors)
         assert 2 * yes == len(asked_colors) > 100
 
 
 @pytest.mark.parametrize("negatives", NEGATIVES)
-def test_colour_questions_are_true_and_balanced(negatives: Any) -> None:
+def test_color_questions_are_true_and_balanced(negatives: Any) -> None:
     asked = questions(60, negatives, seed=1, topic="colours")
     present = {
-        index: {one.colour for one in question_scene(index, 1, 16).objects}
+        index: {one.color for one in question_scene(index, 1, 16).objects}
         for index in question_indices(60, 1)
     }
     for question in asked:
-        colour = question.text.split()[3]
-        assert (colour in present[int(question.image[6:13])]) == (question.label == "yes")
+        color = question.text.split()[3]
+        assert (color in present[int(question.image[6:13])]) == (question.label == "yes")
     balance: dict[str, int] = defaultdict(int)
     for question in asked:
         balance[question.image] += 1 if question.label == "yes" else -1
@@ -206,7 +206,7 @@ def test_the_language_model_has_whole_words(trained: tuple[Any, Any, Path]) -> N
     assert not folder.with_name("made.training").exists()
     assert model.config.model_type == "qwen2"
     assert model.config.vocab_size == len(tokenizer)
-    for word in ("yes", "no", "red", *(f" {word}" for word in (*COLOURS, "picture", "teardrop"))):
+    for word in ("yes", "no", "red", *(f" {word}" for word in (*COLORS, "picture", "teardrop"))):
         assert len(tokenizer(word).input_ids) == 1, word
     text = "Is there a red crescent in the picture? Größe 3"
     assert tokenizer.decode(tokenizer(text).input_ids) == text

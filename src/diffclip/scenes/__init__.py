@@ -1,4 +1,4 @@
-"""The built-in set: drawn images of coloured shapes with captions, masks and attributes for every task.
+"""The built-in set: drawn images of colored shapes with captions, masks and attributes for every task.
 
 No downloads and no license questions; each image is determined by (seed, split, index) alone.
 """
@@ -9,12 +9,12 @@ from diffclip.data.published_sets import PATTERNS
 from diffclip.scenes.pairs import MinimalPair, minimal_pair
 from diffclip.scenes.questions import Question, questions
 from diffclip.scenes.scene import STYLES, Scene, SceneObject, draw_scene
-from diffclip.scenes.vocabulary import BACKGROUNDS, COLOURS, SHAPES, SIZES, TEMPLATES, TEXTURES
+from diffclip.scenes.vocabulary import BACKGROUNDS, COLORS, SHAPES, SIZES, TEMPLATES, TEXTURES
 from diffclip.scenes.write import write_scenes
 
 __all__ = [
     "BACKGROUNDS",
-    "COLOURS",
+    "COLORS",
     "PATTERNS",
     "SHAPES",
     "SIZES",

@@ -30,12 +30,12 @@ def _mottle(rng: np.random.Generator, edge: int, cells: int, octaves: int = 3) -
     return total
 
 
-def _flat(edge: int, colour: tuple[int, int, int]) -> Array:
-    return np.broadcast_to(np.array(colour, np.float32), (edge, edge, 3)).copy()
+def _flat(edge: int, color: tuple[int, int, int]) -> Array:
+    return np.broadcast_to(np.array(color, np.float32), (edge, edge, 3)).copy()
 
 
-def _blend(canvas: Array, colour: tuple[int, int, int], alpha: Array) -> Array:
-    mixed: Array = canvas + alpha[..., None] * (np.array(colour, np.float32) - canvas)
+def _blend(canvas: Array, color: tuple[int, int, int], alpha: Array) -> Array:
+    mixed: Array = canvas + alpha[..., None] * (np.array(color, np.float32) - canvas)
     return mixed
 
 
@@ -95,7 +95,7 @@ def _stone(rng: np.random.Generator, edge: int) -> Array:
 
 
 def _velvet(rng: np.random.Generator, edge: int) -> Array:
-    """Deep shifting colours that no named background has: the ground of recoloured images."""
+    """Deep shifting colors that no named background has: the ground of recoloured images."""
     return np.stack([70 + 55 * _mottle(rng, edge, 6, 2) for _ in range(3)], axis=-1)
 
 

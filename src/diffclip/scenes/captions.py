@@ -32,7 +32,7 @@ _LOOKS = ("texture", "detail")
 
 
 def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: bool = True) -> tuple[str, ...]:
-    """Write CAPTIONS different captions; with `look` False none names a colour, texture, detail or background."""
+    """Write CAPTIONS different captions; with `look` False none names a color, texture, detail or background."""
     writer = _Writer(specs, background, dice, look)
     found: list[str] = []
     told: set[str] = set()
@@ -59,9 +59,9 @@ class _Writer:
         self.specs, self.background, self.dice, self.look = list(specs), background, dice, look
         groups: dict[tuple[str, str], list[Spec]] = {}
         for spec in specs:
-            groups.setdefault((spec.shape, spec.colour if look else ""), []).append(spec)
+            groups.setdefault((spec.shape, spec.color if look else ""), []).append(spec)
         self.groups = list(groups.values())
-        self.base = frozenset({"colour"}) if look else frozenset[str]()
+        self.base = frozenset({"color"}) if look else frozenset[str]()
 
     def caption(self, loose: bool) -> str:
         if len(self.specs) == 1:
@@ -73,7 +73,7 @@ class _Writer:
         return [name for name in names if self.look or name not in _LOOKS]
 
     def extras(self, group: Sequence[Spec], names: Sequence[str], share: float) -> frozenset[str]:
-        """Choose what to say of a group beside colour and shape: a random part of what its members share."""
+        """Choose what to say of a group beside color and shape: a random part of what its members share."""
         said = {name for name in shared(group, self.allowed(names)) if self.dice.chance(share)}
         if any(spec.detail for spec in group) or (group[0].texture == "plain" and self.dice.chance(0.6)):
             said.discard("texture")
@@ -182,14 +182,14 @@ class _Writer:
         """Say how many there are, and of what."""
         total = NUMBERS[len(self.specs)]
         shapes = {spec.shape for spec in self.specs}
-        colours = {spec.colour for spec in self.specs}
-        if self.look and len(shapes) == 1 and len(colours) > 1:
+        colors = {spec.color for spec in self.specs}
+        if self.look and len(shapes) == 1 and len(colors) > 1:
             noun = plural(self.specs[0].shape)
-            each = join([f"{NUMBERS[len(group)]} {group[0].colour}" for group in self.groups])
+            each = join([f"{NUMBERS[len(group)]} {group[0].color}" for group in self.groups])
             return f"{total} {noun}{self.ground(0.4)}, {each}"
-        if self.look and len(colours) == 1 and len(shapes) > 1:
+        if self.look and len(colors) == 1 and len(shapes) > 1:
             parts = join([noun_phrase(group, frozenset()) for group in self.groups])
-            return f"{total} {self.specs[0].colour} shapes{self.ground(0.4)}: {parts}"
+            return f"{total} {self.specs[0].color} shapes{self.ground(0.4)}: {parts}"
         if len(self.groups) == 1:
             group = self.groups[0]
             return self.framed(noun_phrase(group, self.extras(group, _EXTRAS, 0.7)) + self.ground(0.5))

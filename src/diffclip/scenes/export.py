@@ -19,15 +19,16 @@ from diffclip.files import write_atomically
 from diffclip.scenes.pairs import minimal_pair
 from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
 from diffclip.scenes.scene import Scene, Style, draw_scene
-from diffclip.scenes.vocabulary import COLOURS, SHAPES
+from diffclip.scenes.vocabulary import COLORS, SHAPES
 
 Kind = Literal["captions", "shapes", "colours"]
 
 QUESTION_IMAGES = "images"
+_KEYS = {"color": "colour", "center": "centre"}  # names in files, which stay as they are
 
 
 def jpeg(image: NDArray[np.uint8]) -> bytes:
-    """Encode at quality 95 with full colour resolution: halved chroma would smear small objects."""
+    """Encode at quality 95 with full color resolution: halved chroma would smear small objects."""
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=95, subsampling=0)
     return buffer.getvalue()
@@ -45,8 +46,8 @@ def _attributes(scene: Scene) -> dict[str, object]:
         "background": scene.background,
         "style": scene.style,
         "objects": [
-            {name: value for name, value in vars(thing).items() if name != "mask"}
-            | {"centre": [round(value, 2) for value in thing.centre]}
+            {_KEYS.get(name, name): value for name, value in vars(thing).items() if name != "mask"}
+            | {"centre": [round(value, 2) for value in thing.center]}
             for thing in scene.objects
         ],
     }
@@ -55,7 +56,7 @@ def _attributes(scene: Scene) -> dict[str, object]:
 def write_shard(
     target: Path, kind: Kind, split: str, style: Style, size: int, seed: int, indices: Iterable[int]
 ) -> None:
-    """Write a tar of captioned scenes, or of single objects labeled with their shape (index modulo shapes) or colour.
+    """Write a tar of captioned scenes, or of single objects labeled with their shape (index modulo shapes) or color.
 
     "shapes" and "colours" hold the same images with other labels.
 
@@ -76,7 +77,7 @@ def write_shard(
             elif kind == "shapes":
                 members["cls"] = str(index % len(SHAPES)).encode()
             else:
-                members["cls"] = str(list(COLOURS).index(scene.objects[0].colour)).encode()
+                members["cls"] = str(list(COLORS).index(scene.objects[0].color)).encode()
             for name in sorted(members):
                 _add(tar, f"s{index:07d}.{name}", members[name])
 

@@ -13,7 +13,7 @@ from diffclip.errors import InputError, unknown
 from diffclip.scenes.shapes import FORMS, TURN, extent
 from diffclip.scenes.vocabulary import (
     BACKGROUNDS,
-    COLOURS,
+    COLORS,
     COMMON_DETAILS,
     DISTANCES,
     ORIENTATIONS,
@@ -37,7 +37,7 @@ class Spec:
     """One object before it is painted. Lengths are shares of the image's edge, `tilt` is in radians."""
 
     shape: str
-    colour: str
+    color: str
     size: str = "medium"
     texture: str = "plain"
     orientation: str | None = None
@@ -113,23 +113,23 @@ class Dice:
 
 
 def choose_kind(dice: Dice, background: str, shape: str | None = None) -> Spec:
-    """Draw a shape, colour, size, texture, orientation and perhaps a detail that show well on `background`."""
+    """Draw a shape, color, size, texture, orientation and perhaps a detail that show well on `background`."""
     shape = shape or dice.pick(SHAPES)
-    colour = dice.pick([name for name in COLOURS if name not in BACKGROUNDS[background].hides])
+    color = dice.pick([name for name in COLORS if name not in BACKGROUNDS[background].hides])
     size = dice.pick(tuple(SIZES))
     detail, texture = None, "plain"
     if size != "small":  # patterns and details need room to be seen
         if dice.chance(_DETAIL_SHARE):
-            detail = _choose_detail(dice, shape, colour, background)
+            detail = _choose_detail(dice, shape, color, background)
         if detail is None and dice.chance(0.6):
             texture = dice.pick(TEXTURES[1:])
     orientation = dice.pick(ORIENTATIONS[shape]) if shape in ORIENTATIONS else None
-    return Spec(shape, colour, size, texture, orientation, detail)
+    return Spec(shape, color, size, texture, orientation, detail)
 
 
-def _choose_detail(dice: Dice, shape: str, colour: str, background: str) -> str | None:
+def _choose_detail(dice: Dice, shape: str, color: str, background: str) -> str | None:
     """Draw a detail that shows here, if any; all letters together are as likely as any other detail."""
-    options = [name for name in COMMON_DETAILS if may_have(name, shape, colour, background)]
+    options = [name for name in COMMON_DETAILS if may_have(name, shape, color, background)]
     families = sorted({name.split()[0] for name in options})
     if not families:
         return None
@@ -144,7 +144,7 @@ def _choose_all(dice: Dice, count: int, background: str, shape: str | None) -> l
             twin = specs[-1]
             if twin.detail is not None or dice.chance(0.3):
                 other = choose_kind(dice, background, twin.shape)
-                twin = replace(other, colour=twin.colour, detail=None)
+                twin = replace(other, color=twin.color, detail=None)
             specs.append(twin)
         else:
             specs.append(choose_kind(dice, background))

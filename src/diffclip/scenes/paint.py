@@ -12,42 +12,42 @@ from PIL import Image, ImageDraw, ImageFont
 
 from diffclip.scenes.layout import Spec
 from diffclip.scenes.shapes import sample
-from diffclip.scenes.vocabulary import COLOURS
+from diffclip.scenes.vocabulary import COLORS
 
 Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
-Colour = tuple[float, float, float]
+Color = tuple[float, float, float]
 
 _SIDE = 0.36  # width left to something flat that is seen from the side
 
 
-def _column(colour: Colour) -> Array:
-    """A colour that broadcasts over planes [3, h, w]."""
-    return np.array(colour, np.float32)[:, None, None]
+def _column(color: Color) -> Array:
+    """A color that broadcasts over planes [3, h, w]."""
+    return np.array(color, np.float32)[:, None, None]
 
 
-def _brightness(colour: Colour) -> float:
-    red, green, blue = colour
+def _brightness(color: Color) -> float:
+    red, green, blue = color
     return 0.3 * red + 0.59 * green + 0.11 * blue
 
 
-def _contrast(colour: Colour) -> Colour:
-    """The second tone of a pattern: pale on a dark colour, deep on a pale one, never another hue."""
-    red, green, blue = colour
-    if _brightness(colour) > 165:
+def _contrast(color: Color) -> Color:
+    """The second tone of a pattern: pale on a dark color, deep on a pale one, never another hue."""
+    red, green, blue = color
+    if _brightness(color) > 165:
         return (red * 0.62, green * 0.56, blue * 0.56)
     return (red + (255 - red) * 0.68, green + (255 - green) * 0.68, blue + (255 - blue) * 0.68)
 
 
-def _stamens(colour: Colour) -> Colour:
+def _stamens(color: Color) -> Color:
     """The middle of a flower: yellow, or brown in a warm or pale flower."""
-    red, green, _blue = colour
+    red, green, _blue = color
     return (120.0, 74.0, 40.0) if red > 200 and green > 120 else (252.0, 214.0, 84.0)
 
 
-def _ink(colour: Colour) -> Colour:
+def _ink(color: Color) -> Color:
     """Black or white, whichever stands out."""
-    return (34.0, 34.0, 40.0) if _brightness(colour) > 120 else (250.0, 250.0, 246.0)
+    return (34.0, 34.0, 40.0) if _brightness(color) > 120 else (250.0, 250.0, 246.0)
 
 
 def _step(height: Array) -> Array:
@@ -78,14 +78,14 @@ def _lettering(text: str, height: int) -> Array:
     return np.asarray(page.reduce(scale), np.float32) / 255
 
 
-def _write(area: Array, text: str, x: float, y: float, height: float, colour: Colour) -> None:
+def _write(area: Array, text: str, x: float, y: float, height: float, color: Color) -> None:
     letters = _lettering(text, max(3, round(height)))
     tall, wide = letters.shape
     top, left = round(y - tall / 2), round(x - wide / 2)
     y0, x0 = max(0, top), max(0, left)
     y1, x1 = min(area.shape[1], top + tall), min(area.shape[2], left + wide)
     part = area[:, y0:y1, x0:x1]
-    part += letters[y0 - top : y1 - top, x0 - left : x1 - left] * (_column(colour) - part)
+    part += letters[y0 - top : y1 - top, x0 - left : x1 - left] * (_column(color) - part)
 
 
 def _face(u: Array, v: Array, radius: float) -> Array:
@@ -130,15 +130,15 @@ class Window:
         return whole
 
 
-def paint(canvas: Array, spec: Spec, colour: Colour | None = None) -> Mask:
+def paint(canvas: Array, spec: Spec, color: Color | None = None) -> Mask:
     """Paint `spec` on `canvas` [3, S, S] in place, with a soft shadow; return its mask [S, S].
 
-    `colour` replaces the named colour (recoloured images).
+    `color` replaces the named color (recoloured images).
     """
     size = canvas.shape[1]
     window = Window(spec, size)
     area, distance = window.of(canvas), window.distance
-    rgb: Colour = colour or COLOURS[spec.colour]
+    rgb: Color = color or COLORS[spec.color]
     pixel = size / 64
     if spec.detail == "glowing":
         halo = np.exp(-np.square(np.maximum(distance, 0) / (0.42 * window.radius))) * 0.95
@@ -157,7 +157,7 @@ def paint(canvas: Array, spec: Spec, colour: Colour | None = None) -> Mask:
     return window.mask(size)
 
 
-def _thicken(area: Array, spec: Spec, window: Window, rgb: Colour) -> None:
+def _thicken(area: Array, spec: Spec, window: Window, rgb: Color) -> None:
     """Paint the edge of a flat thing that is turned to the side, and count it to the object."""
     height, width = window.distance.shape
     behind = window.distance
@@ -169,13 +169,13 @@ def _thicken(area: Array, spec: Spec, window: Window, rgb: Colour) -> None:
     window.distance = behind
 
 
-def _fill(spec: Spec, window: Window, rgb: Colour, pixel: float) -> Array:
-    """The colours [3, h, w] of the surface: pattern, detail, light from the upper left, fine edge."""
+def _fill(spec: Spec, window: Window, rgb: Color, pixel: float) -> Array:
+    """The colors [3, h, w] of the surface: pattern, detail, light from the upper left, fine edge."""
     distance, u, v = window.distance, window.u, window.v
     surface: Array = _column(rgb)
 
-    def stain(surface: Array, amount: Array, colour: Colour) -> Array:
-        stained: Array = surface + amount * (_column(colour) - surface)
+    def stain(surface: Array, amount: Array, color: Color) -> Array:
+        stained: Array = surface + amount * (_column(color) - surface)
         return stained
 
     if spec.texture != "plain":

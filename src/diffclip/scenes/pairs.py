@@ -18,7 +18,7 @@ from diffclip.scenes.phrases import NUMBERS, lacking, noun_phrase, place_of, plu
 from diffclip.scenes.scene import check_size, compose
 from diffclip.scenes.vocabulary import (
     BACKGROUNDS,
-    COLOURS,
+    COLORS,
     DETAILS,
     DISTANCES,
     FEATURES,
@@ -35,7 +35,7 @@ from diffclip.scenes.vocabulary import (
     may_have,
 )
 
-COLOUR = frozenset({"colour"})
+COLOR = frozenset({"color"})
 _CORNERS = ((0.26, 0.26), (0.74, 0.26), (0.26, 0.74), (0.74, 0.74))
 _SPOTS = (*_CORNERS, (0.5, 0.24), (0.5, 0.76), (0.24, 0.5), (0.76, 0.5))
 
@@ -82,26 +82,26 @@ def _subject(dice: Dice, background: str, shapes: Sequence[str], detail: str | N
     """Draw a large plain object that could carry `detail`."""
     while True:
         spec = choose_kind(dice, background, dice.pick(shapes))
-        if detail is None or may_have(detail, spec.shape, spec.colour, background):
+        if detail is None or may_have(detail, spec.shape, spec.color, background):
             orientation = "up" if spec.orientation else None
             return replace(spec, size="large", texture="plain", orientation=orientation, detail=None)
 
 
 def _two_kinds(dice: Dice, background: str) -> tuple[Spec, Spec]:
-    """Draw two objects of different shapes and colours."""
+    """Draw two objects of different shapes and colors."""
     one = _subject(dice, background, SHAPES)
     while True:
         two = _subject(dice, background, [s for s in SHAPES if s != one.shape])
-        if two.colour != one.colour:
+        if two.color != one.color:
             return one, two
 
 
 def _beside(subject: Spec, dice: Dice, background: str) -> list[Spec]:
-    """Place `subject`, alone or with a small thing of another shape and colour that stays the same."""
+    """Place `subject`, alone or with a small thing of another shape and color that stays the same."""
     others = []
     if dice.chance(0.5):
         other = choose_kind(dice, background, dice.pick([s for s in SHAPES if s != subject.shape]))
-        if other.colour != subject.colour:
+        if other.color != subject.color:
             others = [replace(other, size="small", texture="plain", detail=None)]
     placed = place([subject, *others], dice)
     return sorted(placed, key=lambda spec: spec.shape != subject.shape)
@@ -112,8 +112,8 @@ def _change(specs: Specs, **changes: str | float | None) -> list[Spec]:
 
 
 def _plan(first: Specs, second: Specs, attribute: str | None = None, absent: str | None = None) -> Plan:
-    """Name the first object of each image by colour, shape and `attribute`, in the second image by `absent`."""
-    said, other = (COLOUR | {name} if name else COLOUR for name in (attribute, absent or attribute))
+    """Name the first object of each image by color, shape and `attribute`, in the second image by `absent`."""
+    said, other = (COLOR | {name} if name else COLOR for name in (attribute, absent or attribute))
     return first, second, noun_phrase(first[:1], said), noun_phrase(second[:1], other)
 
 
@@ -136,7 +136,7 @@ def _presence(dice: Dice, background: str) -> Plan:
     subject, other = _two_kinds(dice, background)
     both = place([subject, replace(other, size="medium")], dice)
     both.sort(key=lambda spec: spec.shape != subject.shape)
-    start, thing = noun_phrase([subject], COLOUR), noun_phrase([other], COLOUR)
+    start, thing = noun_phrase([subject], COLOR), noun_phrase([other], COLOR)
     return both, both[:1], f"{start} with {thing} beside it", f"{start} with nothing beside it"
 
 
@@ -149,7 +149,7 @@ def _quantity(dice: Dice, background: str) -> Plan:
     count = dice.pick((1, 2, 3))
     more = place([subject] * (count + 1), dice)
     one, other = (
-        f"{NUMBERS[n]} {subject.colour} {subject.shape if n == 1 else plural(subject.shape)}"
+        f"{NUMBERS[n]} {subject.color} {subject.shape if n == 1 else plural(subject.shape)}"
         for n in (count, count + 1)
     )
     return more[:count], more, one, other
@@ -159,11 +159,11 @@ def _position(dice: Dice, background: str) -> Plan:
     if dice.chance(0.5):
         subject = replace(_subject(dice, background, SHAPES), size="medium")
         here, there = (replace(subject, x=x, y=y) for x, y in dice.shuffle(_SPOTS)[:2])
-        start = noun_phrase([subject], COLOUR)
+        start = noun_phrase([subject], COLOR)
         return [here], [there], f"{start} {place_of(here)}", f"{start} {place_of(there)}"
     one, two = (replace(spec, size="medium", radius=SIZES["medium"]) for spec in _two_kinds(dice, background))
     drift = dice.between(0.42, 0.58)
-    a, b = noun_phrase([one], COLOUR), noun_phrase([two], COLOUR)
+    a, b = noun_phrase([one], COLOR), noun_phrase([two], COLOR)
     ends = ((0.27, 0.73), (0.73, 0.27))
     if dice.chance(0.5):
         first, second = ([replace(one, x=x, y=drift), replace(two, x=far, y=drift)] for x, far in ends)
@@ -172,12 +172,12 @@ def _position(dice: Dice, background: str) -> Plan:
     return first, second, f"{a} above {b}", f"{a} below {b}"
 
 
-def _colour(dice: Dice, background: str) -> Plan:
+def _color(dice: Dice, background: str) -> Plan:
     specs = _beside(_subject(dice, background, SHAPES), dice, background)
     if dice.chance(0.65):
-        taken = {spec.colour for spec in specs} | set(BACKGROUNDS[background].hides)
-        other = dice.pick([name for name in COLOURS if name not in taken])
-        return _plan(specs, _change(specs, colour=other))
+        taken = {spec.color for spec in specs} | set(BACKGROUNDS[background].hides)
+        other = dice.pick([name for name in COLORS if name not in taken])
+        return _plan(specs, _change(specs, color=other))
     one, two = dice.shuffle(TEXTURES)[:2]
     return _plan(_change(specs, texture=one), _change(specs, texture=two), "texture")
 
@@ -205,7 +205,7 @@ def _viewpoint(dice: Dice, background: str) -> Plan:
 _PLANS: dict[str, Callable[[Dice, str], Plan]] = dict(
     zip(
         PATTERNS,
-        (_orientation, _presence, _state, _quantity, _position, _colour, _structure, _text, _viewpoint),
+        (_orientation, _presence, _state, _quantity, _position, _color, _structure, _text, _viewpoint),
         strict=True,
     )
 )

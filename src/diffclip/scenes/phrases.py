@@ -56,7 +56,7 @@ def _words_around_noun(spec: Spec, said: frozenset[str]) -> tuple[list[str], lis
         spec.texture if "texture" in said else "",
         *(words[0] for words in details),
         direction[0],
-        spec.colour if "colour" in said else "",
+        spec.color if "color" in said else "",
     ]
     return before, [direction[1], *(words[1] for words in details)]
 

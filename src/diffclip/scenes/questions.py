@@ -12,7 +12,7 @@ from diffclip.errors import InputError, unknown
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.phrases import with_article
 from diffclip.scenes.scene import Scene, draw_scene
-from diffclip.scenes.vocabulary import COLOURS, SHAPES
+from diffclip.scenes.vocabulary import COLORS, SHAPES
 
 Negatives = Literal["random", "popular", "adversarial"]
 NEGATIVES: tuple[Negatives, ...] = get_args(Negatives)
@@ -34,7 +34,7 @@ class Question:
 
 
 class Topic(NamedTuple):
-    """What yes/no questions ask for: kinds of objects ("a red star") or colours ("anything red").
+    """What yes/no questions ask for: kinds of objects ("a red star") or colors ("anything red").
 
     `present` lists what is in an image, each once and in the objects' order. `absent` lists what is not, beginning with
     what the negatives ask for; its third argument is what most images have, the most frequent first.
@@ -48,32 +48,32 @@ class Topic(NamedTuple):
 def _absent_kinds(
     present: Sequence[Kind], negatives: Negatives, often: Sequence[Kind], dice: Dice
 ) -> list[Kind]:
-    everything = [(colour, shape) for colour in COLOURS for shape in SHAPES]
+    everything = [(color, shape) for color in COLORS for shape in SHAPES]
     ranked = [*often, *everything] if negatives == "popular" else dice.shuffle(everything)
     if negatives == "adversarial":
-        colours, shapes = {colour for colour, _ in present}, {shape for _, shape in present}
+        colors, shapes = {color for color, _ in present}, {shape for _, shape in present}
         # both words are true of something in the image, but not of the same thing; then one word
-        ranked = sorted(ranked, key=lambda kind: -(kind[0] in colours) - (kind[1] in shapes))
+        ranked = sorted(ranked, key=lambda kind: -(kind[0] in colors) - (kind[1] in shapes))
     return [kind for kind in dict.fromkeys(ranked) if kind not in present]
 
 
-def _absent_colours(
+def _absent_colors(
     present: Sequence[str], negatives: Negatives, often: Sequence[str], dice: Dice
 ) -> list[str]:
-    ranked = [*often, *COLOURS] if negatives == "popular" else dice.shuffle(tuple(COLOURS))
+    ranked = [*often, *COLORS] if negatives == "popular" else dice.shuffle(tuple(COLORS))
     if negatives == "adversarial":
-        ranked = sorted(ranked, key=lambda name: min(math.dist(COLOURS[name], COLOURS[p]) for p in present))
+        ranked = sorted(ranked, key=lambda name: min(math.dist(COLORS[name], COLORS[p]) for p in present))
     return [name for name in dict.fromkeys(ranked) if name not in present]
 
 
 TOPICS = {
     "colours": Topic(
-        lambda specs: list(dict.fromkeys(spec.colour for spec in specs)),
-        _absent_colours,
-        lambda colour: f"Is there anything {colour} in the picture?",
+        lambda specs: list(dict.fromkeys(spec.color for spec in specs)),
+        _absent_colors,
+        lambda color: f"Is there anything {color} in the picture?",
     ),
     "kinds": Topic(
-        lambda specs: list(dict.fromkeys((spec.colour, spec.shape) for spec in specs)),
+        lambda specs: list(dict.fromkeys((spec.color, spec.shape) for spec in specs)),
         _absent_kinds,
         lambda kind: f"Is there {with_article(' '.join(kind))} in the picture?",
     ),
@@ -86,7 +86,7 @@ def questions(
     """Ask as many yes as no questions about each image, alternating: at most EACH, and no more than it has things.
 
     Absent things are drawn from all (`random`), are the most frequent ones of these images (`popular`), or are near to
-    the image's (`adversarial`): kinds that share its colours and shapes, colours by their distance in RGB.
+    the image's (`adversarial`): kinds that share its colors and shapes, colors by their distance in RGB.
 
     Raises:
         InputError: an unknown sort of negatives, fewer than one image, or a seed out of range.

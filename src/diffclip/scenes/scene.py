@@ -29,18 +29,18 @@ _SMALLEST = 16
 class SceneObject:
     """One object of a scene.
 
-    `centre` (x, y) and `box` (left, top, right, bottom; right and bottom exclusive) are in pixels;
+    `center` (x, y) and `box` (left, top, right, bottom; right and bottom exclusive) are in pixels;
     `mask` is boolean [H, W]. `orientation` is None for shapes without a direction. In the sketch and
-    recoloured styles `colour` and `texture` are those of the plain image.
+    recoloured styles `color` and `texture` are those of the plain image.
     """
 
     shape: str
-    colour: str
+    color: str
     size: str
     texture: str
     orientation: str | None
     detail: str | None
-    centre: tuple[float, float]
+    center: tuple[float, float]
     box: tuple[int, int, int, int]
     mask: Mask
 
@@ -83,7 +83,7 @@ def draw_scene(
         split: train, val or test; splits share no scene.
         size: edge of the image in pixels, 16 or more.
         style: plain, or one of the shifts sketch, recoloured and noisy. Captions of sketch and recoloured
-            images name no colour, texture or background.
+            images name no color, texture or background.
         objects: how many objects, 1 to 4; None draws the number too.
         shape: the shape of one object (of all when `objects` is 1); None draws it.
 
@@ -121,7 +121,7 @@ def compose(
     elif style == "recoloured":
         canvas = ground("velvet", size, dice)
         step = int(dice.random() * 16)
-        masks = [paint(canvas, spec, _pastel(spec.colour, step)) for spec in specs]
+        masks = [paint(canvas, spec, _pastel(spec.color, step)) for spec in specs]
     else:
         canvas = ground(background, size, dice)
         masks = [paint(canvas, spec) for spec in specs]
@@ -131,7 +131,7 @@ def compose(
 
 @lru_cache(maxsize=512)
 def _pastel(name: str, step: int) -> tuple[float, float, float]:
-    """A candy tone that the plain images lack; objects of one colour keep one tone within an image."""
+    """A candy tone that the plain images lack; objects of one color keep one tone within an image."""
     hue = (sum(map(ord, name)) * 0.137 + step / 16) % 1.0
     red, green, blue = colorsys.hls_to_rgb(hue, 0.74, 0.78)
     return (255 * red, 255 * green, 255 * blue)
@@ -152,12 +152,12 @@ def _thing(spec: Spec, mask: Mask) -> SceneObject:
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return SceneObject(
         shape=spec.shape,
-        colour=spec.colour,
+        color=spec.color,
         size=spec.size,
         texture=spec.texture,
         orientation=spec.orientation,
         detail=spec.detail,
-        centre=(spec.x * size, spec.y * size),
+        center=(spec.x * size, spec.y * size),
         box=(int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1),
         mask=mask,
     )

@@ -134,7 +134,7 @@ def table(form: str) -> Image.Image:
 
 @cache
 def extent(form: str) -> float:
-    """The distance from the centre to the farthest point of `form`, in radii."""
+    """The distance from the center to the farthest point of `form`, in radii."""
     axis = ((np.arange(CELLS) + 0.5) / CELLS * 2 - 1) * REACH
     y, x = np.nonzero(np.asarray(table(form)) < 0)
     return float(np.hypot(axis[y], axis[x]).max())
@@ -143,7 +143,7 @@ def extent(form: str) -> float:
 def sample(
     form: str, width: int, height: int, x: float, y: float, radius: float, angle: float, squash: float = 1.0
 ) -> Array:
-    """Signed distance in pixels [height, width] of `form` centred at (x, y) of that window.
+    """Signed distance in pixels [height, width] of `form` centerd at (x, y) of that window.
 
     `angle` turns clockwise; `squash` below 1 narrows the width, as of a flat thing seen from the side.
     """

@@ -1,4 +1,4 @@
-"""The words of the built-in set: shapes, colours, sizes, textures, backgrounds, details and prompts."""
+"""The words of the built-in set: shapes, colors, sizes, textures, backgrounds, details and prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = (
     "teardrop",
 )
 
-COLOURS: dict[str, tuple[int, int, int]] = {
+COLORS: dict[str, tuple[int, int, int]] = {
     "red": (214, 44, 48),
     "orange": (242, 132, 30),
     "yellow": (250, 212, 50),
@@ -52,7 +52,7 @@ ORIENTATIONS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Background:
-    """How a background is said, and which object colours would be lost on it."""
+    """How a background is said, and which object colors would be lost on it."""
 
     phrases: tuple[str, ...]
     hides: tuple[str, ...]
@@ -73,8 +73,8 @@ BACKGROUNDS: dict[str, Background] = {
 class Detail:
     """Something special about one object.
 
-    `before` is said before the colour and `after` behind the noun; `without` is the same two for an object
-    that lacks the detail. `hides` and `not_on` are colours and backgrounds on which it could not be seen.
+    `before` is said before the color and `after` behind the noun; `without` is the same two for an object
+    that lacks the detail. `hides` and `not_on` are colors and backgrounds on which it could not be seen.
     """
 
     shapes: tuple[str, ...]
@@ -164,15 +164,15 @@ TEMPLATES = (
     "a striped {c}",
     "a dotted {c}",
     "a checked {c}",
-    *(f"a {colour} {{c}}" for colour in COLOURS if colour != "orange"),
+    *(f"a {color} {{c}}" for color in COLORS if color != "orange"),
 )
 """Zero-shot prompts in the captions' wording; no article stands beside the name, so that each name fits."""
 
-COLOUR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
-"""Zero-shot prompts for colours, one a shape."""
+COLOR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
+"""Zero-shot prompts for colors, one a shape."""
 
 
-def may_have(detail: str, shape: str, colour: str, background: str) -> bool:
+def may_have(detail: str, shape: str, color: str, background: str) -> bool:
     """Whether `detail` can be seen on such an object before such a background."""
     entry = DETAILS[detail]
-    return shape in entry.shapes and colour not in entry.hides and background not in entry.not_on
+    return shape in entry.shapes and color not in entry.hides and background not in entry.not_on

@@ -17,7 +17,7 @@ from diffclip.files import disk_errors, write_text
 from diffclip.scenes.export import write_pairs, write_questions, write_shard
 from diffclip.scenes.layout import LARGEST_SEED
 from diffclip.scenes.scene import Style, check_size
-from diffclip.scenes.vocabulary import COLOUR_TEMPLATES, COLOURS, SHAPES, TEMPLATES
+from diffclip.scenes.vocabulary import COLOR_TEMPLATES, COLORS, SHAPES, TEMPLATES
 
 SHARD = 1000
 """Images of a tar."""
@@ -72,7 +72,7 @@ def write_scenes(
 
     `captions/{train,val,test}` hold that many images. `shapes/{train,test}` hold about a quarter of `train`
     and about `test` images with one object, the same number of each shape, and `colours` the same images
-    by colour. `shapes-sketch`, `shapes-recoloured` and `shapes-noisy` are `shapes/test` shifted; `mmvp` holds
+    by color. `shapes-sketch`, `shapes-recoloured` and `shapes-noisy` are `shapes/test` shifted; `mmvp` holds
     at most PAIRS pairs a pattern and `questions` asks about at most QUESTIONED images. Every file appears
     whole or not at all: a folder left by a kill is completed by the next call.
 
@@ -166,7 +166,7 @@ def _notes(folder: Path, settings: Settings) -> Iterator[tuple[Path, str]]:
         if name == "captions":
             yield folder / name / "dataset_type.txt", "retrieval\n"
         else:
-            names, templates = (COLOURS, COLOUR_TEMPLATES) if name == "colours" else (SHAPES, TEMPLATES)
+            names, templates = (COLORS, COLOR_TEMPLATES) if name == "colours" else (SHAPES, TEMPLATES)
             yield folder / name / "classnames.txt", "\n".join(names) + "\n"
             yield folder / name / "zeroshot_classification_templates.txt", "\n".join(templates) + "\n"
 

@@ -22,7 +22,7 @@ from diffclip.scenes.export import QUESTION_IMAGES, jpeg
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.phrases import NUMBERS, join, noun_phrase, with_article
 from diffclip.scenes.questions import EACH, NEGATIVES, TOPICS, image_name, most_frequent
-from diffclip.scenes.vocabulary import COLOURS, SHAPES
+from diffclip.scenes.vocabulary import COLORS, SHAPES
 from diffclip.vlm.conversations import IMAGE, Turn
 
 STAGE_FILES = ("stage1.json", "stage2.json")
@@ -124,24 +124,24 @@ def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]],
 
 def color_turn(specs: Sequence[Spec]) -> Turn:
     """Ask for all colors, which are listed in the order of the vocabulary."""
-    return Turn("Which colours are in the picture?", _listed(COLOURS, {spec.colour for spec in specs}))
+    return Turn("Which colours are in the picture?", _listed(COLORS, {spec.color for spec in specs}))
 
 
 def open_turn(specs: Sequence[Spec], dice: Dice) -> Turn:
     """Ask a question whose answer is more than yes or no."""
     spec = dice.pick(specs)
-    ask = dice.pick(("colours", "shapes", "colour", "what", "number"))
+    ask = dice.pick(("colours", "shapes", "color", "what", "number"))
     if ask == "colours":
         return color_turn(specs)
     if ask == "shapes":
         return Turn("Which shapes are in the picture?", _listed(SHAPES, {other.shape for other in specs}))
-    if ask == "colour":
-        colors = {other.colour for other in specs if other.shape == spec.shape}
-        return Turn(f"What colour is the {spec.shape}?", _listed(COLOURS, colors))
+    if ask == "color":
+        colors = {other.color for other in specs if other.shape == spec.shape}
+        return Turn(f"What colour is the {spec.shape}?", _listed(COLORS, colors))
     if ask == "what":
-        shapes = {other.shape for other in specs if other.colour == spec.colour}
+        shapes = {other.shape for other in specs if other.color == spec.color}
         return Turn(
-            f"What is {spec.colour}?", join([with_article(shape) for shape in SHAPES if shape in shapes])
+            f"What is {spec.color}?", join([with_article(shape) for shape in SHAPES if shape in shapes])
         )
     return Turn("How many objects are in the picture?", NUMBERS[len(specs)])
 
@@ -150,8 +150,8 @@ def describe(specs: Sequence[Spec], dice: Dice) -> str:
     """Name all objects of a scene with their colors in one phrase, in place of an image."""
     groups: dict[tuple[str, str], list[Spec]] = {}
     for spec in specs:
-        groups.setdefault((spec.colour, spec.shape), []).append(spec)
-    return join([noun_phrase(group, frozenset({"colour"})) for group in dice.shuffle(list(groups.values()))])
+        groups.setdefault((spec.color, spec.shape), []).append(spec)
+    return join([noun_phrase(group, frozenset({"color"})) for group in dice.shuffle(list(groups.values()))])
 
 
 def _listed(vocabulary: Iterable[str], words: set[str]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from diffclip.scenes import COLOURS, SHAPES, draw_scene
+from diffclip.scenes import COLORS, SHAPES, draw_scene
 from diffclip.scenes.phrases import with_article
 
 _INDICES = (22, 4, 17, 30, 43, 47, 25, 6)
@@ -36,10 +36,10 @@ def _scene(index: int) -> ShownScene:
     scene = draw_scene(index, split="test", size=_SIZE)
     masks: dict[str, npt.NDArray[np.bool_]] = {}
     for thing in scene.objects:
-        text = with_article(f"{thing.colour} {thing.shape}")
+        text = with_article(f"{thing.color} {thing.shape}")
         masks[text] = masks[text] | thing.mask if text in masks else thing.mask
-    colours = [name for name in COLOURS if name not in {thing.colour for thing in scene.objects}]
+    colors = [name for name in COLORS if name not in {thing.color for thing in scene.objects}]
     shapes = [name for name in SHAPES if name not in {thing.shape for thing in scene.objects}]
-    absent = [with_article(f"{colours[k]} {shapes[k]}") for k in range(_ABSENT)]
+    absent = [with_article(f"{colors[k]} {shapes[k]}") for k in range(_ABSENT)]
     name = f"{', '.join(text.partition(' ')[2] for text in masks)} on {scene.background}"
     return ShownScene(name, Image.fromarray(scene.image), [*masks, *absent], masks)
