@@ -46,7 +46,6 @@ def test_sizes_and_lengths(found: tuple[Check, Scan]) -> None:
     assert (result.small, result.one_color) == (42, 2)
     # one of the 42 has two captions
     assert (result.captions, result.different) == (43, 41)
-    assert result.repeated == [("stock photo", 3)]
     assert result.words["max"] == len(LONG.split())
     # start, four words 25 times, two, end
     assert (result.tokens["min"], result.tokens["max"]) == (4, 104)

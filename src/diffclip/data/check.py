@@ -1,4 +1,4 @@
-"""Read a corpus as training reads it, and count what it holds: sizes, lengths, repetitions, and what is broken."""
+"""Read a corpus as training reads it, and count what it holds: sizes, lengths, duplicates and broken samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ _MOST_TOKENS = 1024
 _CHUNK = 128
 # gray values of an image that shows nothing: compression alone makes a few differ
 _ONE_COLOR = 16
-_MOST_REPEATED = 20
 _QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
 # of a perceptual hash: gray pixels of an edge, of which the lowest 8 × 8 frequencies count (Zauner 2010)
 _EDGE = 32
@@ -86,7 +85,6 @@ class Check:
     tokens: Spread
     context_length: int
     truncated: int  # captions longer than `context_length` tokens
-    repeated: list[tuple[str, int]]  # the captions that are there most often, and how often
     exact: list[list[str]]  # samples with the same image file
     near: list[list[str]]  # samples whose images look alike, though they are other files
 
@@ -153,7 +151,6 @@ def check(
         tokens=_spread(captions["tokens"]),
         context_length=context_length,
         truncated=int((captions["tokens"] > context_length).sum()),
-        repeated=_repeated(corpus, captions),
         exact=_named(corpus, samples, _groups(np.unique(samples["content"], return_inverse=True)[1])),
         near=_named(corpus, samples, near_groups(samples)),
     ), found
@@ -227,19 +224,6 @@ def _hash(data: bytes) -> int:
 
 def _text_hash(caption: str) -> int:
     return _hash(" ".join(caption.lower().split()).encode("utf-8", "surrogatepass"))
-
-
-def _repeated(corpus: Corpus, captions: NDArray[Any]) -> list[tuple[str, int]]:
-    """The captions that are there most often, read again."""
-    hashes, first, times = np.unique(captions["text"], return_index=True, return_counts=True)
-    found = []
-    for place in np.lexsort((first, -times))[:_MOST_REPEATED].tolist():
-        sample = corpus.read(int(captions["owner"][first[place]]))
-        own = [] if isinstance(sample, Fault) else sample.captions
-        text = next((text for text in own if _text_hash(text) == int(hashes[place])), "")
-        if times[place] > 1:
-            found.append((text, int(times[place])))
-    return found
 
 
 def near_groups(samples: NDArray[Any]) -> list[NDArray[np.int64]]:

@@ -206,11 +206,3 @@ def _collate(items: list[tuple[int, Tensor] | Fault]) -> tuple[ImageBatch | None
         return None, faults
     positions, images = zip(*whole, strict=True)
     return ImageBatch(torch.stack(images), list(positions)), faults
-
-
-def check_several(classnames: list[str], where: str) -> None:
-    """Raise `InputError` for a set with a single class, about which every answer is right."""
-    if len(classnames) == 1:
-        raise InputError(
-            f"{where} has a single class, {classnames[0]!r}, so that every answer is right: give two or more"
-        )

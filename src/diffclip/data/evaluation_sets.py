@@ -14,11 +14,11 @@ from pathlib import Path
 import diffclip
 from diffclip.data.captions import read_text
 from diffclip.data.corpus import CAPTION_KEY, caption_members, captions_of
-from diffclip.data.evaluation_set import EvaluationSet, check_several
+from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.images import IMAGE
 from diffclip.data.masks import MASK, MaskedSet, label_of, masked_set
-from diffclip.data.published_files import class_folder_set, open_files
-from diffclip.data.published_sets import PUBLISHED, class_folder, is_there, not_there, place_of
+from diffclip.data.published_files import open_files
+from diffclip.data.published_sets import PUBLISHED, is_there, not_there, place_of
 from diffclip.data.shards import Shards, expand_shards, tar_files
 from diffclip.errors import Fault, InputError, sample_fault, unknown
 from diffclip.files import cache_folder
@@ -41,9 +41,9 @@ def open_set(source: str | Path, split: str, root: str | Path | None = None) -> 
     """Open one split of a set.
 
     Args:
-        source: a folder in clip_benchmark's layout, or of class folders by ImageNet synset; or the name of a built-in
-            set, such as `scenes` (retrieval) or `scenes-shapes` (classification), drawn into the user's cache folder
-            on first use; or of a published set, which lies in ROOT/NAME (see `published_sets`).
+        source: a folder in clip_benchmark's layout; the name of a built-in set, such as `scenes` (retrieval) or
+            `scenes-shapes` (classification), drawn into the user's cache folder on first use; or the name of a
+            published set, which lies in ROOT/NAME (see `published_sets`).
         split: a folder of shards in it, for example `test`; or a split of the published set.
         root: the folder of the published sets.
 
@@ -70,31 +70,23 @@ def has_split(source: str | Path, split: str, root: str | Path | None = None) ->
 
 
 def _name(source: str | Path, folder: Path) -> str:
-    """What the set in `folder` is called that someone asked for as `source`."""
+    """Name the set `source`: a built-in or published set as it is, a folder by its own name."""
     named = str(source) in BUILT_IN or (str(source) in PUBLISHED and folder != Path(source).expanduser())
     return str(source) if named else folder.resolve().name
 
 
 def _open(name: str, split: str, folder: Path) -> EvaluationSet:
     def beside(other: str) -> EvaluationSet | None:
-        there = (
-            _has_shards(folder, other)
-            or _has_files(name, other, folder)
-            or (name not in PUBLISHED and class_folder(name, folder, other, (other,)) is not None)
-        )
+        there = _has_shards(folder, other) or _has_files(name, other, folder)
         return _open(name, other, folder) if there else None
 
     return replace(_read(name, split, folder), folder=folder, beside=beside)
 
 
 def _read(name: str, split: str, folder: Path) -> EvaluationSet:
-    if not _has_shards(folder, split):
-        if name in PUBLISHED and (_has_files(name, split, folder) or not _shard_splits(folder)):
-            return open_files(name, split, folder)
-        inside = (split, ".") if split == "test" else (split,)
-        classes = None if name in PUBLISHED else class_folder(name, folder, split, inside)
-        if classes is not None:
-            return class_folder_set(name, split, classes)
+    published_files = name in PUBLISHED and not _has_shards(folder, split)
+    if published_files and (_has_files(name, split, folder) or not _shard_splits(folder)):
+        return open_files(name, split, folder)
     kind = _kind(folder)
     shards = Shards(_shards(folder, split))
     if kind == "retrieval":
@@ -120,7 +112,9 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
         raise InputError(f"{folder} has no classnames.txt, one class name a line, which classification needs")
     if "" in classnames:
         raise InputError(f"{file}: line {classnames.index('') + 1} is blank, name the class")
-    check_several(classnames, str(file))
+    if len(classnames) == 1:
+        # every answer would be right
+        raise InputError(f"{file} has a single class, {classnames[0]!r}: give two or more")
     templates = _templates(folder)
     usable, missing = shards.usable({"image": IMAGE, "label (.cls)": ("cls",)})
     indices, faults = usable.tolist(), shards.faults + missing

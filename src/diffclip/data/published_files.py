@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from diffclip.data.captions import read_coco, read_karpathy
-from diffclip.data.evaluation_set import EvaluationSet, FolderSource, check_several
+from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.images import SUFFIXES
 from diffclip.data.published_sets import (
     PublishedSet,
@@ -43,7 +43,7 @@ _BUILDER_SPLITS = {("pets", "train"): "trainval"}
 # Images of each class to learn from, or their share, where the files come without a split; the others are tested on.
 # As in TFDS's splits: 30 a class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
 _DRAWN: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
-# Sets that lack a class are not whole. Any other folder of synsets is a set of its own classes.
+# Sets that lack a class are not whole.
 _CLASSES = {
     "imagenet1k": 1000,
     "imagenetv2": 1000,
@@ -71,19 +71,11 @@ def open_files(name: str, split: str, place: Path) -> EvaluationSet:
         return _built(name, split, place)
     if entry.layout in ("flickr", "coco"):
         return _captioned(name, split, place, entry.inside)
-    folder = class_folder(name, place, split, entry.inside)
-    if folder is None:
-        raise not_there(name, place.parent)
-    return class_folder_set(name, split, folder)
+    return _class_folders(name, split, class_folder(name, place, split, entry.inside) or place)
 
 
-def class_folder_set(name: str, split: str, folder: Path) -> EvaluationSet:
-    """Open the images in the class folders of `folder`.
-
-    Raises:
-        InputError: a folder that is no class, a class without images, or one of the published sets without all of
-            its classes.
-    """
+def _class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
+    """Open the images in the class folders of `folder`: ImageNet, or a shifted version of it."""
     from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
     from timm.data import ImageNetInfo
 
@@ -95,9 +87,10 @@ def class_folder_set(name: str, split: str, folder: Path) -> EvaluationSet:
     if foreign:
         what = "the number of a class, 0 to 999" if numbered else "one of ImageNet's 1000 synsets"
         raise InputError(f"{folder / foreign[0]} is not {what}: move it out of {folder}")
-    wanted = _CLASSES.get(name, len(folders))
-    if len(folders) != wanted:
-        raise InputError(f"{folder} has {len(folders)} class folders, {name} has {wanted}: fetch it again")
+    if len(folders) != _CLASSES[name]:
+        raise InputError(
+            f"{folder} has {len(folders)} class folders, {name} has {_CLASSES[name]}: fetch it again"
+        )
     folders.sort(key=known.__getitem__)
     files: list[str] = []
     labels: list[int] = []
@@ -112,7 +105,6 @@ def class_folder_set(name: str, split: str, folder: Path) -> EvaluationSet:
         files += [f"{found}/{image}" for image in images]
         labels += [label] * len(images)
     classnames = [IMAGENET_CLASSNAMES[known[found]] for found in folders]
-    check_several(classnames, str(folder))
     templates = [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
     source, indices = FolderSource(folder, files), list(range(len(files)))
     return EvaluationSet(name, split, "classification", classnames, templates, source, indices, labels)
