@@ -32,6 +32,7 @@ import torch
 from PIL import Image
 
 from benchmarks.about import about, write_json
+from benchmarks.tables import loader
 from diffclip.benchmarking.timing import reason
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
 
@@ -339,23 +340,6 @@ def breakdown(shards: Path, batch: int) -> dict[str, dict[str, Any]]:
     return result
 
 
-def show(workers: int, found: dict[str, Any]) -> None:
-    """Print what was measured with so many workers."""
-    print(f"\n{workers} workers")
-    for name in FEEDS:
-        row = found[name]
-        if "why" in row:
-            print(f"{name:10} {row['why']}")
-            continue
-        second, core = row["per_second"]["median"], row["per_core"]["median"]
-        print(f"{name:10}{second:9.0f} samples/s{core:9.0f} samples/s and core")
-        for kind, sizes in row.get("memory", {}).items():
-            shown = " ".join(f"{size / 2**20:.0f}" for size in sizes)
-            print(f"{'':10} memory over an epoch, {kind}, MiB: {shown}")
-    for kind, ratio in found.get("ratio", {}).items():
-        print(f"ratio, {kind}: {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -387,12 +371,13 @@ def main() -> None:
         result["breakdown"] = breakdown(folder, options.batch)
         for workers in options.workers:
             seconds, last = options.seconds / len(options.workers), workers == options.workers[-1]
-            found = compare(folder, options.batch, workers, seconds, options.turn, last)
-            result["workers"][str(workers)] = found
+            result["workers"][str(workers)] = compare(
+                folder, options.batch, workers, seconds, options.turn, last
+            )
             write_json(
                 options.output / "loader.json", result
             )  # after each: a run that is stopped leaves what it has
-            show(workers, found)
+            print("\n".join(loader({"loader": result}, "cpu")), flush=True)
     print(f"written to {options.output / 'loader.json'}", flush=True)
 
 

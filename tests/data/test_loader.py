@@ -1,6 +1,5 @@
 import multiprocessing
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from diffclip.config import PreprocessConfig
 from diffclip.data.corpus import Corpus
 from diffclip.data.index import INDEX_FOLDER
-from diffclip.data.loader import Batch, CaptionLoader, CropTransform, _Job
+from diffclip.data.loader import Batch, CaptionLoader, CropTransform
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, InputError
 
@@ -301,14 +300,6 @@ def test_samples_without_image_or_caption_never_enter_an_epoch(
     assert all(batch.faults == [] and len(batch) == 4 for batch in loader.epoch(0))
 
 
-def test_nothing_but_broken_samples_are_empty_batches(tmp_path: Path, write_shard: WriteShard) -> None:
-    """Whether that is an error is for those to say who know the other processes' parts."""
-    path = write_shard(tmp_path / "0.tar", 8, changes={n: {"jpg": b"x"} for n in range(8)})
-    batches = list(loader_of([path]).epoch(0))
-    assert [len(batch) for batch in batches] == [0, 0]
-    assert sum(len(batch.faults) for batch in batches) == 8
-
-
 def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5, changes={1: {"txt": None}})
     with pytest.raises(InputError) as raised:
@@ -333,12 +324,6 @@ def test_captions_from_json(tmp_path: Path, write_shard: WriteShard) -> None:
     faults = [fault for batch in loader_of([both], caption_key="title").epoch(0) for fault in batch.faults]
     assert len(faults) == 8
     assert all("no key 'title' in its" in fault.reason for fault in faults)
-
-
-def test_what_workers_receive_can_be_pickled(paths: list[Path]) -> None:
-    samples, job = loader_of(paths)._loader.dataset, _Job(0, np.array([3, 9]))
-    again = pickle.loads(pickle.dumps(samples)).__getitems__(pickle.loads(pickle.dumps(job)))
-    assert same([samples.__getitems__(job)], [again])
 
 
 def test_real_captions(shared: Path, tmp_path: Path) -> None:

@@ -148,12 +148,6 @@ def test_the_shards_of_each_window_are_told() -> None:
         )
 
 
-def test_nothing_is_to_be_fetched_where_all_samples_are_one_window() -> None:
-    [order] = orders(UNEQUAL, 8)
-    assert {order.window(batch) for batch in range(90)} == {0}
-    assert order.shards(0) == order.shards(1) == []
-
-
 def test_entering_a_window_late_draws_nothing_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     [order] = orders(Layout([[10] * 1000], [1.0]), 10, window=2)
     drawn = []

@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -129,14 +127,6 @@ def test_very_long_picture_takes_little_memory() -> None:
 def test_resize_smaller_than_the_image_size_is_refused() -> None:
     with pytest.raises(InputError, match="resize 24 is smaller than the image size 32"):
         EvalTransform(32, PreprocessConfig(resize=24))
-
-
-def test_transforms_go_to_other_processes() -> None:
-    picture = noise()
-    evaluate = EvalTransform(16, OPENAI)
-    assert torch.equal(pickle.loads(pickle.dumps(evaluate))(picture), evaluate(picture))
-    train = TrainTransform(16, OPENAI, flip=0.5)
-    assert torch.equal(pickle.loads(pickle.dumps(train))(pixels(picture), 1), train(pixels(picture), 1))
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "I;16"])

@@ -77,7 +77,7 @@ class _Opened(NamedTuple):
 
 
 def _parts(train: Any) -> list[tuple[list[str], float]]:
-    """The sources that `train` stands for, each with its weight."""
+    """List the sources of `train`, each with its weight."""
     parts = []
     for one in train if isinstance(train, list) else [train]:
         shards, weight = (one.shards, one.weight) if hasattr(one, "shards") else (one, 1.0)
@@ -88,7 +88,7 @@ def _parts(train: Any) -> list[tuple[list[str], float]]:
 
 
 def _places(spec: str) -> list[tuple[str, bool]]:
-    """The path or address of each shard that `spec` names, and whether it is remote."""
+    """List the path or address of each shard that `spec` names, and whether it is remote."""
     if is_remote(spec) and not os.path.exists(spec):
         return [(address, True) for address in expand_remote(spec)]
     return [(str(path), False) for path in expand_shards(spec)]
@@ -193,7 +193,7 @@ class Corpus:
         return digest_of([[_base(shard), shard.header.stamp] for shard in self._shards])
 
     def order_identity(self) -> str:
-        """A digest of all that the order of an epoch depends on beside its seed.
+        """A digest of everything but the seed that decides the order of an epoch.
 
         It stays the same where shards are copied to another place, and is the same in all processes of a run.
         """
@@ -203,7 +203,7 @@ class Corpus:
         )
 
     def read(self, i: int) -> Sample | Fault:
-        """Read the captions and the image file of usable sample `i`, or say what is wrong with it or its shard.
+        """Read the captions and the image file of usable sample `i`, or return its fault or its shard's.
 
         Raises:
             DiffCLIPError: a remote address does not answer.

@@ -84,7 +84,7 @@ Source = FolderSource | Shards
 
 @dataclass
 class ImageBatch:
-    """images [B, 3, S, S] as the transform makes them, their positions [B] in what was asked for, and their answers.
+    """images [B, 3, S, S] as the transform makes them, their positions [B] in the set, and their answers.
 
     `labels` is int64 [B] for a classification set, else None; `captions` are each image's own where the set has them.
     """

@@ -50,7 +50,7 @@ _METADATA = re.compile(r"__[^/]*__($|/)")
 _NO_SAMPLES: Table = np.zeros(0, [("key", "S1")])
 # Fewer shards than this are scanned before other processes have started.
 _WORTH_PROCESSES = 9
-# Seconds of silence at first, and between two lines of progress.
+# Seconds before the first line of progress, and between two lines.
 _SILENT, _BETWEEN = 3.0, 30.0
 
 
@@ -100,12 +100,12 @@ def usable_rows(table: Table, needed: Needed) -> tuple[NDArray[np.int64], list[t
 
 
 def key_of(row: Any) -> str:
-    """The key of a sample."""
+    """Decode the key of a sample."""
     return bytes(row["key"]).decode("utf-8", "surrogateescape")
 
 
 def stamp(path: Path) -> str:
-    """The size and the time of a file, "" where it cannot be opened."""
+    """Return the size and time of a file, "" where it cannot be opened."""
     try:
         status = path.stat()
     except OSError:
@@ -114,7 +114,7 @@ def stamp(path: Path) -> str:
 
 
 def digest_of(value: object) -> str:
-    """A hash of anything that JSON can hold."""
+    """Hash anything that JSON can hold."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -142,7 +142,7 @@ def scan(path: Path, mark: str) -> tuple[Header, Table]:
 def _scan(
     file: IO[bytes], length: int, rows: list[tuple[bytes, dict[str, tuple[int, int]]]], faults: list[str]
 ) -> None:
-    """Add the samples that are whole in a tar of `length` bytes, and what is wrong with it."""
+    """Add the whole samples of a tar of `length` bytes to `rows`, and its faults to `faults`."""
     if not length:
         faults.append("is empty (0 bytes)")
         return
@@ -233,7 +233,7 @@ def cached_index(place: str) -> Path:
 
 
 def open_index(path: Path, whole: bool = True) -> tuple[Header, Table]:
-    """The index of a shard: read where there is one, else made and kept in the user's cache folder.
+    """Read the index of a shard, or make it and keep it in the user's cache folder.
 
     A broken shard gives what is whole in it, with `faults`; so does one that cannot be opened.
     """
@@ -253,7 +253,7 @@ def _kept_index(path: Path, whole: bool) -> tuple[Header, Table] | None:
 
 
 def open_indexes(paths: Sequence[Path], whole: bool = True) -> list[tuple[Header, Table]]:
-    """The indexes of many shards; those without one are scanned by several processes."""
+    """Read the indexes of many shards; several processes scan those without one."""
     kept = [_kept_index(path, whole) for path in paths]
     todo = [path for path, one in zip(paths, kept, strict=True) if one is None]
     if len(todo) >= _WORTH_PROCESSES:
@@ -272,7 +272,7 @@ def _end_with_parent() -> None:
 
 
 def progress(results: Iterable[Any], total: int, doing: str) -> Iterator[Any]:
-    """Pass on `results`; where they take long, tell on stderr how many of `total` shards are done."""
+    """Pass on `results`; after some seconds, print to stderr how many of `total` shards are done."""
     due = time.monotonic() + _SILENT
     for done, result in enumerate(results, 1):
         yield result

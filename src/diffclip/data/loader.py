@@ -26,7 +26,7 @@ Tokenizer = Callable[[list[str]], Tensor]
 
 @dataclass
 class Batch:
-    """images uint8 [B, 3, S, S], tokens int64 [B, L], the samples' keys [B], and what was skipped.
+    """images uint8 [B, 3, S, S], tokens int64 [B, L], the keys of the samples [B], and the faults of skipped ones.
 
     B is this process's part of the batch size less the broken samples, which may leave 0.
     """
@@ -96,7 +96,7 @@ class CaptionLoader:
         )
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """This process's part of the batches of an epoch from `start_batch` on, without reading those before it.
+        """Yield this process's part of the batches of an epoch from `start_batch` on, without reading earlier ones.
 
         With workers, which all epochs share, starting an epoch ends the one before.
 
@@ -131,7 +131,7 @@ class CaptionLoader:
 
 
 def steps_of(corpus: Corpus, batch_size: int, rank: int, world: int) -> Steps:
-    """The part of each batch of `batch_size` that process `rank` of `world` reads.
+    """Work out which part of each batch of `batch_size` process `rank` of `world` reads.
 
     Raises:
         InputError: fewer samples than `batch_size`, or one that the processes cannot share equally.
@@ -157,7 +157,7 @@ class _Job(NamedTuple):
 
 
 class _Jobs:
-    """The batch sampler: a pass over the loader gives the batches of what is then `now`."""
+    """The batch sampler: each pass over the loader yields the jobs of the epoch in `now`."""
 
     now: tuple[int, WholeEpoch | WindowedEpoch, int]  # epoch, order, first batch
 
@@ -206,11 +206,7 @@ class Decoded(NamedTuple):
 
 
 def decode(corpus: Corpus, i: int) -> Decoded | Fault:
-    """Read and decode usable sample `i` of a corpus, or say what is wrong with it or its shard.
-
-    Raises:
-        DiffCLIPError: as `Corpus.read`.
-    """
+    """Read and decode usable sample `i` of a corpus, or return its fault; raises as `Corpus.read`."""
     sample = corpus.read(i)
     if isinstance(sample, Fault):
         return sample

@@ -1,4 +1,4 @@
-"""Images with masks and the text of each mask: what the mask covers of each patch of a model's crop.
+"""Images with masks and the text of each mask: the share of each patch of a model's crop that a mask covers.
 
 A sample holds an image, its mask (`.mask.png`) and a text: the first line of `.txt`, or a class (`.cls`) put into the
 first template. Every value of such a mask but 0 is object. A sample of the built-in scenes numbers its objects in the
@@ -28,21 +28,21 @@ from diffclip.errors import Fault, InputError, sample_fault
 MASK = "mask.png"
 Box = tuple[float, float, float, float]
 """left, top, right, bottom as shares of an image's width and height."""
-# what rounding leaves of an area that is nothing or all
+# error of rounding where an area is nothing or all
 _ROUNDING = 1e-9
 _ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True)
 class Thing:
-    """What a text is about: its name for a template, its own `text`, and its values in the mask (None: all but 0)."""
+    """The object of a text: its name for a template, its own `text`, and its values in the mask (None: all but 0)."""
 
     name: str
     text: str
     values: tuple[int, ...] | None = None
 
     def worded(self, prompt: str | None) -> str:
-        """Its text, or `prompt` with its name where `{c}` stands."""
+        """Return its text, or `prompt` with its name in place of `{c}`."""
         return self.text if prompt is None else prompt.replace("{c}", self.name)
 
 
@@ -215,7 +215,7 @@ def _same_aspect(mask: tuple[int, int], image: tuple[int, int]) -> bool:
 
 
 def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash"]) -> Box:
-    """What `EvalTransform` keeps of an upright image of `size` (width, height).
+    """Find the part of an upright image of `size` (width, height) that `EvalTransform` keeps.
 
     Args:
         image_size: of the crop.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Items = NDArray[np.int64]
 
-# What numbers are drawn for, beside (seed, epoch), which draws the order itself.
+# Keys of draws beside (seed, epoch), which draws the order itself.
 _PART_OF_SOURCE, _SHARES, _SHARD, _WINDOW = 1, 2, 3, 4
 
 
@@ -173,7 +173,7 @@ class WindowedEpoch:
         return np.diff(np.array([0, *ends], dtype=np.int64))
 
     def _span(self, window: tuple[int, int]) -> tuple[int, int]:
-        """The places, in the whole order, of what this process reads of a window."""
+        """Begin and end, in the whole order, of this process's part of a window."""
         first, last = window
         end = int(self._begins[last - 1] + self._pieces[last - 1, 2])
         return max(int(self._begins[first]), self._start), min(end, self._end)

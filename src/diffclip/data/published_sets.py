@@ -1,4 +1,4 @@
-"""The published sets that the paper measures on: what they are, how large, where they lie, and how to get them.
+"""The published sets that the paper measures on: names, sizes, places, and the commands that fetch them.
 
 ROOT/NAME is where a set lies, NAME as LAION-AI/CLIP_benchmark calls it (`datasets/builder.py`). In it are either
 shards in clip_benchmark's layout (`SPLIT/0.tar`), or the files as torchvision or the publisher lays them out.
@@ -163,7 +163,7 @@ def images_of(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Missing:
-    """A set that must be fetched before it can be measured on: its name, "about 170 MB", and what to type."""
+    """A set to fetch before it can be evaluated on: its name, "about 170 MB", and the command."""
 
     name: str
     size: str
@@ -171,7 +171,7 @@ class Missing:
 
 
 def missing_sets(wanted: Iterable[tuple[str, str]], root: str | Path | None) -> list[Missing]:
-    """Those of the published sets `wanted`, as (name, split), that do not lie below `root`; nothing is opened.
+    """List the published sets among `wanted`, as (name, split), that do not lie below `root`; nothing is opened.
 
     Each set is named once, in the order of `wanted`.
 
@@ -248,7 +248,7 @@ def place_of(name: str, root: str | Path) -> Path:
 
 
 def not_there(name: str, root: str | Path | None) -> InputError:
-    """The error for a published set that is not in ROOT/NAME, or of which nobody said where it is."""
+    """The error for a published set that is not in ROOT/NAME, or whose ROOT is unknown."""
     entry = published(name)
     what = f"{name} ({entry.title}, {size_of(entry)} to download)"
     if root is None:
@@ -272,7 +272,7 @@ def in_bytes(count: int) -> str:
 
 
 def by_hand(name: str, root: str | Path) -> str:
-    """What someone must type to get a set that `diffclip data download` cannot fetch; empty for one that it can."""
+    """The commands for a set that `diffclip data download` cannot fetch; empty for one that it can."""
     entry, place = published(name), shlex.quote(str(place_of(name, root)))
     if not entry.command:
         return ""

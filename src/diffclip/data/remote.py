@@ -41,12 +41,12 @@ _FRESH = 60.0
 
 
 def is_remote(spec: str) -> bool:
-    """True for an address (`https://…`, `s3://…`, `file:…`), False for a path."""
+    """Tell an address (`https://…`, `s3://…`, `file:…`) from a path."""
     return _REMOTE.match(spec) is not None
 
 
 def shown(text: str) -> str:
-    """`text` for people: addresses in it without users, passwords and queries."""
+    """Hide users, passwords and queries of the addresses in `text`."""
     return _QUERY.sub(r"\1?…", _USER.sub("…@", text))
 
 
@@ -164,8 +164,7 @@ class RemoteShards:
         return copy
 
     def _make_room(self) -> None:
-        """Remove the copies that were used longest ago, but for those that a process may be about to open; who has one
-        open reads on."""
+        """Remove the copies used longest ago, except those that a process may be about to open; open files stay readable."""
         if self._limit is None:
             return
         copies = []

@@ -136,7 +136,7 @@ class EvalTransform:
 
     @property
     def identity(self) -> list[object]:
-        """What `pixels` depends on beside the image; JSON can hold it."""
+        """The settings that decide `pixels`, in types that JSON has."""
         return [self.image_size, "squash" if self.squash else self.edge, self.preprocess.interpolation]
 
 
@@ -165,7 +165,7 @@ def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Both as [3, 1, 1]; kept, since a GPU is waited for whenever numbers are sent to it."""
-    # what is made in inference mode could not be used outside it
+    # tensors made in inference mode could not be used outside it
     with torch.inference_mode(False):
         values = torch.tensor([mean, std], dtype=torch.float32, device=device)[..., None, None]
         return values[0], values[1]

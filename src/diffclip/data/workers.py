@@ -1,4 +1,4 @@
-"""Data workers: they leave signals to their parent, and what goes wrong with them is said in one line."""
+"""Data workers: signals are left to their parent, and their failures are one line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def leave_signals_to_parent(worker: int) -> None:
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What `loader` gives; its workers are started at once.
+    """Start the workers of `loader` at once, and yield its batches.
 
     Raises:
         DiffCLIPError: a worker died, or nothing came for the loader's `timeout`.
