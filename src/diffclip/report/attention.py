@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -30,12 +29,16 @@ from diffclip.focus.attend import Attended, Prepared, View, attend
 from diffclip.focus.maps import visible_part
 
 Map = npt.NDArray[np.floating[Any]]
+Pixels = npt.NDArray[np.uint8]
 
 DRAWN, ARRAYS = (".png", ".svg", ".pdf"), ".npz"
+RELEVANCE_FLOOR = 0.02
+"""The least end of a scale of relevance: smaller values change a logit by next to nothing, and are drawn so."""
 _PAGE, _ROWS, _COLUMNS = 20, 10, 12  # images, rows and columns of a sheet, at most
 _SIDE = 288  # pixels of an image
 _LINE = 0.15  # inches
 _MUTED = "#57606a"
+_TEXT: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.15}
 # equal figures become equal files
 _METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
@@ -44,18 +47,16 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One image of a figure [S, S, 3], with a map [h, w] over it, a title above and a caption below."""
 
-    image: npt.NDArray[np.uint8]
+    image: Pixels
     values: Map | None = None
     title: str = ""
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """The colors of maps: from 0 to `limit`, or if `signed` symmetric about 0, red above and blue below."""
 
     limit: float
@@ -63,29 +64,29 @@ class Scale:
 
     @property
     def norm(self) -> Normalize:
+        """The range of values."""
         return Normalize(-self.limit if self.signed else 0, self.limit)
 
     @property
     def cmap(self) -> Any:
+        """The colormap."""
         return colormaps["RdBu_r" if self.signed else "inferno"]
 
-    def drawn(self, values: Map, edge: int) -> npt.NDArray[np.uint8]:
-        """A map [h, w], smoothly upsampled, as RGBA [edge, edge, 4]; small values let the image below through."""
+    def drawn(self, values: Map, edge: int) -> Pixels:
+        """Draw a map [h, w], smoothly upsampled, as RGBA [edge, edge, 4]; small values let the image below through."""
         small = Image.fromarray(np.asarray(values, np.float32))
         smooth = np.asarray(small.resize((edge, edge), Image.Resampling.BICUBIC)) / self.limit
         colors = self.cmap(smooth / 2 + 0.5 if self.signed else smooth)
         colors[..., 3] = 0.5 + 0.4 * np.clip(np.abs(smooth), 0, 1)
-        drawn: npt.NDArray[np.uint8] = (255 * colors).round().astype(np.uint8)
+        drawn: Pixels = (255 * colors).round().astype(np.uint8)
         return drawn
 
 
-RELEVANCE_FLOOR = 0.02
-"""The least end of a scale of relevance: smaller values change a logit by next to nothing, and are drawn so."""
-
-
 def scale_of(maps: Sequence[Map], floor: float = 0.0) -> Scale:
-    """One scale for all maps. It ends at the 99.5th percentile of magnitudes: one patch does not hide the rest; at
-    `floor` at least."""
+    """Choose one scale for all maps.
+
+    It ends at the 99.5th percentile of magnitudes, so that one patch does not hide the rest; at `floor` at least.
+    """
     values = np.concatenate([np.abs(one).ravel() for one in maps]) if maps else np.ones(1)
     limit = max(float(np.quantile(values, 0.995)) or float(values.max()), floor) or 1.0
     return Scale(limit, any(bool((one < 0).any()) for one in maps))
@@ -99,57 +100,40 @@ def grid_figure(
     Args:
         rows: of cells; the last ones may be shorter.
         note: what the maps are.
-        floor: where the scale ends at least.
         labels: one per row, at its left.
+        floor: where the scale ends at least.
     """
     columns = max(map(len, rows))
-    cell = min(max(9.0 / columns, 1.15), 2.2)
-    letters = int(cell * 14)
-    heads = [max(_lines(one.title, letters) for one in row) for row in rows]
-    feet = [max(_lines(one.caption, letters) for one in row) for row in rows]
-    left, width = 0.35 if any(labels) else 0.08, columns * cell
-    below = textwrap.wrap(note, int(max(width, 3.0) * 14))
-    heights = [cell + (head + foot) * _LINE + 0.08 for head, foot in zip(heads, feet, strict=True)]
-    whole, tall = left + max(width, 3.0) + 0.08, sum(heights) + 0.48 + _LINE * len(below)
-    figure = Figure(figsize=(whole, tall))
+    cell = min(max(9.0 / columns, 1.15), 2.2)  # inches
+    width, letters = max(columns * cell, 3.0) + 0.3, int(cell * 14)
+    below = textwrap.fill(note, int(width * 14))
+    lines = sum(max(_lines(one.title, letters) + _lines(one.caption, letters) for one in row) for row in rows)
+    lines += below.count("\n") + 1
+    figure = Figure(figsize=(width, len(rows) * (cell + 0.05) + lines * _LINE + 0.5), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)
     scale = scale_of([one.values for row in rows for one in row if one.values is not None], floor)
-    y = 0.0
-    plain: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.15}
-    for row, head, height, label in zip(rows, heads, heights, [*labels, *[""] * len(rows)], strict=False):
-        top = y + head * _LINE + 0.05
-        if label:
-            text = textwrap.fill(printable(label), int(cell * 11))
-            middle = 1 - (top + cell / 2) / tall
-            figure.text(0.02 / whole, middle, text, rotation=90, va="center", weight="bold", **plain)
-        for column, one in enumerate(row):
-            x = left + column * cell
-            axes = figure.add_axes(
-                (x / whole, 1 - (top + cell) / tall, (cell - 0.06) / whole, (cell - 0.06) / tall)
-            )
-            axes.set_axis_off()
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for places, row, label in zip(grid, rows, [*labels, *[""] * len(rows)], strict=False):
+        for axes, one in zip(places, row, strict=False):
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
             if one.values is None:
                 axes.imshow(one.image)
             else:
                 gray = np.asarray(one.image).mean(-1, keepdims=True).repeat(3, -1) / 255
                 axes.imshow(gray)
                 axes.imshow(scale.drawn(one.values, one.image.shape[0]))
-            axes.set_title(_wrapped(one.title, letters), pad=3, weight="bold", **plain)
-            axes.text(
-                0,
-                -0.03,
-                _wrapped(one.caption, letters),
-                transform=axes.transAxes,
-                va="top",
-                color=_MUTED,
-                **plain,
-            )
-        y += height
-    bar = figure.add_axes(((left + 0.12) / whole, 1 - (y + 0.2) / tall, 2.6 / whole, 0.09 / tall))
-    figure.colorbar(
-        ScalarMappable(scale.norm, scale.cmap), cax=bar, orientation="horizontal", ticks=MaxNLocator(4)
-    )
-    bar.tick_params(labelsize=7, length=2, pad=1)
-    figure.text(left / whole, 0.05 / tall, "\n".join(below), va="bottom", color=_MUTED, **plain)
+            axes.set_title(_wrapped(one.title, letters), pad=3, weight="bold", **_TEXT)
+            axes.set_xlabel(_wrapped(one.caption, letters), loc="left", labelpad=1, color=_MUTED, **_TEXT)
+        short = textwrap.fill(printable(label), int(cell * 11), max_lines=2, placeholder=" …")
+        places[0].set_ylabel(short, weight="bold", **_TEXT)
+        for axes in places[len(row) :]:
+            axes.remove()
+    colors = ScalarMappable(scale.norm, scale.cmap)
+    place = {"location": "bottom", "shrink": 2.6 / width, "aspect": 30, "anchor": (0.02, 1), "pad": 0.01}
+    bar = figure.colorbar(colors, ax=figure.axes, ticks=MaxNLocator(4), **place)
+    bar.ax.tick_params(labelsize=7, length=2, pad=1)
+    figure.supxlabel(below, x=0.01, ha="left", color=_MUTED, **_TEXT)
     return figure
 
 
@@ -161,14 +145,14 @@ def _lines(text: str, letters: int) -> int:
     return _wrapped(text, letters).count("\n") + 1 if text else 0
 
 
-def seen_by(image: Image.Image, loaded: Prepared) -> npt.NDArray[np.uint8]:
-    """The part of an image that a model sees, [S, S, 3]."""
+def seen_by(image: Image.Image, loaded: Prepared) -> Pixels:
+    """Return the part of an image that a model sees, [S, S, 3]."""
     return np.asarray(visible_part(image, loaded[1], _SIDE))
 
 
 def attend_figures(
     found: Mapping[str, Attended],
-    views: Mapping[str, Sequence[npt.NDArray[np.uint8]]],
+    views: Mapping[str, Sequence[Pixels]],
     names: Sequence[str],
     texts: Sequence[str],
     view: View,
@@ -183,52 +167,52 @@ def attend_figures(
         view: which maps they are.
     """
     floor = RELEVANCE_FLOOR if view.method == "relevance" else 0.0
-    note = f"{view}." + (
-        " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
-    )
-    columns = list(texts) or [view.method]
+    shares = " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
+    note, columns = f"{view}.{shares}", list(texts) or [view.method]
     if len(names) == 1:
-        rows = [
-            [
-                Cell(views[label][0], title="" if number else "image"),
-                *_cells(one, 0, views[label][0], columns, not number),
-            ]
-            for number, (label, one) in enumerate(found.items())
-        ]
+        rows = _model_rows(found, {label: own[0] for label, own in views.items()}, columns)
         return [grid_figure(rows, note, list(found), floor)]
-    # each image with all its maps is a block; as many blocks stand side by side as fit
-    abreast = max(1, _COLUMNS // (1 + len(found) * len(columns)))
+    blocks = []
+    for number, name in enumerate(names):
+        cells = [Cell(next(iter(views.values()))[number], title="image", caption=name)]
+        for label, one in found.items():
+            titles = [f"{label}\n{column}" if len(columns) > 1 or texts else label for column in columns]
+            cells += _cells(one, number, views[label][number], titles)
+        blocks.append(cells)
     size = per_page(len(found) * len(columns))
-    figures = []
-    for start in range(0, len(names), size):
-        page = range(start, min(start + size, len(names)))
-        rows = []
-        for place, number in enumerate(page):
-            head = place < abreast
-            cells = [
-                Cell(next(iter(views.values()))[number], title="image" if head else "", caption=names[number])
-            ]
-            for label, one in found.items():
-                titles = [f"{label}\n{column}" if len(columns) > 1 or texts else label for column in columns]
-                cells += _cells(one, number, views[label][number], titles, head)
-            if place % abreast == 0:
-                rows.append(cells)
-            else:
-                rows[-1] += cells
-        figures.append(grid_figure(rows, note, floor=floor))
-    return figures
+    pages = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+    return [grid_figure(_abreast(page, _COLUMNS), note, floor=floor) for page in pages]
 
 
 def per_page(maps: int) -> int:
-    """The number of images on one page of a contact sheet, each with so many maps."""
+    """Return the number of images on one page of a contact sheet, each with so many maps."""
     abreast = max(1, _COLUMNS // (1 + maps))
     return abreast * min(_ROWS, max(1, _PAGE // abreast))
 
 
-def _cells(
-    one: Attended, number: int, image: npt.NDArray[np.uint8], titles: Sequence[str], head: bool = True
-) -> list[Cell]:
-    """The maps of image `number`, each with its cosine, its share among several texts, and its strongest word."""
+def _abreast(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
+    """Put as many blocks side by side as fit into `columns`; only the first row keeps its titles."""
+    several = max(1, columns // len(blocks[0]))
+    rows = [
+        [cell for block in blocks[start : start + several] for cell in block]
+        for start in range(0, len(blocks), several)
+    ]
+    return [rows[0], *([cell._replace(title="") for cell in row] for row in rows[1:])]
+
+
+def _model_rows(
+    found: Mapping[str, Attended], views: Mapping[str, Pixels], titles: Sequence[str]
+) -> list[list[Cell]]:
+    """Make a row a model of the first image: itself and its maps; only the first row has titles."""
+    rows = [
+        [Cell(views[label], title="image"), *_cells(one, 0, views[label], titles)]
+        for label, one in found.items()
+    ]
+    return [rows[0], *([cell._replace(title="") for cell in row] for row in rows[1:])]
+
+
+def _cells(one: Attended, number: int, image: Pixels, titles: Sequence[str]) -> list[Cell]:
+    """Make the maps of image `number`, each with its cosine, its share among several texts, and its strongest word."""
     cells = []
     for text, title in enumerate(titles):
         caption = ""
@@ -239,12 +223,12 @@ def _cells(
                 caption += f", {100 * one.probabilities[number, text]:.0f} %"
             word = _strongest_word(one.pieces[text], one.spoken[number, text])
             caption += f"\nword: {word}" if word else ""
-        cells.append(Cell(image, one.maps[number, text], title if head else "", caption))
+        cells.append(Cell(image, one.maps[number, text], title, caption))
     return cells
 
 
 def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
-    """The word with the most relevance; a word is the pieces up to one that ends in a space."""
+    """Return the word with the most relevance; a word is the pieces up to one that ends in a space."""
     words, totals = [""], [0.0]
     for piece, value in zip(pieces, relevance.tolist(), strict=False):
         words[-1], totals[-1] = words[-1] + piece, totals[-1] + value
@@ -257,7 +241,7 @@ def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
 def paper_figures(
     models: Mapping[str, Prepared], data: EvaluationSet, seed: int = 0
 ) -> dict[str, tuple[str, str, Figure]]:
-    """The paper's Figures 2 and 6 for a set: title, text and figure, by the stem of a file.
+    """Draw the paper's Figures 2 and 6 for a set: title, text and figure, by the stem of a file.
 
     Figure 2: two images, each for its own text and the other's. Figure 6: up to eight more, each for its own text.
     A text is the first caption, or the class in the set's first template.
@@ -287,45 +271,36 @@ def paper_figures(
         raise InputError(f"{data.name} has no two images of different texts in its {data.split} split")
     drawn = f"of {data.name}, {data.split} split, drawn at random (seed {seed})"
     kind = "caption" if data.captions else "class"
-    rows, labels = [], []
+    rows: list[list[Cell]] = []
     for text, image in few.items():
         texts = [text, *(other for other in few if other != text)]
-        for number, (label, one) in enumerate(attend(models, [image], texts).items()):
-            view = seen_by(image, models[label])
-            rows.append(
-                [Cell(view, title="" if number else "image"), *_cells(one, 0, view, texts, not number)]
-            )
-            labels.append(label)
-    note = f"{View().resolved(texts)}."
+        views = {label: seen_by(image, loaded) for label, loaded in models.items()}
+        rows += _model_rows(attend(models, [image], texts), views, texts)
+    note = f"{View().resolved(list(few))}."
     figures = {
         "figure_2": (
             "Figure 2: which patches speak for each text",
             f"Two images {drawn}, each with its own {kind} and the other's.",
-            grid_figure(rows, note, labels, RELEVANCE_FLOOR),
+            grid_figure(rows, note, list(models) * 2, RELEVANCE_FLOOR),
         )
     }
-    tiles: list[list[Cell]] = []
-    for number, (text, image) in enumerate(more):
-        found = attend(models, [image], [text])
+    blocks = []
+    for text, image in more:
         cells = [Cell(seen_by(image, next(iter(models.values()))), caption=text)]
-        for label, one in found.items():
+        for label, one in attend(models, [image], [text]).items():
             cells += _cells(one, 0, seen_by(image, models[label]), [label])
-        abreast = max(1, 6 // len(cells))
-        if number % abreast == 0:
-            tiles.append(cells)
-        else:
-            tiles[-1] += cells
-    if tiles:
+        blocks.append(cells)
+    if blocks:
         figures["figure_6"] = (
             "Figure 6: models side by side",
             f"Which patches of an image speak for its own {kind}, in {len(more)} more images {drawn}.",
-            grid_figure(tiles, note, floor=RELEVANCE_FLOOR),
+            grid_figure(_abreast(blocks, 6), note, floor=RELEVANCE_FLOOR),
         )
     return figures
 
 
 def page_files(path: Path, pages: int) -> list[Path]:
-    """The files of so many pages: a PDF holds all, else NAME-1.png, NAME-2.png, …"""
+    """Name the files of so many pages: a PDF holds all, else NAME-1.png, NAME-2.png, …"""
     if pages == 1 or path.suffix.lower() == ".pdf":
         return [path]
     return [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, pages + 1)]
