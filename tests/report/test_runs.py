@@ -69,9 +69,9 @@ def test_the_facts_tell_progress_machine_and_starts(tmp_path):
     facts = dict(run_facts(read_run(run)))
     assert facts["step"] == "40 of 80 (50 %)"
     assert facts["rate"] == "80 samples a second, 2 % of the time waiting for data"
-    assert facts["machine"] == "node1; 2 × H200; EPYC"
+    assert (facts["machine"], facts["GPUs"]) == ("name node1, cpu EPYC", "2 × H200")
     assert facts["command"] == "diffclip train x"
-    assert facts["software"] == "torch 2.15 (commit abcdef123)"
+    assert (facts["versions"], facts["git"]) == ("torch 2.15", "commit abcdef123456")
 
 
 def test_a_curve_is_thinned_and_names_the_towers(tmp_path):

@@ -29,6 +29,7 @@ Bounds = tuple[float, float] | None
 Contrast = tuple[str, str]
 """(model, baseline)."""
 
+_TESTS = ("low", "high", "p", "p_paired", "p_max_t", "p_equivalent", "detectable")
 _RESAMPLES = 1000
 _PERMUTATIONS = 9999
 _WEIGHTS_AT_ONCE = 1 << 22  # 32 MiB
@@ -206,16 +207,15 @@ def compare_arms(
         pair = table.reindex([model, against]).dropna(axis=1)
         seeds = pair.shape[1]
         row: dict[str, Any] = {"model": model, "against": against, "seeds": seeds}
-        row["difference"] = float((pair.loc[model] - pair.loc[against]).mean()) if seeds else math.nan
-        nothing = dict.fromkeys(
-            ("low", "high", "p", "p_paired", "p_max_t", "p_equivalent", "detectable"), math.nan
-        )
-        row |= nothing
+        row["difference"] = float(
+            (pair.loc[model] - pair.loc[against]).mean()
+        )  # NaN without a seed in common
+        row |= dict.fromkeys(_TESTS, math.nan)
         if seeds > 1 and fit is not None:
             test = fit.t_test(_contrast(fit, model, against))
             difference, error, df = test.effect.item(), test.sd.item(), float(fit.df_resid)
-            half = stats.t.ppf(1 - alpha / 2, df) * error
-            row |= {"difference": difference, "low": difference - half, "high": difference + half}
+            row["difference"] = difference
+            row["low"], row["high"] = test.conf_int(alpha)[0].tolist()
             if error > 1e-12:
                 row["p"] = float(test.pvalue)
                 row["p_paired"] = float(stats.ttest_rel(pair.loc[model], pair.loc[against]).pvalue)

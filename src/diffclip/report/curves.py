@@ -15,7 +15,6 @@ from matplotlib.ticker import MaxNLocator
 from diffclip.report.figures import Chart, add_legend, chance_line, few_models
 from diffclip.report.frame import Results, headlines, in_order, measures_of
 from diffclip.report.style import INK, WIDTH, colors_of, new_figure
-from diffclip.study.runs import TELEMETRY
 
 Curve = dict[str, Any]
 """A line of `curves.jsonl`."""
@@ -50,25 +49,6 @@ def training_chart(results: Results) -> Chart | None:
         f"runs; thick: their mean.{dashed}"
     )
     return Chart("training", "Training", caption, figure)
-
-
-def telemetry_chart(results: Results) -> Chart | None:
-    """Draw accuracy in the batch, logit scale, gradient norm, learning rate and speed of run folders."""
-    curves = [curve for curve in results.curves if curve.get("telemetry")]
-    names = [name for name in TELEMETRY if any(name in curve["telemetry"] for curve in curves)]
-    if not names:
-        return None
-    colors = colors_of(results.models)
-    figure = new_figure(WIDTH, 1.9 * len(names) + 0.3)
-    for axes, name in zip(figure.subplots(len(names), 1, squeeze=False).ravel(), names, strict=True):
-
-        def values(curve: Curve, name: str = name) -> tuple[Any, Any]:
-            return curve["step"], curve["telemetry"][name]
-
-        own = [curve for curve in curves if name in curve["telemetry"]]
-        _lines(axes, own, colors, values, TELEMETRY[name])
-    add_legend(figure, _arms(curves), colors)
-    return Chart("telemetry", "Telemetry", "Thin: single runs; thick: their mean.", figure)
 
 
 def lambda_chart(results: Results) -> Chart | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,9 @@ from diffclip.study.runs import (
     CURVES_FILE,
     RUNS_FILE,
     STUDY_FILE,
-    TIMING_FILE,
     curve_of,
     read_lines,
+    read_timing,
     run_folders,
 )
 
@@ -75,7 +74,6 @@ METRICS = {
     "background10": "share of the ten strongest background patches",
     "lambda": "λ",
     "map_correlation": "correlation of A1 and A2",
-    "A1_A2_correlation": "correlation of A1 and A2",
     "step_seconds": "seconds a step",
     "peak_memory": "peak memory (bytes)",
 }
@@ -108,7 +106,7 @@ HEADLINES = {
 """The metrics of a task that the first table shows; of other tasks the first that is recorded."""
 _ASIDE = ("training", "cost")
 _AVERAGED = ("linear-probe", "few-shot", "retrieval", "zero-shot", "out-of-domain")
-_NOT_SHARES = ("inside_over_area", "effective_patches", "lambda", "map_correlation", "A1_A2_correlation")
+_NOT_SHARES = ("inside_over_area", "effective_patches", "lambda", "map_correlation")
 _ORDER = (*VARIANTS, *ABLATIONS)
 
 
@@ -176,9 +174,8 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     if study is None:
         return results_of(records, curves)
     fields = yaml.safe_load((study / STUDY_FILE).read_text("utf-8"))
-    timing = study / TIMING_FILE
-    arms = json.loads(timing.read_text("utf-8"))["arms"] if timing.is_file() else {}
-    return results_of(records, curves, pd.DataFrame(read_lines(study / RUNS_FILE)), fields, arms)
+    runs = pd.DataFrame(read_lines(study / RUNS_FILE))
+    return results_of(records, curves, runs, fields, read_timing(study))
 
 
 def results_of(

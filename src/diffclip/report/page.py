@@ -107,7 +107,6 @@ def build_report(
         curves.sweep_chart,
     )
     sections.append(Section("Training", _made(trained, results), open=records.empty))
-    sections.append(Section("Telemetry", _made([curves.telemetry_chart], results)))
     numbers = [*tables.all_values(results), tables.layers_table(results)] if len(records) else []
     sections.append(Section("Every number", tables=[one for one in numbers if one]))
     runs = tables.runs_table(results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -43,28 +44,13 @@ def run_facts(run: Run, now: float | None = None) -> list[tuple[str, str]]:
 
 def _start_facts(start: Mapping[str, Any]) -> dict[str, str]:
     """Tell of machine, processes, software, data and command of a start, as `about.json` has them."""
-    names = ("machine", "processes", "versions", "git", "data", "environment")
-    machine, processes, versions, git, data, environment = (start.get(name) or {} for name in names)
-    gpus = [str(gpu.get("name", "GPU")) for gpu in start.get("gpus") or []]
-    kinds = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]
-    hosts = ", ".join(map(str, processes.get("hosts") or [machine.get("name", "")]))
-    shared = (
-        [f"{processes['world']} on {processes.get('nodes') or 1} node(s)"] if processes.get("world") else []
-    )
-    shared += [str(processes[name]) for name in ("strategy", "precision") if processes.get(name)]
-    commit = f" (commit {str(git.get('commit'))[:9]}{', with changes' if git.get('dirty') else ''})"
-    software = [f"{name} {versions[name]}" for name in ("diffclip", "torch", "cuda") if versions.get(name)]
-    samples = (
-        f"{data['samples']:,} samples, fingerprint {data.get('fingerprint')}" if data.get("samples") else ""
-    )
-    return {
-        "machine": "; ".join(filter(None, [hosts, *kinds, machine.get("cpu")])),
-        "processes": ", ".join(shared),
-        "software": ", ".join(software) + (commit if git.get("commit") else ""),
-        "data": samples,
-        "environment": " ".join(f"{name}={value}" for name, value in environment.items()),
-        "command": str(start.get("command") or ""),
-    }
+    facts = {}
+    for name in ("machine", "processes", "versions", "git", "data"):
+        known = {key: value for key, value in (start.get(name) or {}).items() if value}
+        facts[name] = ", ".join(f"{key} {value}" for key, value in known.items())
+    gpus = Counter(gpu.get("name", "GPU") for gpu in start.get("gpus") or [])
+    facts["GPUs"] = ", ".join(f"{count} × {name}" for name, count in gpus.items())
+    return facts | {"command": str(start.get("command") or "")}
 
 
 def _start(start: Mapping[str, Any]) -> str:

@@ -28,8 +28,6 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     sources = [Path(path) for path in paths]
     runs = [run for path in sources if path.is_dir() for run in run_folders(path)]
     curves = [curve_of(run, _POINTS) for run in runs]
-    for curve in curves:
-        del curve["telemetry"]
     files = [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
     records = [record for file in record_files(files) for record in read_records(file) if _is_shown(record)]
     if not records and not curves:

@@ -35,7 +35,8 @@ from diffclip.study.plan import (
 )
 from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder, describe_run
-from diffclip.study.timing import read_timing, time_arms
+from diffclip.study.runs import read_timing
+from diffclip.study.timing import time_arms
 from diffclip.study.worker import Ended, Job, Worker, read_measured
 from diffclip.training.logging import duration
 from diffclip.training.recipe import read_recipe
@@ -102,10 +103,8 @@ def run_study(
 
 
 def _wants_timing(study: Study, folder: StudyFolder) -> bool:
-    timing = read_timing(folder.path)
-    if timing is not None and timing["arms"].keys() == study.arms.keys():
-        return False
-    return all(run.is_finished(folder.runs) for run in plan(study, folder.runs)[0])
+    timed = read_timing(folder.path).keys() == study.arms.keys()
+    return not timed and all(run.is_finished(folder.runs) for run in plan(study, folder.runs)[0])
 
 
 @dataclass

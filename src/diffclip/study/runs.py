@@ -18,15 +18,6 @@ STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "study.yaml", "runs.jsonl", "c
 """Of a study."""
 RECIPE, METRICS, VALIDATION, ABOUT = "recipe.yaml", "metrics.jsonl", "validation.jsonl", "about.json"
 """Of a run."""
-TELEMETRY = {
-    "accuracy": "accuracy in the batch",
-    "lr": "learning rate",
-    "logit_scale": "logit scale",
-    "grad_norm": "gradient norm",
-    "samples_per_second": "samples a second",
-}
-"""Keys of a step's line that a run's page draws, with their names for people."""
-
 Row = dict[str, Any]
 
 _TOWERS = {"visual": "vision", "text": "text"}
@@ -143,18 +134,32 @@ def read_lines(path: Path) -> list[Row]:
     return [row for row in rows if isinstance(row, dict)]
 
 
+def read_timing(folder: Path) -> dict[str, Any]:
+    """Read the step times of a study's arms, see `timing.time_arms`; empty where there are none.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    file = folder / TIMING_FILE
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text("utf-8"))["arms"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} cannot be read: remove it to measure anew") from error
+
+
 def curve_of(folder: str | Path, points: int = 300) -> Row:
-    """Thin the run in `folder` to `points` steps, in the form of a line of `curves.jsonl` with `telemetry` added."""
+    """Thin the run in `folder` to `points` steps, in the form of a line of `curves.jsonl`."""
     run = read_run(folder)
     names = {"run": run.name, "group": None, "arm": run.arm, "seed": run.seed}
-    rows = _thinned(run.rows, points)
-    telemetry = {name: [row.get(name) for row in rows] for name in TELEMETRY if name in rows[-1]}
-    return {**names, **curve(run.rows, run.validations, points), "telemetry": telemetry}
+    return names | curve(run.rows, run.validations, points)
 
 
 def curve(rows: Sequence[Row], validations: Sequence[Row], points: int) -> Row:
     """Thin steps to `points`, and add all validations."""
-    rows = _thinned(rows, points)
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(points, len(rows))).astype(int))
+    rows = [rows[index] for index in chosen]
     return {
         "step": [row["step"] for row in rows],
         "loss": [_rounded(row.get("loss")) for row in rows],
@@ -165,11 +170,6 @@ def curve(rows: Sequence[Row], validations: Sequence[Row], points: int) -> Row:
             "map_correlation": _by_tower(validations, "map_correlation"),
         },
     }
-
-
-def _thinned(rows: Sequence[Row], points: int) -> list[Row]:
-    chosen = np.linspace(0, len(rows) - 1, min(points, len(rows))).astype(int)
-    return [rows[index] for index in np.unique(chosen)]
 
 
 def _by_tower(rows: Sequence[Row], key: str) -> dict[str, list[list[float | None]]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import DiffCLIPError
 from diffclip.files import write_text
 from diffclip.model import CLIP
 from diffclip.study.recipe import Study
@@ -24,24 +24,6 @@ from diffclip.training.run_folder import cpu_name
 _STEPS = 3  # of a turn, after one that warms up
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 15
 _LR = 1e-6  # so small that a made-up batch cannot make the weights infinite
-
-
-def read_timing(folder: Path) -> dict[str, Any] | None:
-    """Read timing.json, see `time_arms`; None where there is none.
-
-    Raises:
-        InputError: the file is no JSON, or has no arms.
-    """
-    file = folder / TIMING_FILE
-    if not file.is_file():
-        return None
-    try:
-        timing = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(timing["arms"], dict):
-            return dict(timing)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise InputError(f"{file} cannot be read: remove it to measure anew")
 
 
 def time_arms(study: Study, output: Path, device: str, threads: int, seconds: float) -> dict[str, Any]:
