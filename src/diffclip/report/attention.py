@@ -95,7 +95,7 @@ def scale_of(maps: Sequence[Map], floor: float = 0.0) -> Scale:
 def grid_figure(
     rows: Sequence[Sequence[Cell]], note: str = "", labels: Sequence[str] = (), floor: float = 0.0
 ) -> Figure:
-    """Draw rows of cells with a color bar beneath.
+    """Draw rows of cells, with a color bar beneath where there are maps.
 
     Args:
         rows: of cells; the last ones may be shorter.
@@ -129,10 +129,11 @@ def grid_figure(
         places[0].set_ylabel(short, weight="bold", **_TEXT)
         for axes in places[len(row) :]:
             axes.remove()
-    colors = ScalarMappable(scale.norm, scale.cmap)
-    place = {"location": "bottom", "shrink": 2.6 / width, "aspect": 30, "anchor": (0.02, 1), "pad": 0.01}
-    bar = figure.colorbar(colors, ax=figure.axes, ticks=MaxNLocator(4), **place)
-    bar.ax.tick_params(labelsize=7, length=2, pad=1)
+    if any(one.values is not None for row in rows for one in row):
+        colors = ScalarMappable(scale.norm, scale.cmap)
+        place = {"location": "bottom", "shrink": 2.6 / width, "aspect": 30, "anchor": (0.02, 1), "pad": 0.01}
+        bar = figure.colorbar(colors, ax=figure.axes, ticks=MaxNLocator(4), **place)
+        bar.ax.tick_params(labelsize=7, length=2, pad=1)
     figure.supxlabel(below, x=0.01, ha="left", color=_MUTED, **_TEXT)
     return figure
 

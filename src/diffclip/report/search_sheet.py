@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,13 +13,13 @@ from PIL import Image
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.files import printable
+from diffclip.report.attention import Cell, grid_figure
 
 if TYPE_CHECKING:
     from diffclip.search import Hit
 
 MOST = 96
 """Images on a sheet."""
-_WIDTH = 8.0  # inches
 _PIXELS = 480  # of a thumbnail's longer edge
 
 
@@ -32,44 +31,28 @@ def search_sheet(query: str | Image.Image, hits: Sequence[Hit], searched: str) -
         hits: at least one, best first.
         searched: what was searched: "1,000 images in photos, by DiffCLIP".
     """
+    cells = [Cell(np.asarray(query.convert("RGB")), title="query")] if isinstance(query, Image.Image) else []
+    cells += [_cell(rank, hit) for rank, hit in enumerate(hits[:MOST], 1)]
+    columns = 4 if len(cells) <= 12 else 6
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     more = f"; the first {MOST} of {len(hits)}" if len(hits) > MOST else ""
+    figure = grid_figure(rows, _shortened(searched, 70) + more)
     asked = f"“{query}”" if isinstance(query, str) else "images like the first"
     title = textwrap.fill(asked, 66, max_lines=4, placeholder=" …")
-    below = _shortened(searched, 70) + more
-    cells: list[tuple[Image.Image | None, str, str, str]] = []
-    if isinstance(query, Image.Image):
-        cells.append((query, "query", "", ""))
-    for rank, hit in enumerate(hits[:MOST], 1):
-        cells.append((_read(hit), f"{rank}", f"{hit.score:.3f}", _shortened(printable(hit.path.name))))
-    columns = 4 if len(cells) <= 12 else 6
-    rows = math.ceil(len(cells) / columns)
-    height = 0.6 + 0.25 * title.count("\n") + rows * (_WIDTH / columns + 0.35)
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     # names and queries may hold dollar signs, which are not formulas here
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, parse_math=False)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for place, (image, left, score, name) in zip(axes, cells, strict=False):
-        if image is None:
-            place.text(0.5, 0.5, "cannot be read", ha="center", va="center", fontsize=9, color="gray")
-        else:
-            place.imshow(np.asarray(image))
-        place.set_title(left, loc="left", fontsize=9, weight="bold", pad=2)
-        place.set_title(score, loc="right", fontsize=9, color="dimgray", pad=2)
-        place.text(0, -0.03, name, transform=place.transAxes, va="top", fontsize=7, parse_math=False)
-    for place in axes:
-        place.set_axis_off()
-    figure.supxlabel(below, x=0.01, ha="left", fontsize=9, color="dimgray", parse_math=False)
+    figure.set_figheight(figure.get_figheight() + 0.25 * (title.count("\n") + 1))
     return figure
 
 
-def _read(hit: Hit) -> Image.Image | None:
-    """The image of a hit, scaled down; None if it can no longer be read."""
+def _cell(rank: int, hit: Hit) -> Cell:
+    name = _shortened(printable(hit.path.name))
     try:
         image = read_image(hit.path)
     except InputError:
-        return None
+        image, name = Image.new("RGB", (8, 8), "white"), f"{name} cannot be read"
     image.thumbnail((_PIXELS, _PIXELS))
-    return image
+    return Cell(np.asarray(image), title=f"{rank}: {hit.score:.3f}", caption=name)
 
 
 def _shortened(name: str, most: int = 22) -> str:
