@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from diffclip.study.place import SCENES, Place, cores, seconds_of_runs, suites_o
 from diffclip.study.plan import (
     GROUPS,
     Group,
-    Line,
     Planned,
     choose,
     digest_of,
@@ -37,7 +35,7 @@ from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.runs import read_timing
 from diffclip.study.timing import time_arms
-from diffclip.study.worker import Ended, Job, Worker, read_measured
+from diffclip.study.worker import Ended, Job, Worker
 from diffclip.training.logging import duration
 from diffclip.training.recipe import read_recipe
 
@@ -91,20 +89,15 @@ def run_study(
     with lock, _listening() as signals:
         folder = StudyFolder(place.output)
         folder.claim(study)
-        job = _Grid(study, place, folder, command, say, deadline, signals)
-        tally = job.do(groups)
-        if tally.stopped is None and not tally.failures and _wants_timing(study, folder):
+        tally = _Grid(study, place, folder, command, say, deadline, signals).do(groups)
+        untimed = read_timing(folder.path).keys() != study.arms.keys()
+        if untimed and all(run.is_finished(folder.runs) for run in plan(study, folder.runs)[0]):
             if deadline - time.monotonic() < _TIMING[place.device]:
                 say("the steps of all arms are timed by the next call, for which this one has no time")
-            else:
+            elif tally.stopped is None and not tally.failures:
                 say("timing a training step of every arm, in turns")
                 time_arms(study, place.output, place.device, place.threads, _TIMING[place.device])
     return tally
-
-
-def _wants_timing(study: Study, folder: StudyFolder) -> bool:
-    timed = read_timing(folder.path).keys() == study.arms.keys()
-    return not timed and all(run.is_finished(folder.runs) for run in plan(study, folder.runs)[0])
 
 
 @dataclass
@@ -140,17 +133,10 @@ class _Grid:
 
     def _draw(self, groups: Collection[Group]) -> None:
         """Draw what runs would draw at the same time: the scenes to train on, and the built-in sets."""
-        drawn = self.study.scenes
-        if drawn is not None and write_scenes(
-            self.place.runs / SCENES,
-            drawn.size,
-            drawn.train,
-            drawn.val,
-            test=1,
-            seed=drawn.seed,
-            workers=cores(),
-        ):
-            self.say(f"scenes drawn in {self.place.runs / SCENES}")
+        if self.study.scenes is not None:
+            place, drawn = self.place.runs / SCENES, self.study.scenes.model_dump()
+            if write_scenes(place, test=1, workers=cores(), **drawn):
+                self.say(f"scenes drawn in {place}")
         if any(entry.dataset in BUILT_IN for name in suites_of(self.study, groups) for entry in suite(name)):
             draw_built_in(cores())
 
@@ -184,16 +170,14 @@ class _Grid:
                     planned, worker, started = going.pop(connection)
                     ended = worker.join()
                     stops = tally.stopped is not None or bool(self.signals)
-                    if (
-                        stops and ended.ours
-                    ):  # an interrupt may end in any error; the next call tells a true one
+                    if stops and ended.ours:
+                        # an interrupt may end in any error; the next call tells a true one
                         ended = Ended(stopped=True)
                     if (ended.ours or ended.stopped) and not stops and planned.name not in again:
                         again.add(planned.name)
                         pending.append(planned)
-                        self.say(
-                            f"{planned.name}: {ended.failure or 'stopped from outside'}; tried once more"
-                        )
+                        why = ended.failure or "stopped from outside"
+                        self.say(f"{planned.name}: {why}; tried once more")
                         continue
                     left = [*pending, *(one for one, *_ in going.values()), *later]
                     self._count(planned, ended, time.monotonic() - started, left)
@@ -223,41 +207,28 @@ class _Grid:
         return Worker(Job(self.command, run, train, evaluate, place.device, place.threads, place.workers))
 
     def _count(self, planned: Planned, ended: Ended, took: float, left: Sequence[Planned]) -> None:
-        """Keep what came of a run, and tell it."""
-        tally, name = self.tally, planned.name
+        """Add a finished run to the study's folder, and tell what came of it."""
+        tally, name, run = self.tally, planned.name, self.place.runs / planned.name
         if ended.stopped:
             self.say(f"{name}: stopped, to be gone on with")
             return
-        if not ended.failure:
-            try:
-                line = self._keep(planned)
-            except InputError as error:
-                ended = Ended(failure=str(error))
-        if ended.failure:
-            tally.failures[name] = ended
-            self.say(f"{name}: FAILED: {ended.failure} (see {self.place.runs / name}.log)")
+        try:
+            if ended.failure:
+                raise InputError(ended.failure)
+            line, records, curve = describe_run(run, planned, self.study)
+            self.folder.add(line, records, curve)
+        except InputError as error:
+            tally.failures[name] = Ended(failure=str(error), ours=ended.ours)
+            self.say(f"{name}: FAILED: {error} (see {run}.log)")
             return
+        if not self.place.keep:
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
         tally.done += 1
         seconds = seconds_of_runs(self.folder.runs, left, self.place.workers)
         until = f", about {duration(seconds)} left" if left and seconds is not None else ""
-        how = (
-            f"score {line['score']:.1%}"
-            if line["diverged"] is None
-            else f"DIVERGED in step {line['diverged']}"
-        )
+        diverged = f"DIVERGED in step {line['diverged']}"
+        how = diverged if line["score"] is None else f"score {line['score']:.1%}"
         self.say(f"{name}: {how} after {duration(took)} ({tally.done} of {tally.total} runs done{until})")
-
-    def _keep(self, planned: Planned) -> Line:
-        """Add a finished run to the study's folder; returns its line there."""
-        run = self.place.runs / planned.name
-        measured = read_measured(run)
-        if measured is None:
-            raise InputError(f"{run} lost its measurements: start the study again")
-        line, records, curve = describe_run(run, planned, self.study, measured)
-        self.folder.add(line, records, curve)
-        if not self.place.keep:
-            shutil.rmtree(run / "checkpoints", ignore_errors=True)
-        return line
 
 
 def _is_of_others(run: Path, planned: Planned) -> bool:
@@ -275,9 +246,6 @@ def _is_of_others(run: Path, planned: Planned) -> bool:
 def _listening() -> Iterator[list[int]]:
     """Collect the signals to stop; a second Ctrl-C does not wait for anything."""
     heard: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield heard
-        return
 
     def hear(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and number in heard:

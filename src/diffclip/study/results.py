@@ -91,18 +91,28 @@ class StudyFolder:
         _write_lines(self.path / RUNS_FILE, self.runs.values())
 
 
-def describe_run(
-    run: Path, planned: Planned, study: Study, measured: Mapping[str, Any]
-) -> tuple[Line, list[Record], Line]:
-    """Read a finished run's folder: its line of runs.jsonl, its records, and its curves.
+def read_measured(run: Path) -> dict[str, Any] | None:
+    """Read what the process of a trained run measured; None before the end of the training.
 
-    Args:
-        run: the folder of the run, with `results.jsonl` if it was evaluated.
-        measured: what its process measured, see `worker`.
+    `diverged` (the step, or None), `peak_memory` in bytes, `device`, `threads`, `side_by_side`, and once the run is
+    evaluated `suite_seconds`.
+    """
+    try:
+        measured: dict[str, Any] = json.loads((run / MEASURED_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return measured
+
+
+def describe_run(run: Path, planned: Planned, study: Study) -> tuple[Line, list[Record], Line]:
+    """Read a finished run's folder: its line of runs.jsonl, its records, and its curves.
 
     Raises:
         InputError: a file cannot be read, or the run was never validated.
     """
+    measured = read_measured(run)
+    if measured is None:
+        raise InputError(f"{run} lost its measurements: start the study again")
     steps, validations = read_lines(run / METRICS), read_lines(run / VALIDATION)
     scores = [row["score"] for row in validations if row.get("score") is not None]
     if measured["diverged"] is None and not scores:

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from diffclip.errors import DivergedError, InputError, StoppedError
 from diffclip.files import write_text
-from diffclip.study.results import MEASURED_FILE
+from diffclip.study.results import MEASURED_FILE, read_measured
 
 # what both commands import; lightning alone takes seconds
 _PRELOADED = (
@@ -101,19 +101,6 @@ class Worker:
         why = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         failure = f"its process died ({why}): was memory short?"
         return Ended(stopped=True) if self._asked else Ended(failure=failure, ours=True)
-
-
-def read_measured(run: Path) -> dict[str, Any] | None:
-    """Read what the process of a trained run measured; None before the end of the training.
-
-    `diverged` (the step, or None), `peak_memory` in bytes, `device`, `threads`, `side_by_side`, and once the run is
-    evaluated `suite_seconds`.
-    """
-    try:
-        measured: dict[str, Any] = json.loads((run / MEASURED_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return measured
 
 
 def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
