@@ -145,24 +145,6 @@ def test_the_search_walks_as_lgssl():
         )
 
 
-def test_the_indices_of_the_second_stage():
-    _, asked = walked(lambda step: -abs(step))
-    assert asked[:7] == [-42, -28, -14, 0, 14, 28, 42]
-    # of 29: the 8th, the 15th (the centre, known already) and, as −29 // 4 is −8, the 22nd
-    assert asked[7:9] == [-7, 7]
-    # the middle is kept, 14 costs from −7 to 6: index 3, 7 (known) and −14 // 4 = −4
-    assert asked[9:11] == [-4, 3]
-
-
-def test_ties_go_to_the_first():
-    chosen, asked = walked(lambda step: 0.5)
-    assert chosen == -42
-    # 15 costs are left at the end of the range: indices 3, 7 and −15 // 4 = −4, then
-    # the left half, of 7: 1, 3 (known) and −2, and of 3: all, of which one is new
-    assert asked[7:] == [-39, -35, -31, -41, -37, -40]
-    assert walked(lambda step: float(step >= 20))[0] == 28
-
-
 def test_separable_classes_are_told_apart():
     seen = []
     result = fit_probe(

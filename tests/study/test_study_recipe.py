@@ -82,7 +82,10 @@ BARE = {"model": "DiffCLIP-bare"}
             {"ablations": {**ABLATIONS, "arms": {"bare": {"change": BARE, "against": "CLUP"}}}},
             "arm bare is against 'CLUP', which is no arm",
         ),
-        (_arms(bare={"change": BARE, "settings": "bare"}), "settings of 'bare', which is not in sweep.arms"),
+        (
+            _arms(bare={"change": BARE, "settings": "bare"}),
+            "arm bare has no settings: add it or bare to sweep.arms",
+        ),
         ({"primary": {"arm": "DiffCLOP"}}, "primary.arm is 'DiffCLOP', which is no arm"),
         ({"contrasts": [["DiffCLIP", "CLUP"]]}, r"contrasts\[0\] has 'CLUP'"),
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),

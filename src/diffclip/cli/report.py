@@ -83,6 +83,7 @@ def report(
     from diffclip.report.frame import read_results
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
     from diffclip.report.save import save_results
+    from diffclip.report.style import write_png
 
     named = ["--title", title] if title else []
     built = build_report(read_results(paths), paths, title, paper)
@@ -101,7 +102,7 @@ def report(
     elif figures is not None:
         written += write_figures(figures, built)
     if figures is not None:
-        written += [_save_figure(figures / f"{stem}.png", one) for stem, one in looks.items()]
+        written += [write_png(figures / f"{stem}.png", one.figures[0], 144) for stem, one in looks.items()]
     if tables is not None:
         written += write_tables(tables, built)
     for path in written:
@@ -130,15 +131,6 @@ def _attention(paths: list[Path], name: str, split: str) -> dict[str, Extra]:
         )
     made = paper_figures(models, open_set(name, split))
     return {stem: Extra(head, text, [figure]) for stem, (head, text, figure) in made.items()}
-
-
-def _save_figure(file: Path, one: Extra) -> Path:
-    from diffclip.files import write_atomically
-    from diffclip.report.style import png_of
-
-    with write_atomically(file) as temporary:
-        temporary.write_bytes(png_of(one.figures[0], ground="white"))
-    return file
 
 
 def _command(paths: list[Path], *rest: object) -> str:

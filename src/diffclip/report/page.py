@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -14,18 +15,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diffclip.evaluation.averages import DERIVED
-from diffclip.files import write_atomically, write_text
+from diffclip.files import write_text
 from diffclip.report import curves, figures, tables
 from diffclip.report.compare import ONE_RUN, compare, contrasts_of, headline, is_one_run_each, primary_of
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
 from diffclip.report.paper import claims_table, gains_in_words, marks, paper_tables
 from diffclip.report.runs import run_facts
-from diffclip.report.style import data_uri, png_of, style, with_palette
+from diffclip.report.style import png_of, style, write_png
 from diffclip.report.tables import BRACKETS, Table, comparison_table
 from diffclip.study.runs import METRICS, read_run, run_folders
 
-_DPI, _WIDE_DPI = 110, 160
 _ARMS, _CLAIMS, _OF_PAPER = "Arms and ablations", "The paper's claims", "The paper's figures and tables"
 
 
@@ -157,7 +157,7 @@ def write_page(output: str | Path, report: Report, command: str = "", extras: Se
         extras=extras,
         command=command,
         versions=f"Python {platform.python_version()}, diffclip {version('diffclip')}, torch {version('torch')}",
-        image=lambda figure: data_uri(with_palette(png_of(figure, _WIDE_DPI, "white"))),
+        image=lambda figure: b64encode(png_of(figure, dpi=160)).decode(),
     )
     write_text(output, page)
     return Path(output)
@@ -178,8 +178,7 @@ def write_markdown(
     place = Path(folder) if folder else output.parent / "figures"
     written, shown = [], []
     for chart in report.charts:
-        file = place / f"{output.stem}_{chart.name}.png"
-        _write_png(file, chart.figure)
+        file = write_png(place / f"{output.stem}_{chart.name}.png", chart.figure)
         written.append(file)
         shown.append(f"![{chart.title}]({Path(os.path.relpath(file, output.parent)).as_posix()})")
     lines = [f"# {report.title}", "", report.headline, ""]
@@ -197,11 +196,8 @@ def write_markdown(
 
 def write_figures(folder: str | Path, report: Report) -> list[Path]:
     """Write every figure of the report as PNG into `folder`, and return the files."""
-    written = []
-    for chart in [*report.charts, *(chart for section in report.sections for chart in section.charts)]:
-        written.append(Path(folder) / f"{chart.name}.png")
-        _write_png(written[-1], chart.figure)
-    return written
+    charts = [*report.charts, *(chart for section in report.sections for chart in section.charts)]
+    return [write_png(Path(folder) / f"{chart.name}.png", chart.figure) for chart in charts]
 
 
 def write_tables(folder: str | Path, report: Report) -> list[Path]:
@@ -249,8 +245,3 @@ def _not_twice(table: Table, first: Table | None) -> Table:
 
 def _made(charts: Sequence[Callable[[Results], Chart | None]], results: Results) -> list[Chart]:
     return [chart for draw in charts if (chart := draw(results))]
-
-
-def _write_png(file: Path, figure: Figure) -> None:
-    with write_atomically(file) as temporary:
-        temporary.write_bytes(with_palette(png_of(figure, _DPI, "white")))

@@ -5,16 +5,18 @@ The palette is Okabe and Ito's (jfly.uni-koeln.de/color).
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
+
+from diffclip.files import write_atomically
 
 COLORS = {
     "CLIP": "#0072b2",
@@ -81,12 +83,19 @@ def colors_of(models: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def png_of(figure: Figure, dpi: int = 144, ground: str = "none") -> bytes:
-    """Write a figure as PNG; `ground` "none" is transparent."""
+def png_of(figure: Figure, dpi: int = 144) -> bytes:
+    """Write a figure as a small PNG."""
     buffer = io.BytesIO()
     with style():
-        figure.savefig(buffer, format="png", dpi=dpi, facecolor=ground, metadata={"Software": None})
-    return buffer.getvalue()
+        figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return with_palette(buffer.getvalue())
+
+
+def write_png(file: Path, figure: Figure, dpi: int = 110) -> Path:
+    """Write a figure to a PNG file, whole or not at all; return the file."""
+    with write_atomically(file) as temporary:
+        temporary.write_bytes(png_of(figure, dpi))
+    return file
 
 
 def with_palette(png: bytes) -> bytes:
@@ -96,8 +105,3 @@ def with_palette(png: bytes) -> bytes:
         few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
-
-
-def data_uri(png: bytes) -> str:
-    """Encode a PNG as a `data:` address."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

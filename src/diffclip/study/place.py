@@ -49,14 +49,14 @@ class Place:
     keep: bool = False
 
     def train_words(self, study: Study, planned: Planned) -> list[str]:
-        """The words of `diffclip train` for a run, which goes on with what is in its folder."""
+        """Return the words of `diffclip train` for a run, which goes on with what is in its folder."""
         run = self.runs / planned.name
         words = ["train", study.recipe, *study.data_words(self.runs / SCENES if study.scenes else self.data)]
         words += [*planned.words, "--run", str(run), "--devices", "1", "--accelerator", self.device]
         return [*words, "--resume"] if (run / "recipe.yaml").is_file() else words
 
     def evaluate_words(self, planned: Planned) -> list[str]:
-        """The words of `diffclip evaluate` for a trained run; none in a sweep."""
+        """Return the words of `diffclip evaluate` for a trained run; none in a sweep."""
         run = self.runs / planned.name
         if planned.suite is None:
             return []
@@ -66,7 +66,7 @@ class Place:
 
 
 def usual_workers(device: str) -> int:
-    """The runs at a time that suit a device."""
+    """Return how many runs at a time suit a device."""
     return max(1, min(cores() - 2, _ON_A_GPU)) if device == "cuda" else 1
 
 
@@ -84,7 +84,7 @@ def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers:
 
 
 def problems_of(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> list[str]:
-    """The reasons why the runs of `groups` cannot be done, a line each; nothing is written or drawn."""
+    """List the reasons why the runs of `groups` cannot be done, a line each; nothing is written or drawn."""
     problems = []
     checks: tuple[Callable[[], object], ...] = (
         lambda: require_group("train", "lightning", "tensorboard"),
@@ -115,10 +115,10 @@ def problems_of(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
 
 
 def suites_of(study: Study, groups: Collection[Group]) -> list[str]:
-    """The suites of `groups`."""
+    """List the suites of `groups`."""
     return list(dict.fromkeys(grid.suite for group, grid in study.grids.items() if group in groups))
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0))

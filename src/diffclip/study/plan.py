@@ -50,7 +50,7 @@ class Planned:
 
 
 def sweep_runs(study: Study) -> list[Planned]:
-    """The runs of the sweep, seed by seed."""
+    """List the runs of the sweep, seed by seed."""
     sweep = study.sweep
     if sweep is None:
         return []
@@ -64,7 +64,7 @@ def sweep_runs(study: Study) -> list[Planned]:
 
 
 def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
-    """The runs of the grids, seed by seed, so that a grid cut short has whole seeds; without repeated arms.
+    """List the runs of the grids, seed by seed, so that a grid cut short has whole seeds; without repeated arms.
 
     Args:
         chosen: the settings of each swept arm; empty keeps those of the recipe.
@@ -82,7 +82,8 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
 
 
 def repeated_arms(study: Study, chosen: Mapping[str, Settings]) -> dict[str, str]:
-    """The arms whose recipe is that of an earlier arm with the chosen settings, and which; they are left out."""
+    """Find the arms whose recipe with the chosen settings is that of an earlier arm: arm → earlier arm. Both would
+    be the same runs, so these arms are left out."""
     if study.sweep is not None and not chosen:
         return {}
     seen: dict[str, str] = {}
@@ -97,8 +98,9 @@ def repeated_arms(study: Study, chosen: Mapping[str, Settings]) -> dict[str, str
 
 
 def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
-    """The settings with the best mean score over the sweep's seeds for each swept arm; of equal ones the first. A run
-    that diverged rules its settings out. Empty without a sweep.
+    """Choose the settings with the best mean score over the sweep's seeds for each swept arm; of equal ones the first.
+
+    A run that diverged rules its settings out. Empty without a sweep.
 
     Raises:
         InputError: a run of the sweep is not finished, or all settings of an arm diverged.
@@ -123,8 +125,8 @@ def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
 def plan(
     study: Study, lines: Mapping[str, Line], groups: Collection[Group] = GROUPS
 ) -> tuple[list[Planned], dict[str, Settings]]:
-    """The runs of `groups` in order, and what the sweep chose; before its end, nothing is chosen and the runs of the
-    grids have settings that only stand in."""
+    """List the runs of `groups` in order, and return what the sweep chose; before its end nothing is chosen, and the
+    runs of the grids have settings that only stand in."""
     try:
         chosen = choose(study, lines)
     except InputError:
@@ -133,7 +135,7 @@ def plan(
 
 
 def digest_of(recipe: Recipe) -> str:
-    """A short hash of the keys that decide a run's numbers and differ from the defaults."""
+    """Hash the keys that decide a run's numbers and differ from the defaults."""
     fields = recipe.model_dump(mode="json", exclude_defaults=True, exclude=_FREE)
     data = {key: value for key, value in fields["data"].items() if key not in _FREE_OF_DATA}
     where = [_portable(value) for value in (recipe.data.train, recipe.data.val)]

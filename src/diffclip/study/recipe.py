@@ -125,30 +125,15 @@ class Study(_Keys):
         for where, name in named.items():
             if name not in self.arms:
                 raise ValueError(f"{where} {name!r}, which is no arm: choose from {', '.join(self.arms)}")
-        self._check_sweep()
-        self.primary.dataset = self.primary.dataset or self.data
-        self.contrasts = self.contrasts or self._usual_contrasts()
-        return self
-
-    def _check_sweep(self) -> None:
-        if self.sweep is None:
-            return
         reported = {seed for grid in self.grids.values() for seed in grid.seeds}
-        if reported & set(self.sweep.seeds):
+        if self.sweep and reported & set(self.sweep.seeds):
             raise ValueError(f"sweep.seeds {self.sweep.seeds} has a reported seed: choose others")
-        for name, arm in self.arms.items():
-            if arm.settings is not None and arm.settings not in self.sweep.arms:
-                raise ValueError(
-                    f"arm {name} takes the settings of {arm.settings!r}, which is not in sweep.arms: choose from "
-                    f"{', '.join(self.sweep.arms)}"
-                )
-
-    def _usual_contrasts(self) -> list[tuple[str, str]]:
-        """Every model against the baseline, and every arm against the one that it names."""
+        self.primary.dataset = self.primary.dataset or self.data
         baseline = self.primary.against
-        pairs = [(name, baseline) for name in self.models.arms if name != baseline]
-        pairs += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
-        return list(dict.fromkeys(pairs))
+        usual = [(name, baseline) for name in self.models.arms if name != baseline]
+        usual += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
+        self.contrasts = self.contrasts or list(dict.fromkeys(usual))
+        return self
 
     @property
     def grids(self) -> dict[str, Grid]:
@@ -176,16 +161,16 @@ class Study(_Keys):
         return found
 
     def data_words(self, folder: Path) -> list[str]:
-        """The words that say where the data lies."""
+        """Return the words that say where the data lies."""
         return [f"data.{split}={folder / self.data / split}" for split in ("train", "val")]
 
     def words(self, arm: str, **changes: Any) -> list[str]:
-        """The `key=value` words that turn the recipe into one of the arm; the arm's own keys stand over `changes`."""
+        """Return the `key=value` words that make the recipe one of the arm, whose own keys stand over `changes`."""
         merged = {**self.change, **changes, **self.arms[arm].change}
         return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in merged.items()]
 
     def tuned_as(self, arm: str) -> str:
-        """The swept arm whose settings the arm takes.
+        """Find the swept arm whose settings the arm takes.
 
         Raises:
             InputError: neither the arm nor the one for its kind of attention is swept.
@@ -229,5 +214,5 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
 
 
 def to_yaml(study: Study) -> str:
-    """The study with every key, as `read_study` reads it."""
+    """Write the study with every key, as `read_study` reads it."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

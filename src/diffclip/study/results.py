@@ -147,36 +147,33 @@ def describe_run(run: Path, planned: Planned, study: Study) -> tuple[Line, list[
 
 
 def _training_records(study: Study, planned: Planned, line: Line, best: Line, last: Line) -> list[Record]:
-    """The records of the training: validation score, λ and correlation of the maps by layer, and cost."""
-    common = {
-        **_whose(planned),
-        **{"dataset": study.data, "data": study.data, "init": planned.recipe.init, "steps": line["steps"]},
-        **{"low": None, "high": None, "split": "train", "count": 1},
-    }
-    found: list[dict[str, Any]] = [
-        {
-            **{"task": "validation", "metric": "score", "value": best["score"]},
-            **{"split": "val", "count": best.get("captions", 0)},
-            "protocol": "mean of the six recalls of retrieval, best checkpoint",
+    """Make the records of the training: validation score, λ and correlation of the maps by layer, and cost."""
+
+    def record(task: str, metric: str, value: float, protocol: str, **facts: Any) -> Record:
+        fields = {
+            "dataset": study.data,
+            "data": study.data,
+            "init": planned.recipe.init,
+            "steps": line["steps"],
         }
-    ]
+        fields |= {"low": None, "high": None, "split": "train", "count": 1, "protocol": protocol}
+        fields |= {"task": task, "metric": metric, "value": value}
+        return Record.model_validate(_whose(planned) | fields | facts)
+
+    count = best.get("captions", 0)
+    told = "mean of the six recalls of retrieval, best checkpoint"
+    found = [record("validation", "score", best["score"], told, split="val", count=count)]
     sources = (("lambda", last, "last step"), ("map_correlation", best, "best checkpoint"))
-    found += [
-        {
-            **{"task": "training", "metric": metric, "value": value, "protocol": protocol},
-            **{"map": "vision" if tower == "visual" else tower, "layer": layer},
-        }
-        for metric, row, protocol in sources
-        for tower, values in (row.get(metric) or {}).items()
-        for layer, value in enumerate(values, 1)
-    ]
+    for metric, row, protocol in sources:
+        for tower, values in (row.get(metric) or {}).items():
+            name = "vision" if tower == "visual" else tower
+            found += [
+                record("training", metric, value, protocol, map=name, layer=layer)
+                for layer, value in enumerate(values, 1)
+            ]
     protocol = f"{line['side_by_side']} at a time on {line['device']}, {line['threads']} threads each"
-    found += [
-        {"task": "cost", "metric": metric, "value": line[metric], "protocol": protocol}
-        for metric in ("parameters", "step_seconds", "seconds", "peak_memory")
-        if line[metric] is not None
-    ]
-    return [Record.model_validate(common | fields) for fields in found]
+    costs = ("parameters", "step_seconds", "seconds", "peak_memory")
+    return found + [record("cost", name, line[name], protocol) for name in costs if line[name] is not None]
 
 
 def _short(record: Record, planned: Planned) -> Record:
