@@ -157,6 +157,6 @@ def test_an_output_that_cannot_be_written_is_found_first(model_folder, class_set
             call(model_folder, "--data", class_set, "--output", output)
 
 
-def test_help_has_an_example():
-    text, _ = call("--help")
-    assert "Example: diffclip evaluate" in text
+def test_no_model_at_all():
+    with pytest.raises(InputError, match="nothing to measure: give models, or one run with --watch RUN"):
+        call("--suite", "scenes")

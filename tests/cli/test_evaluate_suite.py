@@ -157,13 +157,6 @@ def test_one_broken_set_does_not_lose_the_others(model_folder, root, tmp_path):
     assert "text→image R@5" in table
 
 
-def test_results_of_others_stay_in_the_file(model_folder, save_model, root, tmp_path):
-    output, other = tmp_path / "results.jsonl", save_model(tmp_path / "other", seed=1)
-    for model in (model_folder, other):
-        assert not call(model, "--data", "cifar10", "--data-root", root, "--output", output)[2]
-    assert {record.weights for record in read_records(output)} == {str(model_folder), str(other)}
-
-
 def test_sets_in_the_root_come_before_folders_here(model_folder, root, tmp_path, monkeypatch):
     write_class_set(tmp_path / "cifar10", {"train": [0, 1] * 6, "test": [0, 1, 1]}, 2)
     monkeypatch.chdir(tmp_path)
@@ -230,14 +223,6 @@ def test_bad_input_is_one_line(model_folder, tmp_path, monkeypatch, arguments, w
     assert re.search(words, error)
     assert "\n" not in error
     assert list(tmp_path.glob("*.jsonl")) == []
-
-
-def test_no_model_at_all(tmp_path):
-    done = run("--suite", "scenes", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "diffclip: nothing to measure: give models, or one run with --watch RUN\n",
-    )
 
 
 def test_a_model_of_nan_fails_in_a_line_a_task(model_folder, root, tmp_path):

@@ -18,6 +18,7 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
@@ -109,8 +110,8 @@ def grid_figure(
     below = textwrap.fill(note, int(width * 14))
     lines = sum(max(_lines(one.title, letters) + _lines(one.caption, letters) for one in row) for row in rows)
     lines += below.count("\n") + 1
-    figure = Figure(figsize=(width, len(rows) * (cell + 0.05) + lines * _LINE + 0.5), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)
+    height = len(rows) * (cell + 0.05) + lines * _LINE + 0.5
+    figure = Figure((width, height), layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02))
     scale = scale_of([one.values for row in rows for one in row if one.values is not None], floor)
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for places, row, label in zip(grid, rows, [*labels, *[""] * len(rows)], strict=False):
@@ -131,7 +132,13 @@ def grid_figure(
             axes.remove()
     if any(one.values is not None for row in rows for one in row):
         colors = ScalarMappable(scale.norm, scale.cmap)
-        place = {"location": "bottom", "shrink": 2.6 / width, "aspect": 30, "anchor": (0.02, 1), "pad": 0.01}
+        place: dict[str, Any] = {
+            "location": "bottom",
+            "shrink": 2.6 / width,
+            "aspect": 30,
+            "anchor": (0.02, 1),
+            "pad": 0.01,
+        }
         bar = figure.colorbar(colors, ax=figure.axes, ticks=MaxNLocator(4), **place)
         bar.ax.tick_params(labelsize=7, length=2, pad=1)
     figure.supxlabel(below, x=0.01, ha="left", color=_MUTED, **_TEXT)
