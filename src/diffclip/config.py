@@ -22,7 +22,9 @@ from pydantic import (
 
 from diffclip.errors import InputError, unknown
 
-AttentionKind = Literal["softmax", "differential", "differential-v2", "differential-added"]
+AttentionKind = Literal[
+    "softmax", "differential", "differential-v2", "differential-added", "gated", "gated-headwise"
+]
 Activation = Literal["gelu", "quick_gelu"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -76,6 +78,16 @@ class VisionConfig(_TowerConfig):
     )
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
+    registers: int = Field(
+        default=0, ge=0, description="learned tokens beside the class token that nothing reads (arXiv:2309.16588)"
+    )
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)  # without registers, as files and digests were before there were any
+        if not self.registers:
+            fields.pop("registers", None)
+        return fields
 
     @model_validator(mode="after")
     def _check_patches(self) -> VisionConfig:
@@ -167,12 +179,19 @@ def lambda_init_of_layer(lambda_init: float | Literal["dynamic"], layer: int) ->
 # variant → (vision attention, text attention, λ_init)
 VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic"]]] = {
     "CLIP": ("softmax", "softmax", 0.8),
+    "CLIP-gated": ("gated", "gated", 0.8),
+    "CLIP-gated-headwise": ("gated-headwise", "gated-headwise", 0.8),
+    "CLIP-registers": ("softmax", "softmax", 0.8),
+    "CLIP-gated-registers": ("gated", "gated", 0.8),
     "DiffCLIP": ("differential", "differential", 0.8),
     "DiffCLIP-dynamic": ("differential", "differential", "dynamic"),
     "DiffCLIP-vision": ("differential", "softmax", 0.8),
     "DiffCLIP-v2": ("differential-v2", "differential-v2", 0.8),
     "DiffCLIP-added": ("differential-added", "differential-added", 0.0),
 }
+
+REGISTERS = {"CLIP-registers": 4, "CLIP-gated-registers": 4}
+"""Variants whose vision tower has registers, and how many, as in arXiv:2309.16588."""
 
 # ablation → the fields of `CLIPConfig` that it changes on DiffCLIP; sizes are given by `architecture` alone
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -216,7 +235,9 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
                 f"architecture.{tower} is {sizes!r}: it must map sizes such as width, layers, heads"
             )
     decided = {"lambda_init", "differential"} & architecture.keys()
-    decided |= {f"{tower}.attention" for tower, sizes in towers.items() if "attention" in sizes}
+    decided |= {
+        f"{tower}.{key}" for tower, sizes in towers.items() for key in ("attention", "registers") if key in sizes
+    }
     if decided:
         raise InputError(
             f"architecture has {', '.join(sorted(decided))}: the model {variant} decides that, leave it out"
@@ -230,8 +251,10 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
 def _decided_by(variant: str) -> dict[str, Any]:
     """The fields of `CLIPConfig` that a variant or an ablation decides."""
     vision, text, lambda_init = VARIANTS["DiffCLIP" if variant in ABLATIONS else variant]
-    attention = {"vision": {"attention": vision}, "text": {"attention": text}}
-    return {"lambda_init": lambda_init, **attention, **ABLATIONS.get(variant, {})}
+    towers: dict[str, dict[str, Any]] = {"vision": {"attention": vision}, "text": {"attention": text}}
+    if variant in REGISTERS:
+        towers["vision"]["registers"] = REGISTERS[variant]
+    return {"lambda_init": lambda_init, **towers, **ABLATIONS.get(variant, {})}
 
 
 def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
@@ -286,7 +309,9 @@ def variant_of(config: CLIPConfig) -> str:
     has no name."""
     for variant in (*VARIANTS, *ABLATIONS):
         named = parse_config(_decided_by(variant), f"model {variant}")
-        kinds, wanted = ((one.vision.attention, one.text.attention) for one in (config, named))
+        kinds, wanted = (
+            (one.vision.attention, one.text.attention, one.vision.registers) for one in (config, named)
+        )
         started = "differential" not in kinds or config.lambda_init == named.lambda_init
         if kinds == wanted and started and config.differential == named.differential:
             return variant

@@ -50,11 +50,22 @@ def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
 def initialise(model: nn.Module, config: CLIPConfig, init: str, seed: int) -> None:
     """Set every parameter of `model` in place. Equal seeds and names give bit-equal values on every machine's CPU."""
     for name, parameter in model.named_parameters():
-        key = hashlib.sha256(f"{seed}/{_drawn_as(name, config)}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
         start = torch.empty(parameter.shape, dtype=torch.float32)
-        _draw(start, name, config, init, generator)
+        if name == "visual.pos_embed" and config.vision.registers:
+            # the positions of a model without registers, and those of the registers from a seed of their own
+            last = 1 + config.vision.registers
+            plain = torch.cat([start[:, :1], start[:, last:]], dim=1)
+            _draw(plain, name, config, init, _generator(seed, name))
+            _draw(start, name, config, init, _generator(seed, "visual.reg_pos_embed"))
+            start[:, :1], start[:, last:] = plain[:, :1], plain[:, 1:]
+        else:
+            _draw(start, name, config, init, _generator(seed, _drawn_as(name, config)))
         parameter.copy_(start)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
 
 
 def _drawn_as(name: str, config: CLIPConfig) -> str:
@@ -91,7 +102,7 @@ def _draw_vision(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.G
     torch_default = init == "published" and vision.attention == "differential"
     if name == "visual.pos_embed":
         nn.init.trunc_normal_(t, std=0.02, a=-2.0, b=2.0, generator=g)
-    elif name == "visual.cls_token":
+    elif name in ("visual.cls_token", "visual.reg_token"):
         t.normal_(0, 1e-6, generator=g)
     elif name.startswith("visual.patch_embed."):
         _torch_default(t, 3 * vision.patch_size**2, g)
@@ -118,6 +129,7 @@ def _draw_text(
         "qkv": text.width**-0.5,
         "q2_proj": text.width**-0.5,
         "k2_proj": text.width**-0.5,
+        "gate_proj": text.width**-0.5,
         "out_proj": residual_std,
         "c_fc": (2 * text.width) ** -0.5,
         "c_proj": residual_std,

@@ -44,6 +44,9 @@ def make(vision: dict[str, Any], text: dict[str, Any], **rest: Any) -> CLIP:
 
 
 MODELS: dict[str, Callable[[], CLIP]] = {
+    "gated with registers, and gated by head": lambda: make(
+        {"attention": "gated", "registers": 2}, {"attention": "gated-headwise"}
+    ),
     "differential and v2": lambda: make(
         {"attention": "differential"},
         {"attention": "differential-v2"},

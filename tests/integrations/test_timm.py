@@ -160,7 +160,7 @@ def test_timm_saves_it_and_loads_it_as_it_was(dynamic, pictures, tmp_path) -> No
     assert_close(again(pictures), model.visual(pictures))
 
 
-@pytest.mark.parametrize("kind", ["softmax", "differential-v2", "differential-added"])
+@pytest.mark.parametrize("kind", ["softmax", "differential-v2", "differential-added", "gated"])
 @torch.no_grad()
 def test_other_attention(kind, tmp_path, pictures) -> None:
     vision = {"attention": kind, "pre_norm": True, "patch_bias": False, "activation": "quick_gelu"}

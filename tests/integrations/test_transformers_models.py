@@ -44,6 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tower": {"pre_norm": True, "patch_bias": False, "activation": "quick_gelu", "norm_eps": 1e-5},
     },
     "sigmoid": {"logit_bias": True},
+    "rivals": {"vision": "gated", "text": "gated-headwise", "tower": {"registers": 2}},
 }
 
 
@@ -97,7 +98,7 @@ def test_numbers_are_the_cores_and_come_back_without_loss(variant: str) -> None:
     assert again.core() == theirs.config.core() == model.config
 
 
-@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "v2", "added"])
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "v2", "added", "rivals"])
 def test_hidden_states_and_attentions(variant: str) -> None:
     model = core(**VARIANTS[variant])
     theirs = from_diffclip(model)
@@ -110,7 +111,7 @@ def test_hidden_states_and_attentions(variant: str) -> None:
             model.encode_text(IDS)
     heads = 2 if variant == "DiffCLIP" else 4
     for tower, maps, tokens, width, count in (
-        (out.vision_model_output, pictures, 5, 32, heads),
+        (out.vision_model_output, pictures, 4 + model.visual.num_prefix_tokens, 32, heads),
         (out.text_model_output, texts, 6, 16, heads // 2),
     ):
         assert [state.shape for state in tower.hidden_states] == [(3, tokens, width)] * 3

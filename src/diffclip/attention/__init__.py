@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffclip.attention.added import AddedDifferentialAttention
 from diffclip.attention.dispatch import BACKENDS, differential_attention, softmax_attention
+from diffclip.attention.gated import GatedAttention, HeadwiseGatedAttention
 from diffclip.attention.module import (
     AttentionMaps,
     DifferentialAttention,
@@ -25,6 +26,8 @@ ATTENTION_LAYERS: dict[str, type[SelfAttention]] = {
     "differential": DifferentialAttention,
     "differential-v2": DifferentialAttentionV2,
     "differential-added": AddedDifferentialAttention,
+    "gated": GatedAttention,
+    "gated-headwise": HeadwiseGatedAttention,
 }
 
 
@@ -42,6 +45,8 @@ __all__ = [
     "AttentionMaps",
     "DifferentialAttention",
     "DifferentialAttentionV2",
+    "GatedAttention",
+    "HeadwiseGatedAttention",
     "LambdaAttention",
     "PairedAttention",
     "SelfAttention",

@@ -38,6 +38,7 @@ def build_vision(config: VisionConfig, differential: Differential | None = None)
         attn_layer=layer,
         act_layer=ACTIVATIONS[config.activation],
         pre_norm=config.pre_norm,
+        reg_tokens=config.registers,
     )
     # timm makes layers with arguments of its own alone
     if settings := settings_of(config.attention, differential):

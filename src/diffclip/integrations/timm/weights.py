@@ -133,6 +133,8 @@ def _arguments(
             "all have: use diffclip.load(…)[0].visual"
         )
     told: dict[str, Any] = {"attention": vision.attention, "pre_norm": vision.pre_norm}
+    if vision.registers:
+        told["reg_tokens"] = vision.registers
     if vision.attention == "differential":
         told["lambda_init"] = config.lambda_init
     if vision.norm_eps is not None:

@@ -77,7 +77,7 @@ class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     tower = "vision"
     names: ClassVar[dict[str, str]] = {
         **_SHARED,
-        **{name: name for name in ("image_size", "patch_size", "pre_norm", "patch_bias")},
+        **{name: name for name in ("image_size", "patch_size", "pre_norm", "patch_bias", "registers")},
         **{"norm_eps": "layer_norm_eps", "drop_path": "drop_path", "patch_dropout": "patch_dropout"},
     }
 
@@ -89,6 +89,7 @@ class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     patch_bias: bool = True
     drop_path: float = 0.0
     patch_dropout: float = 0.0
+    registers: int = 0
 
     def fields(self) -> dict[str, Any]:
         """The fields of our `VisionConfig`.

@@ -89,10 +89,11 @@ class DiffCLIPVisionModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-c
             )
         patches = tower.patch_embed.proj(pixels)
         positions: Tensor = resample_abs_pos_embed(
-            tower.pos_embed, list(patches.shape[2:]), num_prefix_tokens=1
+            tower.pos_embed, list(patches.shape[2:]), num_prefix_tokens=tower.num_prefix_tokens
         )
-        classes = tower.cls_token.expand(len(patches), -1, -1)
-        return torch.cat([classes, patches.flatten(2).transpose(1, 2)], dim=1) + positions
+        first = [tower.cls_token] + [tower.reg_token] * (tower.reg_token is not None)
+        tokens = [token.expand(len(patches), -1, -1) for token in first]
+        return torch.cat([*tokens, patches.flatten(2).transpose(1, 2)], dim=1) + positions
 
 
 class DiffCLIPVisionModelWithProjection(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
