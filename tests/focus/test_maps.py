@@ -104,8 +104,8 @@ def test_correlation_of_the_two_maps_is_pearsons() -> None:
 
 
 def test_correlation_of_equal_opposite_and_constant_maps() -> None:
-    rising = torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(1, 1, 4, 4)
-    even = torch.full((1, 1, 4, 4), 0.25)
+    rising = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4]).expand(1, 1, 5, 5)  # a class token and 2 · 2 patches
+    even = torch.full((1, 1, 5, 5), 0.2)
     lam = torch.tensor(0.8)
     assert map_correlation(AttentionMaps(rising, 2 * rising, lam)).item() == pytest.approx(1)
     assert map_correlation(AttentionMaps(rising, 1 - rising, lam)).item() == pytest.approx(-1)

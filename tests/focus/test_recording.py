@@ -9,7 +9,7 @@ from tiny import TOKENS, directions, pictures, tiny
 from diffclip import CLIP, InputError
 from diffclip.focus import image_relevance, recording, text_relevance
 
-VARIANTS = ("CLIP", "DiffCLIP")
+VARIANTS = ("CLIP", "DiffCLIP", "CLIP-gated-registers")
 
 
 def leftovers(model: CLIP) -> list[object]:
@@ -39,8 +39,9 @@ def test_outputs_are_the_normal_ones(variant: str, backend: str, gradients: bool
     torch.testing.assert_close(image, wanted[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(text, wanted[1], rtol=1e-5, atol=1e-5)
     assert image.requires_grad is gradients
-    heads = 4 if variant == "CLIP" else 2
-    assert [one.combined.shape for one in seen] == [(2, heads, 17, 17)] * 3
+    heads = 2 if variant == "DiffCLIP" else 4
+    tokens = 16 + model.visual.num_prefix_tokens
+    assert [one.combined.shape for one in seen] == [(2, heads, tokens, tokens)] * 3
     assert [one.combined.shape for one in spoken] == [(2, heads, 8, 8)] * 2
     assert leftovers(model) == []
 

@@ -24,7 +24,7 @@ from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import SHARE, Bounds, mean_intervals
 from diffclip.focus import measures
-from diffclip.focus.maps import map_correlation
+from diffclip.focus.maps import map_correlation, patch_part
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, image_logits, weighted
 from diffclip.focus.rollout import rollout
@@ -159,13 +159,13 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> _T
         for column in logits.unbind(1):
             of = gradients(column, seen)
             rows.append(torch.stack([_class_rows(weighted(*one)) for one in zip(seen, of, strict=True)], 1))
-    relevance = torch.stack(rows, dim=1).flatten(0, 1).cpu()[..., 1:]  # [n, L, H, P]
+    relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     heads = _patches(relevance, coverage)
     found: _Table = {
         ("relevance", name): _Values(layers[:, -1], layers, heads[name])
         for name, layers in _patches(relevance.mean(2), coverage).items()
     }
-    flow = rollout(seen)[:, 0, 1:].cpu().float()[owners]
+    flow = patch_part(rollout(seen)[:, 0]).cpu().float()[owners]
     found |= {("rollout", name): _headline(one) for name, one in _patches(flow, coverage).items()}
     found |= _by_head("attention", _of_heads([one.combined for one in seen], owners, coverage))
     second = [one.second for one in seen if one.second is not None]
@@ -186,7 +186,7 @@ def _class_rows(full: Tensor) -> Tensor:
 def _of_heads(maps: Sequence[Tensor], owners: Tensor, coverage: Tensor) -> dict[str, Tensor]:
     """Measure the class token's rows of maps [B, H, N, N] of each layer: [n, L, H] by metric."""
     rows = torch.stack([_class_rows(one) for one in maps], dim=1).cpu()[owners]
-    return _patches(rows[..., 1:], coverage) | {"class_token": measures.class_token_share(rows)}
+    return _patches(patch_part(rows), coverage) | {"class_token": measures.class_token_share(rows)}
 
 
 def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:

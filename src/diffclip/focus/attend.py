@@ -22,7 +22,7 @@ from diffclip.attention import AttentionMaps
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, unknown
 from diffclip.files import printable, write_atomically
-from diffclip.focus.maps import as_patches
+from diffclip.focus.maps import as_patches, patch_part
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, relevance_of, text_relevance
 from diffclip.focus.rollout import rollout
@@ -178,12 +178,12 @@ class _Reader:
             logits = self.model.logit_scale.detach().exp() * cosines
             chosen = self._chosen(seen)
             rows = [
-                relevance_of(chosen, gradients(logit, chosen), self.head)[:, 0, 1:]
+                relevance_of(chosen, gradients(logit, chosen), self.head)[:, 0]
                 for logit in logits.unbind(1)
             ]
         spoken = text_relevance(self.model, self.tokens, features, self.first_text)
         return (
-            _array(as_patches(torch.stack(rows, 1))),
+            _array(as_patches(patch_part(torch.stack(rows, 1)))),
             _array(cosines),
             _array(spoken[..., 1:-1].transpose(0, 1)),
         )
@@ -193,13 +193,13 @@ class _Reader:
             self.model.encode_image(images)
         chosen = self._chosen(seen)
         if self.method == "rollout":
-            row = rollout(chosen)[:, 0, 1:]
+            row = rollout(chosen)[:, 0]
         else:
             maps = [_map(one, self.method) for one in chosen]
             rows = [full.mean(1) if self.head is None else full[:, self.head] for full in maps]
-            row = torch.stack(rows).mean(0)[:, 0, 1:]
+            row = torch.stack(rows).mean(0)[:, 0]
         nothing = np.empty((len(images), 0), np.float32)
-        return _array(as_patches(row[:, None])), nothing, nothing[..., None]
+        return _array(as_patches(patch_part(row)[:, None])), nothing, nothing[..., None]
 
     def _chosen(self, seen: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
         heads = seen[0].first.shape[1]

@@ -53,7 +53,16 @@ def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, 
         InputError: the tower has no such layer, or images of another size.
     """
     maps = named_maps(vision_maps(model, images, layer))
-    return {name: as_patches(full.mean(1)[:, 0, 1:]) for name, full in maps.items()}
+    return {name: as_patches(patch_part(full.mean(1)[:, 0])) for name, full in maps.items()}
+
+
+def patch_part(row: Tensor) -> Tensor:
+    """The patches' part [..., h·w] of a value for each token [..., N]: the last ones, after class token and registers.
+
+    Images are square, and there are fewer registers than patches on two edges.
+    """
+    side = math.isqrt(row.shape[-1] - 1)
+    return row[..., -side * side :]
 
 
 def as_patches(row: Tensor) -> Tensor:
@@ -84,7 +93,7 @@ def map_correlation(maps: AttentionMaps) -> Tensor:
     """
     if maps.second is None:
         raise ValueError("a plain layer has one map")
-    return pearson(maps.first[:, :, 0, 1:], maps.second[:, :, 0, 1:])
+    return pearson(patch_part(maps.first[:, :, 0]), patch_part(maps.second[:, :, 0]))
 
 
 def pearson(first: Tensor, second: Tensor, seen: Tensor | None = None) -> Tensor:

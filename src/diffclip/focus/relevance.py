@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diffclip.attention import AttentionMaps
-from diffclip.focus.maps import as_patches
+from diffclip.focus.maps import as_patches, patch_part
 from diffclip.focus.recording import recording
 from diffclip.model import CLIP
 
@@ -35,8 +35,8 @@ def image_relevance(model: CLIP, images: Tensor, texts: Tensor, first_layer: int
     """
     with recording(model, "visual", first_layer, gradients=True) as seen:
         logits = image_logits(model, images, texts)
-        rows = [relevance_of(seen, gradients(logits[:, t], seen))[:, 0, 1:] for t in range(logits.shape[1])]
-    return as_patches(torch.stack(rows, dim=1))
+        rows = [relevance_of(seen, gradients(logits[:, t], seen))[:, 0] for t in range(logits.shape[1])]
+    return as_patches(patch_part(torch.stack(rows, dim=1)))
 
 
 def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:

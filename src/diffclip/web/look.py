@@ -17,7 +17,7 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
 from diffclip.focus import image_relevance, measures, recording, rollout
-from diffclip.focus.maps import as_patches, visible_part
+from diffclip.focus.maps import as_patches, patch_part, visible_part
 from diffclip.model_source import Loaded
 
 METHODS = {
@@ -108,8 +108,8 @@ def look(
         own = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
         # a map without a text still has numbers for each text's object
         for place in covered or [None]:
-            maps[name, place] = _map(row[1:], covered.get(place) if place is not None else None, own)
-        maps.setdefault((name, None), _map(row[1:], None, own))
+            maps[name, place] = _map(patch_part(row), covered.get(place) if place is not None else None, own)
+        maps.setdefault((name, None), _map(patch_part(row), None, own))
     return Look(
         cosines.tolist(),
         probabilities.tolist(),
