@@ -102,13 +102,6 @@ def test_caltech_is_an_archive_in_an_archive(
     assert len(open_set("caltech101", "test", tmp_path / "root")) == 102
 
 
-def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 10**9))
-    check_fetch(["cifar10"], tmp_path / "not" / "yet")
-    with pytest.raises(InputError, match=r"cifar10, dtd need 1\.7 GB in .*, where 1\.0 GB are free"):
-        check_fetch(["cifar10", "dtd"], tmp_path / "not" / "yet")
-
-
 def test_a_disk_that_runs_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -124,7 +124,6 @@ def _captions(
 ) -> None:
     """Fetch one set to train on into ROOT/NAME/train, going on where an earlier call stopped."""
     from diffclip.data.download import CAPTION_SETS, command_of, needs, outcome_of, prepare_list, run_tool
-    from diffclip.data.published_files import check_room
     from diffclip.data.published_sets import in_bytes
     from diffclip.errors import DiffCLIPError
 
@@ -137,8 +136,6 @@ def _captions(
             f"  {entry.pairs:,} pairs; about {images:,} images can be expected ({entry.counted}), "
             f"{in_bytes(size)}, {hours:.1f} hours with {processes} processes on 2 Gbit/s"
         )
-        if not outcome_of(shards):
-            check_room(place, 0.7 * size, name)
     command = command_of(tool, *prepare_list(entry, place, own), shards, processes, threads)
     typer.echo(f"  {shlex.join(command)}")
     run_tool(command, shards)

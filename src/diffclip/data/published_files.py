@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ from diffclip.data.published_sets import (
     class_folder,
     command_for,
     folders_in,
-    in_bytes,
     is_there,
     not_there,
     place_of,
@@ -38,8 +36,6 @@ from diffclip.data.published_sets import (
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import disk_errors
 
-# Our names of the splits of the files, where the builders have others.
-_BUILDER_SPLITS = {("pets", "train"): "trainval"}
 # Images of each class to learn from, or their share, where the files come without a split; the others are tested on.
 # As in TFDS's splits: 30 a class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
 _DRAWN: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
@@ -52,8 +48,6 @@ _CLASSES = {
     "imagenet-r": 200,
 }
 _HINT = " You can use download=True to download it"
-# An archive and what is unpacked from it lie side by side for a while.
-_ROOM = 2.2
 
 
 def open_files(name: str, split: str, place: Path) -> EvaluationSet:
@@ -142,7 +136,10 @@ def _captioned(name: str, split: str, place: Path, inside: Sequence[str]) -> Eva
 
 def _built(name: str, split: str, place: Path) -> EvaluationSet:
     dataset = build(name, split, place)
-    labels = _labels_of(dataset)
+    # torchvision's names of the lists of labels (`y`: Caltech-101) and of files
+    kept = next(getattr(dataset, name) for name in ("targets", "_labels", "y") if hasattr(dataset, name))
+    files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
+    labels = [int(label) for label in kept]
     classnames = [str(text) for text in dataset.classes]
     absent = sorted(set(range(len(classnames))).symmetric_difference(labels))
     if absent:
@@ -152,8 +149,6 @@ def _built(name: str, split: str, place: Path) -> EvaluationSet:
             f"{name} in {place} is not whole, its class {which} {said}: remove it and fetch it again, "
             f"{command_for(name, place.parent)}"
         )
-    # torchvision's names of the list of files
-    files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
     indices = list(range(len(labels)))
     keys = [os.path.relpath(file, place) for file in files] if files else [f"{i:07d}" for i in indices]
     source = FolderSource(place, keys, dataset)
@@ -162,13 +157,6 @@ def _built(name: str, split: str, place: Path) -> EvaluationSet:
     own = [labels[i] for i in indices]
     templates = list(dataset.templates)
     return EvaluationSet(name, split, "classification", classnames, templates, source, indices, own)
-
-
-def _labels_of(dataset: Any) -> list[int]:
-    """The label of each item, from the list that one of torchvision's data sets keeps (`y`: Caltech-101)."""
-    kept = next(getattr(dataset, name) for name in ("targets", "_labels", "y") if hasattr(dataset, name))
-    change = getattr(dataset, "target_transform", None) or int
-    return [int(change(label)) for label in kept]
 
 
 def build(name: str, split: str, place: Path, download: bool = False) -> Any:
@@ -182,7 +170,8 @@ def build(name: str, split: str, place: Path, download: bool = False) -> Any:
     require_group("eval", "clip_benchmark", "requests", "scipy")
     from clip_benchmark.datasets.builder import build_dataset
 
-    split = _BUILDER_SPLITS.get((name, split), split)
+    if (name, split) == ("pets", "train"):
+        split = "trainval"
     with warnings.catch_warnings():
         # that the builder knows no split of Caltech-101 and SUN397, of which we make our own
         warnings.simplefilter("ignore")
@@ -221,32 +210,14 @@ def drawn_split(keys: list[str], labels: list[int], split: str, train: int | flo
     return [i for i in order if i in chosen]
 
 
-def check_room(place: Path, size: float, what: str) -> None:
-    """Raise `InputError` where the disk of `place` has fewer than `size` bytes left for `what`."""
-    folder = place.expanduser().absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise InputError(
-            f"{what} need {in_bytes(int(size))} in {place}, where {in_bytes(free)} are free: "
-            "make room or give another root"
-        )
-
-
 def check_fetch(names: Sequence[str], root: str | Path) -> None:
-    """Find out before a download whether there is place for the sets `names`.
-
-    Raises:
-        InputError: the disk has too little space for all of them, or something is in the way of one.
-    """
+    """Raise `InputError` where something is in the way of one of the sets `names`."""
     for name in names:
         place = place_of(name, root)
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise InputError(
                 f"{place} is in the way, it does not hold a whole {published(name).title}: move it or give another root"
             )
-    check_room(Path(root), _ROOM * sum(published(name).size for name in names), ", ".join(names))
 
 
 def fetch(name: str, root: str | Path) -> Path:

@@ -164,7 +164,10 @@ class RemoteShards:
         return copy
 
     def _make_room(self) -> None:
-        """Remove the copies used longest ago, except those that a process may be about to open; open files stay readable."""
+        """Remove the copies used longest ago, except those that a process may be about to open.
+
+        A copy that a process has open stays readable.
+        """
         if self._limit is None:
             return
         copies = []
