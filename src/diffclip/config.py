@@ -79,12 +79,16 @@ class VisionConfig(_TowerConfig):
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
     registers: int = Field(
-        default=0, ge=0, description="learned tokens beside the class token that nothing reads (arXiv:2309.16588)"
+        default=0,
+        ge=0,
+        description="learned tokens beside the class token that nothing reads (arXiv:2309.16588)",
     )
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)  # without registers, as files and digests were before there were any
+        fields: dict[str, Any] = handler(
+            self
+        )  # without registers, as files and digests were before there were any
         if not self.registers:
             fields.pop("registers", None)
         return fields
@@ -236,7 +240,10 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
             )
     decided = {"lambda_init", "differential"} & architecture.keys()
     decided |= {
-        f"{tower}.{key}" for tower, sizes in towers.items() for key in ("attention", "registers") if key in sizes
+        f"{tower}.{key}"
+        for tower, sizes in towers.items()
+        for key in ("attention", "registers")
+        if key in sizes
     }
     if decided:
         raise InputError(

@@ -178,8 +178,7 @@ class _Reader:
             logits = self.model.logit_scale.detach().exp() * cosines
             chosen = self._chosen(seen)
             rows = [
-                relevance_of(chosen, gradients(logit, chosen), self.head)[:, 0]
-                for logit in logits.unbind(1)
+                relevance_of(chosen, gradients(logit, chosen), self.head)[:, 0] for logit in logits.unbind(1)
             ]
         spoken = text_relevance(self.model, self.tokens, features, self.first_text)
         return (
