@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # shares of answers
 _ONE_ANSWER, _UNCLEAR = 0.95, 0.05
-_PIPE_WIDTH = 120
 
 
 def evaluate(
@@ -82,7 +81,7 @@ def evaluate(
 def evaluate_models(
     models: Sequence[str], questions: QuestionSet, output: Path, batch_size: int, device: torch.device
 ) -> None:
-    """Ask each model all questions, write records to `output` after each split, and print a table.
+    """Ask each model all questions, write its records to `output`, and print a table.
 
     Raises:
         InputError: a source has no model, an image cannot be read, memory is too small, or another process answers
@@ -103,37 +102,40 @@ def evaluate_models(
     names = {source: subject.name for source, subject in subjects.items()}
     if len(set(names.values())) < len(names):
         names = {source: source for source in names}
-    answers_folder = output.with_name(f"{output.name.removesuffix('.jsonl')}.answers")
-    with disk_errors(answers_folder):
-        answers_folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_file(answers_folder / ".lock")
+    place = output.with_name(f"{output.name.removesuffix('.jsonl')}.answers")
+    with disk_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+    lock = lock_file(place / ".lock")
     if isinstance(lock, str):
         raise InputError(f"{lock} is answering into {output}: wait for it, or give another --output")
     answers: dict[str, dict[str, list[str]]] = {}
     found: dict[str, dict[str, dict[str, Estimate]]] = {}
     with lock:
         for source, subject in subjects.items():
-            folder = answers_folder / subject.digest
-            others = read_records(output) if output.is_file() else []
-            others = [one for one in others if not _is_stale(one, subject.weights, folder)]
+            name, folder = names[source], place / subject.digest
             model, processor = load_vlm(source)
             model.to(device)
             identity = {"model": subject.digest, "version": diffclip.__version__}
-            own: dict[str, list[str]] = {}
+            answers[name] = {}
             for split in questions.splits:
                 file = folder / _answers_name(questions.task, questions.name, split)
                 with showing_progress(f"{source}: {split}", {}) as progress:
                     try:
-                        own[split] = collect_answers(
+                        answers[name][split] = collect_answers(
                             model, processor, questions, split, file, identity, batch_size, progress
                         )
                     except torch.OutOfMemoryError as error:
                         raise InputError(f"out of memory: use a --batch-size below {batch_size}") from error
-                estimates = estimate(questions, own)
-                new = to_records(questions, estimates, names[source], subject)
-                measured = {_place(one) for one in new}
-                write_records(output, [one for one in others if _place(one) not in measured] + new)
-            answers[names[source]], found[names[source]] = own, estimates
+            found[name] = estimate(questions, answers[name])
+            new = to_records(questions, found[name], name, subject)
+            measured = {_place(one) for one in new}
+            before = read_records(output) if output.is_file() else []
+            kept = [
+                one
+                for one in before
+                if _place(one) not in measured and not _is_stale(one, subject.weights, folder)
+            ]
+            write_records(output, kept + new)
     _show_table(questions, found)
     _show_comparisons(questions, answers)
     if questions.images:
@@ -157,45 +159,30 @@ def _is_stale(record: Record, weights: str, answers: Path) -> bool:
 
 
 def _show_table(questions: QuestionSet, found: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> None:
-    """Print a table with a block for each split, in which each model has a row."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Print a block for each split, in which each model has a row."""
+    import pandas as pd
 
     from diffclip.vlm.pope_scores import METRICS, OVERALL, majority
 
-    table = Table(
-        title=Text(f"POPE on {questions.name}" + ("" if questions.images else ", asked without the images")),
-        caption=Text(
-            "All in %, with the 95 % interval of the accuracy over images. Unclear: neither yes nor no in plain words."
-        ),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        pad_edge=False,
-    )
-    table.add_column("split", no_wrap=True)
-    table.add_column("model", overflow="fold")
-    for head in ("accuracy", "interval", "precision", "recall", "F1", "yes", "unclear"):
-        table.add_column(head, justify="right", no_wrap=True)
-    first = next(iter(found))
-    for split in found[first]:
+    def row(split: str, model: str, values: Sequence[float], interval: str) -> tuple[str, ...]:
+        accuracy, *rest = (f"{100 * value:.1f}" for value in values)
+        return split, model, accuracy, interval, *rest
+
+    rows = []
+    for split in next(iter(found.values())):
         for model, own in found.items():
-            accuracy, *rest = [own[split][metric] for metric in METRICS]
-            cells = [f"{100 * accuracy.value:.1f}", f"{100 * accuracy.low:.1f} to {100 * accuracy.high:.1f}"]
-            cells += [f"{100 * metric.value:.1f}" for metric in rest]
-            table.add_row(split if model == first else "", Text(model), *cells)
+            estimates = [own[split][metric] for metric in METRICS]
+            interval = f"{100 * estimates[0].low:.1f} to {100 * estimates[0].high:.1f}"
+            rows.append(row(split, model, [one.value for one in estimates], interval))
         asked = [
             one for part, of_part in questions.splits.items() if split in (part, OVERALL) for one in of_part
         ]
-        chance, *chances = [f"{100 * found[first][split][metric].chance:.1f}" for metric in METRICS]
-        always = f"always {majority(asked)[0]}"
-        table.add_row("", always, chance, "", *chances, style="dim", end_section=True)
-    console = Console()
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
-    console.print(table)
+        rows.append(row(split, f"always {majority(asked)[0]}", [one.chance for one in estimates], ""))
+    heads = ["split", "model", "accuracy", "interval", "precision", "recall", "F1", "yes", "unclear"]
+    blind = "" if questions.images else ", asked without the images"
+    print(f"POPE on {questions.name}{blind}, in %, with the 95 % interval of the accuracy over images")
+    print(pd.DataFrame(rows, columns=heads).to_string(index=False))
+    print("unclear: neither yes nor no in plain words")
 
 
 def _show_comparisons(questions: QuestionSet, answers: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
