@@ -1,6 +1,6 @@
 """Captions of a scene: several true sentences that differ in what they mention and how.
 
-A phrase always names exactly the objects it counts: "a red star" is said only where one red star is.
+A phrase always names exactly the objects it counts: "a red star" is written only where one red star is.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: boo
     """Write CAPTIONS different captions; with `look` False none names a color, texture, detail or background."""
     writer = _Writer(specs, background, dice, look)
     found: list[str] = []
-    told: set[str] = set()
+    phrases: set[str] = set()
     for attempt in range(200):
         caption = writer.caption(loose=attempt == 0)
         # another title alone is no other caption, unless a bare scene offers nothing else to say
-        if caption in found or (attempt < 40 and _unframed(caption) in told):
+        if caption in found or (attempt < 40 and _unframed(caption) in phrases):
             continue
         found.append(caption)
-        told.add(_unframed(caption))
+        phrases.add(_unframed(caption))
         if len(found) == CAPTIONS:
             break
     return tuple(dice.shuffle(found))
@@ -74,14 +74,14 @@ class _Writer:
 
     def extras(self, group: Sequence[Spec], names: Sequence[str], share: float) -> frozenset[str]:
         """Choose what to say of a group beside color and shape: a random part of what its members share."""
-        said = {name for name in shared(group, self.allowed(names)) if self.dice.chance(share)}
+        attributes = {name for name in shared(group, self.allowed(names)) if self.dice.chance(share)}
         if any(spec.detail for spec in group) or (group[0].texture == "plain" and self.dice.chance(0.6)):
-            said.discard("texture")
+            attributes.discard("texture")
         if group[0].size == "medium" and self.dice.chance(0.4):
-            said.discard("size")
+            attributes.discard("size")
         if self.look and "detail" in names and len(group) == 1 and self.dice.chance(0.12):
-            said |= self.usual(group[0])
-        return self.base | said
+            attributes |= self.usual(group[0])
+        return self.base | attributes
 
     def usual(self, spec: Spec) -> set[str]:
         """Choose for an object with nothing special one special thing that it lacks, if it could have any."""
@@ -113,21 +113,21 @@ class _Writer:
             return noun_phrase([spec], self.extras([spec], ("detail",), 0.5), determiner) + self.ground(0.5)
         place = place_of(spec)
         ground = self.ground(0.55)
-        said = self.extras([spec], _EXTRAS, 0.6)
+        attributes = self.extras([spec], _EXTRAS, 0.6)
         if place is not None and self.dice.chance(0.65):
             if self.dice.chance(0.2):
-                return f"{place} there is {noun_phrase([spec], said)}{ground}"
-            return self.framed(f"{noun_phrase([spec], said)} {place}{ground}", [spec])
+                return f"{place} there is {noun_phrase([spec], attributes)}{ground}"
+            return self.framed(f"{noun_phrase([spec], attributes)} {place}{ground}", [spec])
         if not ground or spec.detail is not None:
-            said |= self.extras([spec], ("size", "texture", "orientation"), 1.0) | {"detail"}
-        return self.framed(noun_phrase([spec], said) + ground, [spec])
+            attributes |= self.extras([spec], ("size", "texture", "orientation"), 1.0) | {"detail"}
+        return self.framed(noun_phrase([spec], attributes) + ground, [spec])
 
     def parts(self, share: float, names: Sequence[str] = _EXTRAS) -> list[str]:
         """Write a phrase for every object, groups together or apart."""
         parts = []
         for group in self.dice.shuffle(self.groups):
-            for piece, said in self.split(group, share, names):
-                text = noun_phrase(piece, said)
+            for piece, attributes in self.split(group, share, names):
+                text = noun_phrase(piece, attributes)
                 parts.append((text, text.endswith((piece[0].shape, plural(piece[0].shape)))))
         # "a star and an arrow pointing left" could mean both: a phrase that does not end in its noun goes first
         return [text for text, _ in sorted(parts, key=lambda part: part[1])]
@@ -153,19 +153,19 @@ class _Writer:
 
     def places(self) -> str | None:
         """Say where each thing is, as far as it is clear; those without a place come last."""
-        told, rest = [], []
+        placed, rest = [], []
         for group in self.dice.shuffle(self.groups):
             place = place_of_all(group)
             phrase = noun_phrase(group, self.extras(group, _BEFORE, 0.3))
             if place is None:
                 rest.append(phrase)
             else:
-                told.append(f"{phrase} {place}")
-        if not told:
+                placed.append(f"{phrase} {place}")
+        if not placed:
             return None
-        if rest and len(told) > 1 and self.dice.chance(0.5):
+        if rest and len(placed) > 1 and self.dice.chance(0.5):
             rest = []
-        return self.framed(join(told + rest) + ("" if rest else self.ground(0.2)))
+        return self.framed(join(placed + rest) + ("" if rest else self.ground(0.2)))
 
     def related(self) -> str | None:
         """Name two things that are each one of a kind, and how the first lies to the second."""

@@ -41,7 +41,7 @@ _SPOTS = (*_CORNERS, (0.5, 0.24), (0.5, 0.76), (0.24, 0.5), (0.76, 0.5))
 
 Specs = Sequence[Spec]
 Plan = tuple[Specs, Specs, str, str]
-"""What the two images of a pair show, and what is said of each."""
+"""The objects of both images of a pair, and the statements about them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +113,10 @@ def _change(specs: Specs, **changes: str | float | None) -> list[Spec]:
 
 def _plan(first: Specs, second: Specs, attribute: str | None = None, absent: str | None = None) -> Plan:
     """Name the first object of each image by color, shape and `attribute`, in the second image by `absent`."""
-    said, other = (COLOR | {name} if name else COLOR for name in (attribute, absent or attribute))
-    return first, second, noun_phrase(first[:1], said), noun_phrase(second[:1], other)
+    first_attributes, second_attributes = (
+        COLOR | {name} if name else COLOR for name in (attribute, absent or attribute)
+    )
+    return first, second, noun_phrase(first[:1], first_attributes), noun_phrase(second[:1], second_attributes)
 
 
 def _with_and_without(details: dict[str, Detail], dice: Dice, background: str) -> Plan:

@@ -13,7 +13,7 @@ _STANDING = {"up": "upright", "down": "upside-down"}
 _OPENING = {"up": "upwards", "down": "downwards", "left": "to the left", "right": "to the right"}
 
 _EDGE = 0.36  # nearer to an edge than this share is on that side
-_MIDDLE = (0.42, 0.58)  # anything between is said to be nowhere
+_MIDDLE = (0.42, 0.58)  # between edge and middle no place is named
 
 
 def plural(noun: str) -> str:
@@ -35,10 +35,10 @@ def lacking(detail: str) -> str:
     return f"no {detail}"
 
 
-def noun_phrase(group: Sequence[Spec], said: frozenset[str], determiner: str | None = None) -> str:
-    """Name one or several objects that agree in all attributes `said`: "a small red star", "two stars pointing up"."""
+def noun_phrase(group: Sequence[Spec], attributes: frozenset[str], determiner: str | None = None) -> str:
+    """Name one or several objects that agree in all `attributes`: "a small red star", "two stars pointing up"."""
     spec, count = group[0], len(group)
-    before, behind = _words_around_noun(spec, said)
+    before, behind = _words_around_noun(spec, attributes)
     words = [*before, spec.shape if count == 1 else plural(spec.shape), *behind]
     text = " ".join(word for word in words if word)
     if count > 1:
@@ -46,17 +46,19 @@ def noun_phrase(group: Sequence[Spec], said: frozenset[str], determiner: str | N
     return with_article(text) if determiner is None else f"{determiner} {text}"
 
 
-def _words_around_noun(spec: Spec, said: frozenset[str]) -> tuple[list[str], list[str]]:
-    details = [DETAILS[name.removeprefix("no ")].without for name in sorted(said) if name.startswith("no ")]
-    if "detail" in said and spec.detail is not None:
+def _words_around_noun(spec: Spec, attributes: frozenset[str]) -> tuple[list[str], list[str]]:
+    details = [
+        DETAILS[name.removeprefix("no ")].without for name in sorted(attributes) if name.startswith("no ")
+    ]
+    if "detail" in attributes and spec.detail is not None:
         details.insert(0, (DETAILS[spec.detail].before, DETAILS[spec.detail].after))
-    direction = _direction(spec) if "orientation" in said else ("", "")
+    direction = _direction(spec) if "orientation" in attributes else ("", "")
     before = [
-        ("medium-sized" if spec.size == "medium" else spec.size) if "size" in said else "",
-        spec.texture if "texture" in said else "",
+        ("medium-sized" if spec.size == "medium" else spec.size) if "size" in attributes else "",
+        spec.texture if "texture" in attributes else "",
         *(words[0] for words in details),
         direction[0],
-        spec.color if "color" in said else "",
+        spec.color if "color" in attributes else "",
     ]
     return before, [direction[1], *(words[1] for words in details)]
 

@@ -52,7 +52,7 @@ ORIENTATIONS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Background:
-    """How a background is said, and which object colors would be lost on it."""
+    """The phrases for a background, and the object colors that it hides."""
 
     phrases: tuple[str, ...]
     hides: tuple[str, ...]
@@ -73,7 +73,7 @@ BACKGROUNDS: dict[str, Background] = {
 class Detail:
     """Something special about one object.
 
-    `before` is said before the color and `after` behind the noun; `without` is the same two for an object
+    `before` stands before the color and `after` behind the noun; `without` has both for an object
     that lacks the detail. `hides` and `not_on` are colors and backgrounds on which it could not be seen.
     """
 

@@ -97,7 +97,7 @@ class ImageIndex:
         The index is saved every few seconds, so that an update that is stopped goes on from there.
 
         Args:
-            progress: told of images done ("images").
+            progress: called with "images", how many more are done, and of how many.
             batch_size: images at once.
             workers: processes that read images ahead; 0 reads in this one.
 

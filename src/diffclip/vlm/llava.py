@@ -35,7 +35,7 @@ FEATURE_LAYER = -2
 
 
 class LinearLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
-    """LlavaConfig; its name alone says that the connector is one layer."""
+    """LlavaConfig under another name, for models whose connector is one layer."""
 
     model_type = "diffclip_llava"
 

@@ -131,7 +131,7 @@ def vision_config(source: str) -> DiffCLIPVisionConfig:
     """Return the configuration of a tower: a run or saved folder, a published file, a model's or a known hub name.
 
     Raises:
-        InputError: its size cannot be told without fetching it.
+        InputError: its size is not known without fetching it.
     """
     name = _TOWERS.get(source, source)
     path = None if name in MODEL_NAMES else find_model(name)

@@ -61,10 +61,17 @@ def estimate(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) -> di
     sums: dict[str, NDArray[np.float64]] = {}  # [images, 2, metrics]: Σ v and Σ w over an image's questions
     for split, texts in answers.items():
         asked = questions.splits[split]
-        label, said = _is_yes(asked), np.array([read_answer(text) == "yes" for text in texts], float)
+        label, answered = _is_yes(asked), np.array([read_answer(text) == "yes" for text in texts], float)
         unclear, one = np.array([is_unclear(text) for text in texts], float), np.ones(len(asked))
-        values = [label == said, label * said, label * said, 2 * label * said, said, unclear]
-        weights = [one, said, label, label + said, one, one]
+        values = [
+            label == answered,
+            label * answered,
+            label * answered,
+            2 * label * answered,
+            answered,
+            unclear,
+        ]
+        weights = [one, answered, label, label + answered, one, one]
         sums[split] = np.zeros((len(numbers), 2, len(METRICS)))
         images = np.array([numbers[question.image] for question in asked])
         np.add.at(sums[split], images, np.stack([values, weights]).transpose(2, 0, 1))

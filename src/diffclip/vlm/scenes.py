@@ -178,8 +178,8 @@ def _talk(
 
 
 def _sample(name: str, index: int, turns: list[Turn]) -> dict[str, Any]:
-    said: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     for question, answer in turns:
-        asked = question if said else f"{IMAGE}\n{question}"
-        said += [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
-    return {"id": name, "image": image_name(index), "conversations": said}
+        asked = question if messages else f"{IMAGE}\n{question}"
+        messages += [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
+    return {"id": name, "image": image_name(index), "conversations": messages}

@@ -113,7 +113,7 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
                 elem_id="dc-texts",
             )
             button = gr.Button("Look", variant="primary", elem_id="dc-look")
-    told = gr.HTML(elem_id="dc-told")
+    notice = gr.HTML(elem_id="dc-told")
     differential = any(loaded.model.config.vision.attention == "differential" for _, loaded in models)
     with gr.Row(elem_classes="dc-controls"):
         method = gr.Radio(
@@ -142,7 +142,7 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
         html = results(seen, asked, method, opacity / 100, chosen is not None)
         return "", html, gr.update(choices=[(text, place) for place, text in enumerate(asked)], value=0)
 
-    run = _told_by(see, 3)
+    run = _with_notice(see, 3)
     choice = gr.Radio(
         [(text, number) for number, text in enumerate(scenes[0].texts)],
         value=0,
@@ -151,7 +151,7 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
     )
     shown = gr.HTML(run(None, 0, first, "relevance", _OPACITY)[1], elem_id="dc-results")
 
-    inputs, outputs = [image, scene, texts, method, opacity], [told, shown, choice]
+    inputs, outputs = [image, scene, texts, method, opacity], [notice, shown, choice]
     visible = [choice, method, opacity]
 
     def take(number: int | None) -> tuple[Any, Any]:
@@ -165,7 +165,7 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
     image.upload(lambda: None, None, scene, **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
         None, visible, None, js=_SHOW
     )
-    image.clear(lambda: (None, "", ""), None, [scene, told, shown], **_QUICK)
+    image.clear(lambda: (None, "", ""), None, [scene, notice, shown], **_QUICK)
     for event in (button.click, texts.submit):
         event(run, inputs, outputs, **_COMPUTED).then(None, visible, None, js=_SHOW)
     for control in visible:
@@ -195,7 +195,7 @@ def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
         with gr.Column(min_width=300):
             example = _upload("Or an image like those to find", "dc-example", 240)
     status = gr.HTML(elem_id="dc-status")
-    told = gr.HTML(elem_id="dc-found")
+    notice = gr.HTML(elem_id="dc-found")
     found = gr.HTML(elem_id="dc-gallery")
     timer = gr.Timer(2.0)
 
@@ -210,9 +210,9 @@ def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
         more = " among the images indexed so far" if folder.updating else ""
         return message(f"The nearest{more}, by {model}", bad=False), gallery(hits)
 
-    run = _told_by(search, 2)
+    run = _with_notice(search, 2)
     for event in (button.click, query.submit, example.upload):
-        event(run, [query, example, model, top], [told, found], **_COMPUTED)
+        event(run, [query, example, model, top], [notice, found], **_COMPUTED)
     timer.tick(lambda: (_status(folder), gr.Timer(active=folder.updating)), None, [status, timer], **_QUICK)
     return status
 
@@ -236,7 +236,7 @@ def _status(folder: SearchedFolder) -> str:
     return f'<p class="dc-hint">{escape(readable(f"{folder.folder.name}: {folder.status()}"))}</p>'
 
 
-def _told_by(run: Callable[..., tuple[Any, ...]], outputs: int) -> Callable[..., tuple[Any, ...]]:
+def _with_notice(run: Callable[..., tuple[Any, ...]], outputs: int) -> Callable[..., tuple[Any, ...]]:
     """`run` with errors as a message in the first of its outputs, the second empty and the rest as they are."""
 
     def running(*values: Any) -> tuple[Any, ...]:
