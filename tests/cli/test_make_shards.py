@@ -86,7 +86,7 @@ def test_bad_input_is_one_line(kaggle: Path, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     (tmp_path / "other.csv").write_text("image,caption\nx.jpg,y\n")
     for source, options, words in (
-        (tmp_path / "none", {}, "is no folder"),
+        (tmp_path / "none", {}, "is not a folder"),
         (tmp_path / "bare", {}, r"has no one file of captions \(candidates: none\)"),
         (kaggle, {"captions": [tmp_path / "other.csv"]}, "not one of 1 images, such as 'x.jpg', is in"),
     ):

@@ -52,7 +52,7 @@ def find_captions(source: Path) -> dict[str, Path]:
         InputError: no such file, or several.
     """
     if not source.is_dir():
-        raise InputError(f"{source} is no folder: give the folder that holds the images")
+        raise InputError(f"{source} is not a folder: give the folder that holds the images")
     files = sorted(
         file
         for folder in (source, source / "annotations")

@@ -211,7 +211,7 @@ def _abreast(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]
 def _model_rows(
     found: Mapping[str, Attended], views: Mapping[str, Pixels], titles: Sequence[str]
 ) -> list[list[Cell]]:
-    """Make a row a model of the first image: itself and its maps; only the first row has titles."""
+    """Make a row per model of the first image: itself and its maps; only the first row has titles."""
     rows = [
         [Cell(views[label], title="image"), *_cells(one, 0, views[label], titles)]
         for label, one in found.items()

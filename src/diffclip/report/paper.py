@@ -192,7 +192,7 @@ def _six_tasks(results: Results, printed: bool) -> Table | None:
 
 
 def _by_set(results: Results, name: str, printed: bool) -> Table | None:
-    """Make Table 1 or 2: a row a model and part, a column a set, and the average."""
+    """Make Table 1 or 2: a row per model and part, a column per set, and the average."""
     title, parts = _BY_SET[name]
     frame = results.records[results.records["corruption"].isna()]
     tasks = {_PRINTED[panel][0] for panel in parts.values()}
@@ -312,7 +312,7 @@ def _measure(results: Results, task: str, dataset: str | None, metric: str) -> i
 
 
 def _rows(results: Results, measures: Mapping[str, int | None]) -> list[list[str]]:
-    """Write a row a model: the value of each measure, and in brackets its difference to CLIP."""
+    """Write a row per model: the value of each measure, and in brackets its difference to CLIP."""
     values = values_of(results.records)
     columns = [-1 if measure is None else measure for measure in measures.values()]
     means = values.pivot_table(index="model", columns="measure", values="value").reindex(columns=columns)
