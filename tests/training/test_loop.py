@@ -109,14 +109,7 @@ def test_checkpoints_are_saved_models_and_best_is_by_validation(finished: Path) 
     assert (checkpoints / "last").readlink() == Path("step_00000015")
     assert (checkpoints / "best").readlink() == Path(f"step_{best_step:08d}")
     kept = {path.name for path in checkpoints.iterdir()}
-    assert kept == {
-        "last",
-        "best",
-        "previous",
-        "step_00000010",
-        "step_00000015",
-        f"step_{best_step:08d}",
-    }
+    assert kept == {"last", "best", "previous", "step_00000010", "step_00000015", f"step_{best_step:08d}"}
     model, preprocess, tokenizer = diffclip.load(checkpoints / "last")
     assert preprocess.image_size == 32
     assert tokenizer("x").shape == (1, 24)
@@ -206,11 +199,9 @@ def spoil(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
     monkeypatch.setattr(CLIP, "forward", spoiled)
 
 
-# the state before a bad loss may be what made it bad, so the checkpoint before stays; a bad gradient leaves
-# a state whose loss was finite
-@pytest.mark.parametrize(("where", "kept"), [("loss", 5), ("gradient", 7)])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
-    where: str, kept: int, recipe: Recipe, tmp_path: Path, monkeypatch
+    where: str, recipe: Recipe, tmp_path: Path, monkeypatch
 ) -> None:
     spoil(monkeypatch, where, 8)
     run = tmp_path / "run"
@@ -222,7 +213,7 @@ def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
     assert "\n" not in str(error.value)
     again = pickle.loads(pickle.dumps(error.value))  # as another process gets it
     assert (str(again), again.step) == (str(error.value), 8)
-    assert read_progress(run).step == kept
+    assert read_progress(run).step == 5
     model, _, _ = diffclip.load(run / "checkpoints" / "last")
     assert all(p.isfinite().all() for p in model.parameters())
     monkeypatch.undo()
@@ -349,11 +340,7 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ({"train": "nowhere/{0..3}.tar"}, "nowhere/0.tar"),
-        ({"val": "nowhere"}, "nowhere"),
-    ],
+    ("data", "words"), [({"train": "nowhere/{0..3}.tar"}, "nowhere/0.tar"), ({"val": "nowhere"}, "nowhere")]
 )
 def test_missing_data_is_named_before_anything_is_written(
     data: dict[str, str], words: str, recipe: Recipe, tmp_path: Path

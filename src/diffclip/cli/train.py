@@ -39,8 +39,7 @@ def train(
         typer.Option(help="Nodes; each runs this command with MASTER_ADDR, MASTER_PORT and its NODE_RANK."),
     ] = 1,
     strategy: Annotated[
-        str,
-        typer.Option(help="ddp: a copy of the model a process; fsdp: shared out over them; auto: ddp."),
+        str, typer.Option(help="ddp: a copy of the model a process; fsdp: shared out over them; auto: ddp.")
     ] = "auto",
     accelerator: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     dry_run: Annotated[

@@ -2,9 +2,9 @@
 
 from diffclip.focus.maps import (
     class_token_maps,
+    correlation_by_layer,
     map_correlation,
     named_maps,
-    pearson,
     text_maps,
     vision_maps,
 )
@@ -14,10 +14,10 @@ from diffclip.focus.rollout import rollout
 
 __all__ = [
     "class_token_maps",
+    "correlation_by_layer",
     "image_relevance",
     "map_correlation",
     "named_maps",
-    "pearson",
     "recording",
     "rollout",
     "text_maps",

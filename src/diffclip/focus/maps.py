@@ -13,6 +13,9 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.focus.recording import recording
 from diffclip.model import CLIP
 
+# all maps of a tower are kept for so many inputs at once: 90 MB for ViT-B-16
+_AT_ONCE = 4
+
 
 def vision_maps(model: CLIP, images: Tensor, layer: int = -1) -> AttentionMaps:
     """The maps of one vision layer for `images` [B, 3, S, S]: each [B, heads, N, N], the class token and N − 1 patches.
@@ -93,10 +96,39 @@ def map_correlation(maps: AttentionMaps) -> Tensor:
     """
     if maps.second is None:
         raise ValueError("a plain layer has one map")
-    return pearson(patch_part(maps.first[:, :, 0]), patch_part(maps.second[:, :, 0]))
+    return _pearson(patch_part(maps.first[:, :, 0]), patch_part(maps.second[:, :, 0]))
 
 
-def pearson(first: Tensor, second: Tensor, seen: Tensor | None = None) -> Tensor:
+def correlation_by_layer(model: CLIP, tower: str, inputs: Tensor) -> Tensor:
+    """Pearson's correlation of A1 with A2 in each layer of `tower`, the mean over heads: float64 [n, layers] on the
+    CPU, [n, 0] of a plain tower.
+
+    Of images [n, 3, S, S] ("visual") it is that of the class token's rows over the patches. Of tokens [n, L] ("text")
+    it is that of the row of each text's end, over the tokens that it sees, the start and itself included.
+    """
+    tower_config = model.config.vision if tower == "visual" else model.config.text
+    if not tower_config.attention.startswith("differential"):
+        return torch.empty(len(inputs), 0, dtype=torch.float64)
+    device = next(iter(model.parameters())).device
+    found = []
+    # blocks would be compiled once more for the recorded way
+    with torch.compiler.set_stance("force_eager"):
+        for part in torch.split(inputs.to(device), _AT_ONCE):
+            with recording(model, tower) as maps:
+                model.encode_image(part) if tower == "visual" else model.encode_text(part)
+            each = [map_correlation(one) if tower == "visual" else _of_ends(one, part) for one in maps]
+            found.append(torch.stack([one.mean(-1) for one in each], dim=-1))
+    return torch.cat(found).cpu()
+
+
+def _of_ends(maps: AttentionMaps, tokens: Tensor) -> Tensor:
+    assert maps.second is not None
+    texts, ends = torch.arange(len(tokens), device=tokens.device), tokens.argmax(-1)
+    first, second = maps.first[texts, :, ends], maps.second[texts, :, ends]
+    return _pearson(first, second, torch.arange(first.shape[-1], device=tokens.device) <= ends[:, None, None])
+
+
+def _pearson(first: Tensor, second: Tensor, seen: Tensor | None = None) -> Tensor:
     """Pearson's correlation of two rows of numbers, [..., P] each, over the places that are `seen` (None: all): [...]
     in float64; 0 where a row is constant but for rounding."""
     pair = torch.stack([first, second]).double()

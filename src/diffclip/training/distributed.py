@@ -79,12 +79,6 @@ def blocks_of(model: CLIP) -> list[nn.Module]:
     return [*model.visual.blocks, *model.transformer.resblocks]
 
 
-def compile_blocks(model: CLIP) -> None:
-    """Have each block compiled when it first runs."""
-    for block in blocks_of(model):
-        block.compile()
-
-
 def shard(model: CLIP, mesh: Any) -> CLIP:
     """Share the parameters of `model` out over the processes of `mesh`, block by block (FSDP2), but for the small ones:
     those stay whole in each process."""
@@ -98,14 +92,10 @@ def shard(model: CLIP, mesh: Any) -> CLIP:
     return model
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """True after `shard`."""
-    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-
-
 def average_small(fabric: Any, model: nn.Module) -> None:
     """Average over processes the gradients that sharding leaves alone; a model that is whole has none."""
-    if fabric.world_size == 1 or not is_sharded(model):
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    if fabric.world_size == 1 or not sharded:
         return
     grads = [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]
     together = torch.cat([grad.flatten() for grad in grads])

@@ -103,7 +103,7 @@ class Trainer:
                 fabric, loss, accuracy, own=(norm, out["logit_scale"])
             )
             if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-                self._give_up_step(loss_value, norm_value)
+                self._give_up(step, f"the loss is {loss_value}, the gradient's norm {norm_value}")
             self.wrapped_optimizer.step()
             self.optimizer.zero_grad()
             with torch.no_grad():
@@ -167,7 +167,7 @@ class Trainer:
         try:
             found = self.validate()
         except NotFiniteError:
-            self._give_up(progress.step, "embeddings of the validation split are not finite", good=False)
+            self._give_up(progress.step, "embeddings of the validation split are not finite")
         except DiffCLIPError:
             self.save()  # the steps that are done are not lost
             raise
@@ -188,20 +188,10 @@ class Trainer:
         kept, step = self.save(), self.progress.step
         raise StoppedError(f"{self.run}: asked to stop at step {step}, saved in {kept}: go on with --resume")
 
-    def _give_up_step(self, loss: float, norm: float) -> NoReturn:
-        """Raise because of a loss or a gradient that is not finite.
-
-        A loss that is not finite says that the state before this step is bad (or its batch is): then the checkpoint
-        before it stays. A gradient that is not finite leaves a state whose loss was still finite: that one is kept.
-        """
-        self.progress.batch -= 1  # the failing batch is not done
-        good = math.isfinite(loss) and self.progress.step > 0
-        self._give_up(self.progress.step + 1, f"the loss is {loss}, the gradient's norm {norm}", good)
-
-    def _give_up(self, step: int, reason: str, good: bool) -> NoReturn:
-        """Raise `DivergedError` with the state now saved if it is `good`, else with the checkpoint before it."""
+    def _give_up(self, step: int, reason: str) -> NoReturn:
+        """Raise `DivergedError`. A checkpoint of the state now may be what is bad: then the one before it stays."""
         withdraw = partial(withdraw_checkpoint, self.run, self.progress.step)
-        kept = self.save() if good else first_does(self.fabric, withdraw)
+        kept = first_does(self.fabric, withdraw)
         state = f"the last good state is {kept}" if kept else "there is no earlier checkpoint"
         way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
         raise DivergedError(f"step {step}: {reason}; {state}: {way_out}", step)

@@ -228,23 +228,14 @@ def make_batch(config: CLIPConfig, samples: int) -> tuple[Tensor, Tensor]:
 
 def parameters_by_part(model: CLIP) -> dict[str, int]:
     """Numbers of parameters; the parts add up to all of them."""
-    parts = dict.fromkeys(
-        ("vision tower", "text tower", "token embedding", "projections", "λ", "head norms", "logit scale"), 0
-    )
+    parts = {"vision tower": 0, "text tower, logit scale": 0, "λ and head norms": 0}
     for name, parameter in model.named_parameters():
-        *_, layer, leaf = ("", *name.split("."))
-        part = "vision tower" if name.startswith("visual.") else "text tower"
-        if leaf in LAMBDA_VECTORS:
-            part = "λ"
-        elif layer == "diff_norm":
-            part = "head norms"
-        elif name in ("logit_scale", "logit_bias"):
-            part = "logit scale"
-        elif leaf.endswith("_projection"):
-            part = "projections"
-        elif layer == "token_embedding":
-            part = "token embedding"
-        parts[part] += parameter.numel()
+        if name.rpartition(".")[2] in LAMBDA_VECTORS or ".diff_norm." in name:
+            parts["λ and head norms"] += parameter.numel()
+        elif name.startswith(("visual.", "image_projection")):
+            parts["vision tower"] += parameter.numel()
+        else:
+            parts["text tower, logit scale"] += parameter.numel()
     return parts
 
 

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 import diffclip
 from diffclip.attention.dispatch import check_backend
@@ -44,9 +54,7 @@ class WeightedShards(_Keys):
     """One source among several."""
 
     shards: str | list[str]
-    weight: float = Field(
-        default=1.0, gt=0
-    )  # how often an epoch shows each sample: 0.5 a random half, 2 twice
+    weight: PositiveFloat = 1.0  # how often an epoch shows each sample: 0.5 a random half, 2 twice
 
 
 class DataRecipe(_Keys):
@@ -56,19 +64,17 @@ class DataRecipe(_Keys):
     train: str | WeightedShards | list[str | WeightedShards]
     val: str | list[str] | None = None  # the validation split of the training data
     caption_key: str = "caption"
-    workers: int = Field(default=0, ge=0)  # processes that read ahead; 0 reads in the training process
+    workers: NonNegativeInt = 0  # processes that read ahead; 0 reads in the training process
     scale: tuple[float, float] = (0.5, 1.0)  # the share of the image that a crop covers
     flip: float = Field(default=0.0, ge=0, le=1)  # the probability of a mirror image
     statistics: Literal["imagenet", "openai"] = "imagenet"
     memory: bool = False  # decode all images once and keep them in memory, on a GPU if it trains there
     # shards of a process that are shuffled together; None: all samples, or 16 where shards are remote
-    window: int | None = Field(default=None, gt=0)
+    window: PositiveInt | None = None
     cache: str | None = None  # folder for copies of remote shards; None: the user's cache
-    cache_gb: float | None = Field(
-        default=None, gt=0
-    )  # their size, beyond which the oldest go; None: no limit
-    expected_samples: int | None = Field(default=None, gt=0)  # for the plan, where the shards are not there
-    timeout: float = Field(default=300.0, gt=0)  # seconds after which data that does not come is an error
+    cache_gb: PositiveFloat | None = None  # their size, beyond which the oldest go; None: no limit
+    expected_samples: PositiveInt | None = None  # for the plan, where the shards are not there
+    timeout: PositiveFloat = 300.0  # seconds after which data that does not come is an error
 
     @field_validator("train", mode="before")
     @classmethod
@@ -102,31 +108,26 @@ class Recipe(_Keys):
     init: str = "matched"
     weights: str | None = None  # a saved model to go on from; None: fresh values by `init`
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
-    epochs: int = Field(gt=0)
+    epochs: PositiveInt
     batch_size: int = Field(gt=1)  # samples a step, over all processes
-    micro_batch: int | None = Field(
-        default=None, gt=0
-    )  # samples a forward pass, a process; None: its whole share
+    micro_batch: PositiveInt | None = None  # samples a forward pass, a process; None: its whole share
     loss: Literal["clip", "siglip"] = "clip"
-    gather_with_grad: bool = (
-        True  # "clip": gradients flow to other processes' features; False: as SLIP trained
-    )
-    lr: float = Field(default=5e-4, gt=0)
-    lr_start: float = Field(default=1e-6, ge=0)  # where the warm-up starts
-    lr_end: float = Field(default=1e-5, ge=0)  # where the cosine ends
-    weight_decay: float = Field(default=0.5, ge=0)
-    warmup_epochs: float = Field(default=1.0, ge=0)
+    gather_with_grad: bool = True  # "clip": gradients reach other processes' features; False: as SLIP trained
+    lr: PositiveFloat = 5e-4
+    lr_start: NonNegativeFloat = 1e-6  # where the warm-up starts
+    lr_end: NonNegativeFloat = 1e-5  # where the cosine ends
+    weight_decay: NonNegativeFloat = 0.5
+    warmup_epochs: NonNegativeFloat = 1.0
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
-    eps: float = Field(default=1e-8, gt=0)
-    clip_grad_norm: float | None = Field(default=None, gt=0)
+    eps: PositiveFloat = 1e-8
+    clip_grad_norm: PositiveFloat | None = None
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the hardware computes it natively
-    image_size: int | None = Field(default=None, gt=0)  # None: the model's own
+    image_size: PositiveInt | None = None  # None: the model's own
     attention_backend: str = "auto"
     grad_checkpointing: bool = False  # compute blocks again in the backward pass
     compile: bool = False  # torch.compile, block by block
-    # steps; None: after each epoch. The best and the last are always kept
-    checkpoint_every: int | None = Field(default=None, gt=0)
-    validate_every: int = Field(default=1, gt=0)  # epochs
+    checkpoint_every: PositiveInt | None = None  # steps; None: epochs. The best and the last are always kept
+    validate_every: PositiveInt = 1  # epochs
     wandb: str | None = None  # the project at Weights & Biases that gets the numbers as well
     data: DataRecipe
 

@@ -28,7 +28,7 @@ from diffclip.tokenizer import Tokenizer
 from diffclip.training.checkpoint import Progress, choose_checkpoint, read_state, restore_checkpoint
 from diffclip.training.distributed import (
     all_do,
-    compile_blocks,
+    blocks_of,
     first_does,
     make_fabric,
     native_precision,
@@ -55,9 +55,8 @@ from diffclip.weights import check_fit, check_same, load_weights
 
 @dataclass
 class Outcome:
-    """The end of a run in process `rank`: its folder, its place, and the samples that were skipped, by name."""
+    """The end of a run in process `rank`: its place, and the samples that were skipped, by name."""
 
-    run: Path
     progress: Progress
     skipped: dict[str, Fault] = field(default_factory=dict)
     rank: int = 0
@@ -97,7 +96,7 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
             _say(
                 f"{checkpoint}: the run is finished after step {finished.step}; epochs=N extends it to N epochs"
             )
-            return Outcome(run, finished, rank=fabric.global_rank)
+            return Outcome(finished, rank=fabric.global_rank)
         trainer = _prepare(fabric, recipe, run, resume, checkpoint, stop, held)
         hosts = share(fabric, platform.node())
         first = fabric.global_rank == 0
@@ -107,7 +106,7 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
             for epoch in range(trainer.progress.epoch, recipe.epochs):
                 trainer.train_epoch(epoch)
                 trainer.finish_epoch()
-        return Outcome(run, trainer.progress, trainer.all_skipped(), fabric.global_rank)
+        return Outcome(trainer.progress, trainer.all_skipped(), fabric.global_rank)
 
 
 def open_training_data(
@@ -224,8 +223,8 @@ def _prepare(
 
     first_does(fabric, claim)
     torch.manual_seed(recipe.seed + rank)
-    if recipe.compile:
-        compile_blocks(model)
+    for block in blocks_of(model) if recipe.compile else ():
+        block.compile()
     wrapped = fabric.setup_module(model)
     optimizer = make_optimizer(model, recipe)
     wrapped_optimizer = fabric.setup_optimizers(optimizer)

@@ -6,20 +6,19 @@ the same places, so that the difference cancels what they share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diffclip.attention import AttentionMaps
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.embed import embed_captioned, evaluating
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
-from diffclip.focus import map_correlation, pearson, recording
+from diffclip.focus import correlation_by_layer
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.distributed import all_do, share, whole_model
@@ -27,8 +26,6 @@ from diffclip.training.recipe import Recipe
 
 # images, each with its first caption, whose maps are correlated
 _WITH_MAPS = 32
-# all maps of a tower are kept for so many inputs at once: 90 MB for ViT-B-16
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -135,48 +132,8 @@ def _embed(
             return None  # all of this share is broken; the others may have read theirs
     tokens = tokenizer([data.captions[place][0] for place in read[:_WITH_MAPS]])
     correlations = {
-        "visual": image_correlations(model, torch.stack(with_maps)),
-        "text": text_correlations(model, tokens),
+        "visual": correlation_by_layer(model, "visual", torch.stack(with_maps)),
+        "text": correlation_by_layer(model, "text", tokens),
     }
     counts = owners.bincount(minlength=len(read)).tolist()
     return _Share(read, images.cpu(), counts, texts.cpu(), correlations)
-
-
-def image_correlations(model: CLIP, images: Tensor) -> Tensor:
-    """Pearson's correlation of A1 with A2 in the class token's row over the patches of `images` [n, 3, S, S]: float64
-    [n, layers] on the CPU, the mean over heads; [n, 0] of a plain tower."""
-    return _correlations(model, "visual", images, model.encode_image, lambda maps, _: map_correlation(maps))
-
-
-def text_correlations(model: CLIP, tokens: Tensor) -> Tensor:
-    """`image_correlations` of the text tower for `tokens` [n, L]: in the row of the end of each text over the tokens
-    that it sees, the start and itself included."""
-
-    def of_end(maps: AttentionMaps, own: Tensor) -> Tensor:
-        assert maps.second is not None
-        texts, ends = torch.arange(len(own), device=own.device), own.argmax(-1)
-        first, second = maps.first[texts, :, ends], maps.second[texts, :, ends]
-        seen = torch.arange(first.shape[-1], device=own.device) <= ends[:, None, None]
-        return pearson(first, second, seen)
-
-    return _correlations(model, "text", tokens, model.encode_text, of_end)
-
-
-def _correlations(
-    model: CLIP,
-    tower: str,
-    inputs: Tensor,
-    encode: Callable[[Tensor], Tensor],
-    of: Callable[[AttentionMaps, Tensor], Tensor],
-) -> Tensor:
-    if getattr(model.config, "vision" if tower == "visual" else "text").attention == "softmax":
-        return torch.empty(len(inputs), 0, dtype=torch.float64)
-    device = next(iter(model.parameters())).device
-    found = []
-    # blocks would be compiled once more for the recorded way
-    with torch.compiler.set_stance("force_eager"):
-        for part in torch.split(inputs.to(device), _AT_ONCE):
-            with recording(model, tower) as seen:
-                encode(part)
-            found.append(torch.stack([of(maps, part).mean(-1) for maps in seen], dim=-1))
-    return torch.cat(found).cpu()
