@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import TOKENS, pictures, tiny
+from tiny import SIZES, TOKENS, pictures, tiny
 
+from diffclip import CLIP
+from diffclip.config import variant_config
 from diffclip.focus import correlation_by_layer, recording
 
 
@@ -26,7 +28,11 @@ def test_each_layer_is_the_mean_over_heads_of_pearsons_r_in_the_rows_that_count(
             assert found[one, layer].item() == pytest.approx(mean, abs=1e-5)
 
 
-def test_a_plain_tower_has_no_layers() -> None:
+@pytest.mark.parametrize("variant", ["CLIP", "CLIP-gated"])
+def test_a_tower_with_one_map_has_no_layers(variant: str) -> None:
+    model = CLIP(variant_config(variant, SIZES), seed=0)
+    assert correlation_by_layer(model, "visual", pictures(5)).shape == (5, 0)
+    assert correlation_by_layer(model, "text", TOKENS).shape == (2, 0)
     model = tiny("DiffCLIP-vision")
     assert correlation_by_layer(model, "visual", pictures(5)).shape == (5, 3)
     assert correlation_by_layer(model, "text", TOKENS).shape == (2, 0)

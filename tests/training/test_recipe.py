@@ -202,12 +202,14 @@ def test_a_recipe_can_leave_its_model_to_its_weights(
     assert parse_recipe(of_weights(fields, saved, data=given), "test").data.statistics == "imagenet"
 
 
-def test_the_recipe_of_weights_has_their_configuration() -> None:
-    config = named_config("DiffCLIP-dynamic-ViT-B-32")
+@pytest.mark.parametrize("variant", ["DiffCLIP-dynamic", "CLIP-registers"])
+def test_the_recipe_of_weights_has_their_configuration(variant: str) -> None:
+    config = named_config(f"{variant}-ViT-B-32")
     config.vision.pre_norm = True
     found = model_fields(config, "w")
-    assert found["model"] == "DiffCLIP-dynamic"
+    assert found["model"] == variant
     assert variant_config(found["model"], found["architecture"]) == config
+    config = named_config("DiffCLIP-ViT-B-32")
     config.lambda_init = 0.3
     with pytest.raises(InputError, match=r"w has differential and .* λ_init 0\.3: no model that a recipe"):
         model_fields(config, "w")

@@ -329,7 +329,7 @@ def model_fields(config: CLIPConfig, weights: str) -> dict[str, Any]:
         )
     # by the variant, by the loss, and by data.statistics
     decided: Any = dict.fromkeys(("lambda_init", "differential", "logit_bias", "tokenizer"), True)
-    decided |= {"vision": {"attention"}, "text": {"attention"}, "preprocess": {"mean", "std"}}
+    decided |= {"vision": {"attention", "registers"}, "text": {"attention"}, "preprocess": {"mean", "std"}}
     return {"model": variant, "architecture": config.model_dump(mode="json", exclude=decided)}
 
 
