@@ -18,6 +18,12 @@ vlm = typer.Typer(help="A language model that sees through DiffCLIP: train it, a
 vlm.command("evaluate")(evaluate)
 
 
+@vlm.callback()
+def silence_transformers() -> None:
+    """Keep transformers' warnings and progress bars from the terminal."""
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
 @vlm.command("train")
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's YAML file, or the name of a built-in recipe.")],

@@ -13,7 +13,6 @@ from PIL import Image
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.vlm.conversations import IMAGE, Conversation
-from diffclip.vlm.quiet import quiet
 
 Template = Literal["plain", "chat"]
 IGNORED = -100
@@ -112,7 +111,7 @@ def answer(
         for image in images
         if image is not None
     ]
-    with torch.inference_mode(), quiet():
+    with torch.inference_mode():
         inputs = processor(
             images=shown or None,
             text=prompts,

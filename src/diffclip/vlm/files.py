@@ -28,7 +28,6 @@ from diffclip.loading import load
 from diffclip.model_source import find_model, recipe_of
 from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.llava import connector_of
-from diffclip.vlm.quiet import quiet
 from diffclip.weights import as_disk_error
 
 MODEL_FOLDER = "model"
@@ -53,7 +52,7 @@ def save_vlm(
     Raises:
         InputError: `folder` exists, or cannot be written.
     """
-    with write_atomically(folder) as temporary, quiet():
+    with write_atomically(folder) as temporary:
         try:
             model.save_pretrained(temporary, state_dict=state)
             processor.save_pretrained(temporary)
@@ -119,8 +118,8 @@ def load_vision(source: str) -> tuple[Any, Any]:
     return vision_from_diffclip(clip), image_processor_of(clip.config)
 
 
-def load_language_model(source: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """Load a causal language model, in evaluation mode, and its tokenizer from a folder or the Hugging Face hub.
+def load_language_model(source: str) -> tuple[Any, Any]:
+    """Load a causal language model (float32, evaluation mode) and its tokenizer from a folder or the Hugging Face hub.
 
     Raises:
         InputError: there is none, it is of another kind, its weights are damaged, or it needs code of its own.
@@ -129,7 +128,7 @@ def load_language_model(source: str, dtype: torch.dtype = torch.float32) -> tupl
         raise InputError(f"language_model {source} is not a folder: give one, or OWNER/NAME on the hub")
     config = load_language_config(source)
     with _explained(f"language_model {source} cannot be used", "give another one"):
-        model = _read(_LanguageModels, source, config=config, dtype=dtype)
+        model = _read(_LanguageModels, source, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return model, tokenizer
 
@@ -149,10 +148,9 @@ def load_language_config(source: str) -> Any:
 
 @contextmanager
 def _explained(what: str, way_out: str) -> Iterator[None]:
-    """Turn transformers' errors about files into one line, and keep it quiet."""
+    """Turn transformers' errors about files into one line."""
     try:
-        with quiet():
-            yield
+        yield
     except InputError:
         raise
     # transformers raises errors of any kind for files that are missing, damaged, or of another kind

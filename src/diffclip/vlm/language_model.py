@@ -27,7 +27,6 @@ from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import collate
-from diffclip.vlm.quiet import quiet
 from diffclip.vlm.run import Reporter, remove_torn_checkpoints
 from diffclip.vlm.scenes import color_turn, count_things, describe, open_turn, yes_no_turns
 from diffclip.vlm.train import StageTrainer, trainer_arguments
@@ -76,7 +75,7 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     remove_torn_checkpoints(run)
     tokenizer = make_tokenizer(settings.seed)
     lessons = _Lessons(tokenizer, settings)
-    with quiet(), StopRequest(run) as stop:
+    with StopRequest(run) as stop:
         trainer = StageTrainer(
             model=_untrained(tokenizer, settings),
             args=trainer_arguments(

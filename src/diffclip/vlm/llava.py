@@ -110,7 +110,7 @@ def connect(
 
     Args:
         vision: a DiffCLIPVisionModel of two layers or more.
-        language_model: any causal language model of transformers; its dtype becomes the whole model's.
+        language_model: any causal language model of transformers in float32.
         tokenizer: the language model's; ChatML's tokens are added if they are missing.
         image_processor: the vision tower's.
         connector: a name in `CONNECTORS`; its weights are drawn from `seed` as torch's linear layers are, like LLaVA's.
@@ -204,30 +204,17 @@ def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> An
     )
     with torch.device("meta"):
         model = kind(config)
-    dtype, device = language_model.dtype, language_model.device
-    projector = model.model.multi_modal_projector.to_empty(device=device)
+    projector = model.model.multi_modal_projector.to_empty(device=language_model.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for layer in projector.modules():
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
-    projector.to(dtype)
-    model.model.vision_tower = _to_dtype(tower, dtype).to(device)
+    model.model.vision_tower = tower.to(language_model.device)
     model.model.language_model = decoder
     output = decoder.get_input_embeddings() if tied else language_model.get_output_embeddings()
     model.lm_head.weight = output.weight if tied else nn.Parameter(output.weight.detach().clone())
-    model.config.dtype = dtype
     return model
-
-
-def _to_dtype(tower: Any, dtype: torch.dtype) -> Any:
-    """Cast `tower`, but for the parameters that stay in float32 (λ's vectors), as loading does."""
-    kept = set(tower._keep_in_fp32_modules_strict or ())
-    wide = {name: value.data for name, value in tower.named_parameters() if name.rpartition(".")[2] in kept}
-    tower.to(dtype)
-    for name, value in wide.items():
-        tower.get_parameter(name).data = value
-    return tower
 
 
 def _check_same(model: Any, language_model: Any) -> None:

@@ -29,7 +29,6 @@ from diffclip.training.plan import GIB, UTILIZATION, find_gpu
 from diffclip.vlm.dataset import GroupedOrder, open_conversations
 from diffclip.vlm.files import load_language_config
 from diffclip.vlm.llava import CONNECTORS, enable_checkpointing, freeze
-from diffclip.vlm.quiet import quiet
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe
 
 Plan = dict[str, int | float | bool]
@@ -164,7 +163,7 @@ def _fake_model(recipe: VLMRecipe) -> Iterator[Any]:
     kind = CONNECTORS[recipe.connector]
     tied = bool(language.tie_word_embeddings)
     config = kind.config_class(vision_config=vision, text_config=language, tie_word_embeddings=tied)
-    with quiet(), torch.device("meta"):
+    with torch.device("meta"):
         model = kind(config).train()
         model.model.vision_tower.eval()
     # on the CPU, since autocast exists there wherever one plans

@@ -28,7 +28,6 @@ from diffclip.vlm.chat import image_tokens
 from diffclip.vlm.dataset import ConversationSet, GroupedOrder, collate, open_conversations
 from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, load_vlm, save_vlm
 from diffclip.vlm.llava import connect, connector_of, enable_checkpointing, freeze
-from diffclip.vlm.quiet import quiet
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe
 from diffclip.vlm.run import Reporter, check_run, claim_run, is_finished, last_checkpoint
 from diffclip.weights import as_disk_error
@@ -74,18 +73,17 @@ def train_stage(
         if recipe.gradient_checkpointing:
             enable_checkpointing(model)
         lengths = conversations.token_counts(part.template, image_tokens(processor), recipe.max_length)
-        with quiet():
-            trainer = StageTrainer(
-                model=model,
-                args=trainer_arguments(run, **arguments),
-                train_dataset=ConversationSet(
-                    conversations, part.images, processor, part.template, recipe.max_length
-                ),
-                data_collator=partial(collate, padding=processor.tokenizer.pad_token_id or 0),
-                callbacks=[Reporter(run, part.batch_size, len(conversations), stop)],
-                order=GroupedOrder(lengths, part.batch_size, recipe.seed),
-            )
-            trainer.fit(run, resume)
+        trainer = StageTrainer(
+            model=model,
+            args=trainer_arguments(run, **arguments),
+            train_dataset=ConversationSet(
+                conversations, part.images, processor, part.template, recipe.max_length
+            ),
+            data_collator=partial(collate, padding=processor.tokenizer.pad_token_id or 0),
+            callbacks=[Reporter(run, part.batch_size, len(conversations), stop)],
+            order=GroupedOrder(lengths, part.batch_size, recipe.seed),
+        )
+        trainer.fit(run, resume)
         # all processes are needed where some gather the weights
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if world > 1 else None
         if is_first:
