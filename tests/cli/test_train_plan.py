@@ -53,7 +53,7 @@ def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
     for line in (
         "batch 8: 1 process, 8 samples each",
         "λ",
-        "of 22.0: fits",
+        "of 22.0 GiB: fits",
         "3 epochs × 2 = 6",
         "training data: 21 samples an epoch in 2 batches, 5 left out of each",
         "training data: 8 of 8 images that were tried can be read",
@@ -133,7 +133,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_way_out(place: Path) -> No
     options = ["--dry-run", "--devices", 1, "--gpu", "v100", "precision=fp32"]
     done = train("tiny.yaml", *options, cwd=place)
     assert done.returncode == 2
-    assert "of 15.8: does not fit" in done.stdout
+    assert "of 15.8 GiB: does not fit" in done.stdout
     assert done.stderr == "diffclip: v100: does not fit into 16 GiB: micro_batch=10 does\n"
     done = train("tiny.yaml", *options, "micro_batch=10", cwd=place)
     assert done.returncode == 0, done.stderr

@@ -37,11 +37,11 @@ def show_dry_run(
         raise InputError(f"{devices} devices on {hardware.nodes} nodes: both must be at least 1")
     samples, found, problems = look(recipe, run, resume, world)
     plan = plan_run(recipe, world, hardware.strategy, gpu, samples)
-    if not plan.fits:
-        problems.insert(0, f"{plan.gpu}: {plan.advice}")
+    if not plan["fits"]:
+        problems.insert(0, f"{plan['gpu']}: {plan['advice']}")
     if as_json:
         data = {"found": found, "problems": problems}
-        print(json.dumps(plan.as_json() | {"data": data}, indent=1, ensure_ascii=False))
+        print(json.dumps(plan | {"data": data}, indent=1, ensure_ascii=False))
     else:
         show_plan(plan)
         print("\n".join(found))
@@ -147,41 +147,42 @@ def show_plan(plan: Plan) -> None:
     from rich.table import Table
 
     from diffclip.training.logging import duration
-    from diffclip.training.plan import GIB, GPUS, UTILIZATION
+    from diffclip.training.plan import GIB, UTILIZATION, find_gpu
 
+    gpu, world = find_gpu(plan["gpu"]), plan["world"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    passes = -(-plan.share // plan.pass_size)
-    parts = f" in {passes} passes of {plan.pass_size:,}" if passes > 1 else ""
-    sections: dict[str, dict[str, str]] = {
-        "parameters": {part: f"{number:,}" for part, number in plan.parameters.items() if number},
-        "GFLOP a sample": {part: f"{number / 1e9:,.2f}" for part, number in plan.flops.items() if number},
-        "GiB of one process": {part: f"{size / GIB:,.2f}" for part, size in plan.memory.items() if size},
-    }
-    sums = (f"{sum(plan.parameters.values()):,}", f"{sum(plan.flops.values()) / 1e9:,.2f}")
-    fit = "fits" if plan.fits else "does not fit"
-    totals = (*sums, f"{sum(plan.memory.values()) / GIB:,.1f} of {GPUS[plan.gpu].memory_gib:,.1f}: {fit}")
-    for (title, rows), total in zip(sections.items(), totals, strict=True):
+    for title, name, unit, digits in (
+        ("parameters", "parameters", 1, 0),
+        ("GFLOP a sample", "flops", 1e9, 2),
+        ("GiB of one process", "memory", GIB, 2),
+    ):
         table.add_row(f"[bold]{title}")
-        for part, value in rows.items():
-            table.add_row(f"  {part}", value)
-        table.add_row("  total", total, end_section=True)
-    if plan.steps is not None and plan.samples_per_epoch is not None:
-        table.add_row("samples an epoch", f"{plan.samples_per_epoch:,}")
-        epochs = plan.steps // (plan.steps_per_epoch or 1)
-        table.add_row("steps", f"{epochs} epochs × {plan.steps_per_epoch:,} = {plan.steps:,}")
-    rate = GPUS[plan.gpu].tflops(plan.precision)
-    table.add_row(
-        f"{plan.world} × {plan.gpu}, assumed", f"{100 * UTILIZATION:.0f} % of {rate:,.0f} TFLOP/s each"
-    )
-    table.add_row("samples a second", f"{plan.samples_per_second:,.0f}")
-    if plan.hours is not None:
-        table.add_row("time", f"{duration(3600 * plan.hours)}, {plan.world * plan.hours:,.1f} GPU hours")
+        for part, value in plan[name].items():
+            if value:
+                table.add_row(f"  {part}", f"{value / unit:,.{digits}f}", end_section=part == "total")
+    if plan["steps"] is not None:
+        table.add_row("samples an epoch", f"{plan['samples_per_epoch']:,}")
+        epochs = plan["steps"] // plan["steps_per_epoch"]
+        table.add_row("steps", f"{epochs} epochs × {plan['steps_per_epoch']:,} = {plan['steps']:,}")
+    needed = f"{plan['memory']['total'] / GIB:,.1f} of {gpu.memory_gib:,.1f} GiB"
+    table.add_row(f"memory of one {gpu.name}", f"{needed}: {'fits' if plan['fits'] else 'does not fit'}")
+    rate = gpu.tflops(plan["precision"])
+    table.add_row(f"{world} × {gpu.name}, assumed", f"{100 * UTILIZATION:.0f} % of {rate:,.0f} TFLOP/s each")
+    table.add_row("samples a second", f"{plan['samples_per_second']:,.0f}")
+    if plan["hours"] is not None:
+        table.add_row("time", f"{duration(3600 * plan['hours'])}, {world * plan['hours']:,.1f} GPU hours")
     console = table_console()
-    processes = "1 process" if plan.world == 1 else f"{plan.world} processes ({plan.strategy})"
-    head = f"{plan.model}, {plan.precision}, batch {plan.batch_size:,}: {processes}, {plan.share:,} samples each{parts}"
-    console.print(head, highlight=False, soft_wrap=True)
+    passes = -(-plan["share"] // plan["pass_size"])
+    console.print(
+        f"{plan['model']}, {plan['precision']}, batch {plan['batch_size']:,}: "
+        + ("1 process" if world == 1 else f"{world} processes ({plan['strategy']})")
+        + f", {plan['share']:,} samples each"
+        + (f" in {passes} passes of {plan['pass_size']:,}" if passes > 1 else ""),
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(table)
-    if plan.advice and plan.fits:
-        console.print(plan.advice, highlight=False, markup=False, soft_wrap=True)
+    if plan["advice"] and plan["fits"]:
+        console.print(plan["advice"], highlight=False, markup=False, soft_wrap=True)

@@ -11,7 +11,6 @@ import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -92,41 +91,13 @@ def find_gpu(name: str) -> GPU:
     return GPUS[name.lower()]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A planned run. Memory is in bytes for one process, operations are for one sample.
+Plan = dict[str, Any]
+"""A planned run by the names of its facts. Memory is in bytes for one process, operations are for one sample.
 
-    `share` is a process's part of the batch, `pass_size` the samples of it that it computes at a time. Steps, samples
-    and hours are None where the number of samples is not known. `largest_pass` is the most samples a pass that fit the
-    GPU, 0 if not one does; `advice` says what to change, if anything.
-    """
-
-    model: str
-    precision: str
-    strategy: str
-    world: int
-    batch_size: int
-    share: int
-    pass_size: int
-    parameters: dict[str, int]
-    flops: dict[str, int]
-    memory: dict[str, int]
-    samples_per_epoch: int | None
-    steps_per_epoch: int | None
-    steps: int | None
-    gpu: str
-    fits: bool
-    largest_pass: int
-    advice: str | None
-    samples_per_second: float
-    hours: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        """The plan with its sums, as plain numbers and names."""
-        plan = asdict(self)
-        for part in (plan["parameters"], plan["flops"], plan["memory"]):
-            part["total"] = sum(part.values())
-        return plan
+`share` is a process's part of the batch, `pass_size` the samples of it that it computes at a time. Steps, samples and
+hours are None where the number of samples is not known. `largest_pass` is the most samples of a pass that fit the GPU,
+0 if not one does; `advice` says what to change, if anything.
+"""
 
 
 def plan_run(
@@ -175,27 +146,31 @@ def plan_run(
         ways += ["--strategy fsdp"] if strategy == "ddp" else []
         ways += ["a smaller batch_size", "more or larger GPUs"]
         advice = f"{too_much} even with micro_batch=1: try {', '.join(ways)}"
-    return Plan(
-        model=name_of(recipe.config()),
-        precision=recipe.precision,
-        strategy=strategy,
-        world=world,
-        batch_size=recipe.batch_size,
-        share=share,
-        pass_size=pass_size,
-        parameters=_parameters(recipe.config().model_dump_json())[0],
-        flops=flops,
-        memory=memory,
-        samples_per_epoch=samples,
-        steps_per_epoch=steps,
-        steps=steps * recipe.epochs if steps else None,
-        gpu=card.name,
-        fits=fits,
-        largest_pass=largest,
-        advice=advice,
-        samples_per_second=rate,
-        hours=steps * recipe.epochs * recipe.batch_size / rate / 3600 if steps else None,
-    )
+    return {
+        "model": name_of(recipe.config()),
+        "precision": recipe.precision,
+        "strategy": strategy,
+        "world": world,
+        "batch_size": recipe.batch_size,
+        "share": share,
+        "pass_size": pass_size,
+        "parameters": _with_total(_parameters(recipe.config().model_dump_json())[0]),
+        "flops": _with_total(flops),
+        "memory": _with_total(memory),
+        "samples_per_epoch": samples,
+        "steps_per_epoch": steps,
+        "steps": steps * recipe.epochs if steps else None,
+        "gpu": card.name,
+        "fits": fits,
+        "largest_pass": largest,
+        "advice": advice,
+        "samples_per_second": rate,
+        "hours": steps * recipe.epochs * recipe.batch_size / rate / 3600 if steps else None,
+    }
+
+
+def _with_total(parts: dict[str, int]) -> dict[str, int]:
+    return parts | {"total": sum(parts.values())}
 
 
 @contextmanager
