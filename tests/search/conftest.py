@@ -1,4 +1,4 @@
-"""Folders of small pictures, and a tiny model, for what searches them."""
+"""Folders of small images, and a tiny model, for what searches them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def loaded(model_folder: Path) -> Loaded:
 
 
 def _draw(file: Path, seed: int) -> Path:
-    """A picture of 16 coloured squares."""
+    """An image of 16 coloured squares."""
     file.parent.mkdir(parents=True, exist_ok=True)
     colours = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     Image.fromarray(colours).resize((16, 16), Image.Resampling.NEAREST).save(file)
@@ -32,8 +32,8 @@ def draw() -> Callable[[Path, int], Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve pictures at three depths."""
-    place = tmp_path / "my pictures"
+    """Twelve images at three depths."""
+    place = tmp_path / "my images"
     for number in range(12):
         _draw(place / ("", "more/", "more/ü ñ/")[number % 3] / f"{number:02d}.png", number)
     return place

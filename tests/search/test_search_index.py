@@ -40,14 +40,14 @@ def save_every_batch(monkeypatch):
 
 
 def check(index, loaded, folder):
-    """The whole folder, by a text and by a picture, is ranked as without an index."""
+    """The whole folder, by a text and by an image, is ranked as without an index."""
     files = [path.resolve() for path in find_images([folder])]
     with evaluating(loaded.model):
         text = embed_texts(loaded.model, loaded.tokenizer, ["a red square"])
-        picture = read_image(files[0])
-        image = embed_images(loaded.model, loaded.preprocess(picture)[None])
+        query = read_image(files[0])
+        image = embed_images(loaded.model, loaded.preprocess(query)[None])
     agrees(index.search_text("a red square", 1000), exact(loaded, text, files))
-    hits = index.search_image(picture, 1000)
+    hits = index.search_image(query, 1000)
     agrees(hits, exact(loaded, image, files))
     assert hits[0].score == pytest.approx(1, abs=1e-3)
     assert all(hit.score <= 1 for hit in hits)
@@ -155,7 +155,7 @@ def test_a_folder_reached_by_a_link_is_the_same_folder(index, folder, loaded, tm
     assert len(linked) == 12
     assert linked.search_text("a square", 1)[0].path.is_relative_to(folder.resolve())
     draw(tmp_path / "second" / "a.png", 1)
-    with pytest.raises(InputError, match=r"is the index of .*my pictures: choose another place"):
+    with pytest.raises(InputError, match=r"is the index of .*my images: choose another place"):
         ImageIndex(tmp_path / "second", loaded, index.place)
 
 
@@ -163,7 +163,7 @@ def test_a_folder_that_has_lost_all_its_images_leaves_the_index(index, folder, t
     index.update()
     folder.rename(tmp_path / "unmounted")
     folder.mkdir()
-    with pytest.raises(InputError, match=r"no image in folder .*my pictures: they end in"):
+    with pytest.raises(InputError, match=r"no image in folder .*my images: they end in"):
         index.update()
     folder.rmdir()
     (tmp_path / "unmounted").rename(folder)

@@ -81,5 +81,5 @@ def tiny_processor(tiny_vlm: tuple[Any, Any]) -> Any:
 
 @pytest.fixture(scope="session")
 def conversations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(json, pictures folder) of twelve conversations in LLaVA's format."""
+    """(json, images folder) of twelve conversations in LLaVA's format."""
     return write_conversations(tmp_path_factory.mktemp("conversations"))

@@ -50,7 +50,7 @@ def make_tokenizer(special: tuple[str, ...] = SPECIAL, **fields: Any) -> Any:
 
 
 def make_processor(tokenizer: Any, image_token: str = "<|image_pad|>", **fields: Any) -> Any:
-    """A LlavaProcessor for pictures of 16 × 16 pixels in 4 patches, as `connect` makes it; `fields` are its own."""
+    """A LlavaProcessor for images of 16 × 16 pixels in 4 patches, as `connect` makes it; `fields` are its own."""
     from transformers import CLIPImageProcessor, LlavaProcessor
 
     images = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})

@@ -42,13 +42,13 @@ def _imported_modules_are_no_garbage() -> Iterator[None]:
 def file(
     tmp_path_factory: pytest.TempPathFactory, tiny_clip_folder: Path, tiny_language_folder: Path, start: Path
 ) -> Path:
-    """A recipe of both stages on the same 12 conversations, of which stage 1 takes those with a picture."""
+    """A recipe of both stages on the same 12 conversations, of which stage 1 takes those with an image."""
     folder = tmp_path_factory.mktemp("training")
-    everything, pictures = write_conversations(folder)
+    everything, images = write_conversations(folder)
     samples = json.loads(everything.read_text())
-    (folder / "pictured.json").write_text(json.dumps([sample for sample in samples if "image" in sample]))
+    (folder / "with_images.json").write_text(json.dumps([sample for sample in samples if "image" in sample]))
     part: dict[str, Any] = {
-        "images": str(pictures),
+        "images": str(images),
         "batch_size": 4,
         "per_device_batch_size": 2,
         "save_every": 2,
@@ -57,7 +57,7 @@ def file(
         "vision": str(tiny_clip_folder),
         "language_model": str(tiny_language_folder),
         "precision": "fp32",
-        "stage1": part | {"json": str(folder / "pictured.json"), "lr": 1e-2},
+        "stage1": part | {"json": str(folder / "with_images.json"), "lr": 1e-2},
         "stage2": part | {"json": str(everything), "lr": 1e-3, "start": str(start)},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(fields))
@@ -144,7 +144,7 @@ def test_a_batch_is_the_same_in_any_passes(read: Read, tmp_path: Path) -> None:
         assert torch.allclose(whole[name], single[name], atol=2e-4), name
 
 
-def test_batches_without_pictures_leave_no_weight_out(read: Read, tmp_path: Path, file: Path) -> None:
+def test_batches_without_images_leave_no_weight_out(read: Read, tmp_path: Path, file: Path) -> None:
     samples = json.loads((file.parent / "conversations.json").read_text())
     (tmp_path / "words.json").write_text(json.dumps([sample for sample in samples if "image" not in sample]))
     changes = [f"stage1.json={tmp_path / 'words.json'}", "stage1.template=chat", "stage1.batch_size=2"]
@@ -243,13 +243,13 @@ def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
     )
     assert "cannot read nowhere.json" in said("stage1.json=nowhere.json")
     assert "deepspeed" in said("deepspeed=nowhere.json")
-    shutil.copytree(file.parent / "pictures", tmp_path / "pictures")
-    (tmp_path / "pictures" / "3.png").write_bytes(b"no picture")
-    assert "3.png" in said(f"stage1.images={tmp_path / 'pictures'}", run="broken")
+    shutil.copytree(file.parent / "images", tmp_path / "images")
+    (tmp_path / "images" / "3.png").write_bytes(b"no image")
+    assert "3.png" in said(f"stage1.images={tmp_path / 'images'}", run="broken")
     assert "step 2: " in said("stage1.lr=1e38", "stage1.warmup_ratio=0", run="far")
     # a run that ended before its first checkpoint is started again
-    (tmp_path / "pictures" / "3.png").write_bytes((file.parent / "pictures" / "3.png").read_bytes())
-    changes = [f"stage1.images={tmp_path / 'pictures'}"]
+    (tmp_path / "images" / "3.png").write_bytes((file.parent / "images" / "3.png").read_bytes())
+    changes = [f"stage1.images={tmp_path / 'images'}"]
     assert train_stage(read(*changes), 1, tmp_path / "broken") == 3
 
 
@@ -271,7 +271,7 @@ def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(file: Path, read: Read, tmp_path: Path) -> None:
-    """By torchrun; some passes of some processes have no picture."""
+    """By torchrun; some passes of some processes have no image."""
     alone, both = tmp_path / "alone", tmp_path / "both"
     train_stage(read(), 2, alone)
     torchrun = [

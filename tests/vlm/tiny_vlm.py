@@ -11,7 +11,7 @@ from PIL import Image
 
 import diffclip
 
-# the tower's pictures: 16 × 16 in patches of 8, so 4 patches a picture
+# the tower's images: 16 × 16 in patches of 8, so 4 patches an image
 IMAGE_SIZE, PATCH_SIZE, PATCHES = 16, 8, 4
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>")
 _CORPUS = (
@@ -85,9 +85,9 @@ def make_language_model(tokenizer: Any, seed: int = 0, **sizes: Any) -> Any:
 
 
 def write_conversations(folder: Path, number: int = 12) -> tuple[Path, Path]:
-    """(json, pictures): a set in LLaVA's format with a question a sample; every fifth has no picture."""
-    pictures = folder / "pictures"
-    pictures.mkdir(parents=True, exist_ok=True)
+    """(json, images): a set in LLaVA's format with a question a sample; every fifth has no image."""
+    images = folder / "images"
+    images.mkdir(parents=True, exist_ok=True)
     samples = []
     for index in range(number):
         grey = index % 2 == 0
@@ -95,7 +95,7 @@ def write_conversations(folder: Path, number: int = 12) -> tuple[Path, Path]:
         question = "Is the picture light?"
         if index % 5 != 4:
             shade = (230, 230, 230) if grey else (20, 20, 20)
-            Image.new("RGB", (20, 18), shade).save(pictures / f"{index}.png")
+            Image.new("RGB", (20, 18), shade).save(images / f"{index}.png")
             sample["image"] = f"{index}.png"
             question = f"<image>\n{question}"
         answer = "Yes" if grey else "No"
@@ -103,4 +103,4 @@ def write_conversations(folder: Path, number: int = 12) -> tuple[Path, Path]:
         samples.append(sample)
     file = folder / "conversations.json"
     file.write_text(json.dumps(samples), encoding="utf-8")
-    return file, pictures
+    return file, images

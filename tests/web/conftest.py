@@ -1,4 +1,4 @@
-"""Small models, a folder of pictures, and the page of both."""
+"""Small models, a folder of images, and the page of both."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def differential(model_folders: list[Path]) -> Loaded:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pictures, with one below it, one that is broken and a neighbour that is not theirs."""
+    """A folder of images, with one below it, one that is broken and a neighbour that is not theirs."""
     folder = tmp_path_factory.mktemp("around") / "photos"
     (folder / "below").mkdir(parents=True)
     for index, (name, colour) in enumerate(COLOURS.items()):
-        picture = Image.new("RGB", (60, 48), colour)
-        picture.paste((255, 255, 255), (5 * index, 5, 5 * index + 20, 30))
-        picture.save(folder / ("below" if index == 3 else "") / f"{name}.png")
+        image = Image.new("RGB", (60, 48), colour)
+        image.paste((255, 255, 255), (5 * index, 5, 5 * index + 20, 30))
+        image.save(folder / ("below" if index == 3 else "") / f"{name}.png")
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
     Image.new("RGB", (20, 20)).save(folder.parent / "neighbour.png")
     return folder

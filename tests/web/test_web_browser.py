@@ -156,7 +156,7 @@ def test_a_file_that_is_not_an_image_gets_a_line_on_the_page(tab, tmp_path, name
     assert tab.dialogs == []
 
 
-def test_search_by_text_and_by_picture(tab, photos):
+def test_search_by_text_and_by_image(tab, photos):
     tab.get_by_role("tab", name="Search").click()
     tab.wait_for_selector("#dc-status:has-text('4 images, 1 skipped')", timeout=60_000)
     settle(tab)

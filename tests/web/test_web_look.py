@@ -14,15 +14,15 @@ TEXTS = ["a red square", "a dog"]
 
 
 @pytest.fixture(scope="module")
-def picture():
+def image():
     values = np.random.default_rng(0).integers(0, 256, (40, 64, 3), dtype=np.uint8)
     return Image.fromarray(values)
 
 
-def test_numbers_are_the_models(plain, picture):
-    seen = look(plain, picture, TEXTS)
+def test_numbers_are_the_models(plain, image):
+    seen = look(plain, image, TEXTS)
     with torch.no_grad():
-        images = plain.preprocess(picture)[None]
+        images = plain.preprocess(image)[None]
         image = plain.model.encode_image(images, normalize=True)
         texts = plain.model.encode_text(plain.tokenizer(TEXTS), normalize=True)
         cosines = (image @ texts.T)[0]
@@ -36,26 +36,26 @@ def test_numbers_are_the_models(plain, picture):
         )
 
 
-def test_a_plain_model_has_no_second_map_and_no_lambda(plain, picture):
-    seen = look(plain, picture, TEXTS)
+def test_a_plain_model_has_no_second_map_and_no_lambda(plain, image):
+    seen = look(plain, image, TEXTS)
     assert seen.lambdas == {"visual": [], "text": []}
     assert seen.find("A1", 0) is None
     assert seen.find("attention", 1).values.shape == (4, 4)
 
 
-def test_a_differential_model_has_all_maps(differential, picture):
-    seen = look(differential, picture, TEXTS)
-    maps = class_token_maps(differential.model, differential.preprocess(picture)[None])
+def test_a_differential_model_has_all_maps(differential, image):
+    seen = look(differential, image, TEXTS)
+    maps = class_token_maps(differential.model, differential.preprocess(image)[None])
     for name, full in (("A1", "A1"), ("A2", "A2"), ("attention", "A1 − λ·A2")):
         np.testing.assert_allclose(seen.find(name, 0).values, maps[full][0].detach().numpy(), atol=1e-6)
     assert [len(values) for values in seen.lambdas.values()] == [2, 2]
     assert all(seen.find(name, 1) is not None for name in METHODS)
 
 
-def test_the_numbers_of_a_map(differential, picture):
+def test_the_numbers_of_a_map(differential, image):
     mask = np.zeros((40, 64), bool)
     mask[:, 12:32] = True  # the left half of the square that the model sees, 12 to 52
-    seen = look(differential, picture, TEXTS, {"a dog": mask})
+    seen = look(differential, image, TEXTS, {"a dog": mask})
     found = seen.find("relevance", 1)
     values = torch.from_numpy(found.values).flatten()
     covered = torch.tensor([1.0, 1.0, 0.0, 0.0]).repeat(4)
@@ -70,18 +70,18 @@ def test_the_numbers_of_a_map(differential, picture):
     assert "auroc" not in seen.find("A1", 0).numbers
 
 
-def test_an_object_out_of_sight_has_no_numbers(plain, picture):
+def test_an_object_out_of_sight_has_no_numbers(plain, image):
     mask = np.zeros((40, 64), bool)
     mask[:, :8] = True
-    assert "auroc" not in look(plain, picture, TEXTS, {"a dog": mask}).find("relevance", 1).numbers
+    assert "auroc" not in look(plain, image, TEXTS, {"a dog": mask}).find("relevance", 1).numbers
 
 
 def test_what_the_model_sees_is_what_is_shown():
     transform = EvalTransform(32, PreprocessConfig(resize=40, mean=(0, 0, 0), std=(1, 1, 1)))
     ramp = np.tile(np.linspace(0, 255, 300), (200, 1)).astype(np.uint8)
-    picture = Image.fromarray(np.stack([ramp] * 3, axis=-1))
-    seen = transform(picture)[0].numpy() * 255
-    shown = np.asarray(visible_part(picture, transform, 32).convert("L"), np.float32)
+    image = Image.fromarray(np.stack([ramp] * 3, axis=-1))
+    seen = transform(image)[0].numpy() * 255
+    shown = np.asarray(visible_part(image, transform, 32).convert("L"), np.float32)
     assert np.abs(seen - shown).max() < 3
     half = coverage(ramp > 127, transform, 4).reshape(4, 4)
     np.testing.assert_allclose(half, np.tile([0, 0, 1, 1], (4, 1)), atol=0.03)
@@ -94,23 +94,23 @@ def test_odd_shapes(plain, size):
     assert visible_part(Image.new("RGB", size), plain.preprocess, 32).size == (32, 32)
 
 
-def test_the_model_is_left_as_it_was(differential, picture):
-    images = differential.preprocess(picture)[None]
+def test_the_model_is_left_as_it_was(differential, image):
+    images = differential.preprocess(image)[None]
     with torch.no_grad():
         before = differential.model.encode_image(images)
-        look(differential, picture, TEXTS)
+        look(differential, image, TEXTS)
         assert torch.equal(differential.model.encode_image(images), before)
     assert all(parameter.grad is None for parameter in differential.model.parameters())
 
 
-def test_weights_without_a_number(model_folders, picture):
+def test_weights_without_a_number(model_folders, image):
     from diffclip.model_source import load_for_use
 
     loaded = load_for_use(str(model_folders[0]))
     with torch.no_grad():
         loaded.model.image_projection.fill_(float("nan"))
     with pytest.raises(InputError, match="not finite"):
-        look(loaded, picture, TEXTS)
+        look(loaded, image, TEXTS)
 
 
 def test_a_map_of_zeros_and_one_of_few_patches():

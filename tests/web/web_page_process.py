@@ -34,7 +34,7 @@ class Page:
             if event["backend_fn"]
         }
 
-    def upload(self, content: bytes, name: str = "picture.png") -> str | None:
+    def upload(self, content: bytes, name: str = "image.png") -> str | None:
         """The path that the server gives to an uploaded file, None if it refuses it."""
         answer = self.http.post("/gradio_api/upload", files={"files": (name, content)})
         return answer.json()[0] if answer.status_code == 200 else None
