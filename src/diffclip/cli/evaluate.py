@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from diffclip.model_source import Loaded
 
 
+_TASKS = "zero-shot, linear-probe, few-shot, retrieval, mmvp or focus; default: as the set is."
+_CORRUPTIONS = "Corrupt the images: noise, blur, jpeg or contrast, 1 to 5."
+
+
 def evaluate(
     models: Annotated[
         list[str] | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of runs.", metavar="MODEL...")
@@ -39,51 +43,24 @@ def evaluate(
     suite: Annotated[
         str | None, typer.Option(help="Run a whole suite of tasks.", metavar="scenes|brief|quick|study|paper")
     ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of published sets, each in a folder of its name.")
-    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of published sets, by name.")] = None,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="zero-shot, linear-probe, few-shot, retrieval, mmvp or focus; default: zero-shot, retrieval or "
-            "mmvp, as the set is."
-        ),
-    ] = None,
+    task: Annotated[str | None, typer.Option(help=_TASKS)] = None,
     split: Annotated[str | None, typer.Option(help="Split to test on; default: test.")] = None,
-    corrupt: Annotated[
-        str | None,
-        typer.Option(
-            help="Corrupt the images first: noise, blur, jpeg or contrast, with severity 1 to 5.",
-            metavar="NAME:SEVERITY",
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Seed of few-shot's episodes and of the images that a linear probe holds out."
-        ),
-    ] = 0,
-    seeds: Annotated[
-        int,
-        typer.Option(min=1, help="Repeat tasks that draw at random with this many seeds, from --seed on."),
-    ] = 1,
+    corrupt: Annotated[str | None, typer.Option(help=_CORRUPTIONS, metavar="NAME:SEVERITY")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks that draw at random.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeat them with this many seeds, from --seed on.")] = 1,
     watch: Annotated[
-        Path | None,
-        typer.Option(help="Measure each checkpoint of this run as it appears, until the run is finished."),
+        Path | None, typer.Option(help="Measure each checkpoint of this run as it appears.", metavar="RUN")
     ] = None,
     probe: Annotated[
-        str | None,
-        typer.Option(help="Solver of the linear probe; default: torch, as lgssl.", metavar="torch|sklearn"),
+        str | None, typer.Option(help="Solver of the linear probe.", metavar="torch|sklearn")
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Option(
-            help="Text that focus asks about, with {c} for the name of the masked object.",
-            metavar='"a photo of a {c}"',
-        ),
+        typer.Option(help="Text that focus asks about: 'a photo of a {c}', for each object's name."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -116,21 +93,23 @@ def evaluate(
     the records.
     """
     from diffclip.errors import DiffCLIPError, InputError
+    from diffclip.evaluation.linear_probe import check_solver
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets
     from diffclip.files import check_writable
     from diffclip.model_source import load_for_use
 
-    if (watch is None) == (not models):
-        raise InputError(
-            "nothing to measure: give models, or one run with --watch RUN"
-            if watch is None
-            else "--watch RUN measures that run's checkpoints: leave the models out"
-        )
+    if watch is None and not models:
+        raise InputError("nothing to measure: give models, or one run with --watch RUN")
+    if watch is not None and models:
+        raise InputError("--watch RUN measures that run's checkpoints: leave the models out")
     if skip_missing and suite is None:
         raise InputError("--skip-missing leaves sets of a suite out: add --suite, or leave it out")
     entries = _entries(suite, data, task, split, corrupt)
-    _check_options({entry.task for entry in entries}, probe, prompt)
+    for name, value, needed in (("probe", probe, "linear-probe"), ("prompt", prompt, "focus")):
+        if value is not None and all(entry.task != needed for entry in entries):
+            raise InputError(f"--{name} {value!r} is for {needed}: add --task {needed}, or leave it out")
+    check_solver(probe or "torch")
     if suite is not None and output is None:
         output = Path(f"{suite}.jsonl")
     if output is not None:
@@ -262,17 +241,6 @@ def _entries(
         parameter(change, int(severity), 224)
         entry = replace(entry, corruption=change, severity=int(severity))
     return (entry,)
-
-
-def _check_options(tasks: Collection[str | None], probe: str | None, prompt: str | None) -> None:
-    from diffclip.errors import InputError
-    from diffclip.evaluation.linear_probe import check_solver
-
-    for name, value, task in (("probe", probe, "linear-probe"), ("prompt", prompt, "focus")):
-        if value is not None and task not in tasks:
-            raise InputError(f"--{name} {value!r} is for {task}: add --task {task}, or leave it out")
-    if probe is not None:
-        check_solver(probe)
 
 
 def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:
