@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from made_records import frame_of, made, one, write_study
 
+from diffclip.cli.evaluate_table import show_records
 from diffclip.evaluation.statistics import compare_arms
 from diffclip.report.compare import (
     compare,
@@ -105,3 +106,14 @@ def test_ablations_are_not_the_papers_models():
         "DiffCLIP-v192x6x6p16-t192x4x6",
     )
     assert [is_paper_model(name) for name in names] == [True, True, False, False, True]
+
+
+def test_the_terminals_table_breaks_verdicts_between_words_and_no_value(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    show_records(made({"CLIP": 0.4, "DiffCLIP": 0.5}, noise=0.002), {}, headlines_only=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert "DiffCLIP is" in text
+    assert "better (neither shown above" in text
+    assert text.count("±") == 2 * 8 + 1
