@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diffclip.data.published_sets import SHIFTS
 from diffclip.errors import InputError
@@ -120,12 +120,12 @@ def _check_folder(folder: Path, settings: Settings, names: set[str]) -> None:
                 raise InputError(f"{folder} holds other things ({name}): choose an empty or new folder")
         return
     try:
-        found: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
-        differing = sorted(name for name, value in asdict(settings).items() if found.get(name) != value)
-    except (ValueError, AttributeError, OSError):
+        found = asdict(Settings(**json.loads(manifest.read_text(encoding="utf-8"))))
+    except (ValueError, TypeError, OSError):
         raise InputError(f"{manifest} cannot be read: remove {folder} or choose another folder") from None
+    differing = sorted(name for name, value in asdict(settings).items() if found[name] != value)
     if differing:
-        what = ", ".join(f"{name} {found.get(name)}" for name in differing)
+        what = ", ".join(f"{name} {found[name]}" for name in differing)
         raise InputError(
             f"{folder} holds scenes with other settings ({what}): remove it, choose another folder or "
             "ask for those settings"
