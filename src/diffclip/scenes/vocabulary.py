@@ -71,7 +71,7 @@ BACKGROUNDS: dict[str, Background] = {
 
 @dataclass(frozen=True)
 class Detail:
-    """Something special about one object.
+    """A special feature of one object, such as a face or a gap.
 
     `before` stands before the color and `after` behind the noun; `without` has both for an object
     that lacks the detail. `hides` and `not_on` are colors and backgrounds on which it could not be seen.
@@ -157,13 +157,7 @@ TEMPLATES = (
     "a single {c}",
     "one {c}",
     "a picture of one {c}",
-    "a small {c}",
-    "a medium-sized {c}",
-    "a large {c}",
-    "a plain {c}",
-    "a striped {c}",
-    "a dotted {c}",
-    "a checked {c}",
+    *(f"a {word} {{c}}" for word in ("small", "medium-sized", "large", *TEXTURES)),
     *(f"a {color} {{c}}" for color in COLORS if color != "orange"),
 )
 """Zero-shot prompts in the captions' wording; no article stands beside the name, so that each name fits."""
@@ -173,6 +167,6 @@ COLOR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
 
 
 def may_have(detail: str, shape: str, color: str, background: str) -> bool:
-    """Whether `detail` can be seen on such an object before such a background."""
+    """Return whether `detail` can be seen on such an object before such a background."""
     entry = DETAILS[detail]
     return shape in entry.shapes and color not in entry.hides and background not in entry.not_on
