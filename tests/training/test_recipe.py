@@ -119,7 +119,7 @@ def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, reci
 
 
 def test_a_wrong_value_blames_the_word_not_the_file(recipe_file: Path) -> None:
-    with pytest.raises(InputError, match="^lr=abc: lr: Input should be a valid number"):
+    with pytest.raises(InputError, match=r"^lr=abc: lr: Input should be a valid number"):
         read_recipe(recipe_file, ["epochs=2", "lr=abc"])
     recipe_file.write_text(recipe_file.read_text().replace("lr: 0.001", "lr: abc"))
     with pytest.raises(InputError, match=rf"^{recipe_file}: lr: Input should be a valid number"):
