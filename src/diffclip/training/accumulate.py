@@ -63,7 +63,7 @@ def backward_in_parts(
     Random numbers (drop path, patch dropout) are those of the first pass again in the second.
 
     Args:
-        forward: pictures [B, 3, S, S] and tokens [B, L] to what `CLIP.forward` returns.
+        forward: images [B, 3, S, S] and tokens [B, L] to what `CLIP.forward` returns.
         backward: adds the gradients of a scalar to the parameters'.
         without_sync: a context in which `backward` leaves the exchange between processes to the last part.
     """
