@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +57,14 @@ class Sample(NamedTuple):
     image: bytes
 
 
+class _Source(NamedTuple):
+    """A source as a recipe names it, and the path or address of each of its shards, and whether that is remote."""
+
+    specs: list[str]
+    weight: float
+    places: list[tuple[str, bool]]
+
+
 class _Shard(NamedTuple):
     """A shard by its path or address, its name for people, and its usable samples."""
 
@@ -76,22 +83,22 @@ class _Opened(NamedTuple):
     rows: NDArray[np.int64]
 
 
-def _parts(train: Any) -> list[tuple[list[str], float]]:
-    """List the sources of `train`, each with its weight."""
-    parts = []
+def _sources(train: Any) -> list[_Source]:
+    """Find the shards of the sources that `train` stands for."""
+    sources = []
     for one in train if isinstance(train, list) else [train]:
         shards, weight = (one.shards, one.weight) if hasattr(one, "shards") else (one, 1.0)
-        parts.append(([str(spec) for spec in (shards if isinstance(shards, list) else [shards])], weight))
-    if not all(specs for specs, _ in parts) or not parts:
+        specs = [str(spec) for spec in (shards if isinstance(shards, list) else [shards])]
+        places: list[tuple[str, bool]] = []
+        for spec in specs:
+            if is_remote(spec) and not os.path.exists(spec):
+                places += [(address, True) for address in expand_remote(spec)]
+            else:
+                places += [(str(path), False) for path in expand_shards(spec)]
+        sources.append(_Source(specs, weight, places))
+    if not sources or not all(source.places for source in sources):
         raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
-    return parts
-
-
-def _places(spec: str) -> list[tuple[str, bool]]:
-    """List the path or address of each shard that `spec` names, and whether it is remote."""
-    if is_remote(spec) and not os.path.exists(spec):
-        return [(address, True) for address in expand_remote(spec)]
-    return [(str(path), False) for path in expand_shards(spec)]
+    return sources
 
 
 class Corpus:
@@ -131,9 +138,8 @@ class Corpus:
         cache: str | Path | None = None,
         cache_gb: float | None = None,
     ) -> None:
-        parts = _parts(train)
-        places = [[place for spec in specs for place in _places(spec)] for specs, _ in parts]
-        flat = [place for source in places for place in source]
+        sources = _sources(train)
+        flat = [place for source in sources for place in source.places]
         local = [place for place, remote in flat if not remote]
         self._copies = None
         if len(local) < len(flat):
@@ -165,13 +171,13 @@ class Corpus:
             else:
                 self.faults += [Fault(shard.name, reason) for reason in shard.header.missing(self._needed)]
         self._ends = np.cumsum([shard.usable for shard in self._shards], dtype=np.int64)
-        cuts = np.cumsum([0, *map(len, places)]).tolist()
-        sources = [[shard.usable for shard in self._shards[a:b]] for a, b in pairwise(cuts)]
-        self.layout = Layout(sources, [weight for _, weight in parts])
+        numbers = iter([shard.usable for shard in self._shards])
+        usable = [[next(numbers) for _ in source.places] for source in sources]
+        self.layout = Layout(usable, [source.weight for source in sources])
         self.samples, self.per_epoch = self.layout.total, self.layout.per_epoch
         self.sources = [
-            SourceFacts(", ".join(specs), len(counts), sum(counts), weight)
-            for (specs, weight), counts in zip(parts, sources, strict=True)
+            SourceFacts(", ".join(source.specs), len(counts), sum(counts), source.weight)
+            for source, counts in zip(sources, usable, strict=True)
         ]
         if not self.samples:
             why = f": {self.faults[0]}" if self.faults else ""

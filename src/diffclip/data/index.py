@@ -41,6 +41,8 @@ OPEN_FILES = 256
 """Files that a process holds open."""
 
 Table = NDArray[np.void]
+Rows = list[tuple[bytes, dict[str, tuple[int, int]]]]
+"""For each sample its key, and block and size of its members by extension."""
 Needed = Mapping[str, Sequence[str]]
 """The name of a member → the extensions it may have."""
 
@@ -48,8 +50,6 @@ _FORMAT = 3
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 _NO_SAMPLES: Table = np.zeros(0, [("key", "S1")])
-# Fewer shards than this are scanned before other processes have started.
-_WORTH_PROCESSES = 9
 # Seconds before the first line of progress, and between two lines.
 _SILENT, _BETWEEN = 3.0, 30.0
 
@@ -120,7 +120,7 @@ def digest_of(value: object) -> str:
 
 def scan(path: Path, mark: str) -> tuple[Header, Table]:
     """Read the headers of the tar at `path`, seeking over the contents; `mark` is its stamp."""
-    rows: list[tuple[bytes, dict[str, tuple[int, int]]]] = []
+    rows: Rows = []
     faults: list[str] = []
     try:
         if not path.is_file():
@@ -139,9 +139,7 @@ def scan(path: Path, mark: str) -> tuple[Header, Table]:
     return Header(mark, dict(Counter(held)), faults), table
 
 
-def _scan(
-    file: IO[bytes], length: int, rows: list[tuple[bytes, dict[str, tuple[int, int]]]], faults: list[str]
-) -> None:
+def _scan(file: IO[bytes], length: int, rows: Rows, faults: list[str]) -> None:
     """Add the whole samples of a tar of `length` bytes to `rows`, and its faults to `faults`."""
     if not length:
         faults.append("is empty (0 bytes)")
@@ -175,9 +173,7 @@ def _scan(
         faults.append(f"is broken at byte {tar.offset}, {len(rows)} samples before it are left")
 
 
-def _add_member(
-    member: tarfile.TarInfo, rows: list[tuple[bytes, dict[str, tuple[int, int]]]], faults: list[str]
-) -> None:
+def _add_member(member: tarfile.TarInfo, rows: Rows, faults: list[str]) -> None:
     match = _KEY_AND_EXTENSION.match(member.name)
     if not match or _METADATA.match(member.name) or not member.isreg() or member.issparse():
         return
@@ -256,8 +252,8 @@ def open_indexes(paths: Sequence[Path], whole: bool = True) -> list[tuple[Header
     """Read the indexes of many shards; several processes scan those without one."""
     kept = [_kept_index(path, whole) for path in paths]
     todo = [path for path, one in zip(paths, kept, strict=True) if one is None]
-    if len(todo) >= _WORTH_PROCESSES:
-        # Headers are read by Python code, which threads would not do at once.
+    # Fewer are scanned before other processes have started; threads would not run at once.
+    if len(todo) > 8:
         fork = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(os.cpu_count(), fork, initializer=_end_with_parent) as pool:
             for _ in progress(pool.map(partial(open_index, whole=False), todo), len(todo), "indexing"):
