@@ -83,7 +83,6 @@ def report(
     from diffclip.report.frame import read_results
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
     from diffclip.report.save import save_results
-    from diffclip.report.style import write_png
 
     named = ["--title", title] if title else []
     built = build_report(read_results(paths), paths, title, paper)
@@ -101,8 +100,11 @@ def report(
         written += write_markdown(markdown, built, _command(paths, "--markdown", markdown, *place), figures)
     elif figures is not None:
         written += write_figures(figures, built)
-    if figures is not None:
-        written += [write_png(figures / f"{stem}.png", one.figures[0], 144) for stem, one in looks.items()]
+    if figures is not None and looks:
+        from diffclip.report.attention import write_figures as write_in_full_color
+
+        for stem, one in looks.items():
+            written += write_in_full_color(figures / f"{stem}.png", one.figures)
     if tables is not None:
         written += write_tables(tables, built)
     for path in written:
