@@ -15,7 +15,7 @@ help:
 	@echo "make test       set up if needed, then the tests (minutes)"
 	@echo "make test-slow  the tests that need real kills or minutes"
 	@echo "make test-lowest  the tests of what uses transformers, on the lowest version that we take"
-	@echo "make test-peers  transformers' own common tests, of the version that is installed, on our models"
+	@echo "make test-peers  the tests of transformers, timm and open_clip, of the installed versions, on our models"
 	@echo "make browser    install Chromium for the tests of the page, which are skipped without it"
 	@echo "make lint       ruff, format check, strict types"
 	@echo "make test-triton36  the fused kernels compiled with Triton 3.6 as well, that of torch 2.11"
@@ -48,15 +48,23 @@ test-lowest: $(READY)
 		transformers==5.4.0 huggingface_hub==1.5.0 tokenizers==0.22.2
 	PYTHONPATH=$(LOWEST) $(RUN) pytest -m "not slow" -n 2 tests/vlm tests/convert tests/integrations/test_transformers_*.py
 
-# Their tests come from the source distribution each time: nothing of them is kept here.
+# Their tests come from the source distributions each time: nothing of them is kept here. PEER=timm_models runs one of them.
+PEER ?= transformers_common timm_models open_clip_training
+test-peers: export HF_HUB_OFFLINE := 1
+test-peers: export OMP_NUM_THREADS := 1
 test-peers: $(READY)
 	rm -rf $(PEERS) && mkdir -p $(PEERS)
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --target $(PEERS) parameterized
-	$(RUN) pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: \
-		--dest $(PEERS) transformers==$$($(RUN) pip show transformers | sed -n 's/^Version: //p')
-	tar -xzf $(PEERS)/transformers-*.tar.gz -C $(PEERS) --strip-components 1
-	cd $(PEERS) && PYTHONPATH=.:$(CURDIR)/src HF_HUB_OFFLINE=1 $(CURDIR)/$(VENV)/bin/python -m pytest -q \
-		-p no:cacheprovider -c /dev/null --rootdir . $(CURDIR)/tests/peers/transformers_common.py
+	for file in $(PEER); do \
+		case $$file in transformers*) name=transformers ;; timm*) name=timm ;; *) name=open_clip_torch ;; esac; \
+		mkdir -p $(PEERS)/$$name && \
+		$(RUN) pip download --quiet --disable-pip-version-check --no-deps --no-binary $$name --dest $(PEERS) \
+			$$name==$$($(RUN) pip show $$name | sed -n 's/^Version: //p') && \
+		tar -xzf $(PEERS)/$$name-*.tar.gz -C $(PEERS)/$$name --strip-components 1 && \
+		(cd $(PEERS)/$$name && rm -rf timm src/open_clip* && PYTHONPATH=.:$(CURDIR)/$(PEERS):$(CURDIR)/src \
+			$(CURDIR)/$(VENV)/bin/python -m pytest -q -p no:cacheprovider -W ignore -c /dev/null --rootdir . \
+			$(CURDIR)/tests/peers/$$file.py) || exit 1; \
+	done
 
 # The system's package where we may install it, else playwright's own build.
 browser: $(READY)

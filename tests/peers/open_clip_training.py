@@ -1,0 +1,41 @@
+"""open_clip's own tests of training on our models: its arguments, through our door to its training program.
+
+`make test-peers` brings them from the source distribution of the installed version. Its tests of inference need
+pretrained weights or files of reference, which no source distribution has.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffclip.integrations.open_clip import run_command
+
+theirs: Any = import_module("tests.test_training_simple")
+
+
+def run(test: str, model: str, monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
+    """Run one of their tests with `model` in place of theirs."""
+
+    def main(arguments: list[str]) -> None:
+        given = ["--logs", str(logs), *arguments]
+        given[given.index("--model") + 1] = model
+        run_command(given)
+
+    monkeypatch.setattr(theirs, "main", main)
+    getattr(theirs, test)()
+
+
+@pytest.mark.parametrize("model", ["CLIP-ViT-Ti-16", "DiffCLIP-ViT-Ti-16"])
+@pytest.mark.parametrize("test", ["test_training", "test_training_unfreezing_vit"])
+def test_training(test: str, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run(test, model, monkeypatch, tmp_path)
+    assert list(tmp_path.glob("*/checkpoints/epoch_1.pt"))
+
+
+@pytest.mark.xfail(strict=True, reason="TorchScript, which torch has deprecated, cannot read our operators")
+def test_torchscript(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run("test_training_clip_with_jit", "DiffCLIP-ViT-Ti-16", monkeypatch, tmp_path)
