@@ -26,7 +26,7 @@ from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
-from diffclip.evaluation.tasks import open_for, pick_task, run_task
+from diffclip.evaluation.tasks import TASKS, open_for, pick_task, run_task
 from diffclip.model_source import Loaded
 
 
@@ -43,7 +43,7 @@ class Sets:
         Raises:
             InputError: as `open_for`; the same for every entry of a set that cannot be opened.
         """
-        key = (entry.task if entry.task in ("mmvp", "focus") else None, entry.dataset, entry.splits)
+        key = (TASKS[entry.task].kind if entry.task else None, entry.dataset, entry.splits)
         if key not in self._opened:
             try:
                 several = len(entry.splits) > 1
@@ -135,11 +135,10 @@ def _measure(
     task = pick_task(entry.task, setting.data)
     names = ("weights", "seed", "init", "data", "steps")
     model = {"model": loaded.label, **{name: getattr(loaded, name) for name in names}}
-    stamp = _stamp(
-        *(model, digest, task, setting.draw, setting.templates),
-        *(setting.probe if task == "linear-probe" else None, setting.prompt if task == "focus" else None),
-        *(setting.preprocess.identity, setting.preprocess.preprocess, *_files(setting.data, task)),
-    )
+    options = [getattr(setting, name) for name in ("draw", "templates", *TASKS[task].options)]
+    transform = setting.preprocess
+    images = [transform.identity, transform.preprocess, *_files(setting.data, task)]
+    stamp = _stamp(model, digest, task, options, images)
     kept = results.find(stamp) if digest else []
     if kept:
         return Measured(entry, setting.draw, kept, reused=True)

@@ -4,7 +4,7 @@ A task is one function in a file of its own: it takes a `Setting` (model, prepar
 with the method in words as the fact `protocol`. To add a task:
 
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
-2. Add a line to `TASKS` with the kind of set that it reads.
+2. Add a line to `TASKS`: the kind of set that it reads, and the fields of `Setting` that change its numbers alone.
 3. Name it for people in `report/frame.py` (`_TASKS`, `METRICS`, and `HEADLINES` for the first table), and add it to
    the suites that measure it.
 
@@ -32,34 +32,36 @@ from diffclip.evaluation.zero_shot import zero_shot
 
 
 class Task(NamedTuple):
-    """The kind of set that a task reads, and its function."""
+    """The kind of set that a task reads, its function, and the options of `Setting` that only it has."""
 
     kind: str
     run: Callable[[Setting[Any]], list[Score]]
+    options: tuple[str, ...] = ()
 
 
 TASKS = {
     "zero-shot": Task("classification", zero_shot),
     "retrieval": Task("retrieval", retrieval),
-    "linear-probe": Task("classification", linear_probe),
+    "linear-probe": Task("classification", linear_probe, ("probe",)),
     "few-shot": Task("classification", few_shot),
     "mmvp": Task("mmvp", mmvp),
-    "focus": Task("masks", focus),
+    "focus": Task("masks", focus, ("prompt",)),
 }
 
 
 def open_for(
     task: str | None, source: str | Path, split: str, root: Path | None = None
 ) -> EvaluationSet | PairSet:
-    """Open a set as `open_set` does, for focus its masks, or the folder of MMVP-VLM, which has no splits.
+    """Open a set as `open_set` does, for tasks that need masks with them, or MMVP-VLM, which has no splits.
 
     Raises:
         InputError: as `open_set`, `open_masks` and `open_pairs`.
     """
-    if task == "focus":
+    kind = TASKS[task].kind if task else None
+    if kind == "masks":
         return open_masks(source, split, root)
     folder = set_folder(source, root)
-    if task == "mmvp" or (folder / QUESTIONS).is_file():
+    if kind == "mmvp" or (folder / QUESTIONS).is_file():
         return open_pairs(folder, str(source) if str(source) in BUILT_IN else None)
     return open_set(source, split, root)
 
