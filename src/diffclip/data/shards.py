@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,17 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
         text = os.path.expanduser(str(one))
         if not text:
             raise InputError("the name of the shards is empty: give a file, a folder or a range '{0..9}.tar'")
-        found = [Path(text)] if os.path.exists(text) else _expand(text)
-        for path in found:
+        names = [text] if os.path.exists(text) else expand_braces(text)
+        found = {name: _matches(name) for name in names}
+        missing = [name for name, paths in found.items() if not paths]
+        if missing and len(names) == 1:
+            raise InputError(f"shard {text} does not exist: check the path")
+        if missing:
+            raise InputError(
+                f"{len(missing)} of the {len(names)} shards in {text} do not exist, first {missing[0]}: "
+                "check the range and the folder"
+            )
+        for path in chain.from_iterable(found.values()):
             shards += tar_files(path) if path.is_dir() else [path]
     if not shards:
         raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
@@ -152,26 +162,13 @@ def tar_files(folder: Path) -> list[Path]:
 
 def natural(path: Path) -> list[tuple[int, str]]:
     """Sort key of a natural order: 2.tar before 10.tar."""
-    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", path.name)]
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def _expand(text: str) -> list[Path]:
-    names = expand_braces(text)
-    found: list[Path] = []
-    missing = []
-    for name in names:
-        matches = sorted(map(Path, glob.glob(name)), key=natural) if glob.has_magic(name) else [Path(name)]
-        found += [path for path in matches if path.exists()]
-        if not matches or not all(path.exists() for path in matches):
-            missing.append(name)
-    if len(names) == 1 and missing:
-        raise InputError(f"shard {text} does not exist: check the path")
-    if missing:
-        raise InputError(
-            f"{len(missing)} of the {len(names)} shards in {text} do not exist, first {missing[0]}: "
-            "check the range and the folder"
-        )
-    return found
+def _matches(name: str) -> list[Path]:
+    """List the files and folders that a name without braces stands for, in natural order."""
+    names = [name] if os.path.exists(name) else sorted(glob.glob(name))
+    return sorted((Path(one) for one in names if os.path.exists(one)), key=natural)
 
 
 def expand_braces(text: str) -> list[str]:
