@@ -10,6 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,11 +63,10 @@ class RunLogger:
             check_writable(run / name)
             forget_after(run / name, done)
         self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
-        self._loggers = _usable({"TensorBoard": lambda: _tensorboard_logger(run, done)})
+        makers: dict[str, Callable[[], Any]] = {"TensorBoard": partial(_tensorboard_logger, run, done)}
         if wandb is not None:
-            self._loggers |= _usable(
-                {"Weights & Biases": lambda: _wandb_logger(run, wandb, done, config or {})}
-            )
+            makers["Weights & Biases"] = partial(_wandb_logger, run, wandb, done, config or {})
+        self._loggers = _usable(makers)
         self._console = Console(file=sys.stderr)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(None), MofNCompleteColumn())
         self._bar = Progress(*columns, console=self._console)
