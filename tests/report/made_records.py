@@ -16,6 +16,14 @@ from diffclip.evaluation.records import Record, write_records
 
 SETS = ("cifar10", "caltech101")
 PATTERNS = ("Orientation and Direction", "Color and Appearance", "Quantity and Count")
+PANELS = {
+    "linear probing": 0.1,
+    "few-shot": 0.2,
+    "image retrieval": 0.0,
+    "text retrieval": 0.0,
+    "zero-shot": 0.0,
+    "out of domain": -0.05,
+}
 
 
 def made(
@@ -26,76 +34,35 @@ def made(
     for model, level in levels.items():
         for seed in seeds:
             rng = np.random.default_rng([seed, len(model)])
-
-            def value(shift: float = 0.0, level: float = level, rng: Any = rng) -> float:
-                return float(np.clip(level + shift + noise * rng.standard_normal(), 0.001, 0.999))
-
             about = {"model": model, "seed": seed, "weights": f"{model}-s{seed}/checkpoints/best"}
-            for name in SETS:
-                found.append(one(about, "zero-shot", name, "acc1", value(), chance=0.1))
-                found += [
-                    one(
-                        about,
-                        "linear-probe",
-                        name,
-                        "mean_per_class_recall" if name == "caltech101" else "acc1",
-                        value(0.1),
-                        chance=0.1,
-                        draw=draw,
-                    )
-                    for draw in range(draws)
-                ]
-                found += [
-                    one(about, "few-shot", name, "acc1", value(0.2), chance=0.2, draw=d) for d in range(draws)
-                ]
-            found.append(
-                one(
-                    about,
-                    "zero-shot",
-                    "cifar10",
-                    "acc1",
-                    value(-0.05),
-                    chance=0.1,
-                    corruption="noise",
-                    severity=3,
-                )
-            )
-            for direction in ("image", "text"):
-                for k in (1, 5):
-                    metric = f"{direction}_retrieval_recall@{k}"
-                    found.append(one(about, "retrieval", "flickr8k", metric, value(), chance=0.005 * k))
-            for panel, shift in (
-                ("linear probing", 0.1),
-                ("few-shot", 0.2),
-                ("image retrieval", 0.0),
-                ("text retrieval", 0.0),
-                ("zero-shot", 0.0),
-                ("out of domain", -0.05),
-            ):
-                found.append(one(about, "six-tasks", panel, "average", value(shift), chance=0.1, of=SETS))
-            found.append(
-                one(
-                    about,
-                    "out-of-domain",
-                    "cifar10",
-                    "mean_of_shifts",
-                    value(-0.05),
-                    chance=0.1,
-                    of=("cifar10, noise",),
-                )
-            )
-            for pattern in PATTERNS:
-                found.append(
-                    one(about, "mmvp", "mmvp", f"pair_accuracy/{pattern}", value(-0.3), count=15, chance=0.25)
-                )
-            found.append(one(about, "mmvp", "mmvp", "pair_accuracy", value(-0.3), count=135, chance=0.25))
-            found.append(
-                one(about, "focus", "oxford_pets3", "auroc", value(0.1), chance=0.5, map="relevance")
-            )
-            found.append(
-                one(about, "focus", "oxford_pets3", "auroc", value(0.1), chance=0.5, map="relevance", layer=1)
-            )
+            for task, dataset, metric, shift, facts in measures(draws):
+                value = float(np.clip(level + shift + noise * rng.standard_normal(), 0.001, 0.999))
+                found.append(one(about, task, dataset, metric, value, **facts))
     return found
+
+
+def measures(draws: int) -> list[tuple[str, str, str, float, dict[str, Any]]]:
+    """Task, set, metric, difference to a model's level and further facts of each record of one model."""
+    found: list[tuple[str, str, str, float, dict[str, Any]]] = []
+    for name in SETS:
+        probe = "mean_per_class_recall" if name == "caltech101" else "acc1"
+        found.append(("zero-shot", name, "acc1", 0.0, {"chance": 0.1}))
+        found += [("linear-probe", name, probe, 0.1, {"chance": 0.1, "draw": draw}) for draw in range(draws)]
+        found += [("few-shot", name, "acc1", 0.2, {"chance": 0.2, "draw": draw}) for draw in range(draws)]
+    noisy = {"chance": 0.1, "corruption": "noise", "severity": 3}
+    found.append(("zero-shot", "cifar10", "acc1", -0.05, noisy))
+    for metric in ("image_retrieval_recall", "text_retrieval_recall"):
+        found += [("retrieval", "flickr8k", f"{metric}@{k}", 0.0, {"chance": 0.005 * k}) for k in (1, 5)]
+    averaged = {"chance": 0.1, "of": SETS}
+    found += [("six-tasks", panel, "average", shift, averaged) for panel, shift in PANELS.items()]
+    shifts = {"chance": 0.1, "of": ("cifar10, noise",)}
+    found.append(("out-of-domain", "cifar10", "mean_of_shifts", -0.05, shifts))
+    for pattern in PATTERNS:
+        found.append(("mmvp", "mmvp", f"pair_accuracy/{pattern}", -0.3, {"count": 15, "chance": 0.25}))
+    found.append(("mmvp", "mmvp", "pair_accuracy", -0.3, {"count": 135, "chance": 0.25}))
+    seen = {"chance": 0.5, "map": "relevance"}
+    found.append(("focus", "oxford_pets3", "auroc", 0.1, seen))
+    return [*found, ("focus", "oxford_pets3", "auroc", 0.1, {**seen, "layer": 1})]
 
 
 def one(about: Mapping[str, Any], task: str, dataset: str, metric: str, value: float, **facts: Any) -> Record:

@@ -54,7 +54,6 @@ METRICS = {
     "pair_accuracy": "right pairs",
     "mean_per_pattern_accuracy": "right pairs, mean over patterns",
     "statement_accuracy": "right statements",
-    "average": "average",
     "mean_of_shifts": "mean of the shifts",
     "mean_of_all": "mean of base and shifts",
     "drop": "drop from base to shifts",
@@ -67,8 +66,6 @@ METRICS = {
     "inside": "share on the object",
     "inside_over_area": "lift on the object",
     "pointing": "pointing game",
-    "entropy": "entropy",
-    "effective_patches": "effective patches",
     "class_token": "share of the class token",
     "top10": "share of the ten strongest patches",
     "background10": "share of the ten strongest background patches",
@@ -79,9 +76,7 @@ METRICS = {
 }
 MAPS = {"A1_minus_A2": "A1 − A2"}
 _TASKS = {
-    "zero-shot": "zero-shot",
     "linear-probe": "linear probe",
-    "few-shot": "few-shot",
     "mmvp": "minimal pairs",
     "pope": "POPE",
     "pope-blind": "POPE without the image",
