@@ -38,6 +38,10 @@ class OpenCLIPModel(CLIP):
         super().set_image_size(image_size)
         self.visual.image_size = (image_size,) * 2
 
+    def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:
+        """See `diffclip.CLIP.set_grad_checkpointing`; `impl`, an argument of open_clip 4.2, is always "inline"."""
+        super().set_grad_checkpointing(enable)
+
     def forward(  # type: ignore[override]  # open_clip's names, and either input alone
         self, image: Tensor | None = None, text: Tensor | None = None
     ) -> dict[str, Tensor | None] | tuple[Tensor | None, ...]:
