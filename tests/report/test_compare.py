@@ -12,6 +12,7 @@ from diffclip.report.compare import (
     contrasts_of,
     headline,
     is_paper_model,
+    not_learned,
     primary_of,
     verdict_class,
     verdict_text,
@@ -45,11 +46,12 @@ def test_a_real_difference_is_better_and_equal_models_are_equivalent():
 
 
 def test_a_difference_between_scores_that_are_not_above_chance_says_so_and_has_no_color():
-    _, found = compared({"CLIP": 0.4, "DiffCLIP": 0.5}, noise=0.002)
+    results, found = compared({"CLIP": 0.4, "DiffCLIP": 0.5}, noise=0.002)
     pairs = found[found["panel"] == "mmvp"].iloc[0]
     assert pairs["base_value"] < pairs["model_value"] < pairs["chance"]
     assert verdict_text(pairs) == "better (neither shown above chance)"
     assert verdict_class(pairs) == ""
+    assert not_learned(results) == f"Not learned, as no model is shown above chance: {pairs['label']}."
 
 
 def test_one_run_decides_nothing():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from diffclip.evaluation.statistics import ALPHA, above_chance, compare_arms, with_verdicts
-from diffclip.report.frame import Results, is_share, measures_of, percent, values_of, variant_of
+from diffclip.report.frame import Results, headlines, is_share, measures_of, percent, values_of, variant_of
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 ONE_RUN = "One run each: another seed or processor can turn this around."
@@ -147,6 +147,19 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
     named = " and ".join(tested) if len(tested) < 3 else f"{len(tested)} models"
     count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
     return f"{named} against {first['against']} in {count} over {seeds_text(comparisons)} seeds: {told}."
+
+
+def not_learned(results: Results) -> str:
+    """Name the measures, of single sets, in which no model is shown to be above chance; "" if there are none."""
+    records = results.records[results.records["task"] != "six-tasks"]
+    values, fields = values_of(records), measures_of(records)
+    labels = []
+    for measure in headlines(records):
+        own = values[values["measure"] == measure]
+        if all(is_above_chance(one) is False for _, one in own.groupby("model")):
+            labels.append(fields.loc[measure, "label"])
+    more = f", and {len(labels) - 4} more" if len(labels) > 4 else ""
+    return f"Not learned, as no model is shown above chance: {'; '.join(labels[:4])}{more}." if labels else ""
 
 
 def is_paper_model(model: str) -> bool:

@@ -17,7 +17,15 @@ from matplotlib.figure import Figure
 from diffclip.evaluation.averages import DERIVED
 from diffclip.files import write_text
 from diffclip.report import curves, figures, tables
-from diffclip.report.compare import ONE_RUN, compare, contrasts_of, headline, is_one_run_each, primary_of
+from diffclip.report.compare import (
+    ONE_RUN,
+    compare,
+    contrasts_of,
+    headline,
+    is_one_run_each,
+    not_learned,
+    primary_of,
+)
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
 from diffclip.report.paper import claims_table, gains_in_words, marks, paper_tables
@@ -50,10 +58,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a page: one sentence, forest plots, one table, and sections to unfold."""
+    """The content of a page: a headline, what no model learned, forest plots, one table, sections to unfold."""
 
     title: str
     headline: str
+    not_learned: str
     charts: list[Chart]
     table: Table | None
     sections: list[Section]
@@ -120,7 +129,8 @@ def build_report(
     shown = [chart for chart in charts if chart]
     protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
     unique = [str(text) for text in dict.fromkeys(protocols) if text][:40]
-    return Report(title or _title(results, paths), told, shown, table, sections, unique)
+    unlearned = "" if records.empty else not_learned(results)
+    return Report(title or _title(results, paths), told, unlearned, shown, table, sections, unique)
 
 
 def write_report(
@@ -181,7 +191,7 @@ def write_markdown(
         file = write_png(place / f"{output.stem}_{chart.name}.png", chart.figure)
         written.append(file)
         shown.append(f"![{chart.title}]({Path(os.path.relpath(file, output.parent)).as_posix()})")
-    lines = [f"# {report.title}", "", report.headline, ""]
+    lines = [f"# {report.title}", "", f"{report.headline} {report.not_learned}".rstrip(), ""]
     lines += [" ".join(shown), "", report.charts[0].caption, ""] if shown else []
     if report.table:
         lines += [report.table.to_markdown(), "", report.table.note, ""]
