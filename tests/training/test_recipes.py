@@ -123,7 +123,10 @@ def test_missing_data_is_named_with_the_command_that_gets_it() -> None:
     named = {file.stem: how_to_get(plainly_read(file)) for file in FILES}
     assert named["cc12m_vitb16"] == "diffclip data download cc12m --root sets"
     assert named["cc3m_vitb16"] == "diffclip data download cc3m --root sets"
-    assert named["flickr8k_cpu"] is named["scenes_demo"] is None
+    assert named["scenes_demo"] is None
+    flickr8k = how_to_get(read_recipe("flickr8k_cpu", ["data.train=sets/flickr8k/train"]))
+    assert flickr8k is not None
+    assert flickr8k.startswith("diffclip data download flickr8k --root sets, then diffclip data make-shards")
     for command in filter(None, named.values()):
         assert command.split()[3] in CAPTION_SETS
     several = read_recipe(
