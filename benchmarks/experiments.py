@@ -28,11 +28,21 @@ NEEDLE_CONTRASTS = [PRIMARY, ("DiffCLIP", "CLIP-half-heads"), ("CLIP-gated", "CL
 NEEDLE_PRIMARY = ("shared", 64, 1.0)
 CHANCE = 12.5
 _CELL = ["kind", "tokens", "strength"]
+_WHY = {
+    "correlation of A1 and A2": "map_correlation",
+    "λ": "lambda",
+    "signal to noise of A1": "snr_first",
+    "of A1 − λ·A2": "snr_combined",
+}
 
 
-def needle_values(file: Path) -> pd.DataFrame:
+def read_needle(file: Path) -> pd.DataFrame:
+    """The lines of experiment C: a row a cell and model, with lists over seeds."""
+    return pd.DataFrame([json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()])
+
+
+def needle_values(frame: pd.DataFrame) -> pd.DataFrame:
     """The accuracies of experiment C: columns kind, tokens, strength, model, seed, value."""
-    frame = pd.DataFrame([json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()])
     long = frame[[*_CELL, "model", "acc1"]].explode("acc1").rename(columns={"acc1": "value"})
     long["seed"] = long.groupby([*_CELL, "model"]).cumcount()
     return long.astype({"value": float})
@@ -49,7 +59,8 @@ def compare_needle(values: pd.DataFrame) -> pd.DataFrame:
 
 def needle_page(file: Path, docs: Path) -> None:
     """Write the page and the figure of experiment C."""
-    values, lines = needle_values(file), [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    frame = read_needle(file)
+    values = needle_values(frame)
     found = compare_needle(values)
     models = list(dict.fromkeys(values["model"]))
     with style():
@@ -69,19 +80,10 @@ def needle_page(file: Path, docs: Path) -> None:
         panels[1][1].set_xlabel("noise strength σ")
         panels[0][0].legend(loc="lower left")
         write_png(docs / "figures" / "needle.png", figure)
-    cells = [f"{one.kind}, N = {one.tokens}, σ = {one.strength:g}" for one in found.itertuples()]
-    table = _table(found, {"noise": cells})
-    why = [
-        {
-            "noise": f"{line['kind']}, N = {line['tokens']}, σ = {line['strength']:g}",
-            "correlation of A1 and A2": _mean(line["map_correlation"]),
-            "λ": _mean(line["lambda"]),
-            "signal to noise of A1": _mean(line["snr_first"]),
-            "of A1 − λ·A2": _mean(line["snr_combined"]),
-        }
-        for line in lines
-        if line["model"] == "DiffCLIP"
-    ]
+    differential = frame[frame["model"] == "DiffCLIP"]
+    why = {"noise": _cells(differential)} | {
+        title: [_median(seeds) for seeds in differential[name]] for title, name in _WHY.items()
+    }
     primary = found[found["primary"]].iloc[0]
     _write(
         docs / "results" / "needle.md",
@@ -91,7 +93,7 @@ def needle_page(file: Path, docs: Path) -> None:
             "![Accuracy against N and σ](../figures/needle.png)",
             "Accuracy over 50 seeds with 95 % intervals (bootstrap over seeds); dashed: chance, 12.5 %. "
             "[Protocol](../experiments.md#c-one-layer-one-needle).",
-            table.to_markdown(),
+            _table(found, {"noise": _cells(found)}).to_markdown(),
             "Differences in points. p: the primary one as it is, all others corrected together (Holm).",
             "Why: medians over seeds of DiffCLIP's layers. Signal to noise is the needle's weight over the standard "
             "deviation of the other tokens' weights, of the best head.",
@@ -212,7 +214,11 @@ def _sentence(row: pd.Series) -> str:
     )
 
 
-def _mean(values: Sequence[float]) -> str:
+def _cells(frame: pd.DataFrame) -> list[str]:
+    return [f"{one.kind}, N = {one.tokens}, σ = {one.strength:g}" for one in frame.itertuples()]
+
+
+def _median(values: Sequence[float]) -> str:
     return f"{pd.Series(values).median():.3g}".replace("-", "−")
 
 

@@ -70,7 +70,7 @@ def test_the_interaction_is_the_paired_change_of_the_difference(results: Path) -
 
 
 def test_one_contrast_of_the_needle_is_primary_and_the_others_are_corrected(results: Path) -> None:
-    found = program.compare_needle(program.needle_values(results / "needle.jsonl"))
+    found = program.compare_needle(program.needle_values(program.read_needle(results / "needle.jsonl")))
     assert len(found) == 6 * 3
     primary = found[found["primary"]]
     assert primary[["kind", "tokens", "strength"]].to_numpy().tolist() == [["shared", 64, 1.0]]

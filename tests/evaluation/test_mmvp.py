@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mean_color import Colours
 from PIL import Image
-from torch import nn
 
 from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
 from diffclip.data.transforms import EvalTransform
@@ -46,20 +46,6 @@ def rewrite(folder: Path, target: Path, change) -> Path:
     with (target / "Questions.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(change(rows))
     return target
-
-
-class Colours(nn.Module):
-    """Sees a picture's mean colour, reads which colour a statement names: right about pictures of one colour."""
-
-    def __init__(self):
-        super().__init__()
-        self.gain = nn.Parameter(torch.eye(3))
-
-    def encode_image(self, images, normalize=False):
-        return images.mean((2, 3)) @ self.gain
-
-    def encode_text(self, tokens, normalize=False):
-        return nn.functional.one_hot(tokens[:, 0], 3).float() @ self.gain
 
 
 def colour_tokens(texts: list[str]) -> torch.Tensor:

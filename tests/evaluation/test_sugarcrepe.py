@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from in_process import diffclip_command
+from mean_color import Colours
 from PIL import Image
 from torch import nn
 
@@ -24,20 +25,6 @@ from diffclip.scenes.export import write_choices
 
 COLOURS = ("red", "green", "blue")
 FILES = [name.removesuffix(".json") for name in PUBLISHED["sugarcrepe"].files]
-
-
-class Colours(nn.Module):
-    """Sees an image's mean colour and reads the first colour of a text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.eye(3))
-
-    def encode_image(self, images, normalize=False):
-        return images.mean((2, 3)) @ self.gain
-
-    def encode_text(self, tokens, normalize=False):
-        return nn.functional.one_hot(tokens[:, 0], 3).float() @ self.gain
 
 
 def tokens(texts: list[str]) -> torch.Tensor:

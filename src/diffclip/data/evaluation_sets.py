@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +19,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.images import IMAGE
 from diffclip.data.masks import MASK, MaskedSet, label_of, masked_set
 from diffclip.data.published_files import open_files
-from diffclip.data.published_sets import PUBLISHED, is_there, not_there, place_of
+from diffclip.data.published_sets import PUBLISHED, is_there, not_there, parts_of, place_of
 from diffclip.data.segmentation import CROWD, SEGMENTS, SegmentedSet
 from diffclip.data.shards import Shards, expand_shards, tar_files
 from diffclip.data.sugarcrepe import ChoiceSet, open_choices
@@ -29,7 +28,6 @@ from diffclip.files import cache_folder
 
 _Set = TypeVar("_Set", bound=EvaluationSet)
 _PAIRS = "Questions.csv"
-_PART = re.compile(r"(\w+)\[(\d*):(\d*)\]")
 _DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
 BUILT_IN = {
@@ -65,22 +63,13 @@ def open_set(source: str | Path, split: str, root: str | Path | None = None) -> 
             list, or of a single class; labels that cannot be read or lie outside the class list; a published set that
             must be downloaded first.
     """
-    folder, whole = set_folder(source, root), _parts(split)[0]
+    folder, whole = set_folder(source, root), parts_of(split)[0]
     return _part(_open(_name(source, folder), whole, folder), split)
 
 
 def _part(opened: _Set, split: str) -> _Set:
-    whole, first, end = _parts(split)
+    whole, first, end = parts_of(split)
     return opened if whole == split else replace(opened.part(first, end), split=split)
-
-
-def _parts(split: str) -> tuple[str, int | None, int | None]:
-    """The split, and the part of it that is meant."""
-    found = _PART.fullmatch(split)
-    if found is None:
-        return split, None, None
-    name, first, end = found.groups()
-    return name, int(first) if first else None, int(end) if end else None
 
 
 def has_split(source: str | Path, split: str, root: str | Path | None = None) -> bool:
@@ -89,7 +78,7 @@ def has_split(source: str | Path, split: str, root: str | Path | None = None) ->
     Raises:
         InputError: no such set or folder.
     """
-    folder, split = set_folder(source, root), _parts(split)[0]
+    folder, split = set_folder(source, root), parts_of(split)[0]
     return (folder / split).is_dir() or _has_files(_name(source, folder), split, folder)
 
 
@@ -175,7 +164,7 @@ def open_masks(source: str | Path, split: str, root: str | Path | None = None) -
     Raises:
         InputError: no such set, folder or split; a set of pairs; no sample with an image, a mask and a text.
     """
-    folder, whole = set_folder(source, root), _parts(split)[0]
+    folder, whole = set_folder(source, root), parts_of(split)[0]
     return _part(_masks(_name(source, folder), whole, Shards(_shards(folder, whole)), folder), split)
 
 
@@ -192,7 +181,7 @@ def open_segmentation(source: str | Path, split: str, root: str | Path | None = 
     Raises:
         InputError: no such set, folder or split; a set of pairs; no class list; no sample with an image and classes.
     """
-    folder, whole = set_folder(source, root), _parts(split)[0]
+    folder, whole = set_folder(source, root), parts_of(split)[0]
     return _part(_segmented(_name(source, folder), whole, Shards(_shards(folder, whole)), folder), split)
 
 

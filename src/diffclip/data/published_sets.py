@@ -6,6 +6,7 @@ shards in clip_benchmark's layout (`SPLIT/0.tar`), or the files as torchvision o
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ _CAPTIONS = "https://github.com/mehdidc/retrieval_annotations/releases/download/
 _SUGARCREPE = "https://raw.githubusercontent.com/RAIVNLab/sugar-crepe/main/data"
 _KINDS = ("add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj")
 _TWO, _THREE = ("train", "test"), ("train", "val", "test")
+_PART = re.compile(r"(\w+)\[(\d*):(\d*)\]")
 # The publisher's names of splits.
 _PUBLISHERS = {("pets", "train"): "trainval", ("imagenet1k", "test"): "val"}
 
@@ -164,6 +166,15 @@ class Missing(NamedTuple):
     name: str
     size: str
     command: str
+
+
+def parts_of(split: str) -> tuple[str, int | None, int | None]:
+    """Read a split such as `val[500:]`: its name, the first sample of the part, and past the last (None: no bound)."""
+    found = _PART.fullmatch(split)
+    if found is None:
+        return split, None, None
+    name, first, end = found.groups()
+    return name, int(first) if first else None, int(end) if end else None
 
 
 def missing_set(name: str, split: str, root: str | Path | None) -> Missing | None:

@@ -111,8 +111,14 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
     )
     return parts[0].model_copy(
         update={
-            **{"task": task, "dataset": dataset, "split": "test", "metric": metric, "draw": draw},
-            **{"value": value, "count": sum(one.count for one in parts), "of": names},
+            "task": task,
+            "dataset": dataset,
+            "split": "test",
+            "metric": metric,
+            "draw": draw,
+            "value": value,
+            "count": sum(one.count for one in parts),
+            "of": names,
             "low": None if below is None else value - below / len(parts),
             "high": None if above is None else value + above / len(parts),
             "chance": sum(chances) / len(parts) if len(chances) == len(parts) else None,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diffclip.data.evaluation_sets import BUILT_IN, set_folder
-from diffclip.data.published_sets import PUBLISHED, missing_set
+from diffclip.data.published_sets import PUBLISHED, missing_set, parts_of
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CORRUPTIONS
 
@@ -153,7 +153,7 @@ def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
     missing: dict[str, str] = {}
     for entry in entries:
         if entry.dataset in PUBLISHED:
-            lacking = [missing_set(entry.dataset, split.partition("[")[0], root) for split in entry.splits]
+            lacking = [missing_set(entry.dataset, parts_of(split)[0], root) for split in entry.splits]
             if entry.task in LEARNING and not all(lacking):
                 lacking = [missing_set(entry.dataset, TRAIN, root)]
             if lacking[0] is not None and all(lacking):

@@ -37,9 +37,14 @@ _RC: Any = {
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
-    **{"font.family": "DejaVu Sans", "font.size": 10, "text.color": INK},
-    **{"axes.labelsize": 9.5, "axes.titlesize": 10.5, "axes.titlelocation": "left"},
-    **{"grid.color": GRID, "grid.linewidth": 0.8},
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelsize": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
 }
 
 

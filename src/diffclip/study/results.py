@@ -111,10 +111,14 @@ def describe_run(run: Path, planned: Planned, study: Study) -> tuple[Line, list[
     seconds = samples / [row["samples_per_second"] for row in steps] if steps else np.zeros(0)
     names = {"run": planned.name, "group": planned.group, "arm": planned.arm, "seed": planned.seed}
     line = names | {
-        **{"lr": planned.recipe.lr, "weight_decay": planned.recipe.weight_decay},
-        **{"score": best["score"] if diverged is None else None, "diverged": diverged},
-        **{"steps": steps[-1]["step"] if steps else 0, "seconds": round(float(seconds.sum()), 2)},
-        **{"suite_seconds": measured.get("suite_seconds"), "parameters": _parameters(planned.recipe)},
+        "lr": planned.recipe.lr,
+        "weight_decay": planned.recipe.weight_decay,
+        "score": best["score"] if diverged is None else None,
+        "diverged": diverged,
+        "steps": steps[-1]["step"] if steps else 0,
+        "seconds": round(float(seconds.sum()), 2),
+        "suite_seconds": measured.get("suite_seconds"),
+        "parameters": _parameters(planned.recipe),
         "step_seconds": float(np.median(seconds)) if steps else None,
         **{key: measured.get(key) for key in ("peak_memory", "device", "threads", "side_by_side")},
         "recipe": planned.digest,

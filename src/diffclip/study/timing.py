@@ -60,7 +60,9 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
     baseline = study.primary.against
     timing = {
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else cpu_name() or "CPU",
-        **{"threads": threads, "torch": str(torch.__version__), "rounds": len(taken[baseline])},
+        "threads": threads,
+        "torch": str(torch.__version__),
+        "rounds": len(taken[baseline]),
         "batch_size": study.recipes[baseline].batch_size,
         "arms": {arm: time_of(taken[arm], taken[baseline]) for arm in study.arms},
     }
