@@ -54,7 +54,11 @@ class Features:
 
 
 def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features, Features]:
-    """Compute the features of the split `train` beside the tested one, and of the tested one."""
+    """Compute the features of the split `train` beside the tested one, and of the tested one.
+
+    Raises:
+        InputError: the tested split is `train`, or there is no `train`.
+    """
     data = setting.data
     if data.split == TRAIN:
         raise InputError(

@@ -86,6 +86,9 @@ def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
     Of labels [N] return two index tensors, ascending, that hold each of the N once. A class with two or more images
     is in both; one with a single image is in the first.
+
+    Raises:
+        InputError: no class has two images.
     """
     generator = np.random.default_rng(seed)
     classes = labels.numpy()

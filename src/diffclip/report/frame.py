@@ -183,7 +183,11 @@ class Results:
 
 
 def read_results(paths: Sequence[str | Path]) -> Results:
-    """Read records, and beside them curves, runs and the study, from files and folders."""
+    """Read records, and beside them curves, runs and the study, from files and folders.
+
+    Raises:
+        InputError: a path does not exist, a file cannot be read, or there is neither a record nor a step.
+    """
     sources = [Path(path) for path in paths]
     for path in sources:
         if not path.exists():

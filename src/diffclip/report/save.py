@@ -20,6 +20,9 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     """Condense runs and record files into the folder `destination`, and return it.
 
     Records of single heads and of layers that no report shows are left out, and `weights` begin at the run's folder.
+
+    Raises:
+        InputError: there is nothing to save.
     """
     destination = Path(destination)
     sources = [Path(path) for path in paths]

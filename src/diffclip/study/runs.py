@@ -89,7 +89,11 @@ def run_folders(folder: str | Path) -> list[Path]:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder that has made a step."""
+    """Read a run folder that has made a step.
+
+    Raises:
+        InputError: it has not, or its files cannot be read.
+    """
     folder = Path(folder)
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
@@ -111,7 +115,11 @@ def read_run(folder: str | Path) -> Run:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Read JSON objects, one a line; a line cut short is left out, and a missing file has none."""
+    """Read JSON objects, one a line; a line cut short is left out, and a missing file has none.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     if not path.is_file():
         return []
     try:
@@ -126,7 +134,11 @@ def read_lines(path: Path) -> list[Row]:
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    """Read the step times of a study's arms, see `timing.time_arms`; empty where there are none."""
+    """Read the step times of a study's arms, see `timing.time_arms`; empty where there are none.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     file = folder / TIMING_FILE
     if not file.is_file():
         return {}

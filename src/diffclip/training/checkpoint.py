@@ -177,7 +177,11 @@ def read_progress(run: Path) -> Progress:
 
 
 def read_state(folder: Path) -> Progress:
-    """The place of the checkpoint in `folder`."""
+    """The place of the checkpoint in `folder`.
+
+    Raises:
+        InputError: its state cannot be read.
+    """
     try:
         return Progress(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

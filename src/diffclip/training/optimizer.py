@@ -78,7 +78,11 @@ def save_optimizer(
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give `optimizer` the state that lies in `folder`, cut anew for the processes there are now."""
+    """Give `optimizer` the state that lies in `folder`, cut anew for the processes there are now.
+
+    Raises:
+        InputError: the state is not whole, or is that of another model.
+    """
     files = sorted(folder.glob("optimizer-*-of-*.safetensors"))
     if not files or len(files) != int(files[0].stem.rpartition("-")[2]):
         raise InputError(f"{folder} does not hold the optimizer's whole state: start a new run")
