@@ -126,7 +126,8 @@ study-a: $(READY)
 	$(VENV)/bin/diffclip report benchmarks/results/study_a --markdown docs/results/study_a.md --figures docs/figures
 
 study-b: $(READY)
-	for count in 0 4 16; do $(VENV)/bin/diffclip study study_b scenes.distractors=$$count --runs runs/study_b/k$$count \
+	for part in '0 --only sweep --only models' '16 --only sweep --only models' 0 16 4; do set -- $$part; count=$$1; shift; \
+		$(VENV)/bin/diffclip study study_b scenes.distractors=$$count "$$@" --runs runs/study_b/k$$count \
 		--output benchmarks/results/study_b/k$$count --workers 2 || exit $$?; done
 	$(RUN) benchmarks.experiments
 

@@ -61,6 +61,12 @@ def test_without_ablations_no_model_is_against_one() -> None:
     assert ("DiffCLIP", "DiffCLIP-no-factor") not in without.contrasts
 
 
+def test_an_arm_takes_the_settings_of_its_kind_of_attention(study_file: Callable[..., Path]) -> None:
+    arms = ("CLIP-gated", "CLIP-registers", "DiffCLIP-v2", "DiffCLIP-vision")
+    study = read_study(study_file(**_arms(**{arm: {"change": {"model": arm}} for arm in arms})))
+    assert [study.tuned_as(arm) for arm in arms] == ["CLIP", "CLIP", "DiffCLIP", "DiffCLIP"]
+
+
 def _arms(**arms: dict[str, Any]) -> dict[str, Any]:
     return {"models": {**STUDY["models"], "arms": {**STUDY["models"]["arms"], **arms}}}  # type: ignore[dict-item]
 

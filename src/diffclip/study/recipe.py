@@ -183,8 +183,10 @@ class Study(_Keys):
         if self.sweep is None or arm in self.sweep.arms:
             return arm
         config = self.recipes[arm].config()
-        plain = config.vision.attention == config.text.attention == "softmax"
-        found = self.arms[arm].settings or (BASELINE if plain else TREATED)
+        differential = any(
+            kind.startswith("differential") for kind in (config.vision.attention, config.text.attention)
+        )
+        found = self.arms[arm].settings or (TREATED if differential else BASELINE)
         if found not in self.sweep.arms:
             raise InputError(
                 f"arm {arm} has no settings: add it or {found} to sweep.arms, or give `settings`"
