@@ -290,8 +290,10 @@ def test_weights_of_another_ablation_are_refused(saved: str, into: str, words: s
         diffclip.load_weights(tiny(into), tmp_path / "saved")
 
 
-@pytest.mark.parametrize("name", ["DiffCLIP-no-norm", "DiffCLIP-lambda0"])
-def test_weights_alone_do_not_pass_for_diffclip(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["DiffCLIP-no-norm", "DiffCLIP-lambda0", "CLIP-gated", "CLIP-gated-headwise", "CLIP-registers"]
+)
+def test_weights_alone_do_not_pass_for_another_model(name: str) -> None:
     with pytest.raises(InputError, match=r"do not tell which parts .* config\.json"):
         infer_config(tiny(name).state_dict())
 

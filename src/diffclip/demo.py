@@ -35,6 +35,7 @@ def run_demo(folder: Path, say: Callable[[str], None], seeds: int = 1) -> tuple[
 
     Raises:
         InputError: the folder holds something else, or the disk is full.
+        StoppedError: a signal asked to stop; the next call goes on.
     """
     scenes = folder / "scenes"
     drawn = write_scenes(scenes, size=64, train=_TRAIN, val=_VAL, test=_TEST, seed=0, workers=2)

@@ -83,8 +83,8 @@ def infer_config(state: State) -> CLIPConfig:
     of a plain tower leaves none either: it is that of the named model with these widths.
 
     Raises:
-        InputError: the weights are not those of a CLIP, lack a part of the published differential layer, or a plain
-            tower has widths that no named model has.
+        InputError: the weights are not those of a CLIP, lack a part of the published differential layer or have gates
+            or registers, or a plain tower has widths that no named model has.
     """
     try:
         patch = state["visual.patch_embed.proj.weight"]
@@ -138,7 +138,11 @@ def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]
         kind, heads = "differential-added" if added else "differential", width // vector.shape[0]
     elif projection is not None:
         kind, heads = "differential-v2", projection.shape[0]
-    if (f"{blocks}.0.attn.diff_norm.weight" in state) != (kind == "differential"):
+    if (
+        (f"{blocks}.0.attn.diff_norm.weight" in state) != (kind == "differential")
+        or f"{blocks}.0.attn.gate_proj.weight" in state
+        or "visual.reg_token" in state
+    ):
         raise InputError(
             "the weights do not tell which parts of differential attention the model has: save it as a folder with "
             "its config.json"

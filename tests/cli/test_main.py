@@ -14,7 +14,8 @@ from in_process import diffclip_command
 from tiny_recipe import tiny_recipe
 
 from diffclip.cli import main as cli
-from diffclip.errors import DiffCLIPError
+from diffclip.cli import progress
+from diffclip.errors import DiffCLIPError, StoppedError
 from diffclip.scenes import write_scenes
 
 COMMANDS = [
@@ -177,6 +178,52 @@ def test_the_demo_names_the_group_to_install(module: str, tmp_path: Path, monkey
         told == f"diffclip: this needs {module}, which is not installed: run pip install 'diffclip[train]'\n"
     )
     assert "diffclip.demo" not in sys.modules
+
+
+@pytest.mark.parametrize("module", ["pandas", "scipy", "statsmodels"])
+@pytest.mark.parametrize(
+    "command",
+    ["evaluate CLIP-ViT-B-16 --data sets", "vlm evaluate runs/vlm --data sets --output pope.jsonl"],
+)
+def test_measuring_names_the_group_to_install(command: str, module: str, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert in_process(monkeypatch, capsys, *command.split()) == (
+        2,
+        f"diffclip: this needs {module}, which is not installed: run pip install 'diffclip[report]'\n",
+    )
+
+
+def test_a_stopped_demo_says_how_to_go_on(monkeypatch, capsys) -> None:
+    failing(monkeypatch, StoppedError("runs/demo/CLIP: asked to stop at step 3: go on with --resume"))
+    assert in_process(monkeypatch, capsys, "demo") == (
+        75,
+        "diffclip: runs/demo: stopped, the state is saved: the same command goes on\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "is_training"),
+    [
+        ("train recipe.yaml", True),
+        ("vlm train --stage 1", True),
+        ("-- vlm train --stage 1", True),
+        ("classify train a.png", False),
+        ("evaluate train", False),
+    ],
+)
+def test_only_a_training_ends_early_with_code_75(command: str, is_training: bool) -> None:
+    code = "import signal, sys, diffclip.cli; sys.exit(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"
+    process = subprocess.run([sys.executable, "-c", code, *command.split()], timeout=60)
+    assert process.returncode == (0 if is_training else 1)
+
+
+def test_the_time_left_is_that_of_the_kind(monkeypatch, capsys) -> None:
+    clock = iter([0.0, 100.0, 120.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.showing_progress("model", {"images": 4}) as advance:
+        advance("texts", 10, 10)
+        advance("images", 1, None)  # after 20 s
+    assert capsys.readouterr().err == " 25 %, 60 s left: images: model\n"
 
 
 def test_output_that_nothing_takes() -> None:

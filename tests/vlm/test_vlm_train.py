@@ -198,12 +198,18 @@ def test_a_finished_run_says_so(first: Path, read: Read) -> None:
         train_stage(recipe, 2, first, resume=True)
 
 
+def test_resume_starts_a_run_that_was_stopped_before_its_first_step(read: Read, tmp_path: Path) -> None:
+    assert train_stage(read(), 1, tmp_path / "run", resume=True) == 3
+    assert [record["step"] for record in metrics(tmp_path / "run")] == [1, 2, 3]
+    with pytest.raises(InputError, match="holds a run already"):
+        train_stage(read(), 1, tmp_path / "run")
+
+
 def test_folders_that_are_not_free(read: Read, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no run to resume"):
-        train_stage(read(), 1, tmp_path / "none", resume=True)
     (tmp_path / "letter.txt").write_text("Dear")
-    with pytest.raises(InputError, match="holds other files"):
-        train_stage(read(), 1, tmp_path)
+    for resume in (False, True):
+        with pytest.raises(InputError, match="holds other files"):
+            train_stage(read(), 1, tmp_path, resume)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 

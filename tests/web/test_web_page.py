@@ -3,12 +3,15 @@ import io
 import re
 import shutil
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from diffclip.config import named_config
 from diffclip.errors import InputError
 
 gradio = pytest.importorskip("gradio")
@@ -21,7 +24,7 @@ from diffclip.web.scenes import shown_scenes  # noqa: E402
 from diffclip.web.server import is_local, pick_port  # noqa: E402
 
 HOSTILE = "<script>alert(1)</script>\"' onerror=x ${alert(2)} {{value}}"
-SHOWN = Shown("A <b>model</b>", "from & here", ("#000", "#fff"))
+SHOWN = Shown("A <b>model</b>", "from & here", "#000")
 
 
 class Parts(HTMLParser):
@@ -137,7 +140,13 @@ def test_names_and_colors_of_models(plain, differential):
     names = [shown.name for shown, _ in shown_models([("x/a", plain), ("y/a", plain)])]
     assert names == ["x/a (1)", "y/a (2)"]
     (first, _), (second, _) = shown_models([("x/a", plain), ("y/b", plain)])
-    assert first.colors != second.colors
+    assert first.color != second.color
+    without_own_color = [
+        (name, replace(plain, model=SimpleNamespace(config=named_config(f"CLIP-{name}-ViT-Ti-16"))))
+        for name in ("gated", "registers")
+    ]
+    (first, _), (second, _) = shown_models(without_own_color)
+    assert first.color != second.color
     assert shown_models([("x/\udcff", differential)])[0][0].name == "\ufffd"
 
 

@@ -17,5 +17,6 @@ def _stop_early(number: int, frame: FrameType | None) -> None:
     os._exit(75)
 
 
-if "train" in sys.argv[1:3]:
+_words = [word for word in sys.argv[1:4] if word != "--"]
+if _words[:1] == ["train"] or _words[:2] == ["vlm", "train"]:
     signal.signal(signal.SIGTERM, _stop_early)

@@ -73,7 +73,7 @@ def attend(
     Each image makes a figure with a row per model. All maps of a figure share one scale.
     Arrays (.npz) hold the maps, scores and relevance of words as numbers.
     """
-    require_group("train", "matplotlib")
+    require_group("report", "matplotlib")
     texts = [one.strip() for one in text or []]
     if not all(texts):
         raise InputError('--text is empty: say what to look for, as in --text "a dog"')

@@ -20,12 +20,15 @@ def demo(
 
     A second call reuses finished parts. One seed takes five to six minutes on 2 CPU cores.
     """
-    from diffclip.errors import require_group
+    from diffclip.errors import StoppedError, require_group
 
     require_group("train", "lightning", "tensorboard", "matplotlib")
     from diffclip.cli.evaluate_table import show_records
     from diffclip.demo import run_demo
 
-    page, records = run_demo(folder, print, seeds)
+    try:
+        page, records = run_demo(folder, print, seeds)
+    except StoppedError as error:
+        raise StoppedError(f"{folder}: stopped, the state is saved: the same command goes on") from error
     show_records(records, {}, headlines_only=True)
     print(f"The page: {page}")

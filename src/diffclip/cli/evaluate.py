@@ -92,7 +92,9 @@ def evaluate(
     Every number has its 95 % interval over items and the chance level. diffclip report makes tables and figures from
     the records.
     """
-    from diffclip.errors import DiffCLIPError, InputError
+    from diffclip.errors import DiffCLIPError, InputError, require_group
+
+    require_group("report", "pandas", "scipy", "statsmodels")
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets
     from diffclip.files import check_writable

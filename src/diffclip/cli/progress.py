@@ -49,16 +49,19 @@ def showing_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress
 
 def _lines(title: str, totals: Mapping[str, int]) -> Progress:
     """Return a callback that prints a line every 15 seconds."""
-    started = told = time.monotonic()
+    called = told = time.monotonic()
     counts: dict[str, int] = {}
+    since: dict[str, float] = {}
 
     def advance(what: str, done: int, total: int | None) -> None:
-        nonlocal told
+        nonlocal called, told
         counts[what] = counts.get(what, 0) + done
         total, now = total or totals.get(what), time.monotonic()
+        since.setdefault(what, called)
+        called = now
         if total and counts[what] < total and now - told > _SECONDS_A_LINE:
             told = now
-            left = (now - started) * (total - counts[what]) / counts[what]
+            left = (now - since[what]) * (total - counts[what]) / counts[what]
             share = 100 * counts[what] / total
             print(f"{share:3.0f} %, {left:.0f} s left: {what}: {title}", file=sys.stderr, flush=True)
 

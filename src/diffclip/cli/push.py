@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from diffclip.errors import InputError
-from diffclip.model_source import RANDOM, load_for_use
+from diffclip.model_source import find_model, load_for_use
 
 
 def push(
@@ -34,10 +34,10 @@ def push(
     """
     if name.count("/") != 1 or not all(name.split("/")):
         raise InputError(f"{name} is not a name on the hub: give OWNER/NAME")
+    if find_model(model) is None:
+        raise InputError(f"{model} is a model's name, which has no weights to share: give a folder or a file")
     loaded = load_for_use(model)
     pushed: Any = loaded.model
-    if loaded.weights == RANDOM:
-        raise InputError(f"{model} is a model's name, which has no weights to share: give a folder or a file")
     from diffclip.evaluation.records import read_records
 
     records = [

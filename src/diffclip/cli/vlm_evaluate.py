@@ -61,6 +61,7 @@ def evaluate(
     from diffclip.model_source import pick_device
 
     require_group("vlm", "transformers")
+    require_group("report", "pandas", "scipy", "statsmodels")
     if task != "pope":
         raise unknown("task", task, ["pope"])
     if blind and images is not None:

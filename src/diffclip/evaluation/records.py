@@ -164,7 +164,7 @@ def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
     Raises:
         InputError: as `read_records` and `record_files`; pandas is not installed.
     """
-    require_group("eval", "pandas")
+    require_group("report", "pandas")
     import pandas as pd
 
     sources = [paths] if isinstance(paths, (str, PathLike)) else paths

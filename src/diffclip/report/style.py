@@ -26,7 +26,7 @@ COLORS = {
     "DiffCLIP-v2": "#5b4a9e",
     "DiffCLIP-added": "#e69f00",
 }
-_OTHERS = ("#6e7781", "#9a7350", "#4f8585", "#8d6b9c", "#728045", "#a9607c", "#5672a0", "#8a7400", "#56b4e9")
+OTHERS = ("#6e7781", "#9a7350", "#4f8585", "#8d6b9c", "#728045", "#a9607c", "#5672a0", "#8a7400", "#56b4e9")
 INK, MUTED, GRID = "#24292f", "#6a737d", "#e3e6ea"
 WIDTH = 5.4
 """Inches of a figure: a page 1280 px wide holds two side by side, and a phone shows one with readable text."""
@@ -67,7 +67,7 @@ def colors_of(models: Sequence[str]) -> dict[str, str]:
     from diffclip.report.frame import variant_of
 
     chosen: dict[str, str] = {}
-    others = iter(_OTHERS * (1 + len(models) // len(_OTHERS)))
+    others = iter(OTHERS * (1 + len(models) // len(OTHERS)))
     for model in models:
         own = COLORS.get(variant_of(model))
         chosen[model] = next(others) if own is None or own in chosen.values() else own

@@ -66,7 +66,10 @@ def read(place: Path, about: About) -> Contents:
         InputError: the folder holds something else, the index of another folder or model, or a damaged one.
     """
     with disk_errors(place):
-        if not place.exists() or not any(place.iterdir()):
+        # a first save that was killed leaves only files of these names
+        if not place.exists() or all(
+            file.suffix == ".tmp" or file.match("vectors-*.npy") for file in place.iterdir()
+        ):
             return empty(about.width)
         if not (place / NAME).is_file():
             raise InputError(f"{place} holds other files: choose a new or an empty folder for the index")

@@ -16,7 +16,6 @@ from diffclip.scenes.export import write_questions
 from diffclip.scenes.questions import TOPICS
 from diffclip.training.recipe import read_recipe
 from diffclip.training.run import train
-from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.run import is_finished
@@ -112,7 +111,6 @@ def _train_model(
         if is_finished(run):
             say(f"{run.name}: reusing {run}")
             continue
-        is_begun = (run / RECIPE_FILE).is_file()
-        say(f"{run.name}: {'going on in' if is_begun else 'training in'} {run}")
-        train_stage(recipe, stage, run, resume=is_begun, say=say)
+        say(f"{run.name}: training in {run}")
+        train_stage(recipe, stage, run, resume=True, say=say)
     return runs[-1]

@@ -48,12 +48,12 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     """Check, without writing anything, that a run of `recipe`, which has one stage, may start or go on in `run`.
 
     Raises:
-        InputError: without `resume`, the folder is not empty; with it, there is no run, or one of another recipe.
+        InputError: the folder holds other files, a run without `resume`, or with it a run of another recipe.
     """
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
-    if not resume:
-        if is_finished(run) or last_checkpoint(run):
+    if not resume or RECIPE_FILE not in found:
+        if not resume and (is_finished(run) or last_checkpoint(run)):
             raise InputError(
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
@@ -62,8 +62,6 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
         if found - own or (found and RECIPE_FILE not in found):
             raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
         return
-    if RECIPE_FILE not in found:
-        raise InputError(f"{run} holds no run to resume: start it without --resume")
     started = read_vlm_recipe(run / RECIPE_FILE)
     if (started.stage1 is None) != (recipe.stage1 is None):
         stage = 1 if started.stage1 is not None else 2
@@ -86,7 +84,7 @@ def claim_run(recipe: VLMRecipe, run: Path, resume: bool) -> IO[str]:
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)
     check_run(recipe, run, resume)  # another process may have been here meanwhile
-    if not resume:
+    if not resume or not (run / RECIPE_FILE).is_file():
         write_text(run / RECIPE_FILE, to_yaml(recipe))
     remove_torn_checkpoints(run)
     return lock

@@ -21,16 +21,9 @@ from PIL import Image
 from diffclip.config import variant_of
 from diffclip.model_source import RANDOM, Loaded
 from diffclip.report.attention import RELEVANCE_FLOOR, Scale, scale_of
+from diffclip.report.style import COLORS, OTHERS
 from diffclip.web.look import EDGE, METHODS, OF_TEXTS, Look, Map
 
-_COLORS = {
-    "CLIP": ("#0072b2", "#4aa8e6"),
-    "DiffCLIP": ("#d55e00", "#f08a3c"),
-    "DiffCLIP-dynamic": ("#009e73", "#3cc79a"),
-    "DiffCLIP-vision": ("#cc79a7", "#dd93bb"),
-}
-_OTHER = ("#7a6400", "#d9c24a")
-"""For a second model of a variant, or a variant without a color."""
 _NUMBERS = {
     "entropy": ("Entropy", "0: all on one patch, 1: spread evenly", "{:.2f}"),
     "effective_patches": ("Effective patches", "an even map over so many has this entropy", "{:.1f}"),
@@ -46,11 +39,11 @@ _TOWERS = {"visual": "vision", "text": "text"}
 
 @dataclass(frozen=True)
 class Shown:
-    """A model on the page: its name, the source of its weights, its color on light and on dark ground."""
+    """A model on the page: its name, the source of its weights, its color."""
 
     name: str
     source: str
-    colors: tuple[str, str]
+    color: str
 
 
 def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[tuple[Shown, Loaded]]:
@@ -59,12 +52,13 @@ def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[tuple[Shown, Load
     if len(set(names)) < len(names):
         names = [f"{readable(source)} ({place})" for place, (source, _) in enumerate(models, 1)]
     shown: list[tuple[Shown, Loaded]] = []
+    others = iter(OTHERS)
     for name, (source, loaded) in zip(names, models, strict=True):
-        colors = _COLORS.get(variant_of(loaded.model.config), _OTHER)
-        if any(other.colors == colors for other, _ in shown):
-            colors = _OTHER
+        color = COLORS.get(variant_of(loaded.model.config))
+        if color is None or any(other.color == color for other, _ in shown):
+            color = next(others)
         where = "random weights" if loaded.weights == RANDOM else source
-        shown.append((Shown(name, readable(f"{loaded.label} · {where}"), colors), loaded))
+        shown.append((Shown(name, readable(f"{loaded.label} · {where}"), color), loaded))
     return shown
 
 
