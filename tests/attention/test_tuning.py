@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,8 +47,6 @@ def test_what_is_kept_is_found_again_and_only_for_its_problem() -> None:
         Problem(197, 64, 128, 2, True),
     ):
         assert tuning.cached(other, X, X) is None
-    # nothing is searched for that is known
-    assert tuning.tuned(PROBLEM, X, X) == PLAN
 
 
 def test_plans_are_added_and_replaced() -> None:
@@ -66,27 +62,12 @@ def test_plans_are_added_and_replaced() -> None:
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_what_a_search_finds_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = []
-
-    def search(*arguments: object) -> Plan:
-        searched.append(arguments)
-        return PLAN
-
-    monkeypatch.setattr(tuning, "search", search)
-    assert [tuning.tuned(PROBLEM, X, X) for _ in range(2)] == [PLAN, PLAN]
-    assert len(searched) == 1
-
-
-def test_a_search_in_which_every_candidate_fails_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_in_which_every_candidate_fails_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> float:
         raise RuntimeError("out of resource")
 
     monkeypatch.setattr(tuning, "time_pass", fail)
-    assert tuning.tuned(PROBLEM, X, X) is None
-    file = tuning.plan_file(X.device)
-    assert file is not None
-    assert not file.exists()
+    assert tuning.search(PROBLEM, X, X) is None
 
 
 def test_a_search_leaves_the_random_numbers_of_a_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,37 +79,15 @@ def test_a_search_leaves_the_random_numbers_of_a_run_alone(monkeypatch: pytest.M
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_of_several_processes_one_searches(tmp_path: Path) -> None:
-    program = f"""
-import sys, time, torch
-from pathlib import Path
-from types import SimpleNamespace
-from diffclip.attention.kernels import tuning
-from diffclip.attention.kernels.plan import Blocks, Plan, Problem
-torch.cuda.get_device_name = lambda device: "GPU"
-torch.cuda.get_device_properties = lambda device: SimpleNamespace(shared_memory_per_block_optin=232448)
-def search(*arguments):
-    Path({str(tmp_path)!r}, sys.argv[1]).touch()
-    time.sleep(1)
-    return {PLAN!r}
-tuning.search = search
-x = SimpleNamespace(device=torch.device("cuda"))
-assert tuning.tuned({PROBLEM!r}, x, x) == {PLAN!r}
-"""
-    ran = [subprocess.Popen([sys.executable, "-c", program, f"searched{rank}"]) for rank in range(2)]
-    assert [process.wait(timeout=120) for process in ran] == [0, 0]
-    assert len(list(tmp_path.glob("searched*"))) == 1
-
-
 def test_without_a_home_folder_plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", none)
-    monkeypatch.setattr(tuning, "search", lambda *arguments: PLAN)
+    assert tuning.plan_file(X.device) is None
+    tuning.keep(PROBLEM, PLAN, None)
     assert tuning.cached(PROBLEM, X, X) is None
-    assert tuning.tuned(PROBLEM, X, X) == PLAN
 
 
 def test_plans_are_looked_for_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,24 +105,16 @@ def test_plans_are_looked_for_once_a_process(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "damage",
     [
-        "",
-        "{",
-        "[]",
-        "7",
-        "null",
-        '{"a": 1}',
-        '{"a": {"forward": 3}}',
-        '{"a": {"forward": {"rows": 1}}}',
-        '{"a": {"forward": {"rows": 1, "columns": 2, "warps": 4, "stages": 1}}}',
-        '{"a": {"sideways": {"rows": 1, "columns": 2, "warps": 4, "stages": 1}}}',
+        b"{",
+        b'{"a": {"sideways": {"rows": 1, "columns": 2, "warps": 4, "stages": 1}}}',
         b"\xff\xfe\x00",
     ],
 )
-def test_a_damaged_file_holds_nothing_and_is_written_anew(damage: str | bytes) -> None:
+def test_a_damaged_file_holds_nothing_and_is_written_anew(damage: bytes) -> None:
     device = torch.device("cuda")
     file = tuning.plan_file(device)
     file.parent.mkdir(parents=True)
-    file.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
+    file.write_bytes(damage)
     assert tuning.cached(PROBLEM, X, X) is None
     tuning.keep(PROBLEM, PLAN, file)
     assert tuning.cached(PROBLEM, X, X) == PLAN

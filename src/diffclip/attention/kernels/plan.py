@@ -1,13 +1,12 @@
-"""Block sizes of the kernels: a table, measured choices from a cache, and the search that fills the cache.
+"""Block sizes of the kernels: a table, and the choices that `diffclip bench --tune` measured.
 
-`DIFFCLIP_AUTOTUNE=1` searches the first time that a shape is met (some seconds); what it finds is kept in the user's
-cache folder for each GPU and Triton, and is used from then on with or without the variable.
+`diffclip bench --tune` searches for the quickest blocks of a shape (some seconds). It keeps them in the user's cache
+folder for each GPU and Triton version, and every forward pass takes them from there.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,9 +180,8 @@ def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
     if key not in _plans:  # once a process: files are not read in every forward pass
         from diffclip.attention.kernels import tuning
 
-        measured = tuning.tuned if os.environ.get("DIFFCLIP_AUTOTUNE") == "1" else tuning.cached
         shared = _properties(q.device).shared_memory_per_block_optin
-        _plans[key] = measured(problem, q, v) or table_plan(problem, shared)
+        _plans[key] = tuning.cached(problem, q, v) or table_plan(problem, shared)
     return _plans[key]
 
 

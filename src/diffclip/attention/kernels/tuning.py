@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -34,39 +33,6 @@ def cached(problem: Problem, q: Tensor, v: Tensor) -> Plan | None:
     shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
     known = plan and all(getattr(plan, kernel) in candidates(kernel, problem, shared) for kernel in KERNELS)
     return plan if known else None
-
-
-def tuned(problem: Problem, q: Tensor, v: Tensor) -> Plan | None:
-    """The plan that an earlier search found, or the quickest found now, which is kept for the next time.
-
-    Of several processes one searches and the others wait for what it finds. None where no candidate runs.
-    """
-    file = plan_file(q.device)
-    with _alone(file):
-        plan = cached(problem, q, v)
-        if plan is None:
-            plan = search(problem, q, v)
-            if plan is not None:
-                keep(problem, plan, file)
-    return plan
-
-
-@contextmanager
-def _alone(file: Path | None) -> Iterator[None]:
-    """Hold the lock beside `file`, where there can be one."""
-    import fcntl
-
-    try:
-        if file is None:
-            raise OSError("there is no cache folder")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = file.with_suffix(".lock").open("w")
-    except OSError:
-        yield
-        return
-    with lock:  # closing it lets go
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> Plan | None:
