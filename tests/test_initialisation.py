@@ -9,7 +9,7 @@ import torch
 
 import diffclip
 from diffclip import CLIP
-from diffclip.config import named_config, variant_config
+from diffclip.config import ABLATIONS, REGISTERS, VARIANTS, named_config, variant_config
 
 SMALL = {
     "embed_dim": 64,
@@ -84,12 +84,20 @@ def test_the_rest_starts_at_ones_zeros_and_small_lambdas(init: str) -> None:
     assert built.logit_scale.item() == pytest.approx(math.log(1 / 0.07))
 
 
-@pytest.mark.parametrize("other", ["DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"])
+@pytest.mark.parametrize("other", [name for name in (*VARIANTS, *ABLATIONS) if name != "CLIP"])
 def test_matched_models_start_bit_equal_in_all_that_they_share(other: str) -> None:
-    clip, diff = model("CLIP", "matched", 7).state_dict(), model(other, "matched", 7).state_dict()
-    assert clip.keys() <= diff.keys()
-    assert all(torch.equal(clip[name], diff[name]) for name in clip)
-    assert all("lambda_" in name or "diff_norm" in name for name in diff.keys() - clip.keys())
+    clip, rival = (model(name, "matched", 7).state_dict() for name in ("CLIP", other))
+    if registers := REGISTERS.get(other):
+        first, drawn, rest = rival["visual.pos_embed"].split([1, registers, 16], dim=1)
+        assert all(not torch.equal(drawn[:, 0], drawn[:, i]) for i in range(1, registers))  # they start apart
+        rival["visual.pos_embed"] = torch.cat([first, rest], dim=1)
+    assert clip.keys() <= rival.keys()
+    assert all(torch.equal(clip[name], rival[name]) for name in clip)
+    own = ("lambda_", "diff_norm", "q2_proj", "k2_proj", "gate_proj", "reg_token")
+    assert all(any(part in name for part in own) for name in rival.keys() - clip.keys())
+    if other in ABLATIONS:
+        whole = model("DiffCLIP", "matched", 7).state_dict()
+        assert all(torch.equal(whole[name], value) for name, value in rival.items())
 
 
 def test_published_init_differs_only_where_the_published_code_does() -> None:

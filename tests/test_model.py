@@ -29,22 +29,6 @@ def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(3, 3, size, size), tokens
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("CLIP-ViT-B-16", 149_619_969),
-        ("DiffCLIP-ViT-B-16", 149_629_185),
-        ("DiffCLIP-dynamic-ViT-B-16", 149_629_185),
-        ("DiffCLIP-vision-ViT-B-16", 149_619_969 + 4_608),
-    ],
-)
-def test_parameters_are_those_of_the_published_models(name: str, count: int) -> None:
-    with torch.device("meta"):
-        visual, text = named_config(name).vision, named_config(name).text
-        assert (visual.width, text.width) == (768, 512)
-    assert sum(p.numel() for p in diffclip.create_model(name, seed=0).parameters()) == count
-
-
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_named_model_fits_together(name: str) -> None:
     config = named_config(name)
@@ -157,10 +141,11 @@ def test_drop_path_and_patch_dropout_act_in_training_only() -> None:
     assert torch.equal(model.encode_image(images), plain.encode_image(images))
 
 
-def test_another_image_size_resamples_positions() -> None:
-    model = CLIP(tiny(), seed=0).eval()
+@pytest.mark.parametrize(("variant", "tokens"), [("DiffCLIP", 65), ("CLIP-gated-registers", 69)])
+def test_another_image_size_resamples_positions(variant: str, tokens: int) -> None:
+    model = CLIP(tiny(variant), seed=0).eval()
     model.set_image_size(64)
-    assert model.visual.pos_embed.shape == (1, 65, 32)
+    assert model.visual.pos_embed.shape == (1, tokens, 32)
     assert model.encode_image(batch(64)[0]).shape == (3, 24)
     assert model.config.vision.image_size == 64
     with pytest.raises(InputError, match="not a multiple of patch_size 8"):

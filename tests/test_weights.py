@@ -8,6 +8,7 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,11 +21,11 @@ from safetensors.torch import save_file
 
 import diffclip
 from diffclip import CLIP, InputError
-from diffclip.config import PreprocessConfig, named_config, variant_config
+from diffclip.config import ABLATIONS, VARIANTS, PreprocessConfig, named_config, variant_config, variant_of
 from diffclip.published import from_published, infer_config, to_published
 from diffclip.weights import save_published
 
-VARIANTS = ["CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"]
+PUBLISHED = ["CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"]
 TINY = {
     "embed_dim": 24,
     "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
@@ -62,7 +63,7 @@ def published_file(model: CLIP, file: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", PUBLISHED)
 def test_published_files_are_read_and_written_without_loss(variant: str, tmp_path: Path) -> None:
     model = tiny(variant)
     file = published_file(model, tmp_path / "checkpoint_best.pt")
@@ -200,7 +201,7 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
         diffclip.load(tmp_path / "saved", model="DiffCLIP-ViT-B-16")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", PUBLISHED)
 def test_layout_conversion_is_its_own_inverse(variant: str) -> None:
     model = tiny(variant)
     state = model.state_dict()
@@ -212,10 +213,11 @@ def test_layout_conversion_is_its_own_inverse(variant: str) -> None:
 def test_heads_of_a_plain_tower_of_unknown_width_cannot_be_told() -> None:
     with pytest.raises(InputError, match="number of heads of a plain vision tower 32 wide"):
         infer_config(tiny("CLIP").state_dict())
-    assert infer_config(tiny("DiffCLIP").state_dict()) == variant_config("DiffCLIP", TINY)
+    for variant in ("DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added"):
+        assert infer_config(tiny(variant).state_dict()) == variant_config(variant, TINY)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", PUBLISHED)
 def test_our_own_published_file_keeps_what_the_weights_do_not_tell(variant: str, tmp_path: Path) -> None:
     model = tiny(variant, preprocess={"mean": [0.5, 0.5, 0.5]}).eval()
     save_published(model, tmp_path / "ours.pt")
@@ -226,13 +228,19 @@ def test_our_own_published_file_keeps_what_the_weights_do_not_tell(variant: str,
     assert torch.equal(loaded.encode_text(tokens), model.encode_text(tokens))
 
 
-def test_a_moved_safetensors_file_keeps_its_configuration(tmp_path: Path) -> None:
-    model = tiny("DiffCLIP-dynamic")
+@pytest.mark.parametrize("variant", [*VARIANTS, *ABLATIONS])
+def test_a_saved_model_is_read_from_its_folder_and_from_its_file_wherever_that_lies(
+    variant: str, tmp_path: Path
+) -> None:
+    model = tiny(variant)
+    assert variant_of(model.config) == variant
     diffclip.save_weights(model, tmp_path / "saved")
-    (tmp_path / "saved" / "model.safetensors").rename(tmp_path / "moved.safetensors")
-    assert diffclip.load(tmp_path / "moved.safetensors")[0].config == model.config
-    diffclip.save_weights(model, tmp_path / "saved")
-    assert diffclip.load(tmp_path / "saved" / "model.safetensors")[0].config == model.config
+    file = tmp_path / "saved" / "model.safetensors"
+    shutil.copy(file, tmp_path / "moved.safetensors")
+    for source in (tmp_path / "saved", file, tmp_path / "moved.safetensors"):
+        loaded, _, _ = diffclip.load(source)
+        assert loaded.config == model.config
+        assert same(loaded, model)
 
 
 def test_a_foreign_config_beside_a_published_file_is_not_read(tmp_path: Path) -> None:

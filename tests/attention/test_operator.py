@@ -175,19 +175,6 @@ def test_plain_layer_is_torchs_multi_head_attention(backend: str) -> None:
     )
 
 
-def test_maps_are_those_that_forward_uses() -> None:
-    torch.manual_seed(0)
-    layer = DifferentialAttention(32, 4)
-    x = torch.randn(2, 6, 32)
-    maps = layer.maps(x, causal=True)
-    assert maps.second is not None
-    torch.testing.assert_close(maps.first.sum(-1), torch.ones(2, 2, 6))
-    torch.testing.assert_close(maps.second.triu(1), torch.zeros_like(maps.second))
-    v = layer.qkv(x).chunk(3, dim=-1)[2].unflatten(-1, (2, 16)).transpose(1, 2)
-    heads = torch.nn.functional.rms_norm(maps.combined @ v, (16,), layer.diff_norm.weight, 1e-5) * 0.2
-    torch.testing.assert_close(layer.out_proj(heads.transpose(1, 2).flatten(2)), layer(x, is_causal=True))
-
-
 def test_layers_refuse_what_they_do_not_have() -> None:
     with pytest.raises(InputError, match="odd"):
         DifferentialAttention(33, 3)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import attention, loader, parity, plots, tables, training, tuning  # noqa: E402
 from benchmarks.floor import Ceilings  # noqa: E402
-from benchmarks.loader import make_shards, memory, processor_seconds, tree  # noqa: E402
+from benchmarks.loader import make_shards  # noqa: E402
 from benchmarks.models import TimmAttention, make_models  # noqa: E402
-from benchmarks.steps import Steps  # noqa: E402
 from benchmarks.targets import targets  # noqa: E402
 from diffclip.benchmarking.operators import Shape  # noqa: E402
 
@@ -110,24 +105,6 @@ def test_training_goes_on_where_shards_cannot_be_read(run, tmp_path, monkeypatch
     assert "no .tar shards in folder" in row["why"]
 
 
-def test_what_a_step_keeps_counts_each_tensor_once_and_no_weights() -> None:
-    class Two(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.rand(8, 8))
-
-        def forward(self, images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-            hidden = images @ self.weight  # keeps images, 4 × 8
-            features = hidden.exp()  # keeps its result, 4 × 8
-            return dict.fromkeys(("image_features", "text_features"), features) | {
-                "logit_scale": features.sum()
-            }
-
-    steps = Steps(Two(), torch.device("cpu"), "fp32")
-    kept = steps.kept((torch.rand(4, 8), torch.rand(4, 8)))
-    assert 2 * 4 * 8 * 4 <= kept < 4 * 1024  # the loss keeps matrices of 4 × 4
-
-
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Indexes of shards that are made up stay out of the user's cache folder."""
@@ -162,36 +139,6 @@ def test_both_loaders_give_the_same_kind_of_batch(tmp_path) -> None:
             assert (images.dtype, tuple(images.shape)) == (torch.float32, (4, 3, 224, 224))
             assert (tokens.dtype, tuple(tokens.shape)) == (torch.int64, (4, 77))
             assert -2.2 < float(images.min()) < 0 < float(images.max()) < 2.7
-
-
-def test_made_up_shards_have_a_caption_for_each_picture_and_stay_the_same(tmp_path) -> None:
-    folders = [tmp_path / name for name in ("a", "b")]
-    for folder in folders:
-        folder.mkdir()
-        make_shards(folder, samples=5, shards=2, different=2)
-    names, sizes = [], []
-    for path in sorted(folders[0].iterdir()):
-        assert path.read_bytes() == (folders[1] / path.name).read_bytes()
-        with tarfile.open(path) as tar:
-            names += tar.getnames()
-            pictures = [Image.open(tar.extractfile(m)) for m in tar.getmembers() if m.name.endswith(".jpg")]
-            sizes += [picture.size for picture in pictures]
-    assert names == [f"{number:08d}.{kind}" for number in range(5) for kind in ("jpg", "txt")]
-    assert set(sizes) == {(256, 341), (341, 256)}
-
-
-def test_processor_time_and_memory_of_processes() -> None:
-    code = "x = bytearray(200 << 20)\nfor i in range(3_000_000): pass\nprint(flush=True)\ninput()"
-    used, held = processor_seconds(os.getpid()), memory(os.getpid())
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        child.stdout.readline()
-        assert child.pid in tree(os.getpid())
-        assert processor_seconds(os.getpid()) > used
-        more = memory(os.getpid())
-        child.communicate(b"\n")
-    assert all(more[kind] - held[kind] > 150 << 20 for kind in ("rss", "own"))
 
 
 @pytest.mark.usefixtures("uninterpreted", "ordinary_torch")

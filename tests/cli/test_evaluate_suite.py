@@ -212,7 +212,7 @@ def test_json_of_a_suite(model_folder, root, tmp_path, monkeypatch):
             "give --data with a folder or the name of a set, or --suite",
         ),
         ([], "give --data with a folder or the name of a set, or --suite"),
-        (["--suite", "scenery"], "unknown suite 'scenery'"),
+        (["--suite", "scene"], "unknown suite 'scene': did you mean 'scenes'"),
         (["--suite", "scenes", "--task", "mmvp"], "--suite scenes has its own tasks"),
         (["--suite", "scenes", "--split", "val"], "--suite scenes has its own tasks, splits"),
         (["--data", "scenes", "--skip-missing"], "--skip-missing is for suites"),

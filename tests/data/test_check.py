@@ -1,9 +1,8 @@
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from odd_shards import LONG, encoded, smooth_picture, write_odd_shards, write_shard_of
+from odd_shards import LONG, write_odd_shards, write_shard_of
 
 from diffclip.data.check import DISTANCE, Check, check, near_groups
 from diffclip.data.corpus import Corpus
@@ -82,19 +81,6 @@ def test_a_sample_is_drawn_by_the_seed(odd: Path) -> None:
     assert (first.usable, first.read, first.seed) == (44, 10, 3)
     assert first == again
     assert (first.words, first.shorter_edge) != (other.words, other.shorter_edge)
-
-
-def test_captions_may_be_in_json(tmp_path: Path) -> None:
-    image = encoded(smooth_picture(0))
-    samples = [
-        ("a", {"jpg": image, "json": json.dumps({"texts": ["one two", "three"]}).encode()}),
-        ("b", {"jpg": image, "json": b'{"texts": "\\ud800 odd"}'}),
-        ("c", {"jpg": image, "json": b"{}"}),
-    ]
-    write_shard_of(tmp_path / "0.tar", samples)
-    result = check(Corpus(str(tmp_path), caption_key="texts"))
-    assert (result.captions, result.whole) == (3, 2)
-    assert result.captions_broken[0].reason == "has no key 'texts' in its .json"
 
 
 def test_nothing_to_train_on(tmp_path: Path) -> None:

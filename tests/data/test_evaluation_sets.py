@@ -100,13 +100,6 @@ def test_broken_pictures_are_left_out_and_named_once(captioned: Path, write_shar
         assert sorted(fault.name for fault in data.faults) == [f"{path}:s{n:07d}" for n in (1, 2, 3, 4)]
 
 
-def test_a_cut_shard_is_named(classes: Path) -> None:
-    path = classes / "test" / "1.tar"
-    path.write_bytes(path.read_bytes()[:-9500])
-    data = open_set(classes, "test")
-    assert data.faults[0].name == str(path)
-
-
 def test_nshards_limits_the_shards(classes: Path) -> None:
     (classes / "test" / "nshards.txt").write_text("1")
     assert len(open_set(classes, "test")) == 3

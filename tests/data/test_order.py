@@ -56,25 +56,6 @@ def test_what_is_dropped_is_no_fixed_set(window: int | None) -> None:
     assert len(seen) == 18
 
 
-@pytest.mark.parametrize("window", [None, 2])
-def test_the_order_repeats_for_a_seed_and_epoch_alone(window: int | None) -> None:
-    def first(seed: int, epoch: int) -> list[int]:
-        return items_of(orders(UNEQUAL, 8, 2, window, seed, epoch)[0])
-
-    assert first(1, 2) == first(1, 2)
-    different = [first(1, 2), first(1, 3), first(2, 2), first(2**62, 2)]
-    assert len(set(map(tuple, different))) == 4
-    assert first(1, 2) != sorted(first(1, 2))
-
-
-def test_without_a_window_processes_share_the_batches_of_one() -> None:
-    alone = [batch.tolist() for batch in orders(UNEQUAL, 12)[0].batches(0)]
-    for world in (2, 3, 4):
-        parts = [list(part.batches(0)) for part in orders(UNEQUAL, 12, world)]
-        together = [[item for batch in step for item in batch.tolist()] for step in zip(*parts, strict=True)]
-        assert together == alone
-
-
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("world", [1, 3])
 def test_an_epoch_can_be_entered_at_any_batch(window: int | None, world: int) -> None:

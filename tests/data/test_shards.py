@@ -173,21 +173,6 @@ def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteTar) 
     assert len(Shards([cut])) == 6
 
 
-def test_a_cut_shard_among_others(tmp_path: Path, write_shard: WriteTar) -> None:
-    paths = [write_shard(tmp_path / f"{n}.tar", 4, start=4 * n) for n in range(3)]
-    member = members_of(paths[1])[5]
-    paths[1].write_bytes(paths[1].read_bytes()[: member.offset_data + 3])
-    shards = Shards(paths)
-    assert [fault.name for fault in shards.faults] == [str(paths[1])]
-    assert "is cut short" in shards.faults[0].reason
-    # The third sample of the middle shard has lost its caption.
-    indices, faults = shards.usable({"image": ("jpg",), "caption": ("txt",)})
-    assert [shards.key(i) for i in indices.tolist()] == [
-        f"s{n:07d}" for n in (0, 1, 2, 3, 4, 5, 8, 9, 10, 11)
-    ]
-    assert [str(fault) for fault in faults] == [f"{paths[1]}:s0000006 has no caption"]
-
-
 def test_a_damaged_header_ends_a_shard(tmp_path: Path, write_shard: WriteTar) -> None:
     path = write_shard(tmp_path / "0.tar", 5)
     header = members_of(path)[6].offset

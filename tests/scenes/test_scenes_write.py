@@ -2,10 +2,7 @@ import csv
 import io
 import json
 import shutil
-import subprocess
-import sys
 import tarfile
-import time
 
 import numpy as np
 import pytest
@@ -174,22 +171,6 @@ def test_processes_and_kills_change_no_byte(folder, tmp_path):
     assert contents(target) == contents(folder)
     assert {what for what, _, _ in steps} == {"images"}
     assert sum(more for _, more, _ in steps) == steps[0][2]
-
-
-@pytest.mark.slow
-def test_a_real_kill_leaves_a_folder_that_the_next_call_completes(folder, tmp_path):
-    target = tmp_path / "set"
-    settings = SETTINGS | {"train": 3000}
-    code = f"from diffclip.scenes import write_scenes; write_scenes({str(target)!r}, **{settings!r})"
-    process = subprocess.Popen([sys.executable, "-c", code])
-    while not (target / "captions" / "train" / "0.tar").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    assert write_scenes(target, **settings)
-    assert write_scenes(tmp_path / "whole", **settings)
-    assert contents(target) == contents(tmp_path / "whole")
 
 
 def test_a_lost_file_is_drawn_again(folder, tmp_path):

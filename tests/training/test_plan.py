@@ -34,7 +34,10 @@ def paper(**changes: Any) -> Recipe:
     return parse_recipe(fields | changes, "test")
 
 
-@pytest.mark.parametrize(("variant", "more"), [("DiffCLIP", 9216), ("DiffCLIP-vision", 4608), ("CLIP", 0)])
+@pytest.mark.parametrize(
+    ("variant", "more"),
+    [("DiffCLIP", 9216), ("DiffCLIP-dynamic", 9216), ("DiffCLIP-vision", 4608), ("CLIP", 0)],
+)
 def test_parameters_of_the_papers_models(variant: str, more: int) -> None:
     with weightless(named_config(f"{variant}-ViT-B-16")) as model:
         parts = parameters_by_part(model)

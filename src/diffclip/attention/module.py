@@ -94,10 +94,6 @@ class SelfAttention(nn.Module, ABC):
         values: Tensor = self.qkv(x).chunk(3, dim=-1)[2]
         return values
 
-    def maps(self, x: Tensor, causal: bool = False) -> AttentionMaps:
-        """The maps that `forward` would use for x [B, N, C]: A [B, heads, N, N], or A1, A2 [B, heads/2, N, N], λ."""
-        return self.attend_through_maps(x, causal)[1]
-
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, C] to [B, N, C].
 

@@ -5,7 +5,6 @@ from diffclip.focus.maps import (
     correlation_by_layer,
     map_correlation,
     named_maps,
-    text_maps,
     vision_maps,
 )
 from diffclip.focus.recording import recording
@@ -21,7 +20,6 @@ __all__ = [
     "named_maps",
     "recording",
     "rollout",
-    "text_maps",
     "text_relevance",
     "vision_maps",
 ]

@@ -31,17 +31,6 @@ def vision_maps(model: CLIP, images: Tensor, layer: int = -1) -> AttentionMaps:
     return seen[0]
 
 
-def text_maps(model: CLIP, tokens: Tensor, layer: int = -1) -> AttentionMaps:
-    """The maps of one text layer for `tokens` [B, L]: each [B, heads, L, L], causal.
-
-    Raises:
-        InputError: the tower has no such layer, or more tokens than the context.
-    """
-    with recording(model, "text", layer) as seen:
-        model.encode_text(tokens)
-    return seen[0]
-
-
 def named_maps(maps: AttentionMaps) -> dict[str, Tensor]:
     """The maps by name: "A" of a plain layer; "A1", "A2" and the signed "A1 − λ·A2" of a differential one."""
     if maps.second is None:
