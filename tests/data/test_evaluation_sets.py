@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.evaluation_sets import open_masks, open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 
@@ -244,7 +244,7 @@ def test_a_set_of_pairs_is_called_that(tmp_path: Path) -> None:
     (tmp_path / "Questions.csv").touch()
     assert "is a set of pairs (Questions.csv) and has no splits" in one_line(tmp_path, "test")
     with pytest.raises(InputError, match="is a set of pairs"):
-        open_masks(tmp_path, "test")
+        open_set(tmp_path, "test", kind="masks")
 
 
 def coloured_mask() -> bytes:

@@ -7,7 +7,7 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 from PIL import Image, ImageOps
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.evaluation_sets import open_masks
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.images import image_member
 from diffclip.data.masks import Thing, coverage, crop_box, read_mask
 from diffclip.data.transforms import EvalTransform
@@ -103,13 +103,13 @@ def test_a_photo_on_its_side_and_its_mask(tmp_path):
     buffer = io.BytesIO()
     Image.fromarray(noise(0, 32, 32)).save(buffer, "JPEG", exif=exif)
     sample = {"jpg": buffer.getvalue(), "mask.png": png(box_mask(0, 0, 16, 16)), "txt": "a cat"}
-    data = open_masks(write_masked(tmp_path / "set", [sample]), "test")
+    data = open_set(write_masked(tmp_path / "set", [sample]), "test", kind="masks")
     np.testing.assert_array_equal(data.coverages(0, 32, 32, 2)[1], [[[0, 1], [0, 0]]])
 
 
 def test_an_object_at_the_top_right_is_there(tmp_path):
     sample = {"png": png(noise(0)), "mask.png": png(box_mask(16, 0, 32, 16)), "txt": "a cat"}
-    data = open_masks(write_masked(tmp_path / "set", [sample]), "test")
+    data = open_set(write_masked(tmp_path / "set", [sample]), "test", kind="masks")
     things, found = data.coverages(0, 32, 32, 2)
     assert things == [Thing("a cat", "a cat")]
     np.testing.assert_array_equal(found, [[[0, 1], [0, 0]]])
@@ -120,7 +120,7 @@ def test_a_mask_of_another_size_and_one_of_another_shape(tmp_path):
         {"png": png(noise(0, 40, 32)), "mask.png": png(box_mask(10, 0, 15, 16, 20, 16)), "txt": "a cat"},
         {"png": png(noise(1, 40, 32)), "mask.png": png(box_mask(10, 0, 15, 16, 20, 20)), "txt": "a cat"},
     ]
-    data = open_masks(write_masked(tmp_path / "set", samples), "test")
+    data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     np.testing.assert_allclose(data.coverages(0, 32, 32, 2)[1], [[[0, 0.625]] * 2], atol=1e-9)
     assert data.coverages(1, 32, 32, 2)[0] == []
     (fault,) = data.faults
@@ -138,7 +138,7 @@ def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
         box_mask(0, 0, 50, 32, 96, 32),
     ]
     samples = [{"png": wide, "mask.png": png(mask), "txt": "a cat"} for mask in masks]
-    data = open_masks(write_masked(tmp_path / "set", samples), "test")
+    data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     assert [len(data.coverages(i, 32, 32, 4)[0]) for i in range(4)] == [0, 0, 0, 1]
     assert [fault.reason.removeprefix("has an object that ") for fault in data.faults] == [
         "lies outside the model's crop: 'a cat'",
@@ -150,7 +150,7 @@ def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
 
 def test_a_part_of_a_split_keeps_the_objects_of_its_samples(tmp_path):
     folder = write_masked(tmp_path / "set", animals(5))
-    whole, part = open_masks(folder, "test"), open_masks(folder, "test[1:3]")
+    whole, part = open_set(folder, "test", kind="masks"), open_set(folder, "test[1:3]", kind="masks")
     assert (part.split, len(part)) == ("test[1:3]", 2)
     assert part.things == whole.things[1:3]
     assert part.captions == whole.captions[1:3]
@@ -166,7 +166,7 @@ def test_texts_of_classes_and_of_first_lines(tmp_path):
         "classnames.txt": "cat\ndog",
         "zeroshot_classification_templates.txt": "a sketch of a {c}\na {c}",
     }
-    data = open_masks(write_masked(tmp_path / "set", samples, files), "test")
+    data = open_set(write_masked(tmp_path / "set", samples, files), "test", kind="masks")
     assert (data.kind, data.name) == ("masks", "set")
     assert data.captions == [["a cat"], ["a cat"], ["a sketch of a dog"]]
     assert data.things[2][0].worded("the {c}") == "the dog"
@@ -175,7 +175,7 @@ def test_texts_of_classes_and_of_first_lines(tmp_path):
 
 def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
     write_scenes(tmp_path / "scenes", size=32, train=1, val=1, test=16, seed=0)
-    data = open_masks(tmp_path / "scenes" / "captions", "test")
+    data = open_set(tmp_path / "scenes" / "captions", "test", kind="masks")
     several = next(i for i, own in enumerate(data.things) if any(len(one.values) > 1 for one in own))
     for position in (0, several):
         things, found = data.coverages(position, 32, 32, 32)
@@ -204,14 +204,14 @@ def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
 def test_a_set_that_cannot_be_used_says_what_it_lacks(tmp_path, change, words):
     folder = write_masked(tmp_path / "set", [change(sample) for sample in animals(2)])
     with pytest.raises(InputError, match=words) as caught:
-        open_masks(folder, "test")
+        open_set(folder, "test", kind="masks")
     assert "\n" not in str(caught.value)
 
 
 def test_one_sample_without_a_mask_does_not_lose_the_others(tmp_path):
     samples = animals(3)
     del samples[1]["mask.png"]
-    data = open_masks(write_masked(tmp_path / "set", samples), "test")
+    data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     assert len(data) == 2
     assert data.faults[0].reason == "has no mask (.mask.png)"
 
@@ -220,7 +220,7 @@ def test_pets_have_masks(shared):
     folder = shared / "data" / "oxford_pets3"
     if not folder.is_dir():
         pytest.skip("no pets beside the repository")
-    data = open_masks(folder, "test")
+    data = open_set(folder, "test", kind="masks")
     areas = [float(data.coverages(i, 64, 64, 4)[1].mean()) for i in range(len(data))]
     assert (len(data), data.faults) == (120, [])
     assert 0.2 < np.mean(areas) < 0.6

@@ -6,13 +6,12 @@ from made_sets import write_dtd, write_pets
 from diffclip.data.evaluation_sets import open_set, set_folder
 from diffclip.data.published_sets import (
     PUBLISHED,
-    Missing,
     base_of,
     command_for,
     images_of,
-    missing_set,
 )
 from diffclip.errors import InputError
+from diffclip.evaluation.suite import Entry, missing_of
 
 
 def test_every_set_says_how_it_is_got(tmp_path: Path) -> None:
@@ -35,23 +34,21 @@ def test_what_is_missing(tmp_path: Path) -> None:
     write_dtd(tmp_path / "dtd")
     write_pets(tmp_path / "pets")
     (tmp_path / "pets" / "oxford-iiit-pet" / "annotations").rename(tmp_path / "elsewhere")
-    assert [missing_set(name, "test", tmp_path) for name in ("sun397", "dtd", "pets")] == [
-        Missing("sun397", "39 GB", f"diffclip data download sun397 --root {tmp_path}"),
-        None,
-        Missing("pets", "811 MB", f"diffclip data download pets --root {tmp_path}"),
-    ]
-    assert missing_set("dtd", "test", None).command.endswith(" --root FOLDER")
-    with pytest.raises(InputError, match="unknown published set 'sun': did you mean 'sun397'"):
-        missing_set("sun", "test", tmp_path)
+    entries = [Entry("zero-shot", name) for name in ("sun397", "dtd", "pets")]
+    assert missing_of(entries, tmp_path) == {
+        "sun397": f"39 GB to download: diffclip data download sun397 --root {tmp_path}",
+        "pets": f"811 MB to download: diffclip data download pets --root {tmp_path}",
+    }
+    assert missing_of(entries[1:2], None)["dtd"].endswith(" --root FOLDER")
     with pytest.raises(InputError, match="dtd has no split 'dev': choose from train, val, test"):
-        missing_set("dtd", "dev", tmp_path)
+        missing_of([Entry("zero-shot", "dtd", ("dev",))], tmp_path)
 
 
-def test_shards_of_a_set_are_enough(tmp_path: Path) -> None:
+def test_shards_of_a_set_are_enough_and_a_probe_needs_those_to_learn_from(tmp_path: Path) -> None:
     (tmp_path / "sun397" / "test").mkdir(parents=True)
     (tmp_path / "sun397" / "test" / "0.tar").touch()
-    assert missing_set("sun397", "test", tmp_path) is None
-    assert missing_set("sun397", "train", tmp_path) is not None
+    assert missing_of([Entry("zero-shot", "sun397")], tmp_path) == {}
+    assert "sun397" in missing_of([Entry("linear-probe", "sun397")], tmp_path)
 
 
 def test_a_set_that_is_not_there_is_named_with_its_size_and_command(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 
 from diffclip import CLIP
 from diffclip.config import variant_config
-from diffclip.data.evaluation_sets import open_masks, open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation import faithfulness as module
@@ -124,7 +124,7 @@ def test_masks_ask_for_each_object_that_the_model_sees(subject, tmp_path):
     mask[20:30, 12:28] = 2
     members = [{"png": png(noise(i)), "json": json.dumps(things)} for i in range(3)]
     samples = [one | {"mask.png": png(mask)} for one in members[:2]] + [members[2] | {"mask.png": png(empty)}]
-    data = open_masks(write_masked(tmp_path / "set", samples), "test")
+    data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     found = scores_of(subject, data)
     assert found["insertion_auc", "relevance"].clusters.tolist() == [0, 0, 1, 1, 2]
     hits = found["insertion_auc", "centre prior"].hits
@@ -138,7 +138,7 @@ def test_masks_ask_for_each_object_that_the_model_sees(subject, tmp_path):
 
 def test_a_large_set_is_drawn_from_once_for_all_models(subject, tmp_path, monkeypatch):
     samples = [*animals(5), {"png": b"no image", "mask.png": png(box_mask(0, 0, 9, 9)), "txt": "ox"}]
-    data = open_masks(write_masked(tmp_path / "set", samples), "test")
+    data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     monkeypatch.setattr(module, "MOST_IMAGES", 4)
     found, again = scores_of(subject, data), scores_of(subject, data)
     drawn = np.random.default_rng(0).permutation(6)[:4]

@@ -10,7 +10,7 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 
 from diffclip import CLIP
 from diffclip.config import variant_config
-from diffclip.data.evaluation_sets import open_masks
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
@@ -62,7 +62,7 @@ def key_of(map, metric, layer=None, head=None):
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_maps_layers_and_heads(folder, variant):
-    found = scores_of(subject(variant), open_masks(folder, "test"))
+    found = scores_of(subject(variant), open_set(folder, "test", kind="masks"))
     heads = 4 if variant == "CLIP" else 2
     rows = {f"attention {one}" for one in MEASURES | {"class_token"}}
     wanted = {f"relevance {one}" for one in MEASURES} | rows
@@ -85,7 +85,7 @@ def test_maps_layers_and_heads(folder, variant):
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_the_numbers_are_those_of_maps_taken_by_themselves(folder, variant):
-    one, data = subject(variant), open_masks(folder, "test")
+    one, data = subject(variant), open_set(folder, "test", kind="masks")
     found = scores_of(one, data)
     images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
     covered = torch.tensor(np.stack([data.coverages(p, 32, 32, 4)[1][0] for p in range(6)])).flatten(1)
@@ -131,7 +131,7 @@ def test_the_primary_map_and_the_baselines_are_those_taken_by_themselves(tmp_pat
     mask[20:30, 12:28] = 2
     both = {"png": png(noise(1)), "mask.png": png(mask), "json": things}
     samples = [both, {"png": png(noise(2)), "mask.png": png(mask), "json": single}]
-    data, one = open_masks(write_masked(tmp_path / "set", samples), "test"), subject()
+    data, one = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks"), subject()
     one.model.load_state_dict(CLIP(one.model.config, seed=7).state_dict())
     found = scores_of(one, data)
     images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
@@ -166,20 +166,20 @@ def test_the_other_text_is_of_the_image_else_the_next_of_the_set():
 
 
 def test_a_single_text_has_no_other_to_be_held_against(folder):
-    found = scores_of(subject(), open_masks(folder, "test"), prompt="a thing")
+    found = scores_of(subject(), open_set(folder, "test", kind="masks"), prompt="a thing")
     assert not [name for name in found if OWN_MINUS_OTHER in name]
     assert "grad-eclip auroc" in found
 
 
 def test_plain_towers_have_one_rule(folder):
-    found = scores_of(subject("CLIP"), open_masks(folder, "test"))
+    found = scores_of(subject("CLIP"), open_set(folder, "test", kind="masks"))
     np.testing.assert_allclose(found[f"{IN_GRAPH} auroc"].hits, found["relevance auroc"].hits, atol=1e-6)
-    found = scores_of(subject(), open_masks(folder, "test"))
+    found = scores_of(subject(), open_set(folder, "test", kind="masks"))
     assert (found[f"{IN_GRAPH} auroc"].hits != found["relevance auroc"].hits).any()
 
 
 def test_words_that_the_models_have_seen(folder):
-    one, data = subject(), open_masks(folder, "test")
+    one, data = subject(), open_set(folder, "test", kind="masks")
     renamed = {text: "cat" for own in data.captions for text in own}
     found = scores_of(one, data, prompt="a {c}", words=renamed)
     same = scores_of(one, data, prompt="a cat")
@@ -217,11 +217,11 @@ def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypa
         samples.append({"png": png(noise(i)), "mask.png": png(mask), "json": objects[1 + i % 2]})
     folder = write_masked(tmp_path / "set", samples)
     one = subject()
-    whole = scores_of(one, open_masks(folder, "test"))
+    whole = scores_of(one, open_set(folder, "test", kind="masks"))
     assert whole["relevance auroc"].clusters.tolist() == [0, 1, 1, 2, 3, 3, 4, 5, 5]
     monkeypatch.setattr(sys.modules[images_at_once.__module__], "_MEMORY", 1)
     assert images_at_once(one.model) == 1
-    cut = scores_of(one, open_masks(folder, "test"), batch_size=4)
+    cut = scores_of(one, open_set(folder, "test", kind="masks"), batch_size=4)
     for metric, score in whole.items():
         if score.hits is not None:
             np.testing.assert_allclose(cut[metric].hits, score.hits, atol=2e-3, err_msg=metric)
@@ -229,7 +229,7 @@ def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypa
 
 
 def test_a_prompt_words_the_texts(folder):
-    one, data = subject(), open_masks(folder, "test")
+    one, data = subject(), open_set(folder, "test", kind="masks")
     own = scores_of(one, data)["relevance auroc"]
     assert (scores_of(one, data, prompt="{c}")["relevance auroc"].hits == own.hits).all()
     other = scores_of(one, data, prompt="a photo of a {c}")["relevance auroc"]
@@ -239,7 +239,7 @@ def test_a_prompt_words_the_texts(folder):
 
 
 def test_chance_is_a_uniform_map(folder):
-    found = scores_of(subject(), open_masks(folder, "test"))
+    found = scores_of(subject(), open_set(folder, "test", kind="masks"))
     area = np.mean([box.mean() for _, box in map(_covered(folder), range(6))])
     wanted = {
         "relevance auroc": 0.5,
@@ -260,14 +260,14 @@ def test_chance_is_a_uniform_map(folder):
 
 
 def _covered(folder):
-    data = open_masks(folder, "test")
+    data = open_set(folder, "test", kind="masks")
     return lambda position: data.coverages(position, 32, 32, 4)
 
 
 def test_what_tells_nothing_is_left_out_and_said(tmp_path):
     full = {"png": png(noise(9)), "mask.png": png(box_mask(0, 0, 32, 32)), "txt": "everything"}
     broken = {"png": b"no picture", "mask.png": png(box_mask(0, 0, 9, 9)), "txt": "a cat"}
-    data = open_masks(write_masked(tmp_path / "set", [full, *animals(3), broken]), "test")
+    data = open_set(write_masked(tmp_path / "set", [full, *animals(3), broken]), "test", kind="masks")
     found = scores_of(subject(), data)
     assert found["relevance auroc"].clusters.tolist() == [1, 2, 3]
     scores_of(subject(), data)  # a second model says nothing twice
@@ -284,7 +284,7 @@ def test_what_tells_nothing_is_left_out_and_said(tmp_path):
 def test_no_usable_mask_is_one_line(tmp_path, mask, words):
     samples = [sample | {"mask.png": png(mask)} for sample in animals(3)]
     with pytest.raises(InputError, match=words) as caught:
-        scores_of(subject(), open_masks(write_masked(tmp_path / "set", samples), "test"))
+        scores_of(subject(), open_set(write_masked(tmp_path / "set", samples), "test", kind="masks"))
     assert "\n" not in str(caught.value)
 
 
@@ -293,13 +293,13 @@ def test_a_model_of_one_patch_is_refused(folder):
     config = variant_config("CLIP", SIZES | {"vision": SIZES["vision"] | {"patch_size": 32}})
     one = dataclasses.replace(one, model=CLIP(config, seed=0).eval())
     with pytest.raises(InputError, match="a single patch"):
-        scores_of(one, open_masks(folder, "test"))
+        scores_of(one, open_set(folder, "test", kind="masks"))
 
 
 def test_corrupted_pictures_keep_their_masks(folder):
     one = subject()
     noisy = dataclasses.replace(one, preprocess=CorruptedTransform(one.preprocess, "noise", 5))
-    clean, found = (scores_of(model, open_masks(folder, "test")) for model in (one, noisy))
+    clean, found = (scores_of(model, open_set(folder, "test", kind="masks")) for model in (one, noisy))
     assert found["attention auroc"].chance == clean["attention auroc"].chance
     assert (found["attention auroc"].hits != clean["attention auroc"].hits).any()
 

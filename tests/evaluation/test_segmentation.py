@@ -11,7 +11,7 @@ from PIL import Image
 
 from diffclip import CLIP
 from diffclip.config import variant_config
-from diffclip.data.evaluation_sets import open_segmentation, open_set
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.segmentation import NOT_LABELED
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
@@ -67,7 +67,7 @@ def scores_of(loaded: Loaded, data, **changes):
 
 @torch.no_grad()
 def test_it_is_the_protocol(folder, loaded) -> None:
-    found = scores_of(loaded, open_segmentation(folder, "test"))
+    found = scores_of(loaded, open_set(folder, "test", kind="segmentation"))
     model = loaded.model
     texts = [
         F.normalize(
@@ -102,7 +102,7 @@ def test_it_is_the_protocol(folder, loaded) -> None:
 
 
 def test_chance_and_the_majority_class_stand_beside(folder, loaded) -> None:
-    found = scores_of(loaded, open_segmentation(folder, "test"))
+    found = scores_of(loaded, open_set(folder, "test", kind="segmentation"))
     assert list(found) == [
         (name, metric)
         for name in ("attention", "last-values", MAJORITY)
@@ -133,14 +133,14 @@ def test_pixels_are_counted_by_class_and_a_shared_cosine_is_wrong() -> None:
 
 
 def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded) -> None:
-    one = scores_of(loaded, open_segmentation(folder, "test"), batch_size=5)
+    one = scores_of(loaded, open_set(folder, "test", kind="segmentation"), batch_size=5)
     other = scores_of(loaded, open_set(folder, "test"))
     assert {key: score.value for key, score in one.items()} == {
         key: score.value for key, score in other.items()
     }
     noisy = scores_of(
         loaded,
-        open_segmentation(folder, "test"),
+        open_set(folder, "test", kind="segmentation"),
         preprocess=CorruptedTransform(loaded.preprocess, "noise", 5),
     )
     assert noisy["attention", "mean_iou"].facts["corruption"] == "noise"
@@ -162,8 +162,10 @@ def test_files_that_do_not_fit_are_left_out_and_named(loaded, tmp_path) -> None:
         ({"seg.png": b"no PNG"}, "no PNG"),
     ]
     samples = [sample(0), sample(1), *(sample(i) | change for i, (change, _) in enumerate(bad))]
-    data = open_segmentation(
-        write_masked(tmp_path / "set", samples, {"classnames.txt": "\n".join(CLASSES)}), "test"
+    data = open_set(
+        write_masked(tmp_path / "set", samples, {"classnames.txt": "\n".join(CLASSES)}),
+        "test",
+        kind="segmentation",
     )
     assert scores_of(loaded, data)["attention", "mean_iou"].count == 2
     assert len(data.faults) == len(bad)
@@ -183,7 +185,7 @@ def test_sets_that_cannot_be_used(loaded, tmp_path, files, words) -> None:
     empty = {"seg.png": png(np.zeros((24, 40), np.uint8))}
     write_masked(tmp_path / "set", [sample(0) | empty, sample(1) | empty], files)
     with pytest.raises(InputError, match=words):
-        scores_of(loaded, open_segmentation(tmp_path / "set", "test"))
+        scores_of(loaded, open_set(tmp_path / "set", "test", kind="segmentation"))
 
 
 def test_scenes_have_a_shape_at_each_pixel(tmp_path) -> None:
@@ -194,6 +196,8 @@ def test_scenes_have_a_shape_at_each_pixel(tmp_path) -> None:
     data = open_set(tmp_path / "segmentation", "test")
     assert data.kind == "segmentation"
     captions = open_for("retrieval", tmp_path / "segmentation", "test").captions
+    part = open_for("retrieval", tmp_path / "segmentation", "test[1:]")
+    assert (part.split, part.captions) == ("test[1:]", captions[1:])
     for index in range(3):
         found = data.classes_at(index)
         scene = draw_scene(index, split="test", size=32)

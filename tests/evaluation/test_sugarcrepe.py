@@ -96,6 +96,17 @@ def test_a_folder_of_any_files_with_the_images_of_coco_beside_it(tmp_path) -> No
     assert one.identity["answers"] != two.identity["answers"]
 
 
+def test_a_part_has_the_items_of_its_images(tmp_path) -> None:
+    write_set(tmp_path / "set", ["swap_obj", "swap_att", "add_obj"])
+    whole = open_choices("set", tmp_path / "set").choices
+    data = open_for("sugarcrepe", str(tmp_path / "set"), "test[1:3]")
+    assert (len(data), data.split) == (2, "test[1:3]")
+    kept = [one for one in whole if one.image in (1, 2)]
+    assert [(one.caption, one.image + 1) for one in data.choices] == [
+        (one.caption, one.image) for one in kept
+    ]
+
+
 def test_an_image_that_cannot_be_read_takes_its_items_along(tmp_path) -> None:
     write_set(tmp_path / "set", ["swap_obj", "swap_att", "add_obj"])
     broken = tmp_path / "set" / "val2017" / f"{1:012d}.jpg"

@@ -97,9 +97,9 @@ def _check(lists: list[str], url_list: str | None) -> None:
 def _published(name: str, root: Path, there: bool) -> None:
     """Fetch one set to evaluate on, or say that it is there or how it is fetched."""
     from diffclip.data.published_files import fetch
-    from diffclip.data.published_sets import by_hand, place_of, published
+    from diffclip.data.published_sets import PUBLISHED, by_hand, place_of
 
-    entry = published(name)
+    entry = PUBLISHED[name]
     what = f"{name}: {entry.title}, {entry.size}, from {entry.home}"
     if there:
         typer.echo(f"{name} is in {place_of(name, root)} already.")

@@ -10,23 +10,21 @@ import os
 import pkgutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import diffclip
 from diffclip.data.captions import read_text
 from diffclip.data.corpus import CAPTION_KEY, caption_members, captions_of
-from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.images import IMAGE
-from diffclip.data.masks import MASK, MaskedSet, label_of, masked_set
+from diffclip.data.masks import MASK, label_of, masked_set
 from diffclip.data.published_files import open_files
 from diffclip.data.published_sets import PUBLISHED, is_there, not_there, parts_of, place_of
 from diffclip.data.segmentation import CROWD, SEGMENTS, SegmentedSet
 from diffclip.data.shards import Shards, expand_shards, tar_files
-from diffclip.data.sugarcrepe import ChoiceSet, open_choices
+from diffclip.data.sugarcrepe import open_choices
 from diffclip.errors import Fault, InputError, sample_fault, unknown
 from diffclip.files import cache_folder
 
-_Set = TypeVar("_Set", bound=EvaluationSet)
 _PAIRS = "Questions.csv"
 _DEFAULT_TEMPLATE = "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
@@ -44,7 +42,9 @@ BUILT_IN = {
 }
 
 
-def open_set(source: str | Path, split: str, root: str | Path | None = None) -> EvaluationSet:
+def open_set(
+    source: str | Path, split: str, root: str | Path | None = None, kind: Kind | None = None
+) -> EvaluationSet:
     """Open one split of a set.
 
     Args:
@@ -54,21 +54,19 @@ def open_set(source: str | Path, split: str, root: str | Path | None = None) -> 
         split: a folder of shards in it, for example `test`; or a split of the published set. `val[500:]` is the part
             of it from sample 500 on, as TensorFlow Datasets writes it.
         root: the folder of the published sets.
+        kind: what its samples are read for; None: as the folder tells, by `dataset_type.txt`, its class list and what
+            its samples have.
 
     Returns:
-        The set; one whose samples have masks, and that has neither a class list nor a type, as `open_masks` does.
+        The set: a `MaskedSet`, `SegmentedSet` or `ChoiceSet` for "masks", "segmentation" and "sugarcrepe".
 
     Raises:
-        InputError: no such set, folder or split; a set of pairs, which has no splits; no shards or samples; no class
-            list, or of a single class; labels that cannot be read or lie outside the class list; a published set that
-            must be downloaded first.
+        InputError: no such set, folder or split; a set of pairs, which has no splits; no shards or samples of that
+            kind; no class list, or of a single class; labels that cannot be read or lie outside the class list; a
+            published set that must be downloaded first.
     """
-    folder, whole = set_folder(source, root), parts_of(split)[0]
-    return _part(_open(_name(source, folder), whole, folder), split)
-
-
-def _part(opened: _Set, split: str) -> _Set:
-    whole, first, end = parts_of(split)
+    folder, (whole, first, end) = set_folder(source, root), parts_of(split)
+    opened = _open(_name(source, folder), whole, folder, kind)
     return opened if whole == split else replace(opened.part(first, end), split=split)
 
 
@@ -88,28 +86,29 @@ def _name(source: str | Path, folder: Path) -> str:
     return str(source) if named else folder.resolve().name
 
 
-def _open(name: str, split: str, folder: Path) -> EvaluationSet:
+def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
     def beside(other: str) -> EvaluationSet | None:
         there = _has_shards(folder, other) or _has_files(name, other, folder)
-        return _open(name, other, folder) if there else None
+        return _open(name, other, folder, kind) if there else None
 
-    return replace(_read(name, split, folder), folder=folder, beside=beside)
+    return replace(_read(name, split, folder, kind), folder=folder, beside=beside)
 
 
-def _read(name: str, split: str, folder: Path) -> EvaluationSet:
-    published_files = name in PUBLISHED and not _has_shards(folder, split)
+def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
+    published_files = kind is None and name in PUBLISHED and not _has_shards(folder, split)
     if published_files and (_has_files(name, split, folder) or not _shard_splits(folder)):
         return open_files(name, split, folder)
-    kind = _kind(folder)
-    if kind == "sugarcrepe":
+    told = kind or _kind(folder)
+    if told == "sugarcrepe":
         return open_choices(name, folder)
     shards = Shards(_shards(folder, split))
-    if kind == "retrieval":
+    if kind is None and told == "classification":
+        told = _kind_of_samples(folder, shards)
+    if told == "retrieval":
         return caption_set(name, split, shards)
-    untold = not any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
-    if untold and len(shards.usable({"mask": (MASK,)})[0]):
-        return _masks(name, split, shards, folder)
-    if len(shards.usable({"": (SEGMENTS,)})[0]) and not len(shards.usable({"": ("cls",)})[0]):
+    if told == "masks":
+        return masked_set(name, split, shards, _lines(folder / "classnames.txt"), _templates(folder)[0])
+    if told == "segmentation":
         return _segmented(name, split, shards, folder)
     return _classification(name, split, shards, folder)
 
@@ -153,49 +152,6 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
     return EvaluationSet(
         name, split, "classification", classnames, templates, shards, indices, labels, faults=faults
     )
-
-
-def open_masks(source: str | Path, split: str, root: str | Path | None = None) -> MaskedSet:
-    """Open one split of a set of images with masks.
-
-    Args:
-        source, split, root: as for `open_set`; the split is a folder of shards, or a part of one.
-
-    Raises:
-        InputError: no such set, folder or split; a set of pairs; no sample with an image, a mask and a text.
-    """
-    folder, whole = set_folder(source, root), parts_of(split)[0]
-    return _part(_masks(_name(source, folder), whole, Shards(_shards(folder, whole)), folder), split)
-
-
-def _masks(name: str, split: str, shards: Shards, folder: Path) -> MaskedSet:
-    return masked_set(name, split, shards, _lines(folder / "classnames.txt"), _templates(folder)[0])
-
-
-def open_segmentation(source: str | Path, split: str, root: str | Path | None = None) -> SegmentedSet:
-    """Open one split of a set of images with a class for each pixel.
-
-    Args:
-        source, split, root: as for `open_set`; the split is a folder of shards, or a part of one.
-
-    Raises:
-        InputError: no such set, folder or split; a set of pairs; no class list; no sample with an image and classes.
-    """
-    folder, whole = set_folder(source, root), parts_of(split)[0]
-    return _part(_segmented(_name(source, folder), whole, Shards(_shards(folder, whole)), folder), split)
-
-
-def open_sugarcrepe(source: str | Path, root: str | Path | None = None) -> ChoiceSet:
-    """Open SugarCrepe or a folder of its layout.
-
-    Args:
-        source, root: as for `open_set`.
-
-    Raises:
-        InputError: no such set or folder, or as `open_choices`.
-    """
-    folder = set_folder(source, root)
-    return open_choices(_name(source, folder), folder)
 
 
 def _segmented(name: str, split: str, shards: Shards, folder: Path) -> SegmentedSet:
@@ -286,11 +242,22 @@ def draw_built_in(workers: int = 1) -> Path:
     return folder
 
 
-def _kind(folder: Path) -> str:
-    kind = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
-    if kind not in ("classification", "retrieval", "sugarcrepe"):
-        raise InputError(f"{folder / 'dataset_type.txt'} says {kind!r}: write classification or retrieval")
-    return kind
+def _kind(folder: Path) -> Kind:
+    said = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
+    kinds: tuple[Kind, ...] = ("classification", "retrieval", "sugarcrepe")
+    for kind in kinds:
+        if said == kind:
+            return kind
+    raise InputError(f"{folder / 'dataset_type.txt'} says {said!r}: write classification or retrieval")
+
+
+def _kind_of_samples(folder: Path, shards: Shards) -> Kind:
+    untold = not any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
+    if untold and len(shards.usable({"mask": (MASK,)})[0]):
+        return "masks"
+    if len(shards.usable({"": (SEGMENTS,)})[0]) and not len(shards.usable({"": ("cls",)})[0]):
+        return "segmentation"
+    return "classification"
 
 
 def _shards(folder: Path, split: str) -> list[Path]:

@@ -22,12 +22,12 @@ from diffclip.data.captions import read_coco, read_karpathy
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.images import SUFFIXES
 from diffclip.data.published_sets import (
+    PUBLISHED,
     command_for,
     files_of,
     is_there,
     not_there,
     place_of,
-    published,
     publishers_split,
 )
 from diffclip.data.sugarcrepe import open_choices
@@ -49,7 +49,7 @@ def open_files(name: str, split: str, place: Path) -> EvaluationSet:
     """
     if not is_there(name, split, place):
         raise not_there(name, place.parent)
-    reader = published(name).reader
+    reader = PUBLISHED[name].reader
     if reader == "pairs":
         raise InputError(f"{name} is a set of pairs: try --task mmvp")
     if reader == "choices":
@@ -192,7 +192,7 @@ def check_fetch(names: Sequence[str], root: str | Path) -> None:
         place = place_of(name, root)
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise InputError(
-                f"{place} is in the way and holds no whole {published(name).title}: move it or give another root"
+                f"{place} is in the way and holds no whole {PUBLISHED[name].title}: move it or give another root"
             )
 
 
@@ -219,7 +219,7 @@ def fetch(name: str, root: str | Path) -> Path:
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                raise unreachable(f"{name} from {published(name).home}", error) from error
+                raise unreachable(f"{name} from {PUBLISHED[name].home}", error) from error
             os.replace(whole, place)
     return place
 
@@ -233,7 +233,7 @@ def unreachable(what: str, error: Exception) -> DiffCLIPError:
 def _fetch(name: str, place: Path) -> None:
     from torchvision.datasets.utils import download_and_extract_archive, download_url, extract_archive
 
-    entry = published(name)
+    entry = PUBLISHED[name]
     if entry.reader == "pairs":
         from huggingface_hub import snapshot_download
 

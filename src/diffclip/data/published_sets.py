@@ -10,9 +10,9 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError
 
 HUB = "https://huggingface.co/datasets"
 _OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
@@ -160,14 +160,6 @@ def images_of(dataset: str) -> str:
     return _SINGLE_OBJECTS if shared else dataset
 
 
-class Missing(NamedTuple):
-    """A set to fetch before it can be evaluated on: its name, "170 MB", and the command."""
-
-    name: str
-    size: str
-    command: str
-
-
 def parts_of(split: str) -> tuple[str, int | None, int | None]:
     """Read a split such as `val[500:]`: its name, the first sample of the part, and past the last (None: no bound)."""
     found = _PART.fullmatch(split)
@@ -177,37 +169,13 @@ def parts_of(split: str) -> tuple[str, int | None, int | None]:
     return name, int(first) if first else None, int(end) if end else None
 
 
-def missing_set(name: str, split: str, root: str | Path | None) -> Missing | None:
-    """Describe a published set of which `split` does not lie below `root` (None: nothing is there); nothing is opened.
-
-    Raises:
-        InputError: no published set has this name, or it does not have this split.
-    """
-    # without a root nothing is there, and the command says FOLDER for it
-    known = "FOLDER" if root is None else root
-    if is_there(name, split, place_of(name, known)):
-        return None
-    return Missing(name, PUBLISHED[name].size, command_for(name, known))
-
-
-def published(name: str) -> PublishedSet:
-    """Return the published set called `name`.
-
-    Raises:
-        InputError: there is none; the nearest name is offered.
-    """
-    if name not in PUBLISHED:
-        raise unknown("published set", name, PUBLISHED)
-    return PUBLISHED[name]
-
-
 def is_there(name: str, split: str, place: Path) -> bool:
     """Tell whether the shards or files of one split lie in `place`, by their names.
 
     Raises:
-        InputError: no such set, or it has no such split.
+        InputError: it has no such split.
     """
-    entry = published(name)
+    entry = PUBLISHED[name]
     if any((place / split).glob("*.tar")):
         return True
     if split not in entry.splits:
@@ -232,7 +200,7 @@ def place_of(name: str, root: str | Path) -> Path:
 
 def not_there(name: str, root: str | Path | None) -> InputError:
     """Make the error for a published set that is not in ROOT/NAME, or whose ROOT is unknown."""
-    entry = published(name)
+    entry = PUBLISHED[name]
     where = (
         f"is not in {place_of(name, root)}" if root else f"needs --data-root FOLDER, with FOLDER/{name} in it"
     )
@@ -242,7 +210,7 @@ def not_there(name: str, root: str | Path | None) -> InputError:
 
 def by_hand(name: str, root: str | Path) -> str:
     """Return the commands for a set that `diffclip data download` cannot fetch; "" for the others."""
-    entry, place = published(name), shlex.quote(str(place_of(name, root)))
+    entry, place = PUBLISHED[name], shlex.quote(str(place_of(name, root)))
     return f"{entry.command.format(place=place)} ({entry.wants.format(place=place)})" if entry.command else ""
 
 

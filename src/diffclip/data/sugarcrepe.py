@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.index import digest_of
@@ -35,6 +36,11 @@ class ChoiceSet(EvaluationSet):
     """The images of all files, each once, and the items of each file in its order."""
 
     choices: list[Choice] = field(default_factory=list)
+
+    def take(self, rows: Sequence[int]) -> Self:
+        position = {row: i for i, row in enumerate(rows)}
+        kept = [one._replace(image=position[one.image]) for one in self.choices if one.image in position]
+        return replace(super().take(rows), choices=kept)
 
     @property
     def identity(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diffclip.data.evaluation_sets import BUILT_IN, set_folder
-from diffclip.data.published_sets import PUBLISHED, missing_set, parts_of
+from diffclip.data.published_sets import PUBLISHED, command_for, is_there, parts_of, place_of
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CORRUPTIONS
 
@@ -153,11 +153,11 @@ def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
     missing: dict[str, str] = {}
     for entry in entries:
         if entry.dataset in PUBLISHED:
-            lacking = [missing_set(entry.dataset, parts_of(split)[0], root) for split in entry.splits]
-            if entry.task in LEARNING and not all(lacking):
-                lacking = [missing_set(entry.dataset, TRAIN, root)]
-            if lacking[0] is not None and all(lacking):
-                missing.setdefault(entry.dataset, f"{lacking[0].size} to download: {lacking[0].command}")
+            place = place_of(entry.dataset, root or "FOLDER")
+            there = any(is_there(entry.dataset, parts_of(split)[0], place) for split in entry.splits)
+            if not there or (entry.task in LEARNING and not is_there(entry.dataset, TRAIN, place)):
+                how = command_for(entry.dataset, root or "FOLDER")
+                missing[entry.dataset] = f"{PUBLISHED[entry.dataset].size} to download: {how}"
         elif entry.dataset not in BUILT_IN:
             try:
                 set_folder(entry.dataset, root)

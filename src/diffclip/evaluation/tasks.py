@@ -16,19 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.evaluation_sets import (
-    BUILT_IN,
-    caption_set,
-    open_masks,
-    open_segmentation,
-    open_set,
-    open_sugarcrepe,
-    set_folder,
-)
-from diffclip.data.shards import Shards
+from diffclip.data.evaluation_set import EvaluationSet, Kind
+from diffclip.data.evaluation_sets import BUILT_IN, open_set, set_folder
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.faithfulness import faithfulness
@@ -52,7 +43,7 @@ class Task(NamedTuple):
     With `squash` images are not cropped.
     """
 
-    kind: str
+    kind: Kind | Literal["mmvp"]
     run: Callable[[Setting[Any]], list[Score]]
     options: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
@@ -82,21 +73,16 @@ def open_for(
     Of a set with a class for each pixel, tasks that read captions get those of its samples.
     """
     kind = TASKS[task].kind if task else None
-    if kind == "masks":
-        return open_masks(source, split, root)
-    if kind == "segmentation":
-        return open_segmentation(source, split, root)
-    if kind == "sugarcrepe":
-        return open_sugarcrepe(source, root)
+    if kind in ("masks", "segmentation", "sugarcrepe"):
+        return open_set(source, split, root, kind)
     folder = set_folder(source, root)
     if kind == "mmvp" or (folder / QUESTIONS).is_file():
         return open_pairs(folder, str(source) if str(source) in BUILT_IN else None)
     data = open_set(source, split, root)
     if task and data.kind == "segmentation" and "retrieval" in (kind, *TASKS[task].also):
-        assert isinstance(data.source, Shards)
-        return caption_set(data.name, data.split, data.source)
+        return open_set(source, split, root, "retrieval")
     if task and "masks" in TASKS[task].also and data.kind not in (kind, *TASKS[task].also):
-        return open_masks(source, split, root)
+        return open_set(source, split, root, "masks")
     return data
 
 
