@@ -190,7 +190,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing_half_written(save, s
 def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
     from lightning.fabric import Fabric
 
-    from diffclip.training.checkpoint import Progress, read_progress, save_checkpoint
+    from diffclip.training.checkpoint import Progress, read_state, save_checkpoint
 
     sizes = {
         "embed_dim": 8,
@@ -204,6 +204,6 @@ def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(bytes(150_000))
     with pytest.raises(InputError, match="no space left"):
         save_checkpoint(fabric, small_disk, model, optimiser, Progress(step=2))
-    assert read_progress(small_disk).step == 1
+    assert read_state(small_disk / "checkpoints" / "last").step == 1
     diffclip.load_weights(model, small_disk / "checkpoints" / "last")
     assert {path.name for path in (small_disk / "checkpoints").iterdir()} == {"last", "step_00000001"}

@@ -175,3 +175,8 @@ def lock_file(file: Path) -> IO[str] | str:
         handle.write(f"process {os.getpid()} on {platform.node()}")
         handle.flush()
     return handle
+
+
+def cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -64,8 +64,31 @@ def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path:
         content = found.extractfile(names["3.jpg"])
         assert content is not None
         assert content.read() == (kaggle / "Images" / "3.jpg").read_bytes()
-    with pytest.raises(InputError, match="holds shards made otherwise"):
+    with pytest.raises(InputError, match="holds shards of other settings, images or captions"):
         make_shards(kaggle, shards, edge=20, **options)
+
+
+def test_an_image_that_came_later_needs_another_folder(kaggle: Path, tmp_path: Path) -> None:
+    image = kaggle / "Images" / "4.jpg"
+    image.rename(tmp_path / "away.jpg")
+    make_shards(kaggle, tmp_path / "shards", captions=[kaggle / "captions.txt"], workers=1)
+    (tmp_path / "away.jpg").rename(image)
+    with pytest.raises(InputError, match="holds shards of other settings, images or captions"):
+        make_shards(kaggle, tmp_path / "shards", captions=[kaggle / "captions.txt"], workers=1)
+
+
+def test_an_image_of_the_same_name_is_not_another_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, color in (("a", "red"), ("b", "blue")):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8), color).save(tmp_path / "set" / folder / "0.png")
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "set" / "a" / "1.png")
+    (tmp_path / "set" / "captions.csv").write_text("image,caption\na/0.png,red\nb/0.png,blue\n1.png,alone\n")
+    (tmp_path / "set" / "b" / "0.png").unlink()
+    make_shards(tmp_path / "set", tmp_path / "shards", workers=1)
+    assert "1 left out" in capsys.readouterr().out
+    assert captions_in(tmp_path / "shards") == {"0": ["red"], "1": ["alone"]}
 
 
 def test_what_is_missing_or_broken_is_named(

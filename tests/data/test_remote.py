@@ -1,3 +1,4 @@
+import errno
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from diffclip.data.corpus import Corpus, Sample
 from diffclip.data.loader import Batch, CaptionLoader
 from diffclip.data.remote import expand_remote, is_remote, shown
 from diffclip.data.transforms import TrainTransform
-from diffclip.errors import InputError
+from diffclip.errors import DiffCLIPError, InputError
 
 WriteShard = Callable[..., Path]
 
@@ -111,6 +112,22 @@ def test_indexes_beside_the_shards_spare_fetching_to_count(server: str, tmp_path
     assert not [path for path in Handler.fetched if path.endswith(".tar")]
     assert isinstance(corpus.read(0), Sample)
     assert [path for path in Handler.fetched if path.endswith(".tar")] == ["/0.tar"]
+
+
+def test_a_server_that_is_gone_ends_the_run_instead_of_skipping_shards(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Corpus(str(tmp_path / "served")).keep_indexes()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    corpus = Corpus(f"{server}/")
+
+    def fails(*_: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(fsspec.filesystem("http"), "get_file", fails)
+    with pytest.raises(DiffCLIPError, match="check the address and the network") as error:
+        corpus.read(0)
+    assert not isinstance(error.value, InputError)
 
 
 def test_a_changed_shard_is_another_one(server: str, tmp_path: Path, write_shard: WriteShard) -> None:

@@ -14,7 +14,7 @@ from diffclip.training.checkpoint import (
     Progress,
     choose_checkpoint,
     damage,
-    read_progress,
+    read_state,
     restore_checkpoint,
     save_checkpoint,
 )
@@ -78,7 +78,7 @@ def test_damage_to_any_file_is_found(
     )
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000002"
     assert "step_00000003 is damaged" in capsys.readouterr().err
-    assert read_progress(run).step == 2
+    assert read_state(run / "checkpoints" / "last").step == 2
     # the next checkpoint takes its place
     model, optimizer = stepped()
     save_checkpoint(ALONE, run, model, optimizer, Progress(3, epoch=3))
@@ -96,7 +96,7 @@ def test_a_last_link_that_was_lost_is_made_anew(run: Path) -> None:
     (run / "checkpoints" / "last").unlink()
     (run / "checkpoints" / "previous").unlink()
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000003"
-    assert read_progress(run).step == 3
+    assert read_state(run / "checkpoints" / "last").step == 3
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from diffclip.config import variant_config
 from diffclip.convert import to_differential
 from diffclip.study.runs import read_run
 from diffclip.training import run as runner
-from diffclip.training.checkpoint import read_progress
+from diffclip.training.checkpoint import read_state
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.weights import save_weights
 
@@ -73,7 +73,7 @@ def test_a_run_goes_on_by_its_own_recipe_without_the_weights(
         patch.setattr(torch.optim.AdamW, "step", step_or_stop)
         with pytest.raises(KeyboardInterrupt):
             runner.train(recipe, tmp_path / "run")
-    assert read_progress(tmp_path / "run").step < 10
+    assert read_state(tmp_path / "run" / "checkpoints" / "last").step < 10
     shutil.rmtree(tmp_path / "start")
     own = read_recipe(tmp_path / "run" / "recipe.yaml")
     assert own == recipe

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from test_loop import changed, lines, without_times
 
 from diffclip.errors import StoppedError
 from diffclip.training import run as runner
-from diffclip.training.checkpoint import read_progress
+from diffclip.training.checkpoint import read_state
+from diffclip.training.launch import StopRequest
 from diffclip.training.recipe import Recipe
 
 
@@ -43,7 +45,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(
             runner.train(recipe, tmp_path / "cut")
     assert error.value.exit_code == 75
     assert signal.getsignal(number) == before
-    assert read_progress(tmp_path / "cut").step == 7
+    assert read_state(tmp_path / "cut" / "checkpoints" / "last").step == 7
     assert len(lines(tmp_path / "cut" / "metrics.jsonl")) == 7
     runner.train(recipe, tmp_path / "cut", resume=True)
     for name in ("metrics.jsonl", "validation.jsonl"):
@@ -97,3 +99,10 @@ def _catches_sigterm(pid: int) -> bool:
         line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")
     ]
     return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_signal_that_a_reader_took_for_a_broken_file_is_not_lost(tmp_path: Path) -> None:
+    with StopRequest(tmp_path) as stop:
+        with suppress(Exception):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked == signal.SIGTERM

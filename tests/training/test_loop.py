@@ -22,7 +22,7 @@ from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DivergedError, Fault
 from diffclip.model import CLIP
 from diffclip.training import run as runner
-from diffclip.training.checkpoint import read_progress
+from diffclip.training.checkpoint import read_state
 from diffclip.training.recipe import Recipe, parse_recipe
 from diffclip.training.run import open_training_data
 
@@ -157,7 +157,9 @@ def test_a_resumed_run_has_the_numbers_of_one_never_stopped(
         patch.setattr(torch.optim.AdamW, "step", step_or_die)
         with pytest.raises(KilledError):
             runner.train(recipe, tmp_path / "cut")
-    assert read_progress(tmp_path / "cut").step >= max(range(0, at, checkpoint_every or 5))
+    assert read_state(tmp_path / "cut" / "checkpoints" / "last").step >= max(
+        range(0, at, checkpoint_every or 5)
+    )
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 99, "los')
     torch.manual_seed(123)
@@ -223,7 +225,7 @@ def test_embeddings_that_are_not_finite_stop_the_run(recipe: Recipe, tmp_path: P
     with pytest.raises(DivergedError, match=r"step 10: embeddings .* not finite") as error:
         runner.train(recipe, run)
     assert error.value.step == 10
-    assert read_progress(run).step == 5
+    assert read_state(run / "checkpoints" / "last").step == 5
 
 
 def test_of_a_damaged_checkpoint_the_one_before_is_taken(
@@ -294,7 +296,7 @@ def test_progress_after_a_last_broken_batch_is_kept(
     last_batch_is_broken(monkeypatch)
     outcome = runner.train(changed(recipe, checkpoint_every=1), tmp_path / "run")
     assert outcome.progress.step == 12
-    assert read_progress(tmp_path / "run") == outcome.progress
+    assert read_state(tmp_path / "run" / "checkpoints" / "last") == outcome.progress
     assert outcome.progress.epoch == 3
 
 
@@ -412,7 +414,7 @@ def test_an_error_in_validation_loses_no_step(
     val = zeroed(scenes / "val", tmp_path / "val", range(12))
     with pytest.raises(InputError, match="every image in"):
         runner.train(changed(recipe, data={"val": str(val)}), tmp_path / "run")
-    assert read_progress(tmp_path / "run").step == 5
+    assert read_state(tmp_path / "run" / "checkpoints" / "last").step == 5
 
 
 def test_data_that_has_moved_is_found_at_its_new_place(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:

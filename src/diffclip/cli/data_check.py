@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from diffclip.cli.console import print_table
-from diffclip.files import check_writable, printable, write_text
+from diffclip.files import check_writable, cores, printable, write_text
 
 if TYPE_CHECKING:
     from diffclip.data.check import Check, Spread
@@ -58,7 +57,7 @@ def check(
     try:
         total = min(sample or corpus.samples, corpus.samples)
         with showing_progress("Reading", {"samples": total}) as advance:
-            processes = workers or os.cpu_count() or 1
+            processes = workers or cores()
             found = look(corpus, sample, seed, processes, advance=lambda done: advance("samples", done, None))
         _show(found)
         if output is not None:

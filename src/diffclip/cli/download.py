@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,6 +51,7 @@ def download(
     from diffclip.data.published_files import check_fetch
     from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
     from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
+    from diffclip.files import cores
 
     names = list(dict.fromkeys(names))
     for name in names:
@@ -67,7 +67,7 @@ def download(
     for name in names:
         try:
             if name in lists:
-                _captions(name, root, tool, url_list, processes or os.cpu_count() or 1, threads)
+                _captions(name, root, tool, url_list, processes or cores(), threads)
             else:
                 _published(name, root, name in there)
         except StoppedError:

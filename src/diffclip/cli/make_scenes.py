@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +25,10 @@ def make_scenes(
     Example: diffclip data make-scenes data/scenes --train 20000 --seed 1
     """
     from diffclip.cli.progress import showing_progress
+    from diffclip.files import cores
     from diffclip.scenes import write_scenes
 
     with showing_progress("Drawing scenes", {}) as progress:
-        at_once = workers or os.cpu_count() or 1
+        at_once = workers or cores()
         drawn = write_scenes(folder, size, train, val, test, seed, progress, at_once, distractors)
     typer.echo(f"Drew the scenes in {folder}." if drawn else f"{folder} has these scenes already: reused.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +40,7 @@ def make_shards(
     from diffclip.data.captions import read_captions
     from diffclip.data.make_shards import find_captions
     from diffclip.data.make_shards import make_shards as make
-    from diffclip.files import write_text
+    from diffclip.files import cores, write_text
 
     named = {file.stem if len(captions) > 1 else "": file for file in captions} if captions else {}
     files = named or find_captions(source)
@@ -49,7 +48,7 @@ def make_shards(
     for split, texts in found.items():
         place = folder / split
         with showing_progress(f"Writing {place.name}", {"images": len(texts)}) as advance:
-            made = make(source, place, texts, edge, workers or os.cpu_count() or 1, advance)
+            made = make(source, place, texts, edge, workers or cores(), advance)
         typer.echo(
             f"{made.samples:,} images with {made.captions:,} captions in {made.shards} "
             f"shard{'s' * (made.shards != 1)} in {place}; {len(made.faults):,} left out"

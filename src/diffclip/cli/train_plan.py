@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,9 @@ def show_dry_run(
     """
     from diffclip.training.plan import plan_run
 
-    devices = hardware.resolved().devices if hardware.devices == "auto" else hardware.devices
+    devices = hardware.devices
+    if devices == "auto":  # of this node, which may plan for many
+        devices = replace(hardware, nodes=1).resolved().devices
     world = int(devices) * hardware.nodes
     if world < 1:
         raise InputError(f"{devices} devices on {hardware.nodes} nodes: both must be at least 1")
@@ -125,12 +128,15 @@ def _look_at_validation_data(recipe: Recipe) -> Iterator[str]:
 def how_to_get(recipe: Recipe) -> str | None:
     """The command that fetches the training data, where it lies in a folder that has a published set's name."""
     from diffclip.data.download import CAPTION_SETS
+    from diffclip.data.remote import is_remote
     from diffclip.training.recipe import WeightedShards
 
     train = recipe.data.train
     for source in train if isinstance(train, list) else [train]:
         shards = source.shards if isinstance(source, WeightedShards) else source
-        for path in map(Path, [shards] if isinstance(shards, str) else shards):
+        for path in (
+            Path(one) for one in ([shards] if isinstance(shards, str) else shards) if not is_remote(one)
+        ):
             for folder in () if path.exists() else (path, *path.parents):
                 command = f"diffclip data download {folder.name} --root {shlex.quote(str(folder.parent))}"
                 if folder.name in ("flickr8k", "flickr30k"):

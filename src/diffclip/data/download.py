@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffclip.data.index import digest_of
 from diffclip.data.published_files import unreachable
 from diffclip.data.published_sets import HUB
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
@@ -76,8 +77,8 @@ def find_tool() -> list[str]:
 def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tuple[Path, tuple[str, str]]:
     """Fetch the list of a set into its folder `place`, unless it is there.
 
-    A TSV is rewritten as `urls.tsv`, with a header, one caption a line, and quoted as CSV readers want it; lines
-    without an address or a caption are left out. Parquet files are used as they are.
+    A TSV is rewritten as `urls.tsv` (`urls-HASH.tsv` for `own`), with a header, one caption a line, and quoted as CSV
+    readers want it; lines without an address or a caption are left out. Parquet files are used as they are.
 
     Args:
         own: a list with the same columns to use instead: an address, a .tsv, a .parquet file or a folder of them.
@@ -86,10 +87,13 @@ def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tupl
         The list, and the names of its columns of addresses and captions.
 
     Raises:
-        InputError: `own` is missing or of another kind, or holds no line of use.
+        InputError: `own` is missing or of another kind, or holds no line of use; the set was begun with another list.
         DiffCLIPError: the list cannot be fetched.
     """
-    cleaned = place / "urls.tsv"
+    cleaned = place / (f"urls-{digest_of(own)[:8]}.tsv" if own else "urls.tsv")
+    others = [file for file in place.glob("urls*.tsv") if file != cleaned]
+    if others:
+        raise InputError(f"{place} holds shards of another list ({others[0].name}): choose another --root")
     if not cleaned.exists():
         found = _local(own or entry.address, place)
         if found.is_dir() or found.suffix == ".parquet":

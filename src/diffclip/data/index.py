@@ -18,7 +18,7 @@ import signal
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from diffclip.data.images import IMAGE
 from diffclip.errors import InputError
-from diffclip.files import cache_folder, write_atomically
+from diffclip.files import cache_folder, cores, write_atomically
 
 INDEX_FOLDER = "diffclip-index"
 MEMBERS = (*IMAGE, "txt", "json", "cls", "mask.png", "seg.png")
@@ -250,12 +250,13 @@ def open_indexes(paths: Sequence[Path], whole: bool = True) -> list[tuple[Header
     kept = [_kept_index(path, whole) for path in paths]
     todo = [path for path, one in zip(paths, kept, strict=True) if one is None]
     # Fewer are scanned before other processes have started; threads would not run at once.
+    scanned: Iterator[tuple[Header, Table]] = map(partial(open_index, whole=whole), todo)
     if len(todo) > 8:
         fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(os.cpu_count(), fork, initializer=_end_with_parent) as pool:
+        with ProcessPoolExecutor(cores(), fork, initializer=_end_with_parent) as pool:
             print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-            list(pool.map(partial(open_index, whole=False), todo))
-    return [open_index(path, whole) if one is None else one for path, one in zip(paths, kept, strict=True)]
+            scanned = iter(list(pool.map(partial(open_index, whole=whole), todo)))
+    return [next(scanned) if one is None else one for one in kept]
 
 
 def _end_with_parent() -> None:

@@ -7,10 +7,9 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from PIL import Image
 from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
 from diffclip.data.images import IMAGE, SUFFIXES, read_image
 from diffclip.data.index import digest_of
+from diffclip.data.workers import in_processes
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import write_atomically, write_text
 
@@ -98,19 +98,22 @@ def make_shards(
     Raises:
         InputError: no image is there, or `folder` holds shards of another source.
     """
-    settings = {"source": str(source.resolve()), "edge": edge, "captions": digest_of(list(captions.items()))}
+    places = _places(source, captions)
+    names = [name for name in captions if name in places]
+    found = digest_of([[name, captions[name]] for name in names])
+    settings = {"source": str(source.resolve()), "edge": edge, "captions": found}
     manifest = folder / _MANIFEST
     if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
-        raise InputError(f"{folder} holds shards made otherwise: remove it or choose another folder")
+        raise InputError(
+            f"{folder} holds shards of other settings, images or captions: remove it or choose another folder"
+        )
     if not manifest.exists() and any(folder.glob("*.tar")):
         raise InputError(f"{folder} holds shards already: choose another folder")
-    places = _places(source, captions)
     if not places:
         raise InputError(
             f"none of {len(captions)} images is in {source} (first: {next(iter(captions))!r}): check the folder"
         )
     write_text(manifest, json.dumps(settings))
-    names = [name for name in captions if name in places]
     samples = []
     for number, i in enumerate(np.random.default_rng(0).permutation(len(names)).tolist()):
         key = f"{number:07d}_{re.sub(r'[^A-Za-z0-9-]', '_', Path(names[i]).stem)}"
@@ -121,7 +124,7 @@ def make_shards(
     ]
     missing = [Fault(name, f"is not in {source}") for name in captions if name not in places]
     made = Made(len(jobs), faults=missing)
-    for counts in _results(jobs, workers):
+    for counts in in_processes(_write_shard, jobs, workers):
         made.samples += counts["samples"]
         made.captions += counts["captions"]
         made.faults += [Fault(name, reason) for name, reason in counts["faults"]]
@@ -131,25 +134,27 @@ def make_shards(
 
 
 def _places(source: Path, captions: Captions) -> dict[str, Path]:
-    """The file of each image that is there."""
-    by_name: dict[str, Path] = {}
+    """The file of each image that is there: at its path, else the first of its name if no other captions ask for
+    one of that name."""
+    exact: dict[str, Path] = {}
+    named: dict[str, list[Path]] = {}
     for parent, _, files in os.walk(source):
         for file in files:
             if file.lower().endswith(SUFFIXES):
                 path = Path(parent, file)
-                for name in (path.relative_to(source).as_posix(), file, path.stem):
-                    by_name.setdefault(name, path)
-    found = {name: by_name.get(name) or by_name.get(name.rpartition("/")[2]) for name in captions}
-    return {name: path for name, path in found.items() if path is not None}
-
-
-def _results(jobs: list[Job], workers: int) -> Iterator[dict[str, Any]]:
-    if workers == 1 or len(jobs) == 1:
-        yield from map(_write_shard, jobs)
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(_write_shard, job) for job in jobs]):
-            yield future.result()
+                exact[path.relative_to(source).as_posix()] = path
+                for name in (file, path.stem):
+                    named.setdefault(name, []).append(path)
+    asked = Counter(name.rpartition("/")[2] for name in captions)
+    found = {}
+    for name in captions:
+        last = name.rpartition("/")[2]
+        alike = named.get(last, [])
+        if name in exact:
+            found[name] = exact[name]
+        elif alike and asked[last] == 1:
+            found[name] = min(alike)
+    return found
 
 
 def _write_shard(job: Job) -> dict[str, Any]:

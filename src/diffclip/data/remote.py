@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -154,7 +155,7 @@ class RemoteShards:
             with suppress(OSError):  # a file system without locks: both fetch
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not copy.exists():
-                with _opened(address) as (system, path), write_atomically(copy) as temporary:
+                with write_atomically(copy) as temporary, _opened(address) as (system, path):
                     system.get_file(path, str(temporary))
                 self._make_room()
             with suppress(OSError):
@@ -200,5 +201,9 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
         ) from None
     # each protocol has errors of its own
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiffCLIPError(
+                f"no space left for a copy of {what}: choose another data.cache, or a lower data.cache_gb"
+            ) from error
         reason = " ".join(shown(str(error)).split()) or type(error).__name__
         raise DiffCLIPError(f"{what} cannot be read ({reason}): check the address and the network") from error

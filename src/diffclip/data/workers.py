@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from diffclip.errors import DiffCLIPError
+
+Job = TypeVar("Job")
+Found = TypeVar("Found")
 
 
 def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
@@ -35,6 +40,23 @@ def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **optio
         generator=torch.Generator(),
         **options,
     )
+
+
+def in_processes(work: Callable[[Job], Found], jobs: Sequence[Job], workers: int) -> Iterator[Found]:
+    """Do each job in one of so many processes, or in this one, and yield what comes of it as it is done. The first
+    failure, or an end of the iteration, leaves out the jobs that have not begun."""
+    if workers <= 1 or len(jobs) == 1:
+        yield from map(work, jobs)
+        return
+    # forking a process that may hold threads (torch does) can deadlock
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(work, job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
 
 
 def leave_signals_to_parent(worker: int) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from diffclip.data.published_sets import SHIFTS
+from diffclip.data.workers import in_processes
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, write_text
 from diffclip.scenes.export import write_choices, write_pairs, write_questions, write_shard
@@ -116,7 +115,7 @@ def write_scenes(
     for path, text in _notes(folder, settings):
         write_text(path, text)
     total = sum(job.images for job in jobs)
-    for images in _run(jobs, workers):
+    for images in in_processes(Job.run, jobs, workers):
         if progress is not None:
             progress("images", images, total)
     return True
@@ -191,19 +190,3 @@ def _notes(folder: Path, settings: Settings) -> Iterator[tuple[Path, str]]:
             names, templates = _PROMPTS.get(name, (SHAPES, TEMPLATES))
             yield folder / name / "classnames.txt", "\n".join(names) + "\n"
             yield folder / name / "zeroshot_classification_templates.txt", "\n".join(templates) + "\n"
-
-
-def _run(jobs: list[Job], workers: int) -> Iterator[int]:
-    if workers <= 1:
-        yield from (job.run() for job in jobs)
-        return
-    # forking a process that may hold threads (torch does) can deadlock
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = [pool.submit(job.run) for job in jobs]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import math
 import shutil
-import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
 from diffclip.errors import InputError
 from diffclip.evaluation.suite import suite
-from diffclip.files import disk_errors, lock_file
+from diffclip.files import cores, disk_errors, lock_file
 from diffclip.scenes.write import write_scenes
-from diffclip.study.place import SCENES, Place, cores, seconds_of_runs, suites_of
+from diffclip.study.place import SCENES, Place, seconds_of_runs, suites_of
 from diffclip.study.plan import GROUPS, Group, Planned, choose, digest_of, grid_runs, plan, sweep_runs
 from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.runs import read_timing
 from diffclip.study.timing import time_arms
 from diffclip.study.worker import Ended, Job, Worker
+from diffclip.training.launch import StopRequest
 from diffclip.training.logging import duration
 from diffclip.training.recipe import read_recipe
 
 _GRACE = 60.0  # seconds that a run has to save and leave
 _POLL = 0.5  # seconds
 _TIMING = {"cpu": 400.0, "cuda": 60.0}  # seconds for timing a step of all arms
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass
@@ -80,8 +77,9 @@ def run_study(
             else:
                 say("timing a training step of every arm, in turns")
                 time_arms(study, place.output, place.device, place.threads, _TIMING[place.device])
-        with _listening() as signals:
-            return _Grid(study, place, folder, command, say, deadline, signals).do(groups)
+        with StopRequest(place.runs) as stop:
+            stop.saves = True
+            return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
 
 
 @dataclass
@@ -94,7 +92,7 @@ class _Grid:
     command: Callable[[Sequence[str]], None]
     say: Callable[[str], None]
     deadline: float
-    signals: list[int]
+    stop: StopRequest
 
     def do(self, groups: Collection[Group]) -> Tally:
         """The sweep if it is wanted, then what it decides."""
@@ -132,8 +130,8 @@ class _Grid:
         stopping = math.inf
         try:
             while True:
-                if tally.stopped is None and (self.signals or time.monotonic() >= self.deadline):
-                    tally.stopped = self.signals[0] if self.signals else "time"
+                if tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
+                    tally.stopped = self.stop.asked or "time"
                     stopping = time.monotonic() + _GRACE
                     if going:
                         self.say("asking the runs that go to save and stop")
@@ -151,7 +149,7 @@ class _Grid:
                 for connection in wait(list(going), _POLL):
                     planned, worker, started = going.pop(connection)
                     ended = worker.join()
-                    stops = tally.stopped is not None or bool(self.signals)
+                    stops = tally.stopped is not None or bool(self.stop.asked)
                     if stops and ended.ours:
                         # an interrupt may end in any error; the next call tells a true one
                         ended = Ended(stopped=True)
@@ -222,21 +220,3 @@ def _is_of_others(run: Path, planned: Planned) -> bool:
         return digest_of(found) != planned.digest
     except InputError:
         return True
-
-
-@contextmanager
-def _listening() -> Iterator[list[int]]:
-    """Collect the signals to stop; a second Ctrl-C does not wait for anything."""
-    heard: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and number in heard:
-            raise KeyboardInterrupt
-        heard.append(number)
-
-    before: dict[int, Any] = {number: signal.signal(number, hear) for number in _SIGNALS}
-    try:
-        yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from statistics import median
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import DiffCLIPError, require_group
 from diffclip.evaluation.suite import missing_of, suite
-from diffclip.files import check_writable
+from diffclip.files import check_writable, cores
 from diffclip.study.plan import GROUPS, Group, Line, Planned
 from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder
@@ -97,18 +96,15 @@ def problems_of(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
             f"{folder} is missing: the study is trained on it" for folder in splits if not folder.exists()
         ]
     entries = [entry for name in suites_of(study, groups) for entry in suite(name)]
-    if study.scenes is not None:
-        entries = [entry for entry in entries if entry.dataset in PUBLISHED]
-    missing = missing_of(entries, place.data)
-    problems += [f"missing in {place.data}: {name}, {how}" for name, how in missing.items()]
-    return problems
+    if study.scenes is None:
+        missing = missing_of(entries, place.data)
+        return problems + [f"missing in {place.data}: {name}, {how}" for name, how in missing.items()]
+    foreign = {entry.dataset: None for entry in entries if entry.dataset in PUBLISHED}
+    return problems + [
+        f"{name} is not among the scenes that the study draws: choose another suite" for name in foreign
+    ]
 
 
 def suites_of(study: Study, groups: Collection[Group]) -> list[str]:
     """List the suites of `groups`."""
     return list(dict.fromkeys(grid.suite for group, grid in study.grids.items() if group in groups))
-
-
-def cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0))

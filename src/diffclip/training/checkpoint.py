@@ -100,7 +100,7 @@ def _fill(
 ) -> None:
     first = fabric.global_rank == 0
     own = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if fabric.device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state()
     by_rank = share(fabric, own)
     weights = whole_state(model, keep=first)
@@ -155,7 +155,7 @@ def restore_checkpoint(
         states = load_file(folder / GENERATORS_FILE)
         if f"{world - 1}.cpu" in states and f"{world}.cpu" not in states:
             torch.set_rng_state(states[f"{rank}.cpu"])
-            if torch.cuda.is_available() and f"{rank}.cuda" in states:
+            if fabric.device.type == "cuda" and f"{rank}.cuda" in states:
                 torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
         else:
             torch.manual_seed(hash((seed, progress.step, rank)) % 2**63)
@@ -165,15 +165,6 @@ def restore_checkpoint(
         progress.best_score = None
     load_optimizer(folder, model, optimizer)
     return progress
-
-
-def read_progress(run: Path) -> Progress:
-    """The place of the last checkpoint of `run`.
-
-    Raises:
-        InputError: there is none, or it cannot be read.
-    """
-    return read_state(run / "checkpoints" / "last")
 
 
 def read_state(folder: Path) -> Progress:

@@ -162,10 +162,10 @@ def agreed_batches(
                 raise failed
             if batch is None:
                 return
-            yield batch, waited, stop.asked
+            yield batch, waited, bool(stop.asked)
             continue
         size = -2 if failed else -1 if batch is None else len(batch)
-        told = torch.tensor([size, -int(stop.asked)], device=fabric.device)
+        told = torch.tensor([size, -int(bool(stop.asked))], device=fabric.device)
         torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
         fewest, asked = told.tolist()
         if fewest == -2:

@@ -74,7 +74,8 @@ class Hardware:
             nodes = self.nodes
         if devices < 1 or nodes < 1:
             raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
-        if nodes > 1 and "MASTER_ADDR" not in os.environ and started is None:
+        meeting = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
+        if nodes > 1 and started is None and not meeting <= os.environ.keys():
             raise InputError(
                 f"{nodes} nodes meet at the address of the first: set MASTER_ADDR to it and MASTER_PORT to a free "
                 "port on every node, and NODE_RANK to the node's number from 0"
@@ -194,12 +195,13 @@ def follow_launcher() -> None:
 class StopRequest:
     """Turn SIGTERM, SIGUSR1 (SLURM's `--signal`) and Ctrl-C into a request to save and stop, within a `with` block.
 
-    A signal raises `StoppedError` until `saves` is set; from then on it sets `asked`, for the loop to see between two
-    steps. A second Ctrl-C interrupts. Outside the main thread, where Python handles no signals, nothing is ever asked.
+    A signal sets `asked` to its number, for the loop to see between two steps. Until `saves` is set it also raises
+    `StoppedError`. A second Ctrl-C interrupts. Outside the main thread, where Python handles no signals, nothing is
+    ever asked.
     """
 
     def __init__(self, run: Path) -> None:
-        self.asked, self.saves, self._run = False, False, run
+        self.asked, self.saves, self._run = 0, False, run
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -214,8 +216,9 @@ class StopRequest:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.asked:
             raise KeyboardInterrupt
+        # also where the error below is taken for a broken image or file on its way
+        self.asked = self.asked or number
         if not self.saves:
             raise StoppedError(
                 f"{self._run}: asked to stop before its first step: run the command again with --resume"
             )
-        self.asked = True

@@ -3,6 +3,7 @@ from saved weights or from a checkpoint), claims the folder, and makes the steps
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from contextlib import ExitStack, closing, nullcontext
@@ -18,6 +19,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.memory import MemoryLoader
+from diffclip.data.remote import is_remote, shown
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import Fault, InputError, require_group
@@ -93,9 +95,10 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         checkpoint = first_does(fabric, lambda: _find_checkpoint(recipe, run, resume, held))
         finished = read_state(checkpoint) if checkpoint is not None else None
         if finished is not None and finished.epoch >= recipe.epochs:
-            _say(
-                f"{checkpoint}: the run is finished after step {finished.step}; epochs=N extends it to N epochs"
-            )
+            if fabric.global_rank == 0:
+                _say(
+                    f"{checkpoint}: the run is finished after step {finished.step}; epochs=N extends it to N epochs"
+                )
             return Outcome(finished, rank=fabric.global_rank)
         trainer = _prepare(fabric, recipe, run, resume, checkpoint, stop, held)
         hosts = share(fabric, platform.node())
@@ -140,6 +143,9 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
     """
     if recipe.data.val is None:
         return None
+    val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
+    if addresses := [spec for spec in val if is_remote(str(spec))]:
+        raise InputError(f"data.val {shown(addresses[0])} is an address: give shards on a disk")
     shards = Shards(expand_shards(recipe.data.val), keep_images=recipe.data.memory)
     found = caption_set("validation", "val", shards, recipe.data.caption_key)
     return found if recipe.data.val_range is None else found.part(*recipe.data.val_range)
@@ -291,7 +297,8 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     }
     about = describe_start(recipe, data, processes, done, steps)
     add_start(run, about)
-    config = recipe.model_dump(mode="json") | {"about": about}
+    # Weights & Biases shows it to others: no passwords of addresses
+    config = json.loads(shown(recipe.model_dump_json())) | {"about": about}
     return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, recipe.wandb, config)
 
 

@@ -24,7 +24,7 @@ import torch
 import diffclip
 from diffclip.data.remote import shown
 from diffclip.errors import InputError
-from diffclip.files import disk_errors, lock_file, write_text
+from diffclip.files import cores, disk_errors, lock_file, write_text
 from diffclip.training.recipe import Recipe, read_recipe, to_yaml
 
 RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
@@ -43,7 +43,7 @@ _OF_A_RUN = {
 }
 _PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "triton")
 _ENVIRONMENT = re.compile(
-    r"(OMP|MKL|CUDA|CUBLAS|NCCL|GLOO|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|SLURM)_\w+|NVIDIA_TF32_OVERRIDE"
+    r"(OMP|MKL|CUDA|CUBLAS|NCCL|GLOO|TORCH|PYTORCH|TORCHINDUCTOR|TRITON)_\w+|SLURM_(?!JWT)\w+|NVIDIA_TF32_OVERRIDE"
 )
 
 
@@ -128,7 +128,7 @@ def describe_start(
             "name": platform.node(),
             "system": platform.platform(),
             "cpu": cpu_name(),
-            "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+            "cores": cores(),
             "threads": torch.get_num_threads(),
             "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         },

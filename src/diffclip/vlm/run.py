@@ -110,7 +110,7 @@ class Reporter(TrainerCallback):
             forget_after(self._run / METRICS_FILE, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        asked = torch.tensor(int(self._stop.asked), device=args.device)
+        asked = torch.tensor(int(bool(self._stop.asked)), device=args.device)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(asked)
         if asked:
