@@ -42,6 +42,9 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     assert {record.weights for record in records} == {
         f"{m}-s{s}/checkpoints/best" for m in ("CLIP", "DiffCLIP") for s in (0, 1)
     }
+    call("saved/demo", "--save", "saved/again")
+    curves = [(tmp_path / "saved" / name / "curves.jsonl").read_text() for name in ("demo", "again")]
+    assert curves[0] == curves[1]
     assert call("saved/demo", "--output", "report.html", "--title", "Demo") == "wrote report.html\n"
     page = (tmp_path / "report.html").read_text()
     assert "<h1>Demo</h1>" in page

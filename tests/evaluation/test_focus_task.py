@@ -257,6 +257,8 @@ def test_chance_is_a_uniform_map(folder):
     for metric, chance in wanted.items():
         assert found[metric].chance == pytest.approx(chance), metric
     assert 0 < found["relevance background10"].chance <= 10 / 16
+    found = scores_of(subject("CLIP-registers"), open_set(folder, "test", kind="masks"))
+    assert found["attention class_token"].chance == pytest.approx(1 / (1 + 4 + 16))
 
 
 def _covered(folder):

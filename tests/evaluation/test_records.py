@@ -4,7 +4,6 @@ import pytest
 from pydantic import ValidationError
 
 import diffclip
-from benchmarks.convert_records import convert
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_records
 
@@ -81,31 +80,3 @@ def test_a_table_has_a_column_a_field_and_a_row_a_record(tmp_path):
 def test_a_folder_without_results_is_told(tmp_path):
     with pytest.raises(InputError, match=r"holds no results\.jsonl"):
         diffclip.load_records(tmp_path)
-
-
-def test_records_of_an_earlier_version_name_the_converter(tmp_path):
-    path = tmp_path / "old.jsonl"
-    path.write_text(json.dumps(FIELDS) + "\n")
-    with pytest.raises(InputError, match=r"python -m benchmarks\.convert_records .*old\.jsonl"):
-        read_records(path)
-
-
-def test_the_converter_makes_fields_of_names_and_protocols(tmp_path):
-    path = tmp_path / "old.jsonl"
-    old = FIELDS | {
-        "weights": "runs/DiffCLIP-s1/checkpoints/best",
-        "dataset": "cifar10+noise:3",
-        "protocol": "zero-shot; 10 classes, 18 templates averaged after normalisation",
-    }
-    focus = old | {"task": "focus", "dataset": "pets", "metric": "A1_minus_A2_entropy/layer 2 head 1"}
-    focus["protocol"] = "focus; 5×5 patches"
-    path.write_text("".join(json.dumps(one) + "\n" for one in (old, focus)))
-    zero_shot, entropy = convert(path)[:2]
-    assert (zero_shot.model, zero_shot.dataset, zero_shot.corruption, zero_shot.severity) == (
-        "DiffCLIP",
-        "cifar10",
-        "noise",
-        3,
-    )
-    assert (zero_shot.classes, zero_shot.templates, zero_shot.chance) == (10, 18, pytest.approx(0.1))
-    assert (entropy.map, entropy.metric, entropy.layer, entropy.head) == ("A1_minus_A2", "entropy", 2, 1)

@@ -25,12 +25,8 @@ class GatedAttention(SoftmaxAttention):
         gates = num_heads if self.headwise else dim
         self.gate_proj = nn.Linear(dim, gates, bias=False, device=device, dtype=self.qkv.weight.dtype)
 
-    def gates(self, x: Tensor) -> Tensor:
-        """The gates of x [B, N, C], in (0, 1): [B, N, C], or [B, N, H] if `headwise`."""
-        return torch.sigmoid(self.gate_proj(x))
-
     def _gated(self, heads: Tensor, x: Tensor) -> Tensor:
-        gates = self.gates(x)
+        gates = torch.sigmoid(self.gate_proj(x))  # [B, N, C], or [B, N, H]
         return heads * (gates.repeat_interleave(self.head_dim, dim=-1) if self.headwise else gates)
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:

@@ -152,7 +152,11 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         key: _Values(*(torch.cat([one[key][part] for one in found]).double()[order] for part in range(3)))
         for key in found[0]
     }
-    scores = _scores(table, np.array(positions)[order], uniform_scores(torch.cat(coverages)))
+    scores = _scores(
+        table,
+        np.array(positions)[order],
+        uniform_scores(torch.cat(coverages), setting.model.config.vision.registers),
+    )
     words_of = "texts of the set" if prompt is None else f"text {prompt!r}"
     if setting.words:
         words_of += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
@@ -176,7 +180,7 @@ def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str
     return here[0] if here else of_set[(of_set.index(text) + 1) % len(of_set)]
 
 
-def uniform_scores(coverage: Tensor) -> dict[str, float]:
+def uniform_scores(coverage: Tensor, registers: int = 0) -> dict[str, float]:
     """Return what a map that is the same everywhere reaches in each measure; `coverage` [n, P] of the items."""
     patches = coverage.shape[-1]
     area = float(coverage.mean())
@@ -188,7 +192,7 @@ def uniform_scores(coverage: Tensor) -> dict[str, float]:
         "pointing": area,
         "entropy": 1.0,
         "effective_patches": float(patches),
-        "class_token": 1 / (patches + 1),
+        "class_token": 1 / (1 + registers + patches),
         "top10": min(1.0, measures.STRONGEST / patches),
         "background10": float(measures.background(coverage.new_ones(patches), coverage).mean()),
     }

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESULTS_FILE = "results.jsonl"
-_CONVERTER = "python -m benchmarks.convert_records"
 
 
 class Record(BaseModel):
@@ -114,8 +113,7 @@ def read_records(path: str | Path) -> list[Record]:
     """Read the records of a JSON-lines file; empty lines are skipped.
 
     Raises:
-        InputError: the file cannot be read, a line is not a record (with file, line and field), or the file was
-            written by an earlier version, whose facts were in `protocol`.
+        InputError: the file cannot be read, or a line is not a record (with file, line and field).
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -127,14 +125,9 @@ def read_records(path: str | Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            record = Record.model_validate_json(line)
+            records.append(Record.model_validate_json(line))
         except ValidationError as error:
             raise InputError(f"{path}, line {number} is not a record: {explain(error)}") from error
-        if "chance" not in record.model_fields_set:
-            raise InputError(
-                f"{path} was written by an earlier version: convert it with `{_CONVERTER} {path}`"
-            )
-        records.append(record)
     return records
 
 

@@ -43,7 +43,9 @@ def recording(
     if tower not in TOWERS:
         raise unknown("tower", tower, TOWERS)
     layers = model.attention_layers()[tower]
-    chosen = layers[layer_number(first_layer, len(layers), tower) :]
+    if not -len(layers) <= first_layer < len(layers):
+        raise InputError(f"the {tower} tower has {len(layers)} layers: there is no layer {first_layer}")
+    chosen = layers[first_layer % len(layers) :]
     was_training = [module for module in model.modules() if module.training]
     was_checkpointing = model.visual.grad_checkpointing
     if any("_attend" in vars(layer) for layer in chosen):
@@ -66,21 +68,10 @@ def recording(
             module.training = True
 
 
-def layer_number(layer: int, layers: int, tower: str) -> int:
-    """`layer` counted from 0; a negative one counts from the end.
-
-    Raises:
-        InputError: the tower has no such layer.
-    """
-    if not -layers <= layer < layers:
-        raise InputError(f"the {tower} tower has {layers} layers: there is no layer {layer}")
-    return layer % layers
-
-
 def images_at_once(model: CLIP, first_layer: int = 0) -> int:
     """Number of images whose maps with gradients, from `first_layer` on, fit into about 2 GiB together."""
     vision = model.config.vision
-    tokens = (vision.image_size // vision.patch_size) ** 2 + 1
+    tokens = (vision.image_size // vision.patch_size) ** 2 + 1 + vision.registers
     # four maps a head, and what a block of this width keeps for its gradients
     numbers = (
         (vision.layers - first_layer % vision.layers)

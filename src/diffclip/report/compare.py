@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from diffclip.evaluation.statistics import ALPHA, above_chance, compare_arms, with_verdicts
+from diffclip.evaluation.statistics import ALPHA, Contrast, above_chance, compare_arms, with_verdicts
 from diffclip.report.frame import (
     Results,
     direction,
@@ -25,8 +25,6 @@ PAPER_MODELS = ("CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision")
 _SIZE = re.compile(r"-(ViT-\w+-\d+|v\d+x.*)")
 # what "better", if the value is larger, means for a metric by its direction
 _WORDS = {-1: {"better": "worse", "worse": "better"}, 0: {"better": "higher", "worse": "lower"}}
-Contrast = tuple[str, str]
-"""(model, baseline)."""
 
 
 def contrasts_of(results: Results) -> list[Contrast]:
@@ -165,7 +163,12 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
     tested = list(dict.fromkeys(comparisons["model"]))
     named = " and ".join(tested) if len(tested) < 3 else f"{len(tested)} models"
     count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
-    return f"{named} against {first['against']} in {count} over {seeds_text(comparisons)} seeds: {told}."
+    return f"{named} against {baselines_of(comparisons)} in {count} over {seeds_text(comparisons)} seeds: {told}."
+
+
+def baselines_of(comparisons: pd.DataFrame) -> str:
+    """Name what the models are compared with."""
+    return " and ".join(dict.fromkeys(comparisons["against"]))
 
 
 def not_learned(results: Results) -> str:

@@ -16,13 +16,13 @@ from diffclip.evaluation.averages import PANELS, headline_metric
 from diffclip.evaluation.records import MEASURE, RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import MARGIN
 from diffclip.study.runs import (
-    CURVES_FILE,
     RUNS_FILE,
     STUDY_FILE,
     curve_of,
     read_lines,
     read_timing,
     run_folders,
+    saved_curves,
 )
 
 DATASETS = {
@@ -195,10 +195,7 @@ def read_results(paths: Sequence[str | Path]) -> Results:
                 f"{path} does not exist: give run folders, result files (.jsonl) or folders of either"
             )
     folders = [path for path in sources if path.is_dir()]
-    curves = [
-        line for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for line in read_lines(file)
-    ]
-    curves += [curve_of(run) for folder in folders for run in run_folders(folder)]
+    curves = saved_curves(folders) + [curve_of(run) for folder in folders for run in run_folders(folder)]
     records = load_records(
         [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
     )

@@ -24,6 +24,7 @@ from diffclip.files import write_text
 from diffclip.report import curves, figures, tables
 from diffclip.report.compare import (
     ONE_RUN,
+    baselines_of,
     compare,
     contrasts_of,
     headline,
@@ -97,7 +98,7 @@ def build_report(
     table = None
     if len(tasks) and not is_one_run_each(tasks):
         pairs = tasks[["model", "against"]].drop_duplicates()
-        name = " − ".join(pairs.iloc[0]) if len(pairs) == 1 else f"Models − {tasks['against'].iloc[0]}"
+        name = " − ".join(pairs.iloc[0]) if len(pairs) == 1 else f"Models − {baselines_of(tasks)}"
         charts.append(figures.forest_chart(results, tasks, f"{name} by task", paper=marks()))
         table = comparison_table(results, tasks, f"{name} by task", paper=gains_in_words())
     elif len(records):

@@ -11,7 +11,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, record_files, to_lines
 from diffclip.files import write_text
 from diffclip.report.tables import BY_LAYER
-from diffclip.study.runs import CURVES_FILE, curve_of, run_folders
+from diffclip.study.runs import CURVES_FILE, curve_of, run_folders, saved_curves
 
 _POINTS = 50
 
@@ -26,8 +26,9 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     """
     destination = Path(destination)
     sources = [Path(path) for path in paths]
-    runs = [run for path in sources if path.is_dir() for run in run_folders(path)]
-    curves = [curve_of(run, _POINTS) for run in runs]
+    folders = [path for path in sources if path.is_dir()]
+    runs = [run for folder in folders for run in run_folders(folder)]
+    curves = saved_curves(folders) + [curve_of(run, _POINTS) for run in runs]
     files = [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
     records = [record for file in record_files(files) for record in read_records(file) if _is_shown(record)]
     if not records and not curves:

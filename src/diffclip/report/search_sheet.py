@@ -28,7 +28,11 @@ def search_sheet(query: str | Image.Image, hits: Sequence[Hit], searched: str) -
 
     `searched` is what was searched: "1,000 images in photos, by DiffCLIP".
     """
-    cells = [Cell(np.asarray(query.convert("RGB")), title="query")] if isinstance(query, Image.Image) else []
+    cells = []
+    if isinstance(query, Image.Image):
+        small = query.convert("RGB")
+        small.thumbnail((_PIXELS, _PIXELS))
+        cells.append(Cell(np.asarray(small), title="query"))
     cells += [_cell(rank, hit) for rank, hit in enumerate(hits[:MOST], 1)]
     columns = 4 if len(cells) <= 12 else 6
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]

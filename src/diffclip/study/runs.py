@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +131,13 @@ def read_lines(path: Path) -> list[Row]:
         with suppress(ValueError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
+
+
+def saved_curves(folders: Iterable[Path]) -> list[Row]:
+    """Read the lines of every `curves.jsonl` below `folders`."""
+    return [
+        row for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for row in read_lines(file)
+    ]
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
