@@ -81,11 +81,13 @@ def forest_chart(
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(False, axis="y")
-    marks = set()
+    marks, measure = set(), None
     for y, (_, row) in enumerate(rows.iterrows()):
         color, right = colors[row["model"]], axes.get_yaxis_transform()
         label = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
-        label += f" · {row['model']}" if several else ""
+        if several:  # the measure is named once
+            label = row["model"] if row["measure"] == measure else f"{label} · {row['model']}"
+            measure = row["measure"]
         told = percent(row["difference"], sign=True)
         told += "" if row["verdict"] == "one run" else f"  {verdict_text(row).split(' (')[0]}"
         axes.text(0, y - 0.32, label, transform=right, fontsize=9, color=INK)
