@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from diffclip.files import write_text
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """Make a parser whose help begins with a program's docstring as it stands."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def add_common_options(parser: argparse.ArgumentParser, seconds: float | None = None) -> None:
@@ -46,6 +55,11 @@ def _triton() -> str | None:
     except ImportError:
         return None
     return str(triton.__version__)
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest value; a NaN counts as larger than every number, and is returned where there is no value."""
+    return max(values, key=lambda value: math.inf if value != value else value, default=math.nan)
 
 
 def write_json(file: Path, content: object) -> None:

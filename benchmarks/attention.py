@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.about import about, add_common_options, write_json
+from benchmarks import tables
+from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.ahead import run_ahead
 from benchmarks.floor import add_floors, measure_ceilings
 from diffclip.benchmarking.attention import measure
-from diffclip.benchmarking.operators import PLAIN, Shape, make_inputs, operators, why_not
+from diffclip.benchmarking.operators import Shape, make_inputs, operators, why_not
 
 SHAPES = {
     "cpu": {
@@ -49,13 +50,10 @@ CURVE = {
     "cpu": [Shape(max(1, 2304 // n), 12, n) for n in (50, 64, 128, 197, 256, 512, 577, 1025, 2305)],
     "cuda": [Shape(32768 // n, 12, n) for n in (50, 64, 128, 197, 256, 512, 577, 1025, 2048, 4097)],
 }
-CELL = "{:>10}{:>9}{:>8}{:>7}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_common_options(parser, seconds=150.0)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by device")
     parser.add_argument("--rounds", type=int, default=15, help="at most, a shape")
@@ -87,9 +85,6 @@ def run(options: argparse.Namespace) -> None:
     name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     dtype = getattr(torch, name)
     ceilings = measure_ceilings(device, dtype)
-    for what, source in ceilings.sources.items():
-        print(f"ceiling, {what}: {getattr(ceilings, what) / 1e12:.3f} T/s: {source}")
-
     shapes = {key: shape for key, shape in SHAPES[device.type].items() if _fits(shape, options)}
     lengths = {f"N = {shape.tokens}": shape for shape in CURVE[device.type] if _fits(shape, options)}
     parts = {"attention": shapes} | ({"attention_curve": lengths} if options.curve else {})
@@ -116,7 +111,8 @@ def run(options: argparse.Namespace) -> None:
             add_floors(rows, shape, dtype.itemsize, ceilings)
             result["shapes"][key] = {"shape": asdict(shape), "rows": rows}
             write_json(file, result)  # after every shape: a run that is stopped leaves what it has
-            show(key, shape, rows)
+            shown = result | {"shapes": {key: result["shapes"][key]}}
+            print("\n".join(tables.attention({f"attention_{device.type}_": shown}, device.type)), flush=True)
         print(f"written to {file}", flush=True)
 
 
@@ -132,31 +128,6 @@ def compile_kernels(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
 
 def _fits(shape: Shape, options: argparse.Namespace) -> bool:
     return bool(options.smallest <= shape.tokens <= (options.largest or shape.tokens))
-
-
-def show(name: str, shape: Shape, rows: dict[str, dict[str, Any]]) -> None:
-    """Print the table of one shape."""
-    print(f"\n{name}: {shape}")
-    head = "".join(f" |{CELL.format(f'{kind} ms', '±', 'ratio', 'floor')}" for kind in ("fwd", "f+b", "bwd"))
-    print(f"{'':28}{head} | peak MiB")
-    for row_name, row in rows.items():
-        if "why" in row:
-            print(f"{row_name:28} | {row['why']}")
-            continue
-        cells = ""
-        for kind in ("forward", "both", "backward"):
-            time_ms, plain = row[kind]["median_ms"], rows[PLAIN].get(kind, {}).get("median_ms")
-            spread = (row[kind]["high_ms"] - row[kind]["low_ms"]) / 2 if "low_ms" in row[kind] else None
-            share = row[kind].get("floor_share")
-            cells += " |" + CELL.format(
-                f"{time_ms:.3f}",
-                "" if spread is None else f"{spread:.3f}",
-                f"{time_ms / plain:.2f}" if plain else "",
-                f"{share:.0%}" if share else "",
-            )
-        peak = row["both"].get("peak_bytes")
-        print(f"{row_name:28}{cells} | {peak / 2**20:8.0f}" if peak else f"{row_name:28}{cells} |")
-    print("", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,12 @@
     python -m benchmarks.compiled [--output benchmarks/results]
 
 Every candidate of every kernel for the main shapes, compiled for sm_90 (H100, H200) as Triton's launcher would have it,
-into compiled_sm90_VERSION.json, with VERSION that of Triton. `loop` is the number of instructions of the longest loop,
+into compiled_sm90.json, with Triton's version in it. `loop` is the number of instructions of the longest loop,
 `wgmma` that of matrix products, `waits` how many copies the loops leave under way when they wait.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -23,6 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.about import parser_of
 from diffclip.attention.kernels import launch
 from diffclip.attention.kernels.plan import KERNELS, Plan, Problem, candidates, table_plan
 from diffclip.files import write_text
@@ -121,9 +121,7 @@ def _run(tool: str, *arguments: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     rows = []
@@ -137,7 +135,7 @@ def main() -> None:
                 print(f"  {kernel:8}{'×'.join(map(str, asdict(blocks).values())):14}{found}", flush=True)
     about = {"triton": triton.__version__, "target": "sm_90"}
     write_text(
-        options.output / f"compiled_sm90_{triton.__version__}.json",
+        options.output / "compiled_sm90.json",
         json.dumps({"about": about, "rows": rows}, indent=1) + "\n",
     )
 

@@ -7,7 +7,6 @@ Experiment A is a study like any other: `diffclip report benchmarks/results/stud
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmarks.about import parser_of
 from diffclip import load_records
 from diffclip.evaluation.statistics import compare_arms, mean_interval, with_verdicts
 from diffclip.files import write_text
@@ -228,9 +228,7 @@ def _write(file: Path, title: str, parts: Sequence[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()

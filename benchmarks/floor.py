@@ -54,14 +54,10 @@ class Ceilings:
     exponentials: float | None
     sources: dict[str, str]
 
-    def floor(self, work: Work) -> tuple[float, str] | None:
-        """Return the milliseconds that `work` takes at least, and the part that decides; None without any rate."""
-        rates = {"bytes": self.bandwidth, "products": self.operations, "exponentials": self.exponentials}
-        times = [
-            (1000 * amount / rate, name)
-            for amount, (name, rate) in zip(work, rates.items(), strict=True)
-            if rate
-        ]
+    def floor(self, work: Work) -> float | None:
+        """Return the milliseconds that `work` takes at least; None without any rate."""
+        rates = (self.bandwidth, self.operations, self.exponentials)
+        times = [1000 * amount / rate for amount, rate in zip(work, rates, strict=True) if rate]
         return max(times, default=None)
 
 
@@ -95,15 +91,14 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def add_floors(rows: dict[str, dict[str, Any]], shape: Shape, element: int, ceilings: Ceilings) -> None:
-    """Add `floor_ms`, `floor_share` and `bound_by` to each time of the rows of `diffclip.benchmarking.measure`."""
+    """Add `floor_ms` and `floor_share` to each time of the rows of `diffclip.benchmarking.measure`."""
     forward = ceilings.floor(forward_work(shape, element))
     backward = ceilings.floor(backward_work(shape, element))
     if forward is None or backward is None:
         return
-    both = (forward[0] + backward[0], max(forward, backward)[1])
     for row in rows.values():
-        for kind, (floor, bound) in {"forward": forward, "backward": backward, "both": both}.items():
+        for kind, floor in {"forward": forward, "backward": backward, "both": forward + backward}.items():
             if kind in row:
-                row[kind] |= {"floor_ms": floor, "bound_by": bound}
+                row[kind] |= {"floor_ms": floor}
                 if row[kind]["median_ms"] > 0:
                     row[kind]["floor_share"] = floor / row[kind]["median_ms"]

@@ -10,7 +10,6 @@ processes together. Writes loader.json.
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import os
@@ -21,6 +20,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, set_start_method
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.about import about, write_json
+from benchmarks.about import about, parser_of, write_json
 from benchmarks.tables import loader
 from diffclip.benchmarking.timing import reason
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
@@ -305,7 +305,8 @@ def compare(
 
 def end(pool: ProcessPoolExecutor) -> None:
     """End a loader's process at once; its workers end with it."""
-    pool.submit(os._exit, 0)
+    with suppress(BrokenProcessPool):  # a process that died needs no end
+        pool.submit(os._exit, 0)
     pool.shutdown()
 
 
@@ -341,9 +342,7 @@ def breakdown(shards: Path, batch: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--shards", type=Path, help="a folder of .tar with .jpg and .txt; default: made up")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="to make up")
     parser.add_argument("--batch", type=int, default=64)

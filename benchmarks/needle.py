@@ -12,7 +12,6 @@ The output has a line a cell and arm, with lists over seeds. The same command go
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -25,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.about import parser_of
 from diffclip.attention.module import HEAD_NORM_EPS
 from diffclip.files import write_text
 
@@ -227,9 +227,7 @@ def choose_rates(kind: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/needle.jsonl"))
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1, help="of torch; other numbers may round otherwise")
@@ -241,6 +239,9 @@ def main() -> None:
         if options.output.is_file()
         else []
     )
+    if any(len(line["acc1"]) != options.seeds for line in lines):
+        found = len(lines[0]["acc1"])
+        raise SystemExit(f"{options.output} has {found} seeds: give --seeds {found}, or another --output")
     done = {Cell(line["kind"], line["tokens"], line["strength"]) for line in lines}
     for kind in KINDS:
         left = [cell for cell in cells() if cell.kind == kind and cell not in done]

@@ -8,17 +8,16 @@ and the table between the markers of the document where one is given.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.about import about, add_common_options, write_json
+from benchmarks.about import about, add_common_options, parser_of, write_json
+from benchmarks.tables import fill
 from diffclip.benchmarking.timing import make_sampler, summary, take_turns
 from diffclip.convert.onnx import export_onnx, open_session, run
-from diffclip.files import write_text
 from diffclip.model import create_model
 
 VARIANTS = ("CLIP", "DiffCLIP")
@@ -70,9 +69,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_common_options(parser, seconds=120)
     parser.add_argument("--size", default="ViT-B-16")
     parser.add_argument("--document", type=Path, help="put the table between its markers")
@@ -86,10 +83,7 @@ def main() -> None:
     lines = table(result)
     print("\n".join(lines))
     if options.document is not None:
-        text = options.document.read_text(encoding="utf-8")
-        begin, end = "<!-- begin onnx -->", "<!-- end onnx -->"
-        before, _, rest = text.partition(begin)
-        write_text(options.document, before + "\n".join([begin, *lines, end]) + rest.partition(end)[2])
+        fill(options.document, {"onnx": lines})
 
 
 if __name__ == "__main__":

@@ -10,22 +10,19 @@ other backends are shown beside that limit: they round scores or sums to the inp
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import os
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.about import about, add_common_options, write_json
+from benchmarks.about import about, add_common_options, largest, parser_of, write_json
+from benchmarks.ahead import ended
 from diffclip import differential_attention
 from diffclip.attention import BACKENDS, fused
 from diffclip.attention.dispatch import differential_attention_packed
@@ -143,7 +140,7 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
             first, second = (outputs(moved, case, backend) for _ in range(2))
             found = errors(first, exact)
             again = errors(second, {name: x.cpu().double() for name, x in first.items()})
-            worst, moves = _worst(found), _worst(again)
+            worst, moves = largest(found.values()), largest(again.values())
             row |= {"errors": found, "worst": worst, "repeated": moves}
             row["within"] = worst <= limit  # a NaN is above every limit
             held = backend == "triton" or dtype_name == "float32"
@@ -152,10 +149,6 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
             row |= {"failed": reason(error), "ok": False}
         rows.append(row)
     return rows
-
-
-def _worst(found: dict[str, float]) -> float:
-    return max(found.values(), key=lambda error: float("inf") if error != error else error)
 
 
 def checked(
@@ -168,24 +161,14 @@ def checked(
             if time.perf_counter() < deadline:
                 yield check(*job)
         return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    futures = [pool.submit(check, *job) for job in jobs]
-    with suppress(TimeoutError):
-        for future in as_completed(futures, timeout=seconds):
-            error = future.exception()
-            if error is None:
-                yield future.result()
-            else:  # its process died: the other cases are still worth knowing
-                yield [
-                    {"case": "a process", "dtype": "", "backend": "", "failed": reason(error), "ok": False}
-                ]
-    pool.shutdown(wait=True, cancel_futures=True)
+    for found in ended(check, jobs, workers, seconds):
+        if isinstance(found, BaseException):  # its process died: the other cases are still worth knowing
+            found = [{"case": "a process", "dtype": "", "backend": "", "failed": reason(found), "ok": False}]
+        yield found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_common_options(parser, seconds=90.0)
     parser.add_argument(
         "--workers", type=int, default=1, help="processes: compiling the kernels is most of it"
@@ -225,7 +208,7 @@ def main() -> None:
             ]
             if worst:
                 print(
-                    f"{backend:8}{dtype:10} worst of {len(worst)} cases {max(worst):.1e}, limit {LIMITS[dtype]:.0e}"
+                    f"{backend:8}{dtype:10} worst of {len(worst)} cases {largest(worst):.1e}, limit {LIMITS[dtype]:.0e}"
                 )
     if done < len(jobs):
         print(f"no time was left for {len(jobs) - done} of {len(jobs)} cases")

@@ -5,7 +5,6 @@ python -m benchmarks.plots [--results benchmarks/results] [--output docs/images/
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 from pathlib import Path
@@ -17,6 +16,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from benchmarks.about import parser_of
 from diffclip.files import write_atomically
 from diffclip.report.style import with_palette
 
@@ -80,9 +80,7 @@ def _device(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--output", type=Path, default=Path("docs/images/attention_cost.png"))
     options = parser.parse_args()

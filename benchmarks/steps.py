@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import config_of
+from diffclip.training.losses import make_criterion
 from diffclip.training.optimizer import make_optimizer
 from diffclip.training.recipe import read_recipe
 
@@ -19,6 +20,7 @@ class Steps:
         self.model = model.to(device)
         # a rate so small that a made-up batch cannot make the weights infinite
         self.optimizer = make_optimizer(self.model, read_recipe("flickr8k_cpu", ["lr=1e-6"]))
+        self.criterion = make_criterion("clip", gather_with_grad=False)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
     def __call__(self, kind: str, batch: Batch) -> None:
@@ -33,7 +35,7 @@ class Steps:
 
     def _loss(self, batch: Batch) -> Tensor:
         with self.autocast:
-            return clip_loss(**self.model(*batch))
+            return self.criterion(**self.model(*batch))
 
     def kept(self, batch: Batch) -> int:
         """Bytes that a forward pass keeps for the backward pass, without the weights; each tensor counts once."""
@@ -59,18 +61,6 @@ class Steps:
         ]
         tensors = [*self.model.parameters(), *self.model.buffers(), *state]
         return sum(x.numel() * x.element_size() for x in tensors)
-
-
-def clip_loss(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> Tensor:
-    """OpenCLIP's loss on one device, which is used where it is installed."""
-    try:
-        from open_clip.loss import ClipLoss
-    except ImportError:
-        logits = logit_scale * image_features @ text_features.T
-        own = torch.arange(len(logits), device=logits.device)
-        return (nn.functional.cross_entropy(logits, own) + nn.functional.cross_entropy(logits.T, own)) / 2
-    loss: Tensor = ClipLoss()(image_features, text_features, logit_scale)
-    return loss
 
 
 def make_batch(size: str | None, batch: int, device: torch.device) -> Batch:

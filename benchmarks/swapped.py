@@ -8,9 +8,9 @@ All weights are copied, as names and shapes are the same; λ (0.8 at first) and 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from benchmarks.about import parser_of
 from diffclip.loading import load
 from diffclip.model import CLIP
 from diffclip.model_source import find_model
@@ -29,9 +29,7 @@ def swapped(plain: CLIP, seed: int) -> CLIP:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("source", help="a run or saved folder of a plain CLIP")
     parser.add_argument("target", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of λ's vectors")

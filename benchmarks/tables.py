@@ -7,12 +7,12 @@ What no file tells is given as not measured yet, with the command that measures 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.about import largest, parser_of
 from benchmarks.targets import targets
 from diffclip.files import write_text
 
@@ -199,7 +199,7 @@ def parity(results: Results, device: str) -> list[str]:
             groups.setdefault((row["backend"], row["dtype"]), []).append(row)
     for (backend, dtype), rows in groups.items():
         ran = [row for row in rows if "worst" in row]
-        worst, moves = (max((row[key] for row in ran), default=float("nan")) for key in ("worst", "repeated"))
+        worst, moves = (largest(row[key] for row in ran) for key in ("worst", "repeated"))
         above = sum(not row.get("within", False) for row in rows)
         limit = result["limits"][dtype]
         lines.append(
@@ -262,21 +262,24 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
+def fill(document: Path, tables: dict[str, list[str]]) -> None:
+    """Put the lines of each table between the markers of its name, where the document has them."""
+    text = document.read_text(encoding="utf-8")
+    for name, lines in tables.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            text = before + "\n".join([begin, *lines, end]) + rest.partition(end)[2]
+    write_text(document, text)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("target", type=Path, nargs="?", default=Path("docs/performance.md"))
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     results = read_results(options.results)
-    text = options.target.read_text(encoding="utf-8")
-    for name, (table, device) in SECTIONS.items():
-        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-        if begin in text:
-            before, _, rest = text.partition(begin)
-            text = before + "\n".join([begin, *table(results, device), end]) + rest.partition(end)[2]
-    write_text(options.target, text)
+    fill(options.target, {name: table(results, device) for name, (table, device) in SECTIONS.items()})
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ Each number is from a process of its own, as OpenMP reads its settings when torc
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import time
+
+from benchmarks.about import parser_of
 
 
 def measure(precision: str, seconds: float) -> float:
@@ -45,9 +46,7 @@ def start(precision: str, policy: str, seconds: float) -> subprocess.Popen[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--measure", metavar="PRECISION", help="print one number, in this process")
     options = parser.parse_args()

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.about import about, add_common_options, write_json
+from benchmarks import tables
+from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.fed import FED, feed, make_up
 from benchmarks.models import OURS, REFERENCE, SDPA, compile_model, make_models
 from benchmarks.steps import Batch, Steps, make_batch
@@ -160,9 +161,7 @@ def _rates(times: list[float], batch: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_common_options(parser, seconds=240.0)
     parser.add_argument("--model-size", help="default: ViT-B-16 on a GPU, the Flickr8k recipe's on a CPU")
     parser.add_argument("--batch", type=int, nargs="+", help="default: 256 1024 on a GPU, 128 on a CPU")
@@ -220,40 +219,19 @@ def main() -> None:
         entry = {"kind": kind, "batch": batch, "compiled": options.compile if compiled else None}
         result["sections"].append(entry | {"rows": rows | absent})
         write_json(file, result)  # after every section: a run that is stopped leaves what it has
-        show(result["sections"][-1])
+        _show(result, device.type)
     if not options.no_fed:
         chosen = {name: steps for name, steps in models.items() if name in (REFERENCE, OURS)}
         entry = {"kind": FED, "batch": sizes[0], "compiled": options.compile, "workers": options.workers}
         result["sections"].append(entry | {"rows": fed_section(chosen, device, options, sizes[0], deadline)})
         write_json(file, result)
-        show(result["sections"][-1])
+        _show(result, device.type)
     print(f"written to {file}", flush=True)
 
 
-def show(entry: dict[str, Any]) -> None:
-    """Print the table of one section."""
-    compiled = f", compiled ({entry['compiled']})" if entry["compiled"] else ""
-    workers = f", {entry['workers']} workers" if "workers" in entry else ""
-    print(f"\n{entry['kind']}, batch {entry['batch']}{compiled}{workers}")
-    heads = ("samples/s", "±", "/ CLIP", "GiB", "/ CLIP", "waiting", "first s")
-    print(" " * 18 + "".join(f"{head:>10}" for head in heads))
-    # those that are fed do not take turns
-    reference = {} if entry["kind"] == FED else entry["rows"][REFERENCE]
-    for name, row in entry["rows"].items():
-        if "why" in row:
-            print(f"{name:18}  {row['why']}")
-            continue
-        cells = [f"{row['samples_per_second']:.1f}", f"{(row['high'] - row['low']) / 2:.1f}"]
-        cells.append(_ratio(row, reference, "samples_per_second"))
-        held = "peak_bytes" if row.get("peak_bytes") else "kept_bytes"
-        cells += [f"{row[held] / 2**30:.3f}" if held in row else "", _ratio(row, reference, held)]
-        cells += [f"{row['data_wait']:.1%}" if "data_wait" in row else "", f"{row['first_s']:.1f}"]
-        print(f"{name:18}" + "".join(f"{cell:>10}" for cell in cells))
-    print("", flush=True)
-
-
-def _ratio(row: dict[str, Any], reference: dict[str, Any], what: str) -> str:
-    return f"{row[what] / reference[what]:.3f}" if row.get(what) and reference.get(what) else ""
+def _show(result: dict[str, Any], device: str) -> None:
+    shown = result | {"sections": result["sections"][-1:]}
+    print("\n".join(tables.training({f"training_{device}_": shown}, device)), flush=True)
 
 
 if __name__ == "__main__":

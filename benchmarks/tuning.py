@@ -8,14 +8,13 @@ tuning_cuda.json, from which the table in diffclip/attention/kernels/plan.py can
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from benchmarks.about import about, add_common_options, write_json
+from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.ahead import run_ahead
 from benchmarks.attention import CURVE, SHAPES
 from diffclip.benchmarking.operators import Shape, make_inputs
@@ -61,9 +60,7 @@ def compile_candidates(shape: Shape, device: torch.device, dtype: torch.dtype, p
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_common_options(parser, seconds=110.0)
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile ahead")

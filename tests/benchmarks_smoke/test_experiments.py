@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmarks import experiments as program
 from diffclip.evaluation.records import Record, write_records
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import needle as program
 from diffclip.attention import DifferentialAttention, GatedAttention
@@ -71,3 +68,6 @@ def test_a_run_goes_on_where_it_was_stopped(monkeypatch, tmp_path, capsys) -> No
     capsys.readouterr()
     program.main()
     assert capsys.readouterr().out == "", "nothing is left to do"
+    monkeypatch.setattr(sys, "argv", ["needle", "--output", str(file), "--seeds", "3"])
+    with pytest.raises(SystemExit, match=r"needle\.jsonl has 2 seeds: give --seeds 2"):
+        program.main()

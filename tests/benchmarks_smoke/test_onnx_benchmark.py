@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import onnx as program
 from diffclip import CLIP, TextConfig, VisionConfig

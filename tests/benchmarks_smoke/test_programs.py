@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import attention, loader, parity, plots, tables, training, tuning  # noqa: E402
-from benchmarks.floor import Ceilings  # noqa: E402
-from benchmarks.loader import make_shards  # noqa: E402
-from benchmarks.models import TimmAttention, make_models  # noqa: E402
-from benchmarks.targets import targets  # noqa: E402
-from diffclip.benchmarking.operators import Shape  # noqa: E402
+from benchmarks import attention, loader, parity, plots, tables, training, tuning
+from benchmarks.floor import Ceilings
+from benchmarks.loader import make_shards
+from benchmarks.models import TimmAttention, make_models
+from benchmarks.targets import targets
+from diffclip.benchmarking.operators import Shape
 
 
 @pytest.fixture
@@ -162,6 +164,24 @@ def test_parity_finds_a_wrong_backend(monkeypatch) -> None:
     monkeypatch.setattr(parity, "differential_attention", wrong)
     rows = parity.check(parity.Case(1, 1, 5, 8, 16), "float32", "cpu", seed=0)
     assert {row["backend"]: row.get("ok") for row in rows} == {"eager": True, "sdpa": False, "triton": None}
+
+
+@pytest.mark.parametrize("errors", [(1e-7, math.nan), (math.nan, 1e-7)])
+def test_an_error_that_is_no_number_is_the_worst(errors) -> None:
+    rows = [
+        {"backend": "sdpa", "dtype": "float32", "worst": error, "repeated": 0.0, "within": error < 1}
+        for error in errors
+    ]
+    about = {"command": "c", "device": "d", "threads": 1, "torch": "2"}
+    result = {"about": about, "limits": {"float32": 1e-5}, "rows": rows}
+    assert "| sdpa | float32 | 2 | nan | 1e-05 | 1 | 0e+00 |" in tables.parity({"parity_cpu": result}, "cpu")
+
+
+def test_a_loaders_process_that_died_is_ended_quietly() -> None:
+    pool = ProcessPoolExecutor(1, get_context("spawn"))
+    with pytest.raises(BrokenProcessPool):
+        pool.submit(os._exit, 1).result()
+    loader.end(pool)
 
 
 def test_there_is_nothing_to_tune_without_a_gpu(run, capsys, tmp_path) -> None:
