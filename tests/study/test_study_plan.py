@@ -11,7 +11,7 @@ from tiny_study import ABLATIONS, STUDY, write_finished
 
 from diffclip.errors import InputError
 from diffclip.evaluation.statistics import detectable_difference
-from diffclip.study.plan import choose, digest_of, grid_runs, plan, sweep_runs
+from diffclip.study.plan import choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.recipe import read_study, to_yaml
 from diffclip.study.results import StudyFolder
 from diffclip.training.recipe import read_recipe
@@ -60,11 +60,11 @@ def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(study_file: 
     lines = {run.name: {"recipe": run.digest}}
     assert run.is_finished(lines)
     words = [*study.data_words(Path("/elsewhere")), *run.words]
-    assert digest_of(read_recipe(study.recipe, words)) == run.digest
+    assert settings_digest(read_recipe(study.recipe, words)) == run.digest
     for word in ("data.memory=true", "data.workers=2", "checkpoint_every=5", "attention_backend=eager"):
-        assert digest_of(read_recipe(study.recipe, [*words, word])) == run.digest
+        assert settings_digest(read_recipe(study.recipe, [*words, word])) == run.digest
     for word in ("lr=0.5", "data.train=/elsewhere/flickr30k/train", "data.flip=0.5", "epochs=3"):
-        assert digest_of(read_recipe(study.recipe, [*words, word])) != run.digest
+        assert settings_digest(read_recipe(study.recipe, [*words, word])) != run.digest
     assert not plan(read_study(study_file(sweep=None, change={"epochs": 9})), {})[0][0].is_finished(lines)
 
 

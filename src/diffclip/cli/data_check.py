@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +62,7 @@ def check(
             found = look(corpus, sample, seed, processes, advance=lambda done: advance("samples", done, None))
         _show(found)
         if output is not None:
-            write_text(output, json.dumps(found.to_json(), indent=1) + "\n")
+            write_text(output, json.dumps(asdict(found), indent=1) + "\n")
             typer.echo(f"wrote {output}")
     finally:
         corpus.close()

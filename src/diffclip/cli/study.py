@@ -70,6 +70,8 @@ def study(
 
     Ctrl-C and SIGTERM save the current runs; the exit code is 130 or 75.
     """
+    import torch
+
     from diffclip.errors import DiffCLIPError, InputError, StoppedError
     from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
@@ -91,7 +93,7 @@ def study(
         output=output or Path("benchmarks/results") / name,
         device=chosen,
         workers=at_a_time,
-        threads=threads or (1 if at_a_time > 1 else _all_threads()),
+        threads=threads or (1 if at_a_time > 1 else torch.get_num_threads()),
         keep=keep,
     )
     problems = problems_of(resolved, place, groups)
@@ -134,12 +136,6 @@ def run_command(words: Sequence[str]) -> None:
         raise KeyboardInterrupt
     if code:
         raise DiffCLIPError(f"diffclip {words[0]} ended with exit code {code}")
-
-
-def _all_threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
 
 
 def _groups(only: list[str] | None) -> list[Group]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -65,10 +65,6 @@ class Check:
     truncated: int  # captions longer than `context_length` tokens
     exact: list[list[str]]  # samples with the same pixels
     near: list[list[str]]  # samples whose images look alike, though their pixels differ
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it in types that JSON has."""
-        return asdict(self)
 
 
 def check(

@@ -149,11 +149,8 @@ def steps_of(corpus: Corpus, batch_size: int, rank: int, world: int) -> Steps:
     return Steps(corpus.per_epoch // batch_size, batch_size, rank, world)
 
 
-class _Job(NamedTuple):
-    """The samples of one process's part of a batch. The epoch comes with them, since workers outlive one."""
-
-    epoch: int
-    items: Items
+_Job = tuple[int, Items]
+"""An epoch and the samples of one process's part of a batch: workers outlive an epoch."""
 
 
 class _Jobs:
@@ -163,7 +160,7 @@ class _Jobs:
 
     def __iter__(self) -> Iterator[_Job]:
         epoch, order, start = self.now
-        return (_Job(epoch, items) for items in order.batches(start))
+        return ((epoch, items) for items in order.batches(start))
 
 
 class _Batches(Dataset[Any]):
@@ -172,9 +169,10 @@ class _Batches(Dataset[Any]):
 
     def __getitems__(self, job: _Job) -> Batch | DiffCLIPError:
         """Make a batch, or say why there is none: an exception would lose its type between processes."""
+        epoch, items = job
         keys, images, captions, faults = [], [], [], []
-        samples = (job.items % self.corpus.samples).tolist()
-        seeds = seeds_of(self.seed, job.epoch, job.items).tolist()
+        samples = (items % self.corpus.samples).tolist()
+        seeds = seeds_of(self.seed, epoch, items).tolist()
         try:
             for i, seed in zip(samples, seeds, strict=True):
                 sample = decode(self.corpus, i)

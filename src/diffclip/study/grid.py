@@ -17,7 +17,7 @@ from diffclip.evaluation.suite import suite
 from diffclip.files import cores, disk_errors, lock_file
 from diffclip.scenes.write import write_scenes
 from diffclip.study.place import SCENES, Place, seconds_of_runs, suites_of
-from diffclip.study.plan import GROUPS, Group, Planned, choose, digest_of, grid_runs, plan, sweep_runs
+from diffclip.study.plan import GROUPS, Group, Planned, choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.runs import read_timing
@@ -217,6 +217,6 @@ def _is_of_others(run: Path, planned: Planned) -> bool:
         found = read_recipe(run / "recipe.yaml")
         if planned.recipe.precision == "auto":  # a run's own recipe has what this machine made of it
             found = found.model_copy(update={"precision": "auto"})
-        return digest_of(found) != planned.digest
+        return settings_digest(found) != planned.digest
     except InputError:
         return True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -12,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from diffclip.data.index import digest_of
 from diffclip.errors import InputError
 from diffclip.study.recipe import Study
 from diffclip.training.recipe import Recipe
@@ -116,13 +115,12 @@ def plan(
     return [run for run in [*sweep_runs(study), *grid_runs(study, chosen)] if run.group in groups], chosen
 
 
-def digest_of(recipe: Recipe) -> str:
+def settings_digest(recipe: Recipe) -> str:
     """Hash the keys that decide a run's numbers and differ from the defaults."""
     fields = recipe.model_dump(mode="json", exclude_defaults=True, exclude=_FREE)
     data = {key: value for key, value in fields["data"].items() if key not in _FREE_OF_DATA}
     where = [_portable(value) for value in (recipe.data.train, recipe.data.val)]
-    text = json.dumps({**fields, "data": data, "where": where}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest_of({**fields, "data": data, "where": where})[:16]
 
 
 def _portable(value: Any) -> Any:
@@ -142,7 +140,7 @@ def _planned(study: Study, group: Group, arm: str, seed: int, settings: Settings
         name = f"sweep/{arm}-lr{settings['lr']:g}-wd{settings['weight_decay']:g}-s{seed}"
     suite = None if group == "sweep" else study.grids[group].suite
     words = tuple(study.words(arm, **changes))
-    return Planned(group, arm, seed, name, words, recipe, suite, digest_of(recipe))
+    return Planned(group, arm, seed, name, words, recipe, suite, settings_digest(recipe))
 
 
 def _with(recipe: Recipe, own: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:

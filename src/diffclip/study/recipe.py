@@ -14,22 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from diffclip.config import explain
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError
 from diffclip.evaluation.suite import SUITES
 from diffclip.training.recipe import Recipe, read_recipe
-from diffclip.training.recipe_file import find_recipe, recipe_fields
+from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 
 
-class _Keys(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class Arm(_Keys):
+class Arm(Keys):
     """One model in one init, or with one factor changed.
 
     `change` holds keys of the training recipe, inner ones with dots (`architecture.vision.heads`).
@@ -43,7 +38,7 @@ class Arm(_Keys):
     settings: str | None = Field(default=None, description="the swept arm whose settings this arm takes")
 
 
-class Sweep(_Keys):
+class Sweep(Keys):
     """Every learning rate with every weight decay and seed, for each arm in `arms`; the best mean score wins."""
 
     lr: list[float] = Field(min_length=1)
@@ -52,7 +47,7 @@ class Sweep(_Keys):
     arms: list[str] = Field(default=[BASELINE, TREATED], min_length=1)
 
 
-class Grid(_Keys):
+class Grid(Keys):
     """Every arm with every seed, each evaluated with a suite of `diffclip evaluate`."""
 
     arms: dict[str, Arm]
@@ -68,7 +63,7 @@ class Grid(_Keys):
         return self
 
 
-class Scenes(_Keys):
+class Scenes(Keys):
     """The built-in set, drawn before the first run."""
 
     train: int = Field(gt=0)
@@ -79,7 +74,7 @@ class Scenes(_Keys):
     distractors: int = Field(default=0, ge=0)
 
 
-class Primary(_Keys):
+class Primary(Keys):
     """The endpoint that is tested at 5 % without correction: `arm` minus `against`."""
 
     arm: str = TREATED
@@ -89,7 +84,7 @@ class Primary(_Keys):
     metric: str = "score"
 
 
-class Study(_Keys):
+class Study(Keys):
     """All that decides a study.
 
     `recipe` is the recipe of the runs and `data` the set that they are trained on (its splits train and val). Read with
@@ -206,12 +201,7 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
         raise InputError(
             f"{path} is not a study, as it has no `models`: use `diffclip train` for the recipe of one run"
         )
-    for key in fields.keys() - Study.model_fields.keys():
-        raise unknown("study key", key, Study.model_fields)
-    try:
-        study = Study.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(f"{path}: {explain(error)}") from None
+    study = parse(Study, fields, path, "study", changes)
     try:
         for arm in study.recipes:
             study.tuned_as(arm)

@@ -57,7 +57,7 @@ class RunLogger:
         from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
         self._run, self._label, self._steps, self._step, self._first = run, label, steps, done, done + 1
-        self._pace = Pace(steps)
+        self._ended: Ended = deque(maxlen=51)
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
             forget_after(run / name, done)
@@ -100,8 +100,8 @@ class RunLogger:
     def step(self, record: dict[str, Any]) -> None:
         """Write and show one training step."""
         step = self._step = record["step"]
-        self._pace.step(step, record["samples"])
-        rate, left = self._pace.samples_per_second, self._pace.seconds_left
+        self._ended.append((step, record["samples"], time.monotonic()))
+        rate, left = pace(self._ended, self._steps)
         record = record | {
             "time": round(time.time(), 3),
             "seconds_left": None if left is None else round(left, 1),
@@ -223,32 +223,17 @@ def forget_after(file: Path, step: int) -> None:
     write_text(file, "".join(kept))
 
 
-class Pace:
-    """Rate and time left of a run of `steps` steps, by its last 50 steps; pauses among them count."""
+Ended = deque[tuple[int, float, float]]
+"""The last steps: number, samples of the whole run, and when it ended. `deque(maxlen=51)` spans 50 steps."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._window: deque[tuple[int, float, float]] = deque(maxlen=51)
 
-    def step(self, step: int, samples: float) -> None:
-        """Step `step` has just ended; `samples` counts those of the whole run."""
-        self._window.append((step, samples, time.monotonic()))
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """Over all processes; None before two steps of this start are done."""
-        _, samples, seconds = self._recent()
-        return samples / seconds if seconds > 0 else None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """From the last step to the end of the run; None before two steps of this start are done."""
-        steps, _, seconds = self._recent()
-        return (self._steps - self._window[-1][0]) * seconds / steps if steps else None
-
-    def _recent(self) -> tuple[int, float, float]:
-        first, last = self._window[0], self._window[-1]
-        return last[0] - first[0], last[1] - first[1], last[2] - first[2]
+def pace(ended: Ended, steps: int) -> tuple[float | None, float | None]:
+    """Samples a second over all processes, and seconds left of a run of `steps` steps; pauses among them count. None
+    before two steps of this start are done."""
+    (first, before, begun), (last, samples, now) = ended[0], ended[-1]
+    if first == last or now == begun:
+        return None, None
+    return (samples - before) / (now - begun), (steps - last) * (now - begun) / (last - first)
 
 
 def duration(seconds: float) -> str:

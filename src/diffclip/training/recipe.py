@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -37,7 +35,7 @@ from diffclip.config import (
 )
 from diffclip.errors import InputError, unknown
 from diffclip.initialisation import INITS
-from diffclip.training.recipe_file import find_recipe, recipe_fields
+from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
 OF_WEIGHTS = "of-weights"
 """The `model` of a recipe that takes the architecture from the weights to fine-tune."""
@@ -46,18 +44,14 @@ OF_WEIGHTS = "of-weights"
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Keys(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class WeightedShards(_Keys):
+class WeightedShards(Keys):
     """One source among several."""
 
     shards: str | list[str]
     weight: PositiveFloat = 1.0  # how often an epoch shows each sample: 0.5 a random half, 2 twice
 
 
-class DataRecipe(_Keys):
+class DataRecipe(Keys):
     """The images and captions, and how they are varied."""
 
     # shards: files, folders, brace ranges, addresses (https, s3, hf …); or several sources, with weights
@@ -98,7 +92,7 @@ class DataRecipe(_Keys):
         return scale
 
 
-class Recipe(_Keys):
+class Recipe(Keys):
     """Everything that decides a run. `model` is a named model, or a variant with `architecture` giving the sizes.
 
     In a file it may be `of-weights` too: that of `weights`, with its sizes and statistics, which then stand here.
@@ -175,10 +169,7 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
         raise InputError(f"{source} has models: use `diffclip study`")
     if fields.get("model") == OF_WEIGHTS:
         fields = _with_model_of_weights(fields, source)
-    try:
-        recipe = Recipe.model_validate(fields)
-    except ValidationError as error:
-        raise _input_error(error, source, changes) from None
+    recipe = parse(Recipe, fields, source, "recipe", changes)
     if recipe.init not in INITS:
         raise unknown("init", recipe.init, INITS)
     check_backend(recipe.attention_backend)
@@ -192,17 +183,6 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
         raise InputError(f"{source}: model {recipe.model} has no size: give `architecture`{named}")
     recipe.config()
     return recipe
-
-
-def _input_error(error: ValidationError, source: str, changes: Iterable[str]) -> InputError:
-    """One line for what pydantic found: the nearest key, or the word or file that has the wrong value."""
-    for fault in error.errors():
-        if fault["type"] == "extra_forbidden":
-            known = [*Recipe.model_fields, *(f"data.{key}" for key in DataRecipe.model_fields)]
-            return unknown("recipe key", ".".join(map(str, fault["loc"])), known)
-    key = ".".join(map(str, error.errors()[0]["loc"]))
-    blamed = (change for change in changes if f"{key}.".startswith(f"{change.partition('=')[0]}."))
-    return InputError(f"{next(blamed, source)}: {explain(error)}")
 
 
 def _with_model_of_weights(fields: Mapping[str, Any], source: str) -> dict[str, Any]:

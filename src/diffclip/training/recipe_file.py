@@ -4,12 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 import diffclip
+from diffclip.config import explain
 from diffclip.errors import InputError, unknown
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+class Keys(BaseModel):
+    """A recipe or a part of one: no other keys, no numbers that are not finite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def parse(kind: type[Kind], fields: Any, source: object, what: str, changes: Iterable[str] = ()) -> Kind:
+    """Check `fields` as a recipe of this kind.
+
+    Args:
+        source: the file that they come from.
+        what: what the keys are of, for people: "recipe" or "study".
+        changes: the `key=value` words among them, of which one is blamed instead of the file if it is at fault.
+
+    Raises:
+        InputError: an unknown key (the nearest one is offered), or a wrong value.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        for fault in error.errors():
+            if fault["type"] == "extra_forbidden":
+                raise unknown(f"{what} key", ".".join(map(str, fault["loc"])), _names(kind)) from None
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        blamed = (change for change in changes if f"{key}.".startswith(f"{change.partition('=')[0]}."))
+        raise InputError(f"{next(blamed, source)}: {explain(error)}") from None
+
+
+def _names(kind: type[BaseModel]) -> list[str]:
+    """The keys of a model and, with a dot, those of the models that are its values."""
+    names = []
+    for name, field in kind.model_fields.items():
+        names.append(field.alias or name)
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                names += [f"{names[-1]}.{key}" for key in _names(inner)]
+    return names
 
 
 def find_recipe(source: str | Path) -> Path:

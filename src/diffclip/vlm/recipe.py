@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from diffclip.config import explain
-from diffclip.errors import InputError, unknown
-from diffclip.training.recipe_file import find_recipe, recipe_fields
+from diffclip.errors import InputError
+from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
 STAGES = (1, 2)
 
 
-class _Keys(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class StageRecipe(_Keys):
+class StageRecipe(Keys):
     """The data and the training settings of one stage. The defaults are LLaVA's where its stages agree."""
 
     json_file: str = Field(alias="json", description="conversations in LLaVA's JSON")
@@ -59,7 +54,7 @@ class StageRecipe(_Keys):
         return math.ceil(self.warmup_ratio * self.steps(samples))
 
 
-class VLMRecipe(_Keys):
+class VLMRecipe(Keys):
     """All settings of a run; each stage is a run of its own, and a recipe may have one or both."""
 
     vision: str = Field(description="a run or saved folder, a published file, hf-hub:OWNER/NAME")
@@ -103,14 +98,7 @@ def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecip
     fields = recipe_fields(path, changes)
     if "model" in fields and "vision" not in fields:
         raise InputError(f"{path} is a recipe of `diffclip train`: give one with vision and language_model")
-    _check_keys(fields, VLMRecipe)
-    for stage in ("stage1", "stage2"):
-        if isinstance(fields.get(stage), Mapping):
-            _check_keys(fields[stage], StageRecipe, f"{stage}.")
-    try:
-        recipe = VLMRecipe.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(f"{path}: {explain(error)}") from None
+    recipe = parse(VLMRecipe, fields, path, "recipe", changes)
     if recipe.stage1 is None and recipe.stage2 is None:
         raise InputError(f"{path} has neither stage1 nor stage2: write one of them")
     if recipe.stage1 is not None and recipe.stage1.start is not None:
@@ -123,10 +111,3 @@ def to_yaml(recipe: VLMRecipe) -> str:
     fields = recipe.model_dump(mode="json", by_alias=True)
     fields = {key: value for key, value in fields.items() if key not in ("stage1", "stage2") or value}
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
-
-
-def _check_keys(fields: Mapping[str, Any], kind: type[BaseModel], prefix: str = "") -> None:
-    known = [prefix + (field.alias or name) for name, field in kind.model_fields.items()]
-    for key in fields:
-        if f"{prefix}{key}" not in known:
-            raise unknown("recipe key", f"{prefix}{key}", known)

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +17,7 @@ from transformers import TrainerCallback
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.files import disk_errors, write_text
 from diffclip.training.launch import StopRequest
-from diffclip.training.logging import Pace, duration, forget_after
+from diffclip.training.logging import Ended, duration, forget_after, pace
 from diffclip.training.run_folder import LOCK_FILE, METRICS_FILE, RECIPE_FILE, lock_folder
 from diffclip.vlm.files import MODEL_FOLDER
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
@@ -104,10 +105,13 @@ class Reporter(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop.saves = True
-        self._pace = Pace(state.max_steps)
-        self._pace.step(state.global_step, state.global_step * self._batch_size)
+        self._ended: Ended = deque(maxlen=51)
+        self._add(state.global_step)
         if state.is_world_process_zero:
             forget_after(self._run / METRICS_FILE, state.global_step)
+
+    def _add(self, step: int) -> None:
+        self._ended.append((step, step * self._batch_size, time.monotonic()))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         asked = torch.tensor(int(bool(self._stop.asked)), device=args.device)
@@ -129,8 +133,9 @@ class Reporter(TrainerCallback):
                 raise error
         if not state.is_world_process_zero:
             return
-        self._pace.step(step, step * self._batch_size)
-        rate, left, now = self._pace.samples_per_second or 0.0, self._pace.seconds_left or 0.0, time.time()
+        self._add(step)
+        rate, left = (one or 0.0 for one in pace(self._ended, state.max_steps))
+        now = time.time()
         record = {
             "step": step,
             "epoch": state.epoch,
