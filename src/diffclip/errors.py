@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +66,18 @@ def sample_fault(name: str, error: Exception, kind: Literal["broken", "caption"]
     if isinstance(error, InputError):
         return Fault(name, str(error).removeprefix(f"{name} "), kind)
     return Fault(name, f"cannot be read ({error})", kind)
+
+
+@contextmanager
+def explained(what: str, way_out: str) -> Iterator[None]:
+    """Turn the errors of a library that raises many kinds into one line: `what`, the error's first line, `way_out`."""
+    try:
+        yield
+    except DiffCLIPError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"{what} ({lines[0].strip()[:150].rstrip('.:')}): {way_out}") from error
 
 
 def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:

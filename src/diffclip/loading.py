@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffclip.config import HUB_PREFIX, CLIPConfig, name_of, named_config
 from diffclip.data.transforms import EvalTransform
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explained
 from diffclip.hub import fetch
 from diffclip.model import CLIP
 from diffclip.published import infer_config
@@ -63,11 +63,8 @@ def locate(source: str | Path) -> Path:
     if not str(source).startswith(HUB_PREFIX):
         return Path(source)
     repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
-    try:
+    with explained(f"{source} cannot be fetched", "check the name and the connection"):
         return fetch(repository, revision or None)
-    except Exception as error:  # the client raises many kinds
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
-        raise InputError(f"{source} cannot be fetched ({line}): check the name and the connection") from None
 
 
 def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:

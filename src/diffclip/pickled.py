@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explained
 
 
 def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
@@ -45,27 +45,26 @@ def read_pickle(path: Path) -> Any:
     Raises:
         InputError: the file is cut short, no torch file, or asks for a type outside the allow-list.
     """
-    try:
-        with torch.serialization.safe_globals(_allowed()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of what it then refuses
+    with (
+        explained(f"{path} cannot be read", "it may be cut short, fetch it again"),
+        torch.serialization.safe_globals(_allowed()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # torch warns of what it then refuses
+        try:
             try:
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError as error:
                 if "mmap" not in str(error):  # files of torch < 1.6 are no archives and cannot be mapped
                     raise
                 return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if asked:
+        except pickle.UnpicklingError as error:
+            asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+            if asked:
+                raise InputError(
+                    f"{path} wants to run {asked.group(1)} while it is read: refused, since weights must not run code; "
+                    "ask its author for safetensors"
+                ) from None
             raise InputError(
-                f"{path} wants to run {asked.group(1)} while it is read: refused, since weights must not run code; "
-                "ask its author for safetensors"
+                f"{path} is not a file that torch.save wrote, or is damaged: fetch it again"
             ) from None
-        raise InputError(
-            f"{path} is not a file that torch.save wrote, or is damaged: fetch it again"
-        ) from None
-    except Exception as error:  # a damaged file makes the reader stumble in any of a dozen ways
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"{path} cannot be read ({first[:120]}): it may be cut short, fetch it again"
-        ) from None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explained
 from diffclip.model_source import find_model, load_for_use
 
 
@@ -61,11 +61,6 @@ def push(
                 print(f"{file.name}: {file.stat().st_size:,} bytes")
             print(f"\n{(Path(folder) / 'README.md').read_text(encoding='utf-8')}")
         return
-    try:
+    with explained(f"{name} cannot be written", "check the token and the connection"):
         pushed.push_to_hub(name, private=private or None, model_card_kwargs=about)
-    except Exception as error:  # the client raises many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
-        raise InputError(
-            f"{name} cannot be written ({reason}): check the token and the connection"
-        ) from error
     print(f"hf-hub:{name}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -124,3 +127,16 @@ def activation_of(module: nn.Module | str, source: str) -> str:
     if name not in known:
         raise refuse(source, f"the activation {name}")
     return known[name]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop the warnings and logs of other libraries, which are about their internals."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -7,8 +7,6 @@ and the logit scale. Features have unit length, as those of `CLIP.forward`.
 from __future__ import annotations
 
 import json
-import logging
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 import diffclip
 from diffclip.config import CLIPConfig, name_of
+from diffclip.convert.assemble import quiet
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.embed import evaluating
 from diffclip.files import check_new, write_atomically, write_text
@@ -138,7 +137,7 @@ def _write_tower(tower: Tower, file: Path) -> None:
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     inputs, axes = tower.random_inputs(2), (tower.axes(),)
-    with _plain_attention(tower.model), _quiet():
+    with _plain_attention(tower.model), quiet():
         traced = torch.export.export(tower, (inputs,), dynamic_shapes=axes)
         program = torch.onnx.export(
             traced,
@@ -224,19 +223,6 @@ def _plain_attention(model: CLIP) -> Iterator[None]:
     finally:
         for layer, backend in zip(layers, before, strict=True):
             layer.backend = backend
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop the exporter's warnings and logs, which are about its internals."""
-    level = logging.root.manager.disable
-    try:
-        logging.disable(logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
 
 
 def _write_tokenizer(tokenizer: Any, context_length: int, file: Path) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from diffclip.config import OPEN_CLIP, TRANSFORMERS
-from diffclip.convert.assemble import refuse
+from diffclip.convert.assemble import quiet, refuse
 from diffclip.convert.from_open_clip import from_open_clip
 from diffclip.convert.from_transformers import from_transformers
-from diffclip.errors import InputError, require_group, unknown
+from diffclip.errors import InputError, explained, require_group, unknown
 from diffclip.model import CLIP
+
+
+_WAY_OUT = "check the name, the files and the connection"
 
 
 def read_foreign(source: str) -> CLIP:
@@ -55,7 +54,7 @@ def _read_open_clip(source: str) -> CLIP:
     # follows the architecture: the tag says what the weights were trained with
     of_architecture = bool(config.get("quick_gelu", False))
     quick = bool(tag.get("quick_gelu", False)) if tag else of_architecture
-    with _reading(source):
+    with quiet(), explained(f"{source} cannot be read", _WAY_OUT):
         # an override of its configuration; nothing is said of what is as the weights were trained
         model = open_clip.create_model(architecture, pretrained=weights, weights_only=True, quick_gelu=quick)
     converted = from_open_clip(model, source)
@@ -79,7 +78,7 @@ def _read_transformers(source: str) -> CLIP:
     )
 
     place = source.removeprefix(TRANSFORMERS)
-    with _reading(source), no_progress_bar():
+    with quiet(), no_progress_bar(), explained(f"{source} cannot be read", _WAY_OUT):
         kind = PreTrainedConfig.get_config_dict(place)[0].get("model_type")
         if kind is None:
             raise InputError(
@@ -96,23 +95,3 @@ def _read_transformers(source: str) -> CLIP:
     if preprocess is not None:
         converted.config.preprocess = preprocess
     return converted
-
-
-@contextmanager
-def _reading(source: str) -> Iterator[None]:
-    """Turn the libraries' errors about missing or damaged files into one line, and drop their warnings."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except InputError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__
-        raise InputError(
-            f"{source} cannot be read ({reason}): check the name, the files and the connection"
-        ) from error
-    finally:
-        logging.disable(before)

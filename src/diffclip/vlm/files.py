@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explained
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
 from diffclip.model_source import find_model, load_for_use, recipe_of
@@ -61,7 +59,7 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
         InputError: `source` has no such model, or its files are damaged.
     """
     folder = model_folder(source)
-    with _explained(f"{folder} holds no model that answers questions about images", _WANTED):
+    with explained(f"{folder} holds no model that answers questions about images", _WANTED):
         model = _read(_Models, folder)
         connector_of(model.config)
         processor = _Processors.from_pretrained(folder, trust_remote_code=False)
@@ -116,7 +114,7 @@ def load_language_model(source: str) -> tuple[Any, Any]:
     """
     if not Path(source).is_dir() and (Path(source).exists() or source.count("/") != 1):
         raise InputError(f"language_model {source} is not a folder: give one, or OWNER/NAME on the hub")
-    with _explained(f"language_model {source} cannot be used", "give another one"):
+    with explained(f"language_model {source} cannot be used", "give another one"):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         if type(config) not in _LanguageModels._model_mapping:
             raise InputError(
@@ -125,19 +123,6 @@ def load_language_model(source: str) -> tuple[Any, Any]:
         model = _read(_LanguageModels, source, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return model, tokenizer
-
-
-@contextmanager
-def _explained(what: str, way_out: str) -> Iterator[None]:
-    """Turn transformers' errors about files into one line."""
-    try:
-        yield
-    except InputError:
-        raise
-    # transformers raises errors of any kind for files that are missing, damaged, or of another kind
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{what} ({lines[0].strip()[:150].rstrip('.:')}): {way_out}") from None
 
 
 def identify(source: str | Path) -> dict[str, Any]:
