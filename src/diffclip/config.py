@@ -27,6 +27,8 @@ AttentionKind = Literal[
 ]
 Activation = Literal["gelu", "quick_gelu"]
 
+VOCABULARY = 49408
+"""Ids of the core's tokenizer, of which the last two are start and end of text."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "openai": (OPENAI_MEAN, OPENAI_STD)}
@@ -110,7 +112,7 @@ class TextConfig(_TowerConfig):
     """The text tower: a causal transformer read at its end-of-text token (the largest id of a row)."""
 
     context_length: int = Field(default=77, gt=1)
-    vocab_size: int = Field(default=49408, gt=2)
+    vocab_size: int = Field(default=VOCABULARY, gt=2)
     width: int = Field(default=512, gt=0)
     layers: int = Field(default=12, gt=0)
     heads: int = Field(default=8, gt=0)
@@ -274,6 +276,21 @@ def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
         return CLIPConfig.model_validate(fields)
     except ValidationError as error:
         raise InputError(f"{source}: {explain(error)}") from None
+
+
+def resized(config: CLIPConfig, image_size: int) -> CLIPConfig:
+    """`config` for images of another size; the margin around the crop keeps its share.
+
+    Raises:
+        InputError: the size is not a multiple of the patch.
+    """
+    fields = config.model_dump()
+    fields["vision"]["image_size"] = image_size
+    if isinstance(config.preprocess.resize, int):
+        fields["preprocess"]["resize"] = round(
+            config.preprocess.resize * image_size / config.vision.image_size
+        )
+    return parse_config(fields, f"images of {image_size}")
 
 
 def explain(error: ValidationError) -> str:

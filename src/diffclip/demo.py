@@ -60,10 +60,21 @@ def run_demo(folder: Path, say: Callable[[str], None], seeds: int = 1) -> tuple[
 def _train(folder: Path, scenes: Path, model: str, seed: int, say: Callable[[str], None]) -> Path:
     """Train `model`, go on with it, or leave it as it is if it is finished; return its run folder."""
     run = folder / (model if seed == 0 else f"{model}-s{seed}")
+    train_on_scenes(run, scenes, model, seed, say)
+    return run
+
+
+def train_on_scenes(
+    run: Path, scenes: Path, model: str, seed: int, say: Callable[[str], None], changes: Sequence[str] = ()
+) -> None:
+    """Train `model` in the folder `run`, go on with it, or leave it as it is if it is finished.
+
+    Args:
+        changes: to the recipe.
+    """
     data = [f"data.{split}={scenes / 'captions' / split}" for split in ("train", "val")]
     say(f"{run.name}: training in {run}")
-    train(read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data]), run, resume=True)
-    return run
+    train(read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data, *changes]), run, resume=True)
 
 
 def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> Sequence[Record]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -47,9 +48,9 @@ def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, config: CLIPConfig, init: str, seed: int) -> None:
-    """Set every parameter of `model` in place. Equal seeds and names give bit-equal values on every machine's CPU."""
-    for name, parameter in model.named_parameters():
+def initialise(named: Iterable[tuple[str, Tensor]], config: CLIPConfig, init: str, seed: int) -> None:
+    """Set the parameters `named` in place. Equal seeds and names give bit-equal values on every machine's CPU."""
+    for name, parameter in named:
         start = torch.empty(parameter.shape, dtype=torch.float32)
         if name == "visual.pos_embed" and config.vision.registers:
             # the positions of a model without registers, and those of the registers from a seed of their own

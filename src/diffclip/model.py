@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffclip.attention import DifferentialAttention, LambdaAttention, SelfAttention
 from diffclip.attention.dispatch import check_backend
-from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config
+from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config, resized
 from diffclip.errors import InputError, unknown
 from diffclip.hub import HubModel
 from diffclip.initialisation import initialise, resolve_norm_eps
@@ -62,7 +62,7 @@ class CLIP(nn.Module, HubModel):
         self.set_attention_backend(attention_backend)
         if seed is None:
             seed = int(torch.randint(2**62, ()).item())
-        initialise(self, self.config, init, seed)
+        initialise(self.named_parameters(), self.config, init, seed)
 
     def attention_layers(self) -> dict[str, list[SelfAttention]]:
         """The attention layers in order of depth, by tower: "visual" and "text"."""
@@ -113,14 +113,8 @@ class CLIP(nn.Module, HubModel):
         Raises:
             InputError: the size is not a multiple of the patch.
         """
-        patch = self.config.vision.patch_size
-        if image_size < patch or image_size % patch:
-            raise InputError(f"image_size {image_size} is not a multiple of patch_size {patch}")
+        self.config = resized(self.config, image_size)
         self.visual.set_input_size(img_size=(image_size, image_size))
-        preprocess = self.config.preprocess
-        if isinstance(preprocess.resize, int):  # the margin around the crop keeps its share
-            preprocess.resize = round(preprocess.resize * image_size / self.config.vision.image_size)
-        self.config.vision.image_size = image_size
 
     def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:
         """Normalized images [B, 3, S, S] to features [B, embed_dim], of unit length if `normalize`.

@@ -103,16 +103,11 @@ def infer_config(state: State) -> CLIPConfig:
         raise InputError(
             f"these are not the weights of a CLIP with two transformers: no usable {error}"
         ) from None
-    for name in MODEL_NAMES:
-        named = named_config(name)
-        for key, tower in towers.items():
-            of_named = getattr(named, key)
-            if tower["heads"] is None and (tower["width"], tower["layers"]) == (
-                of_named.width,
-                of_named.layers,
-            ):
-                tower["heads"] = of_named.heads
     for key, tower in towers.items():
+        if tower["heads"] is None:
+            named = (getattr(named_config(name), key) for name in MODEL_NAMES)
+            sizes = (tower["width"], tower["layers"])
+            tower["heads"] = next((one.heads for one in named if (one.width, one.layers) == sizes), None)
         if tower["heads"] is None:
             raise InputError(
                 f"the weights do not tell the number of heads of a plain {key} tower {tower['width']} wide: "

@@ -9,8 +9,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +21,10 @@ from diffclip.scenes import COLORS, questions
 from diffclip.scenes.export import write_questions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import NEGATIVES, TOPICS, question_indices, question_scene
-from diffclip.vlm.chat import encode
-from diffclip.vlm.conversations import IMAGE, Conversation, Turn
+from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import open_conversations
 from diffclip.vlm.files import load_language_model
-from diffclip.vlm.language_model import LanguageSettings, chat_pieces, make_language_model, make_tokenizer
+from diffclip.vlm.language_model import LanguageSettings, make_language_model, make_tokenizer
 from diffclip.vlm.pope import open_questions
 from diffclip.vlm.scenes import (
     TalkSettings,
@@ -173,25 +172,12 @@ def test_color_questions_are_true_and_balanced(negatives: Any) -> None:
     assert [question.question_id for question in asked] == list(range(1, len(asked) + 1))
 
 
-def test_texts_are_written_as_conversations_are(trained: tuple[Any, Any, Path]) -> None:
+def test_the_tokenizer_is_saved_as_it_was_made(trained: tuple[Any, Any, Path]) -> None:
     tokenizer = trained[1]
-    turns = [Turn("Is there anything red in the picture?", "yes"), Turn("What is red?", "a star and a ring")]
-    pieces = chat_pieces("a red star and a red ring", turns)
-    first = Turn(f"a red star and a red ring\n{turns[0].question}", turns[0].answer)
-    processor = SimpleNamespace(tokenizer=tokenizer, chat_template=None, image_token=IMAGE)
-    processor.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE)
-    ids, labels = encode(Conversation("0", None, (first, turns[1])), processor, "chat", 500)
-    written = [
-        (token, is_learned)
-        for text, is_learned in pieces
-        for token in tokenizer(text, add_special_tokens=False).input_ids
-    ]
-    assert ids == [token for token, _ in written]
-    assert labels == [token if is_learned else -100 for token, is_learned in written]
     made = make_tokenizer(0)
     for index in range(50):
         turns = yes_no_turns(scene(index), "kinds", count_things([scene(index)]), dice(index))
-        text = "".join(piece for piece, _ in chat_pieces(describe(scene(index), dice(index)), turns))
+        text = "\n".join([describe(scene(index), dice(index)), *chain(*turns)])
         assert made(text).input_ids == tokenizer(text).input_ids
 
 

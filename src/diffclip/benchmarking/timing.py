@@ -10,54 +10,44 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 Call = Callable[[], object]
+Sampler = Callable[[], float]
 _LEAST_ROUNDS = 3
 _SAMPLE_MS = 4.0  # of work in a sample on a GPU, against the events' resolution
 
 
-@dataclass
-class Sampler:
-    """Calling it gives milliseconds of one call, the mean over all of them, and `how` they were timed."""
-
-    take: Callable[[], float]
-    how: str
-
-    def __call__(self) -> float:
-        return self.take()
-
-
 def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = True) -> Sampler:
     """A sampler of `calls`, the same work on different inputs, warmed up; not as a graph unless `record`.
+
+    Calling it gives milliseconds of one call, the mean over all of them.
 
     Raises:
         Exception: whatever the calls raise.
     """
     if device.type != "cuda":
         _all(calls)
-        return Sampler(functools.partial(_by_clock, calls), "clock")
+        return functools.partial(_by_clock, calls)
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # compiles, and lets libraries set themselves up
         _all([*calls, *calls])
     torch.cuda.synchronize(device)
     run: Call = functools.partial(_all, calls)
-    how = "events"
     if record:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=stream):
                 _all(calls)
-            run, how = graph.replay, "graph"
+            run = graph.replay
         except RuntimeError:  # something in it waits for the host
             torch.cuda.synchronize(device)
             _side_stream.cache_clear()  # the failed recording may have left it unusable
     once = _by_events(run, 1, device)
     repeats = max(1, min(200, round(_SAMPLE_MS / max(once, 1e-3))))
-    return Sampler(lambda: _by_events(run, repeats, device) / len(calls), how)
+    return lambda: _by_events(run, repeats, device) / len(calls)
 
 
 @functools.cache
@@ -90,7 +80,7 @@ def _by_events(run: Callable[[], object], repeats: int, device: torch.device) ->
 
 
 def take_turns(
-    samplers: Mapping[str, Callable[[], float]],
+    samplers: Mapping[str, Sampler],
     rounds: int,
     seconds: float | None = None,
     tell: Callable[[], None] = lambda: None,

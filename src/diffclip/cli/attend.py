@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffclip.cli.console import say_skipped
 from diffclip.cli.images import ImageReader
-from diffclip.cli.skipped import say_skipped
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_writable, printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device

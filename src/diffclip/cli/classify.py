@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffclip.cli.console import say_skipped
 from diffclip.cli.images import ImageReader
-from diffclip.cli.skipped import say_skipped
 from diffclip.errors import InputError
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 

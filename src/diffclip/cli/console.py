@@ -1,13 +1,19 @@
-"""Tables on the terminal."""
+"""Tables on the terminal, and skipped files in one line."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from diffclip.errors import Fault, InputError
+from diffclip.files import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+_NAMED = 5
 
 
 def table_console() -> Console:
@@ -37,3 +43,19 @@ def print_table(titles: Sequence[str], sides: str, rows: Iterable[Sequence[Rende
         else:
             table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     table_console().print(table)
+
+
+def say_skipped(what: str, faults: Sequence[Fault]) -> None:
+    """Say on stderr that `what` was skipped, and name the first few `faults`; nothing where there is none."""
+    if not faults:
+        return
+    named = "; ".join(printable(f"{fault.name}: {fault.reason}") for fault in faults[:_NAMED])
+    more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+    print(f"diffclip: skipped {what}: {named}{more}", file=sys.stderr)
+
+
+def none_readable(faults: Sequence[Fault]) -> InputError:
+    """The error for files of which none can be read; it names the first."""
+    others = len(faults) - 1
+    more = f" (and none of the other {others} can be read either)" if others else ""
+    return InputError(f"{printable(str(faults[0]))}{more}")

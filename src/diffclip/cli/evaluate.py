@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.skipped import say_skipped
+from diffclip.cli.console import say_skipped
 from diffclip.model_source import MODEL_HELP, find_model, pick_device, runs_in
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffclip.cli.progress import showing_progress
-from diffclip.errors import require_group
+from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
 from diffclip.model_source import MODEL_HELP, load_for_use
 
@@ -64,16 +63,13 @@ def export(
 
 def _tokenizer(config: CLIPConfig) -> Any:
     """transformers' tokenizer for the model, or None and a line on stderr that says why there is none."""
-    from diffclip.convert.onnx import TOKENIZER_FILE, has_tokenizer
+    from diffclip.convert.onnx import TOKENIZER_FILE
 
-    why = None
-    if not has_tokenizer(config):
-        why = "the model's vocabulary is not the tokenizer's"
-    elif importlib.util.find_spec("transformers") is None:
-        why = "it needs transformers, run pip install 'diffclip[vlm]'"
-    if why is not None:
-        print(f"diffclip: no {TOKENIZER_FILE}: {why}", file=sys.stderr)
+    try:
+        require_group("vlm", "transformers")
+        from diffclip.integrations.transformers import tokenizer_of
+
+        return tokenizer_of(config)
+    except InputError as error:
+        print(f"diffclip: no {TOKENIZER_FILE}: {error}", file=sys.stderr)
         return None
-    from diffclip.integrations.transformers import tokenizer_of
-
-    return tokenizer_of(config)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diffclip.cli.console import none_readable
 from diffclip.errors import InputError
-from diffclip.files import printable
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -51,6 +51,4 @@ class ImageReader:
                 yield image
             self.progress("images", 1, None)
         if not self.read:
-            others = len(self.files) - 1
-            more = f" (and none of the other {others} can be read either)" if others else ""
-            raise InputError(f"{printable(str(self.faults[0]))}{more}")
+            raise none_readable(self.faults)

@@ -35,8 +35,8 @@ def make_shards(
 
     After a stop the same command continues. Images that are missing, broken or without captions are left out and named.
     """
+    from diffclip.cli.console import say_skipped
     from diffclip.cli.progress import showing_progress
-    from diffclip.cli.skipped import say_skipped
     from diffclip.data.captions import read_captions
     from diffclip.data.make_shards import find_captions
     from diffclip.data.make_shards import make_shards as make

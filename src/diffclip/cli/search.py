@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.console import print_table
-from diffclip.cli.skipped import say_skipped
+from diffclip.cli.console import none_readable, print_table, say_skipped
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_writable, printable, write_atomically
 from diffclip.model_source import MODEL_HELP, load_for_use, pick_device
@@ -75,8 +74,7 @@ def search(
     _update(images, workers)
     faults = images.faults()
     if not len(images):
-        more = f" (and none of the other {len(faults) - 1} can be read either)" if len(faults) > 1 else ""
-        raise InputError(f"{printable(str(faults[0]))}{more}")
+        raise none_readable(faults)
     hits = images.search_text(query, top) if isinstance(query, str) else images.search_image(query, top)
     if sheet is not None:
         _write_sheet(

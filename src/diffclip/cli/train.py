@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffclip.cli.skipped import say_skipped
+from diffclip.cli.console import say_skipped
 
 
 def train(

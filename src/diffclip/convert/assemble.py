@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffclip.config import parse_config
+from diffclip.config import VOCABULARY, parse_config
 from diffclip.errors import InputError
 from diffclip.model import CLIP
 from diffclip.published import from_published
@@ -22,7 +22,7 @@ Encode = Callable[[Tensor], Tensor]
 
 # of the largest feature; float32 sums in another order differ by about 1e-6
 _TOLERANCE = 1e-4
-END_OF_TEXT = 49407
+END_OF_TEXT = VOCABULARY - 1
 """The largest id that the core's tokenizer gives."""
 
 

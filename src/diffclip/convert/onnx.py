@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import diffclip
-from diffclip.config import CLIPConfig, name_of
+from diffclip.config import VOCABULARY, name_of
 from diffclip.convert.assemble import quiet
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.embed import evaluating
@@ -28,8 +28,6 @@ OPSET = 20  # the first with a Gelu of its own; what onnxruntime has had since 1
 TOLERANCE = 1e-4
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 _SEED = 0
-# of open_clip's tokenizer: how many ids it has, of which the last two are start and end
-_TOKENIZER_IDS = 49408
 
 
 class Tower(nn.Module):
@@ -126,11 +124,6 @@ def export_onnx(
         told = json.dumps(described(model, tokenizer is not None), indent=2)
         write_text(temporary / CONFIG_FILE, told + "\n")
     return exported
-
-
-def has_tokenizer(config: CLIPConfig) -> bool:
-    """Return whether the model takes the tokenizer's ids; a smaller vocabulary has ids of its own."""
-    return config.text.vocab_size >= _TOKENIZER_IDS
 
 
 def _write_tower(tower: Tower, file: Path) -> None:
@@ -240,8 +233,8 @@ def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
     config = model.config
     preprocess, size = config.preprocess, config.vision.image_size
     tokenizer = None
-    if has_tokenizer(config):
-        start, end = _TOKENIZER_IDS - 2, _TOKENIZER_IDS - 1
+    if config.text.vocab_size >= VOCABULARY:  # a smaller one has ids of its own
+        start, end = VOCABULARY - 2, VOCABULARY - 1
         tokenizer = {"name": config.tokenizer, "start": start, "end": end, "padding": 0}
         tokenizer["file"] = TOKENIZER_FILE if with_tokenizer else None
     image, text = (

@@ -14,7 +14,6 @@ from diffclip.convert.from_transformers import from_transformers
 from diffclip.errors import InputError, explained, require_group, unknown
 from diffclip.model import CLIP
 
-
 _WAY_OUT = "check the name, the files and the connection"
 
 

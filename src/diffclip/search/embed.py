@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from diffclip.data.images import read_image
 from diffclip.data.transforms import Transform
-from diffclip.data.workers import leave_signals_to_parent, watched
+from diffclip.data.workers import data_loader, watched
 from diffclip.errors import InputError, sample_fault
 from diffclip.evaluation.embed import checked, embed_images, evaluating
 from diffclip.model_source import Loaded
@@ -34,15 +32,8 @@ def embed_files(
         InputError: the model's embeddings are not finite.
         DiffCLIPError: a worker died.
     """
-    loader: DataLoader[Any] = DataLoader(
-        _Images(folder, files, loaded.preprocess),
-        batch_size,
-        num_workers=workers,
-        collate_fn=_collate,
-        worker_init_fn=_start_worker,
-        # without its own generator a DataLoader draws from the global one
-        generator=torch.Generator(),
-    )
+    dataset = _Images(folder, files, loaded.preprocess)
+    loader = data_loader(dataset, workers, batch_size=batch_size, collate_fn=_collate)
     for found, images, faulty in watched(loader):
         vectors = np.empty((0, loaded.model.config.embed_dim), np.float16)
         if found:
@@ -51,12 +42,6 @@ def embed_files(
                     checked(embed_images(loaded.model, images), "images").cpu().numpy().astype(np.float16)
                 )
         yield found, vectors, faulty
-
-
-def _start_worker(worker: int) -> None:
-    leave_signals_to_parent(worker)
-    # an image's error goes to the parent; only threads report here, about a parent that has left
-    sys.excepthook = lambda kind, error, trace: None
 
 
 class _Images(Dataset[tuple[ImageFile, Tensor | None]]):

@@ -11,19 +11,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from diffclip.demo import MODELS, train_on_scenes
 from diffclip.scenes import write_scenes
 from diffclip.scenes.export import write_questions
 from diffclip.scenes.questions import TOPICS
-from diffclip.training.recipe import read_recipe
-from diffclip.training.run import train
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.run import is_finished
 from diffclip.vlm.scenes import STAGE_FILES, Progress, TalkSettings, write_conversations
 from diffclip.vlm.train import train_stage
 
-MODELS = ("CLIP", "DiffCLIP")
-TOWER_RECIPE, RECIPE = "scenes_demo", "vlm_scenes"
+RECIPE = "vlm_scenes"
 
 
 @dataclass(frozen=True)
@@ -91,11 +89,8 @@ def _train_model(
     folder: Path, model: str, seed: int, say: Callable[[str], None], settings: DemoSettings
 ) -> Path:
     """Train a tower and both stages; return the run of stage 2."""
-    tower, captions, talks = folder / f"{model}-s{seed}", folder / "scenes/captions", folder / "conversations"
-    data = [f"data.{split}={captions / split}" for split in ("train", "val")]
-    say(f"{tower.name}: training in {tower}")
-    changes = [f"model={model}", f"seed={seed}", *data, *settings.tower]
-    train(read_recipe(TOWER_RECIPE, changes), tower, resume=True)
+    tower, talks = folder / f"{model}-s{seed}", folder / "conversations"
+    train_on_scenes(tower, folder / "scenes", model, seed, say, settings.tower)
     runs = [folder / f"{tower.name}-stage{stage}" for stage in STAGES]
     recipe = read_vlm_recipe(
         RECIPE,

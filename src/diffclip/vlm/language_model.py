@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ from diffclip.scenes.captions import write_captions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import TOPICS
 from diffclip.training.launch import StopRequest
-from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED
-from diffclip.vlm.conversations import IMAGE, Turn
+from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED, encode
+from diffclip.vlm.conversations import IMAGE, Conversation, Turn
 from diffclip.vlm.dataset import collate
 from diffclip.vlm.run import Reporter, remove_torn_checkpoints
 from diffclip.vlm.scenes import color_turn, count_things, describe, open_turn, yes_no_turns
@@ -38,6 +39,7 @@ _TOKENIZER_SCENES = _COUNTED_SCENES = 1000
 # texts of scenes that are never drawn, so that a model cannot know an image from its text
 _FIRST_SCENE = 10_000_000
 _CAPTION_SHARE = 0.15
+_LENGTH = 1024  # tokens of the longest text
 _WARMUP_STEPS = 50
 
 
@@ -122,22 +124,6 @@ def make_tokenizer(seed: int = 0) -> Any:
     return fast
 
 
-def chat_pieces(seen: str, turns: list[Turn]) -> list[tuple[str, bool]]:
-    """Write a conversation about `seen` as `CHAT_TEMPLATE` does, in pieces that are learned or not.
-
-    A tokenizer cuts each piece as it cuts the whole text.
-    """
-    pieces = [(f"{START}system\nYou are a helpful assistant.{END}\n", False)]
-    for number, (question, answer) in enumerate(turns):
-        asked = f"{seen}\n{question}" if number == 0 else question
-        pieces += [
-            (f"{START}user\n{asked}{END}\n{START}assistant\n", False),
-            (f"{answer}{END}", True),
-            ("\n", False),
-        ]
-    return pieces
-
-
 def _texts(seed: int) -> Iterator[str]:
     often = _often(seed)
     yield "system\nYou are a helpful assistant.\nuser\nassistant\n"
@@ -169,7 +155,7 @@ def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
         num_attention_heads=settings.heads,
         num_key_value_heads=settings.heads,
         intermediate_size=3 * settings.width,
-        max_position_embeddings=1024,
+        max_position_embeddings=_LENGTH,
         tie_word_embeddings=True,
         initializer_range=0.05,  # with the usual 0.02 narrow layers leave chance later
         bos_token_id=None,
@@ -185,9 +171,8 @@ class _Lessons(Dataset[dict[str, list[int]]]):
     """Token ids and labels of a text about each scene, in the order of the training."""
 
     def __init__(self, tokenizer: Any, settings: LanguageSettings) -> None:
-        self._tokenizer, self._settings = tokenizer, settings
+        self._processor, self._settings = SimpleNamespace(tokenizer=tokenizer, image_token=IMAGE), settings
         self._often = _often(settings.seed)
-        self._known: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
         return self._settings.steps * self._settings.batch_size
@@ -197,19 +182,14 @@ class _Lessons(Dataset[dict[str, list[int]]]):
         is_early = index < self._settings.first_steps * self._settings.batch_size
         if not is_early and dice.chance(_CAPTION_SHARE):
             first, second, *_ = write_captions(specs, background, dice)
-            return self._encode([(first, False), (f"{second}\n", True)])
+            read, learned = self._processor.tokenizer(
+                [first, f"{second}\n"], add_special_tokens=False
+            ).input_ids
+            return {"input_ids": read + learned, "labels": [IGNORED] * len(read) + learned}
         turns = yes_no_turns(specs, "colours" if is_early else dice.pick(tuple(TOPICS)), self._often, dice)
         others = [color_turn(specs)] if is_early else [open_turn(specs, dice), open_turn(specs, dice)]
         # yes/no questions are easier after answers that the description alone gives; both orders are needed
         turns = [*others, *turns] if dice.chance(0.5) else [*turns, *others]
-        return self._encode(chat_pieces(describe(specs, dice), turns))
-
-    def _encode(self, pieces: list[tuple[str, bool]]) -> dict[str, list[int]]:
-        ids: list[int] = []
-        labels: list[int] = []
-        for text, is_learned in pieces:
-            if text not in self._known:
-                self._known[text] = self._tokenizer(text, add_special_tokens=False).input_ids
-            ids += self._known[text]
-            labels += self._known[text] if is_learned else [IGNORED] * len(self._known[text])
+        turns[0] = Turn(f"{describe(specs, dice)}\n{turns[0].question}", turns[0].answer)
+        ids, labels = encode(Conversation("", None, tuple(turns)), self._processor, "chat", _LENGTH)
         return {"input_ids": ids, "labels": labels}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -26,7 +25,7 @@ class StageRecipe(Keys):
     batch_size: int = Field(gt=0, description="samples of a step, over all GPUs")
     per_device_batch_size: int = Field(gt=0, description="samples of a pass on one GPU")
     epochs: float = Field(default=1, gt=0)
-    warmup_ratio: float = Field(default=0.03, ge=0, le=1)
+    warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     save_every: int = Field(default=500, gt=0, description="steps")
 
@@ -44,14 +43,6 @@ class StageRecipe(Keys):
                 f"{processes}: change one of them"
             )
         return self.batch_size // at_once
-
-    def steps(self, samples: int) -> int:
-        """Return the number of steps with `samples` an epoch; the last batch of an epoch may be smaller."""
-        return math.ceil(math.ceil(samples / self.batch_size) * self.epochs)
-
-    def warmup_steps(self, samples: int) -> int:
-        """Return how many of the `steps` raise the learning rate."""
-        return math.ceil(self.warmup_ratio * self.steps(samples))
 
 
 class VLMRecipe(Keys):

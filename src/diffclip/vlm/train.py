@@ -60,7 +60,6 @@ def train_stage(
                 return 0
             arguments = _arguments(recipe, part, part.passes(world))
             conversations = open_conversations(part.json_file, part.images)
-            arguments["warmup_steps"] = part.warmup_steps(len(conversations))
             model, processor = starting_model(recipe, part, stage)
         except DiffCLIPError as error:
             error.shared = True  # every process has met it
@@ -219,7 +218,7 @@ def trainer_arguments(run: Path, **options: Any) -> TrainingArguments:
 
 
 def _arguments(recipe: VLMRecipe, part: StageRecipe, passes: int) -> dict[str, Any]:
-    """The Trainer's arguments that the recipe decides, but for the warm-up."""
+    """The Trainer's arguments that the recipe decides."""
     bf16 = recipe.precision == "bf16"
     if bf16 and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise InputError("the GPU has no bfloat16: give precision=fp32")
@@ -229,6 +228,7 @@ def _arguments(recipe: VLMRecipe, part: StageRecipe, passes: int) -> dict[str, A
         "num_train_epochs": part.epochs,
         "learning_rate": part.lr,
         "lr_scheduler_type": "cosine",
+        "warmup_steps": part.warmup_ratio,  # below 1 a share of all steps
         "weight_decay": part.weight_decay,
         "bf16": bf16,
         "dataloader_num_workers": recipe.workers,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from diffclip.config import CLIPConfig, name_of, parse_config
+from diffclip.config import CLIPConfig, name_of, parse_config, resized
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.loading import locate
@@ -72,7 +72,7 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
         fields["vision"]["patch_dropout"] = given["force_patch_dropout"]
     config = parse_config(fields, f"what is forced on {name}")
     if weights is None and size is not None:
-        config = _at_size(config, size)
+        config = resized(config, size)
     model = OpenCLIPModel(config)
     if weights is not None:
         state = dict(weights.state)
@@ -90,19 +90,6 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
     model.output_dict = bool(given["output_dict"])
     _cast(model, given["precision"], given["device"])
     return model
-
-
-def _at_size(config: CLIPConfig, size: int) -> CLIPConfig:
-    """Change `config` to images of `size`; the margin around the crop keeps its share.
-
-    Raises:
-        InputError: the size is not a multiple of the patch.
-    """
-    fields = config.model_dump()
-    before, fields["vision"]["image_size"] = config.vision.image_size, size
-    if isinstance(config.preprocess.resize, int):
-        fields["preprocess"]["resize"] = round(config.preprocess.resize * size / before)
-    return parse_config(fields, f"images of {size}")
 
 
 def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) -> None:

@@ -109,21 +109,17 @@ def _sizes(vision: VisionConfig) -> dict[str, Any]:
     }
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
-    made: nn.Module = build_model_with_cfg(
-        DiffVisionTransformer,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **(_sizes(named_config(f"DiffCLIP-{SIZES[variant]}").vision) | kwargs),
-    )
-    return made
-
-
 def _entry_point(name: str) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        return _create(name, pretrained, **kwargs)
+        made: nn.Module = build_model_with_cfg(
+            DiffVisionTransformer,
+            name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
+            **(_sizes(named_config(f"DiffCLIP-{SIZES[name]}").vision) | kwargs),
+        )
+        return made
 
     create.__name__ = create.__qualname__ = name
     create.__doc__ = (

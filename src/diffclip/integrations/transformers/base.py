@@ -90,7 +90,7 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         if not missing:
             return
         seed = int(torch.randint(2**62, (), device="cpu").item())
-        initialise(_Named(missing), self.config.core(), "matched", seed)
+        initialise(missing.items(), self.config.core(), "matched", seed)
         start = getattr(self.config, "logit_scale_init_value", None)
         if start is not None and "logit_scale" in missing:
             missing["logit_scale"].fill_(start)
@@ -128,17 +128,6 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             "hidden_states": tuple(states) if kept else None,
             "attentions": tuple(attentions) if output_attentions else None,
         }
-
-
-class _Named(nn.Module):
-    """Give `initialise` parameters of any modules under other names."""
-
-    def __init__(self, named: dict[str, Tensor]) -> None:
-        super().__init__()
-        self._named = named
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        yield from self._named.items()
 
 
 def _kept(wanted: HiddenStates, states: int) -> set[int]:

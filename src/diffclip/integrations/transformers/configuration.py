@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from diffclip.attention import settings_of
-from diffclip.config import CLIPConfig, TextConfig, VisionConfig, name_of, parse_config
+from diffclip.config import VOCABULARY, CLIPConfig, TextConfig, VisionConfig, name_of, parse_config
 from diffclip.errors import InputError
-from diffclip.integrations.transformers.tokens import VOCABULARY
 
 _SHARED = {
     "width": "hidden_size",

@@ -14,14 +14,14 @@ from transformers import AutoImageProcessor, CLIPProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.utils import logging
 
-from diffclip.config import CLIPConfig, PreprocessConfig
+from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig
 from diffclip.convert.assemble import check_end_of_text
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers.base import PROJECTIONS, DiffCLIPPreTrainedModel, core_name
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
 from diffclip.integrations.transformers.model import DiffCLIPModel
-from diffclip.integrations.transformers.tokens import VOCABULARY, tokenizer_of
+from diffclip.integrations.transformers.tokens import tokenizer_of
 from diffclip.integrations.transformers.vision import DiffCLIPVisionModel
 from diffclip.model import CLIP
 

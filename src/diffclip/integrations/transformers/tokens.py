@@ -9,14 +9,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from diffclip.config import CLIPConfig
+from diffclip.config import VOCABULARY, CLIPConfig
 from diffclip.errors import InputError
 
 START, END = "<start_of_text>", "<end_of_text>"
 # The id 0 pads, and is also a `!` inside a word. As a special token `!` would be cut out of texts before anything
 # else, so the vocabulary calls it by its byte, the name under which the model looks for characters that it lacks.
 PAD = "<0x21>"
-VOCABULARY = 49408
 
 _LETTERS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 _CONTROL = r"[\x00-\x08\x0b\x0e-\x1f\x7f\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
