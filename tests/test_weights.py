@@ -254,6 +254,9 @@ def test_a_saved_model_that_differs_where_shapes_do_not_show_it_is_refused(tmp_p
     eight = tiny("CLIP", vision=TINY["vision"] | {"heads": 8})
     with pytest.raises(InputError, match="vision heads 4 for 8"):
         diffclip.load_weights(eight, tmp_path / "four")
+    quick = tiny("CLIP", vision=TINY["vision"] | {"activation": "quick_gelu"})
+    with pytest.raises(InputError, match="vision activation gelu for quick_gelu"):
+        diffclip.load_weights(quick, tmp_path / "four")
     diffclip.save_weights(tiny("DiffCLIP"), tmp_path / "constant")
     with pytest.raises(InputError, match=r"lambda_init 0\.8 for dynamic"):
         diffclip.load_weights(tiny("DiffCLIP-dynamic"), tmp_path / "constant")

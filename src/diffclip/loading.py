@@ -30,7 +30,7 @@ def load(
     """
     path = locate(source)
     weights = read_weights(path)
-    loaded = CLIP(_config(weights, path, model), seed=0)
+    loaded = CLIP.unfilled(_config(weights, path, model))
     put_weights(loaded, weights, path)
     return prepared(loaded, image_size)
 

@@ -64,6 +64,13 @@ class CLIP(nn.Module, HubModel):
             seed = int(torch.randint(2**62, ()).item())
         initialise(self.named_parameters(), self.config, init, seed)
 
+    @classmethod
+    def unfilled(cls, config: CLIPConfig) -> CLIP:
+        """A model whose values are about to be read: none is drawn, which takes seconds at ViT-B."""
+        with torch.device("meta"):
+            model = cls(config, seed=0)
+        return model.to_empty(device="cpu")
+
     def attention_layers(self) -> dict[str, list[SelfAttention]]:
         """The attention layers in order of depth, by tower: "visual" and "text"."""
         return {

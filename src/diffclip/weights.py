@@ -186,7 +186,7 @@ def check_same(model: CLIP, config: CLIPConfig, source: str | Path) -> None:
     pairs = [
         (f"{tower} {key}", getattr(getattr(config, tower), key), getattr(getattr(ours, tower), key))
         for tower in ("vision", "text")
-        for key in ("attention", "heads")
+        for key in ("attention", "heads", "activation")
     ]
     if "differential" in (config.vision.attention, config.text.attention):
         pairs.append(("lambda_init", config.lambda_init, ours.lambda_init))

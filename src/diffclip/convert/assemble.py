@@ -48,7 +48,7 @@ def assemble(
     state = from_published(state)  # joins queries, keys and values
     state["visual.cls_token"] = state["visual.cls_token"].reshape(1, 1, -1)
     state["visual.pos_embed"] = state["visual.pos_embed"][None]
-    model = CLIP(parse_config(fields, source), seed=0).eval()
+    model = CLIP.unfilled(parse_config(fields, source)).eval()
     check_fit(model, state, source)
     model.load_state_dict(state)
     return model
