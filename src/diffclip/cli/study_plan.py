@@ -74,11 +74,13 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
             error = sd * math.sqrt(2 / pairs)
             least = detectable_difference(error, planned)
             value = frame[frame["model"] == primary.against]["value"].mean()
-            share = f"{least / value:.0%} of {primary.against}'s {100 * value:.1f}"
+            share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})"
+            if math.isnan(value):  # of a sweep alone
+                share = ""
             at_margin = power(study.margin, error, planned)
             print(
                 f"seeds vary by {100 * sd:.2f} points (residual standard deviation with {df:.0f} degrees of freedom)\n"
-                f"{pairs} seeds find a difference of {100 * least:.2f} points ({share}) with 80 % power; power for the "
+                f"{pairs} seeds find a difference of {100 * least:.2f} points{share} with 80 % power; power for the "
                 f"margin of {100 * study.margin:g} points: {at_margin:.0%}"
             )
             return
