@@ -9,7 +9,17 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from unittest import mock
 
-from diffclip.cli.main import main
+from typer.testing import CliRunner
+
+from diffclip.cli.main import app, main
+
+
+def call(*arguments: object) -> tuple[str, str]:
+    """stdout and stderr of `diffclip ARGUMENTS`; what it raises is raised again."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception:
+        raise result.exception
+    return result.stdout, result.stderr
 
 
 def diffclip_command(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import pickle
+import struct
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,37 @@ from PIL import Image
 from torchvision import datasets
 
 CIFAR_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def tar_of(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    """Write files by name and content into a tar."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: object) -> bytes:
+    """The file of an image, or of an array of its pixels."""
+    buffer = io.BytesIO()
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png_by_hand(
+    width: int, height: int, rows: bytes, depth: int = 8, color: int = 0, extra: bytes = b""
+) -> bytes:
+    """A PNG as its header says it, whatever its rows hold; `extra` are chunks before them."""
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
+    rest = png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + extra + rest
 
 
 def write_picture(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -> Path:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from made_sets import encoded, tar_of
 from PIL import Image
 
 
 def png(values: np.ndarray, mode: str | None = None) -> bytes:
     """A PNG of an array; `mode` converts it first."""
-    buffer = io.BytesIO()
-    picture = Image.fromarray(values)
-    (picture.convert(mode) if mode else picture).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Image.fromarray(values).convert(mode) if mode else values)
 
 
 def noise(number: int, width: int = 32, height: int = 32) -> np.ndarray:
@@ -37,14 +33,12 @@ def write_masked(
     split: str = "test",
 ) -> Path:
     """Write a set with one shard in `split`; a sample is its members by extension."""
-    (folder / split).mkdir(parents=True, exist_ok=True)
-    with tarfile.open(folder / split / "0.tar", "w") as tar:
-        for number, sample in enumerate(samples):
-            for extension, content in sample.items():
-                data = content.encode() if isinstance(content, str) else content
-                info = tarfile.TarInfo(f"s{number:07d}.{extension}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    members = (
+        (f"s{number:07d}.{extension}", content.encode() if isinstance(content, str) else content)
+        for number, sample in enumerate(samples)
+        for extension, content in sample.items()
+    )
+    tar_of(folder / split / "0.tar", members)
     (folder / split / "nshards.txt").write_text("1")
     for name, text in (files or {}).items():
         (folder / name).write_text(text)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import made_sets
 import numpy as np
+from made_sets import tar_of
 from PIL import Image
 
 LONG = "a very long caption " * 25 + "the end"
@@ -20,20 +20,13 @@ def smooth_picture(number: int, size: tuple[int, int] = (120, 90)) -> Image.Imag
 
 
 def encoded(picture: Image.Image, kind: str = "JPEG", quality: int = 90) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, kind, quality=quality)
-    return buffer.getvalue()
+    return made_sets.encoded(picture, kind, quality=quality)
 
 
 def write_shard_of(path: Path, samples: Iterable[tuple[str, dict[str, bytes]]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for key, members in samples:
-            for ending, data in members.items():
-                info = tarfile.TarInfo(f"{key}.{ending}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return path
+    return tar_of(
+        path, ((f"{key}.{ending}", data) for key, members in samples for ending, data in members.items())
+    )
 
 
 def write_odd_shards(folder: Path) -> Path:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import pytest
+from made_sets import encoded, tar_of
 from PIL import Image
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}
@@ -23,12 +22,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_set(folder: Path, members: list[tuple[str, bytes]], files: dict[str, str]) -> Path:
     """A set in clip_benchmark's layout with one shard in the split `test`."""
-    (folder / "test").mkdir(parents=True)
-    with tarfile.open(folder / "test" / "0.tar", "w") as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+    tar_of(folder / "test" / "0.tar", members)
     (folder / "test" / "nshards.txt").write_text("1")
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -36,10 +30,8 @@ def write_set(folder: Path, members: list[tuple[str, bytes]], files: dict[str, s
 
 
 def coloured_png(index: int) -> bytes:
-    buffer = io.BytesIO()
     colour = tuple(COLOURS.values())[index % 3]
-    Image.new("RGB", (20, 20), tuple(min(255, value + index) for value in colour)).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Image.new("RGB", (20, 20), tuple(min(255, value + index) for value in colour)))
 
 
 @pytest.fixture(scope="session")

@@ -7,22 +7,18 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from diffclip.cli.benchmark import SETTINGS, benchmark
+from diffclip.cli.main import app
 from diffclip.errors import InputError
 from diffclip.scenes import write_scenes
 
 pytest.importorskip("clip_benchmark")
 
-app = typer.Typer()
-app.command(context_settings=SETTINGS, add_help_option=False)(benchmark)
-
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["eval", "-h"], ["build", "--help"]])
 def test_help_is_theirs_with_two_lines_of_ours(words) -> None:
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(app, ["benchmark", *words])
     assert result.exit_code == 0
     example, added, blank, usage = result.stdout.splitlines()[:4]
     assert "diffclip benchmark eval --pretrained runs/clip --dataset wds/cifar10" in example
@@ -42,39 +38,25 @@ def test_help_is_theirs_with_two_lines_of_ours(words) -> None:
     ],
 )
 def test_what_their_parser_refuses_has_its_exit_code(words, told) -> None:
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(app, ["benchmark", *words])
     assert result.exit_code == 2
     assert told in result.stderr
 
 
 def test_our_errors_come_through() -> None:
     arguments = list(sys.argv)
-    result = CliRunner().invoke(app, ["eval", "--pretrained", "runs/gone"])
+    result = CliRunner().invoke(app, ["benchmark", "eval", "--pretrained", "runs/gone"])
     assert isinstance(result.exception, InputError)
     assert "runs/gone does not exist" in str(result.exception)
     assert sys.argv == arguments
 
 
 def test_a_real_process(model_folder, tmp_path) -> None:
-    program = (
-        "import typer\nfrom diffclip.cli.benchmark import SETTINGS, benchmark\n"
-        "app = typer.Typer()\napp.command(context_settings=SETTINGS, add_help_option=False)(benchmark)\napp()"
-    )
     write_scenes(tmp_path / "scenes", size=16, train=8, val=8, test=24, seed=0)
     options = ["--pretrained", str(model_folder), "--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
+    options += ["--dataset_root", "scenes/captions", "--recall_k", "1", "5"]
     result = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            program,
-            "eval",
-            *options,
-            "--dataset_root",
-            "scenes/captions",
-            "--recall_k",
-            "1",
-            "5",
-        ],
+        [sys.executable, "-m", "diffclip.cli", "benchmark", "eval", *options],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -2,25 +2,16 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 
+import in_process
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from diffclip.cli.classify import classify, parse_labels
+from diffclip.cli.classify import parse_labels
 from diffclip.errors import InputError
 
-app = typer.Typer()
-app.command()(classify)
-
-
-def call(*arguments: object) -> tuple[str, str]:
-    """stdout and stderr of `diffclip classify`; what it raises is raised again."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception:
-        raise result.exception
-    return result.stdout, result.stderr
+call = partial(in_process.call, "classify")
 
 
 def test_probabilities_are_the_models(model_folder, pictures):

@@ -1,27 +1,21 @@
 """`diffclip data download` for lists of images, with a server and a tool that are real."""
 
-import functools
-import http.server
 import io
 import os
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_img2dataset import write_program
+from file_server import served
 from PIL import Image
 
 from diffclip.cli.download import download
 from diffclip.errors import DiffCLIPError, InputError
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture
@@ -29,20 +23,14 @@ def web(tmp_path: Path) -> Iterator[str]:
     """The address of a list of five images, one of which is gone, and lines of no use."""
     folder = tmp_path / "web"
     folder.mkdir()
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
-    )
-    address = f"http://127.0.0.1:{server.server_port}"
-    lines = ["useless", 'a "quote\tno address', f"\t{address}/0.jpg"]
-    for number in range(5):
-        lines.append(f'image "{number}\t{address}/{number}.jpg')
-        if number != 4:
-            Image.new("RGB", (30, 20), (number * 50, 0, 0)).save(folder / f"{number}.jpg")
-    (folder / "list.tsv").write_text("\n".join(lines) + "\n")
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"{address}/list.tsv"
-    server.shutdown()
-    server.server_close()
+    with served(folder) as (address, _):
+        lines = ["useless", 'a "quote\tno address', f"\t{address}/0.jpg"]
+        for number in range(5):
+            lines.append(f'image "{number}\t{address}/{number}.jpg')
+            if number != 4:
+                Image.new("RGB", (30, 20), (number * 50, 0, 0)).save(folder / f"{number}.jpg")
+        (folder / "list.tsv").write_text("\n".join(lines) + "\n")
+        yield f"{address}/list.tsv"
 
 
 @pytest.fixture

@@ -1,23 +1,13 @@
 import json
+from functools import partial
 
+import in_process
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from diffclip.cli.evaluate import evaluate
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
 
-app = typer.Typer()
-app.command()(evaluate)
-
-
-def call(*arguments: object) -> tuple[str, str]:
-    """stdout and stderr of `diffclip evaluate`; what it raises is raised again."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception:
-        raise result.exception
-    return result.stdout, result.stderr
+call = partial(in_process.call, "evaluate")
 
 
 def test_zero_shot_table_and_records(model_folder, class_set, tmp_path):

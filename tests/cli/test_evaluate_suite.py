@@ -4,20 +4,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
-import typer
 from class_sets import write_class_set
+from made_sets import tar_of
 from typer.testing import CliRunner
 
-from diffclip.cli.evaluate import evaluate
+from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import outcome_key, read_outcomes
-
-app = typer.Typer()
-app.command()(evaluate)
 
 
 def run(*arguments, cwd=None):
@@ -27,7 +25,7 @@ def run(*arguments, cwd=None):
 
 def call(*arguments):
     """stdout and stderr in this process, and the error that ended it."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
     if result.exception and not isinstance(result.exception, DiffCLIPError):
         raise result.exception
     return result.stdout, result.stderr, str(result.exception or "")
@@ -48,18 +46,16 @@ def root(tmp_path):
 
 def _captioned(shard):
     """Captions in place of the classes of a shard."""
-    import io
-    import tarfile
-
     with tarfile.open(shard) as tar:
         members = [(member.name, tar.extractfile(member).read()) for member in tar]
-    with tarfile.open(shard, "w") as tar:
-        for name, content in members:
-            if name.endswith(".cls"):
-                name, content = name.replace(".cls", ".txt"), b"a picture of colour " + content
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+    captioned = [
+        (
+            name.replace(".cls", ".txt"),
+            b"a picture of colour " + content if name.endswith(".cls") else content,
+        )
+        for name, content in members
+    ]
+    tar_of(shard, captioned)
 
 
 def test_a_suite_of_two_models_over_draws(model_folder, save_model, root, tmp_path):

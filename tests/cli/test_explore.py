@@ -1,22 +1,12 @@
 import socket
+from functools import partial
 
+import in_process
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from diffclip.cli.explore import explore
 from diffclip.errors import InputError
 
-app = typer.Typer()
-app.command()(explore)
-
-
-def call(*arguments):
-    """stdout and stderr of `diffclip explore`; what it raises is raised again."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception:
-        raise result.exception
-    return result.stdout, result.stderr
+call = partial(in_process.call, "explore")
 
 
 @pytest.fixture(autouse=True)

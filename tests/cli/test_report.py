@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+import in_process
 import pytest
-import typer
 from run_folders import make_run
-from typer.testing import CliRunner
 
-from diffclip.cli.report import report
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
 
-app = typer.Typer()
-app.command()(report)
-
 
 def call(*arguments: object) -> str:
-    """stdout of `diffclip report`; an error is raised again."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception:
-        raise result.exception
-    return result.stdout
+    return in_process.call("report", *arguments)[0]
 
 
 @pytest.fixture

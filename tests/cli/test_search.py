@@ -3,17 +3,12 @@ import os
 import sys
 from pathlib import Path
 
+import in_process
 import pytest
-import typer
 from PIL import Image
-from typer.testing import CliRunner
 
 from diffclip.cli.main import main
-from diffclip.cli.search import search
 from diffclip.errors import InputError
-
-app = typer.Typer()
-app.command()(search)
 
 
 @pytest.fixture
@@ -21,10 +16,7 @@ def call(model_folder):
     def run(*arguments: object) -> tuple[str, str]:
         """stdout and stderr of `diffclip search`; what it raises is raised again."""
         words = [*map(str, arguments), *(() if "--model" in arguments else ("--model", str(model_folder)))]
-        result = CliRunner().invoke(app, words)
-        if result.exception:
-            raise result.exception
-        return result.stdout, result.stderr
+        return in_process.call("search", *words)
 
     return run
 

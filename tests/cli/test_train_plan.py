@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
-import tarfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from in_process import diffclip_command
+from made_sets import tar_of
 from tiny_recipe import tiny_recipe
 
 from diffclip.training.recipe import read_recipe, to_yaml
@@ -23,14 +23,9 @@ def train(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return diffclip_command("train", *arguments, cwd=cwd)
 
 
-def write_shard(path: Path, pictures: list[bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for number, picture in enumerate(pictures):
-            for name, content in ((f"{number}.png", picture), (f"{number}.txt", b"a plain picture")):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+def write_shard(path: Path, images: list[bytes]) -> None:
+    both = (((f"{n}.png", image), (f"{n}.txt", b"a plain picture")) for n, image in enumerate(images))
+    tar_of(path, chain.from_iterable(both))
 
 
 @pytest.fixture

@@ -5,26 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import in_process
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import diffclip
 from diffclip import InputError
-from diffclip.cli.main import app
 from diffclip.convert.sources import read_foreign
 
 
 def call(*arguments: object) -> str:
-    """What the command prints.
-
-    Raises:
-        InputError: the line that a user would get.
-    """
-    result = CliRunner().invoke(app, ["convert", *map(str, arguments)])
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
+    return in_process.call("convert", *arguments)[0]
 
 
 def test_to_transformers_and_back(

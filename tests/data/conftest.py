@@ -1,13 +1,11 @@
 """Shards made by the tests: real tars of real pictures."""
 
-import io
-import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from made_sets import encoded, tar_of
 
 WriteTar = Callable[[Path, Iterable[tuple[str, bytes]]], Path]
 
@@ -17,26 +15,14 @@ def picture() -> Callable[..., bytes]:
     """A file of noise, another for each number."""
 
     def encode(number: int = 0, kind: str = "JPEG") -> bytes:
-        values = np.random.default_rng(number).integers(0, 256, (10, 12, 3), dtype=np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(values).save(buffer, kind)
-        return buffer.getvalue()
+        return encoded(np.random.default_rng(number).integers(0, 256, (10, 12, 3), dtype=np.uint8), kind)
 
     return encode
 
 
 @pytest.fixture
 def write_tar() -> WriteTar:
-    def write(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(path, "w") as tar:
-            for name, content in members:
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-        return path
-
-    return write
+    return tar_of
 
 
 @pytest.fixture

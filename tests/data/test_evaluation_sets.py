@@ -1,4 +1,3 @@
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_sets import encoded
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
@@ -230,7 +230,7 @@ def test_masks_tell_the_kind_of_a_set_that_says_none(
     tmp_path: Path, write_shard: WriteShard, classes: Path
 ) -> None:
     folder = tmp_path / "masked"
-    mask = {"mask.png": coloured_mask(), "txt": b"a dog"}
+    mask = {"mask.png": encoded(Image.new("L", (4, 4), 255)), "txt": b"a dog"}
     write_shard(folder / "test" / "0.tar", 2, changes=dict.fromkeys(range(2), mask))
     data = open_set(folder, "test")
     assert (data.kind, len(data), data.captions) == ("masks", 2, [["a dog"]] * 2)
@@ -245,12 +245,6 @@ def test_a_set_of_pairs_is_called_that(tmp_path: Path) -> None:
     assert "is a set of pairs (Questions.csv) and has no splits" in one_line(tmp_path, "test")
     with pytest.raises(InputError, match="is a set of pairs"):
         open_set(tmp_path, "test", kind="masks")
-
-
-def coloured_mask() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("L", (4, 4), 255).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def test_other_kinds_of_sets(classes: Path) -> None:

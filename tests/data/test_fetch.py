@@ -1,13 +1,11 @@
 import errno
-import functools
-import http.server
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from file_server import served
 from made_sets import pack, write_caltech101, write_cifar10, write_picture
 from torchvision import datasets
 
@@ -20,22 +18,13 @@ from diffclip.errors import DiffCLIPError, InputError
 pytest.importorskip("clip_benchmark")
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A folder and the address at which this machine serves it."""
     folder = tmp_path / "site"
     folder.mkdir()
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
-    )
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield folder, f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with served(folder) as (address, _):
+        yield folder, address
 
 
 @pytest.fixture

@@ -1,31 +1,15 @@
 import io
 import os
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from made_sets import encoded, png_by_hand, png_chunk
 from PIL import Image
 
 from diffclip.data.images import MAX_PIXELS, find_images, read_image, read_pixels
 from diffclip.errors import InputError
-
-
-def encode(picture: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> bytes:
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def pixels(data: bytes) -> list[list[list[int]]]:
@@ -54,7 +38,7 @@ def test_plain_picture_from_path_text_and_bytes(tmp_path: Path) -> None:
 
 
 def test_cmyk_jpeg_as_pillow_converts_it() -> None:
-    data = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
+    data = encoded(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
     assert Image.open(io.BytesIO(data)).mode == "CMYK"
     assert np.allclose(pixels(data)[8][8], [255, 0, 0], atol=6)
     assert np.array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
@@ -63,13 +47,13 @@ def test_cmyk_jpeg_as_pillow_converts_it() -> None:
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
 def test_16_bit_grey_is_scaled_and_not_clipped(kind: str) -> None:
     values = np.array([[0, 257, 32768, 65535, 300]], dtype=np.uint16)
-    grey = [row[0] for row in pixels(encode(Image.fromarray(values), kind))[0]]
+    grey = [row[0] for row in pixels(encoded(Image.fromarray(values), kind))[0]]
     assert grey == [0, 1, 128, 255, 1]
 
 
 def test_32_bit_integers_beyond_16_bits_span_the_grey_range() -> None:
     values = np.array([[-1000, 0, 1_000_000]], dtype=np.int32)
-    assert [row[0] for row in pixels(encode(Image.fromarray(values), "TIFF"))[0]] == [0, 0, 255]
+    assert [row[0] for row in pixels(encoded(Image.fromarray(values), "TIFF"))[0]] == [0, 0, 255]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +69,16 @@ def test_32_bit_integers_beyond_16_bits_span_the_grey_range() -> None:
 )
 def test_floating_point_grey(values: list[float], expected: list[int]) -> None:
     picture = Image.fromarray(np.array([values], dtype=np.float32))
-    assert [row[0] for row in pixels(encode(picture, "TIFF"))[0]] == expected
+    assert [row[0] for row in pixels(encoded(picture, "TIFF"))[0]] == expected
 
 
 def test_palette() -> None:
     picture = Image.new("P", (2, 1))
     picture.putpalette([10, 20, 30, 200, 100, 50])
     picture.putpixel((1, 0), 1)
-    assert pixels(encode(picture, "PNG")) == [[[10, 20, 30], [200, 100, 50]]]
-    assert pixels(encode(picture, "PNG", transparency=0)) == [[[255, 255, 255], [200, 100, 50]]]
-    half = pixels(encode(picture, "PNG", transparency=bytes([255, 128])))
+    assert pixels(encoded(picture, "PNG")) == [[[10, 20, 30], [200, 100, 50]]]
+    assert pixels(encoded(picture, "PNG", transparency=0)) == [[[255, 255, 255], [200, 100, 50]]]
+    half = pixels(encoded(picture, "PNG", transparency=bytes([255, 128])))
     assert half == [[[10, 20, 30], [227, 177, 152]]]
 
 
@@ -102,24 +86,26 @@ def test_alpha_lies_over_white() -> None:
     picture = Image.new("RGBA", (3, 1))
     for x, alpha in enumerate((0, 128, 255)):
         picture.putpixel((x, 0), (200, 0, 0, alpha))
-    assert pixels(encode(picture, "PNG")) == [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
+    assert pixels(encoded(picture, "PNG")) == [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
     grey = Image.new("LA", (2, 1), (0, 0))
     grey.putpixel((1, 0), (0, 255))
-    assert pixels(encode(grey, "PNG")) == [[[255] * 3, [0] * 3]]
-    assert pixels(encode(Image.new("PA", (1, 1), (0, 0)).convert("RGBA"), "PNG")) == [[[255] * 3]]
+    assert pixels(encoded(grey, "PNG")) == [[[255] * 3, [0] * 3]]
+    assert pixels(encoded(Image.new("PA", (1, 1), (0, 0)).convert("RGBA"), "PNG")) == [[[255] * 3]]
 
 
 def test_one_transparent_colour_of_a_picture_without_palette() -> None:
     white, grey = [255, 255, 255], [80, 80, 80]
-    assert pixels(png(2, 1, 8, 0, b"\0\x00\x50", chunk(b"tRNS", b"\0\0"))) == [[white, grey]]
-    assert pixels(png(2, 1, 8, 2, b"\0\0\0\0\x50\x50\x50", chunk(b"tRNS", bytes(6)))) == [[white, grey]]
+    assert pixels(png_by_hand(2, 1, b"\0\x00\x50", extra=png_chunk(b"tRNS", b"\0\0"))) == [[white, grey]]
+    assert pixels(
+        png_by_hand(2, 1, b"\0\0\0\0\x50\x50\x50", color=2, extra=png_chunk(b"tRNS", bytes(6)))
+    ) == [[white, grey]]
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_animation_gives_its_first_frame(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
     options = {"lossless": True} if kind == "WEBP" else {}
-    data = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=50, **options)
+    data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], duration=50, **options)
     assert Image.open(io.BytesIO(data)).n_frames == 3
     assert pixels(data)[4][4] == [255, 0, 0]
 
@@ -141,7 +127,7 @@ def test_exif_orientation_is_applied_once(kind: str, orientation: int) -> None:
         7: np.rot90(values, 2).transpose(1, 0, 2),
         8: np.rot90(values),
     }[orientation]
-    read = np.asarray(read_image(encode(Image.fromarray(values), kind, exif=exif)))
+    read = np.asarray(read_image(encoded(Image.fromarray(values), kind, exif=exif)))
     assert read.shape == upright.shape
     assert np.abs(read.astype(int) - upright).max() < 60
 
@@ -173,7 +159,7 @@ def test_other_programs_are_not_run_for_postscript(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM"])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.97])
 def test_truncated_picture_is_an_error(kind: str, share: float) -> None:
-    data = encode(noise(), kind)
+    data = encoded(noise(), kind)
     with pytest.raises(InputError) as raised:
         read_image(data[: int(len(data) * share)], name="cut")
     assert "cut is not an image" in one_line(raised) or "cut is cut short or broken" in one_line(raised)
@@ -182,7 +168,7 @@ def test_truncated_picture_is_an_error(kind: str, share: float) -> None:
 def test_damaged_bytes_raise_nothing_else() -> None:
     random = np.random.default_rng(0)
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF"):
-        whole = encode(noise(), kind)
+        whole = encoded(noise(), kind)
         failed = 0
         for _ in range(60):
             data = bytearray(whole)
@@ -197,15 +183,15 @@ def test_damaged_bytes_raise_nothing_else() -> None:
 
 def test_above_the_limit_is_refused_from_the_header() -> None:
     width = MAX_PIXELS // 10
-    too_large = png(width, 11, 8, 2, b"")
+    too_large = png_by_hand(width, 11, b"", color=2)
     with pytest.raises(InputError) as raised:
         read_image(too_large, name="huge.png")
     assert "huge.png is larger than 178 megapixels" in one_line(raised)
     with pytest.raises(InputError, match=r"is larger than 0 megapixels \(32×24\)"):
-        read_image(encode(noise(), "PNG"), max_pixels=700)
+        read_image(encoded(noise(), "PNG"), max_pixels=700)
     # At the limit, the size is fine and the missing pixels are what is wrong.
     with pytest.raises(InputError, match="cut short"):
-        read_image(png(width, 10, 8, 2, b""))
+        read_image(png_by_hand(width, 10, b"", color=2))
 
 
 def test_find_images(tmp_path: Path) -> None:
@@ -276,9 +262,9 @@ def test_pixels_are_those_of_pillow() -> None:
         *({"subsampling": number} for number in range(3)),
         *({"exif": exif}, {"xmp": xmp}, {"exif": b"Exif\0\0II*\0\xff\xff\xff\x7fnonsense"}),
     ):
-        assert agree(encode(image, "JPEG", **options))
+        assert agree(encoded(image, "JPEG", **options))
     for mode, kind in (("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("RGB", "WEBP")):
-        assert agree(encode(image.convert(mode), kind))
+        assert agree(encoded(image.convert(mode), kind))
 
 
 def test_damaged_jpegs_are_those_of_pillow() -> None:
@@ -286,7 +272,7 @@ def test_damaged_jpegs_are_those_of_pillow() -> None:
     rng = np.random.default_rng(0)
     read = []
     for number in range(400):
-        data = encode(photograph(number), "JPEG", progressive=number % 2 == 0)
+        data = encoded(photograph(number), "JPEG", progressive=number % 2 == 0)
         at, other = sorted(rng.integers(2, len(data), size=2).tolist())
         changed = (
             data[:at] + (b"\xff\xd9" if number % 3 else b""),

@@ -3,6 +3,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from made_sets import encoded
 from masked_sets import animals, box_mask, noise, png, write_masked
 from PIL import Image, ImageOps
 
@@ -23,13 +24,11 @@ def blob(width: int, height: int) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["1", "L", "P", "I;16", "RGB"])
 def test_any_value_but_0_is_object_in_every_kind_of_png(mode):
     wanted = box_mask(3, 2, 9, 7, 12, 10) > 0
-    buffer = io.BytesIO()
     if mode == "P":
         # the second colour of the palette is black as well: what counts is the index
         picture = Image.fromarray(wanted.astype(np.uint8), "P")
         picture.putpalette([0, 0, 0, 0, 0, 0, 255, 255, 255])
-        picture.save(buffer, "PNG")
-        data = buffer.getvalue()
+        data = encoded(picture)
     elif mode == "I;16":
         data = png(wanted.astype(np.uint16) * 300)
     elif mode == "RGB":
@@ -86,13 +85,12 @@ def test_a_mask_is_turned_as_its_picture(orientation):
     stored = noise(1, 20, 12)[..., 0] > 128
     exif = Image.Exif()
     exif[0x0112] = orientation
-    buffer = io.BytesIO()
-    Image.fromarray(stored.astype(np.uint8) * 255).save(buffer, "PNG", exif=exif)
-    turned = np.asarray(ImageOps.exif_transpose(Image.open(buffer))) > 0
+    image = encoded(stored.astype(np.uint8) * 255, exif=exif)
+    turned = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(image)))) > 0
     masks = [stored, turned] if orientation >= 5 else [stored]
     for mask in masks:
         for data in (png(mask.astype(np.uint8)), png(mask.astype(np.uint16) * 300)):
-            values, size = read_mask(data, buffer.getvalue())
+            values, size = read_mask(data, image)
             np.testing.assert_array_equal(values > 0, turned)
             assert size == turned.shape[::-1]
 
@@ -100,9 +98,11 @@ def test_a_mask_is_turned_as_its_picture(orientation):
 def test_a_photo_on_its_side_and_its_mask(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # shown a quarter turn to the right
-    buffer = io.BytesIO()
-    Image.fromarray(noise(0, 32, 32)).save(buffer, "JPEG", exif=exif)
-    sample = {"jpg": buffer.getvalue(), "mask.png": png(box_mask(0, 0, 16, 16)), "txt": "a cat"}
+    sample = {
+        "jpg": encoded(noise(0, 32, 32), "JPEG", exif=exif),
+        "mask.png": png(box_mask(0, 0, 16, 16)),
+        "txt": "a cat",
+    }
     data = open_set(write_masked(tmp_path / "set", [sample]), "test", kind="masks")
     np.testing.assert_array_equal(data.coverages(0, 32, 32, 2)[1], [[[0, 1], [0, 0]]])
 

@@ -1,14 +1,12 @@
 import errno
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import fsspec
 import pytest
 import torch
+from file_server import served
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.corpus import Corpus, Sample
@@ -20,31 +18,21 @@ from diffclip.errors import DiffCLIPError, InputError
 WriteShard = Callable[..., Path]
 
 
-class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder, and notes the paths that were fetched."""
-
-    fetched: list[str]
-
-    def do_GET(self) -> None:
-        self.fetched.append(self.path)
-        super().do_GET()
-
-    def log_message(self, *words: object) -> None:
-        return
-
-
 @pytest.fixture
-def server(tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of six shards of four samples each."""
+def site(
+    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, list[str]]]:
+    """The address of six shards of four samples each, and the paths that were fetched."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for number in range(6):
         write_shard(tmp_path / "served" / f"{number}.tar", 4, start=4 * number)
-    Handler.fetched = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "served")))
-    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with served(tmp_path / "served") as found:
+        yield found
+
+
+@pytest.fixture
+def server(site: tuple[str, list[str]]) -> str:
+    return site[0]
 
 
 def loader_of(train: str, **options: object) -> CaptionLoader:
@@ -91,7 +79,8 @@ def test_addresses_are_listed() -> None:
     system.rm("/folder", recursive=True)
 
 
-def test_batches_are_those_of_the_same_shards_on_disk(server: str, tmp_path: Path) -> None:
+def test_batches_are_those_of_the_same_shards_on_disk(site: tuple[str, list[str]], tmp_path: Path) -> None:
+    server, fetched = site
     local = loader_of(str(tmp_path / "served"), window=2)
     remote = loader_of(f"{server}/{{0..5}}.tar", window=2, workers=2)
     for epoch in (0, 1):
@@ -101,17 +90,20 @@ def test_batches_are_those_of_the_same_shards_on_disk(server: str, tmp_path: Pat
     remote.close()
     # each shard came once for all processes, epochs and openings
     assert keys_of(loader_of(f"{server}/{{0..5}}.tar", window=2).epoch(0)) == keys_of(local.epoch(0))
-    assert [Handler.fetched.count(f"/{number}.tar") for number in range(6)] == [1] * 6
+    assert [fetched.count(f"/{number}.tar") for number in range(6)] == [1] * 6
 
 
-def test_indexes_beside_the_shards_spare_fetching_to_count(server: str, tmp_path: Path) -> None:
+def test_indexes_beside_the_shards_spare_fetching_to_count(
+    site: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    server, fetched = site
     Corpus(str(tmp_path / "served")).keep_indexes()
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / "another")
     corpus = Corpus(f"{server}/")
     assert (corpus.samples, corpus.window) == (24, 16)
-    assert not [path for path in Handler.fetched if path.endswith(".tar")]
+    assert not [path for path in fetched if path.endswith(".tar")]
     assert isinstance(corpus.read(0), Sample)
-    assert [path for path in Handler.fetched if path.endswith(".tar")] == ["/0.tar"]
+    assert [path for path in fetched if path.endswith(".tar")] == ["/0.tar"]
 
 
 def test_a_server_that_is_gone_ends_the_run_instead_of_skipping_shards(

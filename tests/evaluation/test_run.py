@@ -1,12 +1,10 @@
 """Suites on real files: what is finished is found again, a failure ends one task, and nothing in the file is lost."""
 
-import io
 import json
 
 import pytest
 import torch
-from masked_sets import animals, write_masked
-from PIL import Image
+from masked_sets import animals, png, write_masked
 
 import diffclip
 from diffclip.config import variant_config
@@ -39,11 +37,9 @@ def classes(tmp_path_factory):
     for split in ("train", "test"):
         samples = []
         for i in range(48):
-            image = io.BytesIO()
             generator = torch.Generator().manual_seed(i + 1000 * (split == "test"))
             pixels = torch.randint(0, 60, (20, 20, 3), generator=generator) + 30 * (i % 6)
-            Image.fromarray(pixels.byte().numpy()).save(image, "PNG")
-            samples.append({"png": image.getvalue(), "cls": str(i % 6)})
+            samples.append({"png": png(pixels.byte().numpy()), "cls": str(i % 6)})
         write_masked(folder, samples, {"classnames.txt": "\n".join("abcdef")}, split=split)
     return str(folder)
 

@@ -7,15 +7,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import in_process
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from qwen_like import make_processor, make_tokenizer
 from torch.utils.data import DataLoader
-from typer.testing import CliRunner
 
-from diffclip.cli.main import app
 from diffclip.errors import InputError
 from diffclip.vlm.chat import IGNORED, encode
 from diffclip.vlm.conversations import Conversation, Turn
@@ -271,10 +270,7 @@ MIX = [
 
 
 def filtered(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["vlm", "data", *map(str, arguments)])
-    if result.exception:
-        raise result.exception
-    return result.stdout
+    return in_process.call("vlm", "data", *arguments)[0]
 
 
 def test_filtering_keeps_samples_as_they_are(tmp_path: Path) -> None:

@@ -8,14 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import in_process
 import pytest
 import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from diffclip.cli.main import app
 from diffclip.errors import InputError
 from diffclip.vlm.chat import answer
 from diffclip.vlm.files import load_language_model, load_vision, load_vlm, save_vlm
@@ -159,10 +158,9 @@ def test_the_command_asks_each_question(
 ) -> None:
     save_vlm(*talker, tmp_path / "run" / "model")
     shades[0].save(tmp_path / "dark.png")
-    asked = ["vlm", "ask", str(tmp_path / "dark.png"), *QUESTIONS[:2], "--model", str(tmp_path / "run")]
-    result = CliRunner().invoke(app, [*asked, "--json", "--max-new-tokens", "4", "--device", "cpu"])
-    assert result.exit_code == 0, result.output
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    asked = (tmp_path / "dark.png", *QUESTIONS[:2], "--model", tmp_path / "run")
+    said, _ = in_process.call("vlm", "ask", *asked, "--json", "--max-new-tokens", 4, "--device", "cpu")
+    lines = [json.loads(line) for line in said.splitlines()]
     assert [line["question"] for line in lines] == list(QUESTIONS[:2])
     expected = [answer(*talker, shades[:1], [question], 4)[0] for question in QUESTIONS[:2]]
     assert [line["answer"] for line in lines] == expected
@@ -182,7 +180,7 @@ def test_bad_questions_are_one_line(
 ) -> None:
     shades[0].save(tmp_path / "dark.png")
     words = [word.format(image=tmp_path / "dark.png") for word in arguments]
-    result = CliRunner().invoke(app, ["vlm", "ask", *words])
-    assert isinstance(result.exception, InputError)
-    assert message in str(result.exception)
-    assert "\n" not in str(result.exception)
+    with pytest.raises(InputError) as error:
+        in_process.call("vlm", "ask", *words)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

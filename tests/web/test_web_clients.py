@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import io
 import random
 import re
 import signal
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from made_sets import encoded, png_by_hand, png_chunk
 from PIL import Image
 from web_page_process import start, wait_for_address
 
@@ -23,33 +23,18 @@ pytestmark = pytest.mark.slow
 UPLOADS, CLIENTS = 200, 20
 
 
-def encode(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width: int, height: int, rows: bytes) -> bytes:
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
 def bombs() -> list[tuple[str, bytes]]:
-    inner = png(20_000, 20_000, b"\0" * 4_000_000)
+    inner = png_by_hand(20_000, 20_000, b"\0" * 4_000_000)
     icon = struct.pack("<HHHBBBBHHII", 0, 1, 1, 0, 0, 0, 0, 1, 32, len(inner), 22) + inner
-    text = chunk(b"zTXt", b"a\0\0" + zlib.compress(b"x" * 30_000_000))
+    text = png_chunk(b"zTXt", b"a\0\0" + zlib.compress(b"x" * 30_000_000))
     return [
         ("bomb.png", inner),
-        ("line.png", png(2**31 - 1, 1, b"")),
+        ("line.png", png_by_hand(2**31 - 1, 1, b"")),
         ("icon.ico", icon),
         ("text.png", inner[:33] + text + inner[33:]),
         ("frame.gif", b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"\0" * 60),
-        ("flat.tiff", encode(Image.new("1", (5500, 5500)), "TIFF", compression="group4")),
-        ("flat.webp", encode(Image.new("RGB", (9000, 3000)), "WEBP")),
+        ("flat.tiff", encoded(Image.new("1", (5500, 5500)), "TIFF", compression="group4")),
+        ("flat.webp", encoded(Image.new("RGB", (9000, 3000)), "WEBP")),
     ]
 
 
@@ -73,13 +58,13 @@ def malformed(seed: int) -> Iterator[tuple[str, bytes]]:
     dice = random.Random(seed)
     image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8))
     whole = {
-        "jpg": encode(image, "JPEG", progressive=True),
-        "png": encode(image, "PNG"),
-        "gif": encode(image.quantize(), "GIF", save_all=True, append_images=[image.quantize()] * 3),
-        "webp": encode(image, "WEBP"),
-        "tiff": encode(image.convert("CMYK"), "TIFF", compression="tiff_lzw"),
-        "bmp": encode(image, "BMP"),
-        "jp2": encode(image, "JPEG2000"),
+        "jpg": encoded(image, "JPEG", progressive=True),
+        "png": encoded(image, "PNG"),
+        "gif": encoded(image.quantize(), "GIF", save_all=True, append_images=[image.quantize()] * 3),
+        "webp": encoded(image, "WEBP"),
+        "tiff": encoded(image.convert("CMYK"), "TIFF", compression="tiff_lzw"),
+        "bmp": encoded(image, "BMP"),
+        "jp2": encoded(image, "JPEG2000"),
     }
     fixed = bombs() + wrong_kinds()
     yield from fixed
@@ -97,7 +82,7 @@ def malformed(seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def test_bad_uploads_are_all_answered(page):
-    good = encode(Image.new("RGB", (40, 30), "red"), "PNG")
+    good = encoded(Image.new("RGB", (40, 30), "red"), "PNG")
     before = page.look(page.upload(good))
     assert 'class="dc-results"' in before[1]
     said = len(page.log())
@@ -124,7 +109,7 @@ def test_bad_uploads_are_all_answered(page):
 def test_twenty_clients_at_once_lose_nothing(page):
     def visit(number: int) -> list[str]:
         texts = f"client {number}\nanother"
-        image = encode(Image.new("RGB", (300 + number, 200), (10 * number, 99, 9)), "JPEG")
+        image = encoded(Image.new("RGB", (300 + number, 200), (10 * number, 99, 9)), "JPEG")
         bad = page.look(page.upload(b"GIF89a", f"{number}.gif"), texts)
         assert 'class="dc-message dc-bad"' in bad[0]
         return [page.look(page.upload(image, f"{number}.jpg"), texts)[1] for _ in range(3)]
@@ -138,7 +123,7 @@ def test_twenty_clients_at_once_lose_nothing(page):
 
 
 def test_more_than_can_wait_are_told_so(page):
-    slow = page.upload(encode(Image.effect_noise((3000, 3000), 90), "PNG"))
+    slow = page.upload(encoded(Image.effect_noise((3000, 3000), 90), "PNG"))
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(lambda _: page.look(slow), range(50)))
     refused = [answer for answer in answers if answer[0] == 503]
