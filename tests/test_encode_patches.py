@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import SIZES
 
 from diffclip import CLIP, InputError
 from diffclip.attention import ATTENTION_LAYERS
 from diffclip.config import variant_config
 
-TINY = {
-    "embed_dim": 16,
-    "vision": {"image_size": 24, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 8, "vocab_size": 50, "width": 32, "layers": 1, "heads": 2},
-}
+TINY = SIZES | {"vision": SIZES["vision"] | {"image_size": 24}}
 IMAGES = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
 
 

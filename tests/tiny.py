@@ -13,6 +13,12 @@ SIZES = {
     "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 3, "heads": 4},
     "text": {"context_length": 8, "vocab_size": 50, "width": 32, "layers": 3, "heads": 4},
 }
+# for the package's tokenizer and evaluations
+WORDED = {
+    "embed_dim": 16,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
+    "text": {"context_length": 12, "width": 32, "layers": 1, "heads": 2},
+}
 START, END = 48, 49
 
 

@@ -104,14 +104,6 @@ def test_version_and_unknown_words(monkeypatch, capsys) -> None:
         assert len(error.splitlines()) == 1, error
 
 
-def test_our_own_failures_exit_with_1(monkeypatch, capsys) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise DiffCLIPError("step 3: the loss is nan")
-
-    monkeypatch.setattr("diffclip.demo.run_demo", fail)
-    assert in_process(monkeypatch, capsys, "demo") == (1, "diffclip: step 3: the loss is nan\n")
-
-
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Let `diffclip demo` end with `error`."""
 
@@ -130,6 +122,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
             "cannot read or write a.png: Permission denied; ",
         ),
         (OSError(28, "No space left on device"), 2, "cannot read or write: No space left on device; "),
+        (DiffCLIPError("step 3: the loss is nan"), 1, "step 3: the loss is nan\n"),
         (OSError("no\nnumber"), 2, "cannot read or write: no number; "),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 1, "a data worker died, "),
         (KeyboardInterrupt(), 130, "interrupted"),
@@ -273,7 +266,6 @@ def test_train_leaves_a_run_with_its_report(trained: Path) -> None:
 
 
 def test_a_run_goes_on_without_its_recipe_and_further(trained: Path, workplace: Path) -> None:
-    import shutil
 
     copy = trained.parent / "copy"
     shutil.copytree(trained, copy, symlinks=True)
@@ -331,21 +323,10 @@ def test_a_folder_with_only_a_published_file_classifies(trained: Path, workplace
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "flickr8k_cpuu"], ["unknown recipe", "flickr8k_cpu"]),
         (["train", "tiny.yaml", "epoch=2"], ["unknown recipe key 'epoch'", "'epochs'"]),
-        (["train", "tiny.yaml", "epochs=two"], ["diffclip: epochs=two: epochs", "valid integer"]),
-        (["train", "tiny.yaml", "architecture.vision.heads=1"], ["heads 1 is odd"]),
-        (["train", "tiny.yaml", "image_size=40"], ["not a multiple of patch_size 16"]),
-        (["train", "tiny.yaml", "model=DiffCLIPP"], ["unknown model", "'DiffCLIP'"]),
         (["train", "tiny.yaml", "data.train=absent"], ["absent"]),
-        (["evaluate", "DiffCLIP-ViT-B16", "--data", "scenes/captions"], ["'DiffCLIP-ViT-B-16'"]),
-        (["evaluate", "runs/a", "--task", "retreival", "--data", "scenes/captions"], ["'retrieval'"]),
         (["evaluate", "runs/a", "--data", "absent/set"], ["absent/set"]),
-        (["classify", "absent.png", "--labels", "a, b", "--model", "runs/a"], ["absent.png"]),
         (["classify", "tiny.yaml", "--labels", "a, b", "--model", "runs/a"], ["tiny.yaml"]),
-        (["classify", "p.png", "--labels", " , ", "--model", "runs/a"], ["label"]),
-        (["classify", "p.png", "--labels", "cat, Cat", "--model", "runs/a"], ["twice"]),
-        (["convert", "absent.pt", "x"], ["absent.pt"]),
         (["convert", "CLIP-ViT-B-16", "x"], ["no weights"]),
         (["report", "scenes/questions", "--output", "r.html"], ["scenes/questions"]),
         (["data", "make-scenes", "s", "--size", "4"], ["4"]),
@@ -355,7 +336,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     arguments: list[str], words: list[str], trained: Path, workplace: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(workplace)
-    shutil.copy(next((workplace / "scenes" / "questions" / "images").iterdir()), workplace / "p.png")
     before = sorted(workplace.rglob("*"))
     code, error = in_process(monkeypatch, capsys, *arguments)
     assert code == 2, error
@@ -378,19 +358,3 @@ def test_bad_input_in_a_real_process(trained: Path, workplace: Path) -> None:
     words = ("evaluate", "evil.pt", "--data", "scenes/captions")
     refused(diffclip_command(*words, cwd=workplace), "evil.pt")
     assert not (workplace / "ran").exists()
-
-
-def test_a_full_device_is_exit_code_2(trained: Path, workplace: Path) -> None:
-    disk = workplace / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("cannot mount a small file system here")
-    try:
-        result = diffclip_command("convert", "runs/a", "disk/model", cwd=workplace)
-        refused(result, "no space left on device", "disk/model")
-        assert [path for path in disk.rglob("*") if path.is_file()] == []
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

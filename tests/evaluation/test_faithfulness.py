@@ -7,6 +7,7 @@ import pytest
 import torch
 from class_sets import write_class_set
 from masked_sets import animals, box_mask, noise, png, write_masked
+from tiny import WORDED
 
 from diffclip import CLIP
 from diffclip.config import variant_config
@@ -23,11 +24,6 @@ from diffclip.focus.measures import center_prior
 from diffclip.model_source import Loaded
 from diffclip.tokenizer import Tokenizer
 
-SIZES = {
-    "embed_dim": 16,
-    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 12, "width": 32, "layers": 1, "heads": 2},
-}
 ORDERS = {"relevance", "grad-eclip", "relevance, norm in the graph", "centre prior", RANDOM}
 
 
@@ -38,7 +34,7 @@ def classes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def subject():
-    model = CLIP(variant_config("DiffCLIP", SIZES), seed=0).eval()
+    model = CLIP(variant_config("DiffCLIP", WORDED), seed=0).eval()
     with torch.no_grad():
         model.logit_scale.fill_(4.0)
     preprocess = EvalTransform(32, model.config.preprocess)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from masked_sets import animals, box_mask, noise, png, write_masked
+from tiny import WORDED
 
 from diffclip import CLIP
 from diffclip.config import variant_config
@@ -25,11 +26,6 @@ from diffclip.focus.recording import images_at_once
 from diffclip.model_source import Loaded
 from diffclip.tokenizer import Tokenizer
 
-SIZES = {
-    "embed_dim": 16,
-    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 12, "width": 32, "layers": 1, "heads": 2},
-}
 PATCHES = {"entropy", "effective_patches", "top10", "background10"}
 ON_OBJECT = {"auroc", "ap", "inside", "inside_over_area", "pointing"}
 MEASURES = PATCHES | ON_OBJECT
@@ -43,7 +39,7 @@ def folder(tmp_path_factory):
 
 
 def subject(variant="DiffCLIP"):
-    model = CLIP(variant_config(variant, SIZES), seed=0).eval()
+    model = CLIP(variant_config(variant, WORDED), seed=0).eval()
     preprocess = EvalTransform(32, model.config.preprocess)
     return Loaded(model, preprocess, Tokenizer(model.config.text), variant, f"{variant} seed 0", 0)
 
@@ -196,7 +192,7 @@ def test_words_that_the_models_have_seen(folder):
 
 def test_patches_of_maps_and_masks_are_in_one_order():
     """The patch that changes in the picture is the one that changes in the map, and the one the mask covers."""
-    model = CLIP(variant_config("CLIP", SIZES | {"vision": SIZES["vision"] | {"layers": 1}}), seed=0).eval()
+    model = CLIP(variant_config("CLIP", WORDED | {"vision": WORDED["vision"] | {"layers": 1}}), seed=0).eval()
     picture = torch.randn(1, 3, 32, 32)
     changed = picture.clone()
     changed[:, :, 0:8, 24:32] += 1.0  # top right
@@ -292,7 +288,7 @@ def test_no_usable_mask_is_one_line(tmp_path, mask, words):
 
 def test_a_model_of_one_patch_is_refused(folder):
     one = subject()
-    config = variant_config("CLIP", SIZES | {"vision": SIZES["vision"] | {"patch_size": 32}})
+    config = variant_config("CLIP", WORDED | {"vision": WORDED["vision"] | {"patch_size": 32}})
     one = dataclasses.replace(one, model=CLIP(config, seed=0).eval())
     with pytest.raises(InputError, match="a single patch"):
         scores_of(one, open_set(folder, "test", kind="masks"))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from class_sets import write_class_set
 from masked_sets import animals, box_mask, png, write_masked
+from tiny import WORDED
 
 from diffclip import CLIP
 from diffclip.config import variant_config
@@ -20,18 +21,13 @@ from diffclip.focus import map_correlation, recording
 from diffclip.model_source import Loaded
 from diffclip.tokenizer import Tokenizer
 
-SIZES = {
-    "embed_dim": 16,
-    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 12, "width": 32, "layers": 1, "heads": 2},
-}
 OF_BOTH = {"A1 sink_ratio", "A2 sink_ratio", "A1 entropy", "A2 entropy"}
 OF_ALL = {"attention sink_ratio", "attention entropy", "sink_value_norm", "high_norm_share"}
 OF_TWO = OF_BOTH | {"negative_weight", "map_correlation", "gradient_cosine"}
 
 
 def made(variant, spread=12.0, **vision):
-    model = CLIP(variant_config(variant, SIZES | {"vision": SIZES["vision"] | vision}), seed=0)
+    model = CLIP(variant_config(variant, WORDED | {"vision": WORDED["vision"] | vision}), seed=0)
     with torch.no_grad():
         for layer in model.attention_layers()["visual"]:
             layer.qkv.weight.mul_(spread)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from class_sets import write_class_set
 from masked_sets import animals, png, write_masked
+from tiny import WORDED
 from torch import nn
 
 from diffclip import CLIP
@@ -19,11 +20,7 @@ from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.zero_shot import zero_shot
 from diffclip.tokenizer import Tokenizer
 
-SIZES = {
-    "embed_dim": 16,
-    "vision": {"image_size": 16, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 12, "width": 32, "layers": 1, "heads": 2},
-}
+SIZES = WORDED | {"vision": WORDED["vision"] | {"image_size": 16}}
 
 
 def scores_of(setting):

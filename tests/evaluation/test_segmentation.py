@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from masked_sets import noise, png, write_masked
 from PIL import Image
+from tiny import WORDED
 
 from diffclip import CLIP
 from diffclip.config import variant_config
@@ -28,11 +29,7 @@ from diffclip.scenes.export import write_shard
 from diffclip.scenes.vocabulary import SHAPES
 from diffclip.tokenizer import Tokenizer
 
-SIZES = {
-    "embed_dim": 16,
-    "vision": {"image_size": 24, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 12, "width": 32, "layers": 1, "heads": 2},
-}
+SIZES = WORDED | {"vision": WORDED["vision"] | {"image_size": 24}}
 CLASSES = ("cat", "dog", "owl")
 
 

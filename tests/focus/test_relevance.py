@@ -149,14 +149,16 @@ def test_text_relevance_is_its_recursion_within_the_caption(variant: str, first:
             assert (found[sample, image, end:] == 0).all()
 
 
+@pytest.mark.parametrize("method", ["relevance", "grad-eclip"])
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
-def test_what_comes_after_the_end_of_a_text_does_not_matter(variant: str) -> None:
+def test_what_comes_after_the_end_of_a_text_does_not_matter(variant: str, method: str) -> None:
     model, images = tiny(variant), directions(1)
     short = torch.tensor([[START, 5, 6, END]])
     padded = torch.tensor([[START, 5, 6, END, 13, 21, 8, 1]])
-    found = text_relevance(model, padded, images, 0)
-    torch.testing.assert_close(found[..., :4], text_relevance(model, short, images, 0), rtol=1e-4, atol=1e-8)
+    found, wanted = (text_relevance(model, tokens, images, 0, method=method) for tokens in (padded, short))
+    torch.testing.assert_close(found[..., :4], wanted, rtol=1e-4, atol=1e-8)
     assert (found[..., 4:] == 0).all()
+    assert (found >= 0).all()
 
 
 def test_each_picture_may_have_texts_of_its_own() -> None:

@@ -107,18 +107,6 @@ def test_tokens_that_a_tokenizer_lacks_are_added(tiny_vision: Any, tiny_image_pr
     assert "<image>" not in tokenizer.get_vocab()
 
 
-def test_lambda_stays_in_float32_in_a_model_of_half_precision(parts: Any, tmp_path: Path) -> None:
-    model, _ = connect(*parts)
-    model.save_pretrained(tmp_path)
-    half = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    before = dict(model.named_parameters())
-    for name, value in half.named_parameters():
-        if ".lambda_" in name:
-            assert torch.equal(value, before[name])
-        else:
-            assert value.dtype == torch.bfloat16
-
-
 def test_towers_and_models_that_do_not_fit(parts: Any) -> None:
     with pytest.raises(InputError, match="the vision tower has 1 layer"):
         connect(make_vision(layers=1), *parts[1:])
