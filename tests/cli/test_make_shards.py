@@ -91,6 +91,17 @@ def test_an_image_of_the_same_name_is_not_another_ones(
     assert captions_in(tmp_path / "shards") == {"0": ["red"], "1": ["alone"]}
 
 
+def test_paths_without_their_endings_are_told_apart(tmp_path: Path) -> None:
+    for folder, color in (("a", "red"), ("b", "blue")):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8), color).save(tmp_path / "set" / folder / "0.png")
+    (tmp_path / "set" / "captions.csv").write_text("image,caption\na/0,red\nb/0,blue\n")
+    make_shards(tmp_path / "set", tmp_path / "shards", workers=1)
+    corpus = Corpus(tmp_path / "shards")
+    found = [corpus.read(i) for i in range(corpus.samples)]
+    assert sorted(one.captions[0] for one in found if not isinstance(one, Fault)) == ["blue", "red"]
+
+
 def test_what_is_missing_or_broken_is_named(
     kaggle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

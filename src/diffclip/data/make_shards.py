@@ -142,7 +142,9 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
         for file in files:
             if file.lower().endswith(SUFFIXES):
                 path = Path(parent, file)
-                exact[path.relative_to(source).as_posix()] = path
+                inside = path.relative_to(source)
+                for place in (inside, inside.with_suffix("")):
+                    exact.setdefault(place.as_posix(), path)
                 for name in (file, path.stem):
                     named.setdefault(name, []).append(path)
     asked = Counter(name.rpartition("/")[2] for name in captions)
