@@ -17,11 +17,11 @@ from diffclip.errors import InputError, unknown
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": fused}
 
-# On a CPU whole maps are cheap while rows are short: up to so many tokens `auto` makes them (benchmarks/attention.py),
-# longer in half precision, where the maps are the larger part of the work in blocks as well. Plain attention has a
-# fused call, which is slow only for short rows in half precision.
-_CPU_EAGER_UP_TO_TOKENS = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
-_CPU_PLAIN_EAGER_UP_TO_TOKENS = {torch.bfloat16: 128, torch.float16: 128}
+# On a CPU whole maps are quicker than fused calls and blocks while rows are short, and in half precision while all maps
+# of a step fit in memory: up to so many tokens `auto` makes them (benchmarks/attention.py, docs/log.md). Plain
+# attention in float32 has a fused call that is never slow.
+_CPU_EAGER_UP_TO_TOKENS = {torch.float32: 128, torch.bfloat16: 320, torch.float16: 256}
+_CPU_PLAIN_EAGER_UP_TO_TOKENS = {torch.bfloat16: 320, torch.float16: 128}
 
 
 def check_backend(name: str) -> str:

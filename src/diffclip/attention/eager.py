@@ -31,5 +31,6 @@ def differential(
     q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool, dropout_p: float = 0.0
 ) -> Tensor:
     """(A1 − λ·A2)·V before the head norm: q, k [B, 2·H, N, d], v [B, H, N, e], λ as `lambdas.per_head` shapes it."""
-    maps = F.dropout(softmax_maps(q, k, causal), dropout_p)
-    return (maps[:, 0::2] - lam * maps[:, 1::2]).to(v.dtype) @ v
+    # slices of one tensor of all maps would each fill a gradient of its size
+    first, second = (F.dropout(softmax_maps(q[:, i::2], k[:, i::2], causal), dropout_p) for i in (0, 1))
+    return (first - lam * second).to(v.dtype) @ v
