@@ -21,6 +21,7 @@ from diffclip.files import write_text
 from diffclip.report.frame import interval, p_text, percent
 from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_png
 from diffclip.report.tables import Table
+from diffclip.study.runs import read_timing
 
 DISTRACTORS = (0, 4, 16)
 PRIMARY = ("DiffCLIP", "CLIP")
@@ -103,12 +104,17 @@ def needle_page(file: Path, docs: Path) -> None:
 
 
 def clutter_values(folder: Path) -> pd.DataFrame:
-    """The mean recalls of experiment B on held-out scenes: columns distractors, model, seed, value."""
+    """The mean recalls of experiment B on held-out scenes, as far as it has run: columns distractors, model, seed,
+    value, and the model's parameters."""
     parts = []
     for count in DISTRACTORS:
+        if not (folder / f"k{count}" / "results.jsonl").is_file():
+            continue
         frame = load_records(folder / f"k{count}")
-        frame = frame[(frame["task"] == "retrieval") & (frame["metric"] == "mean_recall")]
-        parts.append(frame[["model", "seed", "value"]].assign(distractors=count))
+        found = frame[(frame["task"] == "retrieval") & (frame["metric"] == "mean_recall")]
+        parameters = frame[frame["metric"] == "parameters"].groupby("model")["value"].first()
+        found = found[["model", "seed", "value"]]
+        parts.append(found.assign(distractors=count, parameters=found["model"].map(parameters)))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -116,11 +122,13 @@ def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The interaction (the change of each contrast from no to most distractors), and the contrasts by distractors."""
     models = [model for model in dict.fromkeys(values["model"]) if model != "CLIP"]
     contrasts = [(model, "CLIP") for model in models]
-    wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value").dropna()
-    changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").reset_index()
-    interaction = compare_arms(changes, contrasts, PRIMARY)
+    wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
+    changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
+    done = [one for one in contrasts if one[0] in set(changes["model"])]
+    interaction = compare_arms(changes, done, PRIMARY)
     each = [
-        compare_arms(own, contrasts).assign(distractors=count) for count, own in values.groupby("distractors")
+        compare_arms(own, [one for one in contrasts if one[0] in set(own["model"])]).assign(distractors=count)
+        for count, own in values.groupby("distractors")
     ]
     return interaction, with_verdicts(pd.concat(each, ignore_index=True))
 
@@ -134,9 +142,10 @@ def clutter_page(folder: Path, docs: Path) -> None:
         axes = figure.subplots()
         models = list(dict.fromkeys(each["model"]))
         colors = colors_of(["CLIP", *models])
+        counts = sorted(values["distractors"].unique())
         for shift, model in enumerate(models):
             own = each[each["model"] == model]
-            x = [place + 0.06 * (shift - (len(models) - 1) / 2) for place in range(len(own))]
+            x = [counts.index(count) + 0.06 * (shift - (len(models) - 1) / 2) for count in own["distractors"]]
             middle = 100 * own["difference"]
             errors = [middle - 100 * own["low"], 100 * own["high"] - middle]
             axes.errorbar(
@@ -144,7 +153,7 @@ def clutter_page(folder: Path, docs: Path) -> None:
             )
         axes.axhline(0, color=INK, linewidth=1)
         axes.axhspan(-1, 1, color=GRID, alpha=0.6, linewidth=0)
-        axes.set_xticks(range(len(DISTRACTORS)), [str(count) for count in DISTRACTORS])
+        axes.set_xticks(range(len(counts)), [str(count) for count in counts])
         axes.set_xlabel("distractors K in each image")
         axes.set_ylabel("difference of mean recall, points")
         axes.legend()
@@ -153,7 +162,10 @@ def clutter_page(folder: Path, docs: Path) -> None:
     table = pd.concat([interaction, each], ignore_index=True)
     rows = [f"change {change}"] * len(interaction) + [f"K = {count}" for count in each["distractors"]]
     means = values.groupby(["model", "distractors"])["value"].mean().unstack()
-    shown = means.map(percent).reset_index().rename(columns={count: f"K = {count}" for count in DISTRACTORS})
+    shown = means.map(percent).rename(columns={count: f"K = {count}" for count in counts})
+    shown["parameters"] = values.groupby("model")["parameters"].first().map("{:,.0f}".format)
+    timing = read_timing(folder / f"k{DISTRACTORS[0]}")
+    shown["step time"] = [f"{timing[model]['ratio']:.2f}" if model in timing else "" for model in shown.index]
     _write(
         docs / "results" / "study_b.md",
         "Experiment B: noise of the scene",
@@ -163,8 +175,9 @@ def clutter_page(folder: Path, docs: Path) -> None:
             "Differences with 95 % intervals over seeds; grey band: ±1 point. "
             "[Protocol](../experiments.md#b-noise-of-the-scene).",
             _table(table, {"distractors": rows}).to_markdown(),
-            "Mean recall on 1,000 held-out scenes, %:",
-            Table("values", "", shown).to_markdown(),
+            "Mean recall on 1,000 held-out scenes, %, and what a model costs. A training step's time is relative to "
+            "CLIP's, measured in turns.",
+            Table("values", "", shown.reset_index()).to_markdown(),
         ],
     )
 
@@ -234,7 +247,8 @@ def main() -> None:
     options = parser.parse_args()
     if (options.results / "needle.jsonl").is_file():
         needle_page(options.results / "needle.jsonl", options.docs)
-    if (options.results / "study_b").is_dir():
+    ends = [options.results / "study_b" / f"k{count}" / "results.jsonl" for count in DISTRACTORS]
+    if ends[0].is_file() and ends[-1].is_file():
         clutter_page(options.results / "study_b", options.docs)
 
 
