@@ -6,7 +6,6 @@ the study, however it ends: what a run lost is no more than `diffclip train --re
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -25,13 +24,13 @@ from pathlib import Path
 from diffclip.errors import DivergedError, InputError, StoppedError
 from diffclip.files import write_text
 from diffclip.study.results import MEASURED_FILE, read_measured
+from diffclip.training.launch import die_with_parent
 
 # what both commands import; lightning alone takes seconds
 _PRELOADED = (
     *("lightning", "open_clip", "torch.utils.tensorboard", "matplotlib.figure"),
     *("diffclip.training.run", "diffclip.evaluation.run"),
 )
-_SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 _INTERRUPTED = 130
 
 
@@ -99,8 +98,7 @@ class Worker:
 def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
     """Do the job in this process, with everything that it prints in a log beside the run's folder."""
     os.environ.update(environment)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the study asks them to stop
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
     try:

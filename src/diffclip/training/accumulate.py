@@ -112,15 +112,8 @@ def _generators(device: torch.device) -> tuple[Tensor, Tensor | None]:
 @contextmanager
 def _replayed(state: tuple[Tensor, Tensor | None], device: torch.device) -> Iterator[None]:
     """The generators as they were at `state`, for a while; afterwards they are where they were before."""
-    now = _generators(device)
-    _set(state, device)
-    try:
+    with torch.random.fork_rng([] if state[1] is None else [device]):
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state(state[1], device)
         yield
-    finally:
-        _set(now, device)
-
-
-def _set(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)

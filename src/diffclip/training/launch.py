@@ -31,8 +31,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # how long processes that are asked to stop may take to save (seconds)
 _SAVING = 300
-# PR_SET_PDEATHSIG of sys/prctl.h
-_SIGNAL_OF_DEAD_PARENT = 1
+_SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 
 
 @dataclass(frozen=True)
@@ -183,11 +182,17 @@ def leave_word(line: str, lost: bool = False) -> None:
         file.write_text(json.dumps(word), encoding="utf-8")
 
 
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
+
+
 def follow_launcher() -> None:
     """End with the process that launched this one, should that be killed."""
     if LAUNCHED_BY not in os.environ or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != int(os.environ[LAUNCHED_BY]):
         raise DiffCLIPError("the process that started this one is gone: start the run again")
 
