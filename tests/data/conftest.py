@@ -1,13 +1,11 @@
 """Shards made by the tests: real tars of real pictures."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_sets import encoded, tar_of
-
-WriteTar = Callable[[Path, Iterable[tuple[str, bytes]]], Path]
 
 
 @pytest.fixture
@@ -21,12 +19,7 @@ def picture() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def write_tar() -> WriteTar:
-    return tar_of
-
-
-@pytest.fixture
-def write_shard(write_tar: WriteTar, picture: Callable[..., bytes]) -> Callable[..., Path]:
+def write_shard(picture: Callable[..., bytes]) -> Callable[..., Path]:
     """A shard of the samples `start` to `start + count`, each a picture with two captions.
 
     `changes` replaces members of a sample by number and extension; None removes one.
@@ -46,6 +39,6 @@ def write_shard(write_tar: WriteTar, picture: Callable[..., bytes]) -> Callable[
                 **(changes or {}).get(number, {}),
             }
             members += [(f"s{number:07d}.{ext}", data) for ext, data in sample.items() if data is not None]
-        return write_tar(path, members)
+        return tar_of(path, members)
 
     return write

@@ -51,11 +51,9 @@ def test_named_columns_and_blank_captions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("x.csv", b"", "no column of images among none"),
         ("x.csv", b"image,caption\n", "has no caption"),
         ("x.csv", b"\xff\xfe", "should be UTF-8 text"),
         ("x.jsonl", b'{"image": "a.jpg", "caption": "b"}\n{\n', "line 2 is not valid JSON"),
-        ("x.json", b'["a"]', "is not a list of objects"),
         ("x.json", b'{"images": [], "annotations": [{}]}', "is not COCO's JSON"),
     ],
 )
@@ -82,14 +80,10 @@ def test_captions_of_a_sample() -> None:
     ("sample", "words"),
     [
         ({"jpg": b"x"}, "no caption"),
-        ({"txt": b" \n\n"}, "an empty caption"),
         ({"json": b'{"caption": []}'}, "an empty caption"),
         ({"txt": b"\xff\xfe\xfa"}, "not UTF-8"),
-        ({"json": b"{"}, "not valid JSON"),
         ({"json": b"[" * 100_000}, "not valid JSON"),
-        ({"json": b'{"text": "a"}'}, "no key 'caption'"),
         ({"json": b"[1]"}, "no key 'caption'"),
-        ({"json": b'{"caption": null}'}, "no string or strings as 'caption'"),
         ({"json": b'{"caption": ["a", 1]}'}, "no string or strings as 'caption'"),
     ],
 )

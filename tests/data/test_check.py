@@ -2,11 +2,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from odd_shards import LONG, write_odd_shards, write_shard_of
+from odd_shards import LONG, write_odd_shards
 
 from diffclip.data.check import DISTANCE, Check, check, near_groups
 from diffclip.data.corpus import Corpus
-from diffclip.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -23,30 +22,21 @@ def keys(names: list[str]) -> list[str]:
     return [name.rpartition(":")[2] for name in names]
 
 
-def test_counts_and_what_is_broken(found: Check, odd: Path) -> None:
-    result = found
-    assert (result.shards, result.usable, result.read, result.whole) == (4, 44, 44, 42)
-    assert (result.seed, result.sources) == (None, [str(odd)])
-    assert [str(fault).removeprefix(str(odd)) for fault in result.skipped] == [
+def test_everything_odd_is_found(found: Check, odd: Path) -> None:
+    assert (found.shards, found.usable, found.read, found.whole) == (4, 44, 44, 42)
+    assert [str(fault).removeprefix(str(odd)) for fault in found.skipped] == [
         "/3.tar is empty (0 bytes)",
         "/1.tar:bare has no caption",
         "/1.tar:blind has no image",
     ]
-    assert keys([fault.name for fault in result.images_broken]) == ["cut"]
-    assert [fault.reason for fault in result.captions_broken] == ["has a caption that is not UTF-8 text"]
-
-
-def test_sizes_and_lengths(found: Check) -> None:
-    result = found
-    assert (result.shorter_edge["min"], result.shorter_edge["median"], result.small) == (40, 90, 42)
+    assert keys([fault.name for fault in found.images_broken]) == ["cut"]
+    assert [fault.reason for fault in found.captions_broken] == ["has a caption that is not UTF-8 text"]
+    assert (found.shorter_edge["min"], found.shorter_edge["median"], found.small) == (40, 90, 42)
     # one of the 42 has two captions
-    assert (result.captions, result.words["max"]) == (43, len(LONG.split()))
+    assert (found.captions, found.words["max"]) == (43, len(LONG.split()))
     # start, four words 25 times, two, end
-    assert (result.tokens["min"], result.tokens["max"]) == (4, 104)
-    assert (result.context_length, result.truncated) == (77, 1)
-
-
-def test_duplicates(found: Check) -> None:
+    assert (found.tokens["min"], found.tokens["max"]) == (4, 104)
+    assert (found.context_length, found.truncated) == (77, 1)
     assert [keys(group) for group in found.exact] == [["s01", "twin"]]
     assert [keys(group) for group in found.near] == [["s02", "small", "worse"]]
 
@@ -70,20 +60,11 @@ def test_near_groups_are_those_of_all_pairs() -> None:
     assert {tuple(group.tolist()) for group in near_groups(samples)} == {g for g in expected if len(g) > 1}
 
 
-def test_workers_find_the_same(found: Check, odd: Path) -> None:
+def test_workers_find_the_same_and_a_sample_is_drawn_by_the_seed(found: Check, odd: Path) -> None:
     told: list[int] = []
     assert check(Corpus(str(odd)), workers=2, advance=told.append) == found
     assert sum(told) == 44
-
-
-def test_a_sample_is_drawn_by_the_seed(odd: Path) -> None:
     first, again, other = (check(Corpus(str(odd)), sample=10, seed=seed) for seed in (3, 3, 4))
     assert (first.usable, first.read, first.seed) == (44, 10, 3)
     assert first == again
     assert (first.words, first.shorter_edge) != (other.words, other.shorter_edge)
-
-
-def test_nothing_to_train_on(tmp_path: Path) -> None:
-    write_shard_of(tmp_path / "0.tar", [(f"{i}", {"jpg": b"no image", "txt": b"a"}) for i in range(3)])
-    with pytest.raises(InputError, match=r"none of 3 samples of .* can be trained on \(first: .*:0 is not"):
-        check(Corpus(str(tmp_path)))

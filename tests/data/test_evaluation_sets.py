@@ -2,7 +2,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from made_sets import encoded
@@ -46,43 +45,35 @@ def one_line(source: str | Path, split: str) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_classification(classes: Path, workers: int) -> None:
+def test_classification(classes: Path) -> None:
     data = open_set(classes, "test")
     assert (data.name, data.split, data.kind, len(data)) == ("things", "test", "classification", 5)
     assert data.classnames == ["cat", "golden dog"]
     assert data.templates == ["a photo of a {c}.", "{c}"]
     assert data.labels == [0, 1, 0, 1, 0]
     assert data.key(4) == "s0000004"
-    batches = list(data.batches(TRANSFORM, 2, workers))
-    assert [batch.images.shape[0] for batch in batches] == [2, 2, 1]
-    assert batches[0].images.shape == (2, 3, 8, 8)
+    batches = list(data.batches(TRANSFORM, 2))
+    assert [batch.images.shape for batch in batches] == [(count, 3, 8, 8) for count in (2, 2, 1)]
     assert torch.cat([batch.labels for batch in batches]).tolist() == [0, 1, 0, 1, 0]
-    assert batches[0].labels.dtype == torch.int64
-    assert all(batch.captions is None for batch in batches)
     assert data.faults == []
+    (classes / "classnames.txt").write_text("cat\ndog\nemu\nfox\n")
+    (fault,) = open_set(classes, "test").faults
+    assert "has no image of 2 of its 4 classes, the first is 'emu'" in str(fault)
 
 
-def test_retrieval(captioned: Path) -> None:
+def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:
     data = open_set(str(captioned), "val")
     assert (data.name, data.kind, len(data)) == ("pictures", "retrieval", 5)
     assert (data.classnames, data.templates, data.labels) == ([], [], [])
     captions = [caption for batch in data.batches(TRANSFORM, 2) for caption in batch.captions]
     assert captions == data.captions == [[f"first {n}", f"second {n}"] for n in range(4)] + [["only one"]]
-
-
-def test_a_part_of_a_split(captioned: Path) -> None:
-    whole = open_set(captioned, "val")
+    assert open_set(captioned.name, "val", captioned.parent).captions == captions
     first, second = open_set(captioned, "val[:2]"), open_set(captioned, "val[2:]")
-    assert [*first.captions, *second.captions] == whole.captions
+    assert [*first.captions, *second.captions] == captions
     assert (first.split, len(first)) == ("val[:2]", 2)
     assert first.identity != second.identity
     with pytest.raises(InputError, match=r"has 5 samples: none lies in \[7:None\]"):
         open_set(captioned, "val[7:]")
-
-
-def test_a_set_of_any_name_is_found_below_the_root(captioned: Path) -> None:
-    assert len(open_set(captioned.name, "val", captioned.parent)) == 5
 
 
 def test_broken_pictures_are_left_out_and_named_once(captioned: Path, write_shard: WriteShard) -> None:
@@ -105,7 +96,7 @@ def test_nshards_limits_the_shards(classes: Path) -> None:
     assert len(open_set(classes, "test")) == 3
     (classes / "test" / "nshards.txt").write_text("3")
     assert "2.tar does not exist" in one_line(classes, "test")
-    for text in ("many", "0", "-1"):
+    for text in ("many", "0"):
         (classes / "test" / "nshards.txt").write_text(text)
         assert f"nshards.txt holds '{text}'" in one_line(classes, "test")
     (classes / "test" / "nshards.txt").unlink()
@@ -123,6 +114,8 @@ def test_missing_places(classes: Path, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     assert "has no split 'test', nor any other folder of .tar shards" in one_line(tmp_path / "bare", "test")
     assert "no sample in" in one_line(classes, "val")
+    (tmp_path / "bare" / "Questions.csv").touch()
+    assert "is a set of pairs (Questions.csv) and has no splits" in one_line(tmp_path / "bare", "test")
 
 
 def test_unknown_name_lists_the_named_sets_and_the_layout() -> None:
@@ -131,21 +124,6 @@ def test_unknown_name_lists_the_named_sets_and_the_layout() -> None:
     assert "pets, scenes, scenes-colours, scenes-counts, scenes-mmvp" in message
     assert "folder in clip_benchmark's layout" in message
     assert "did you mean 'scenes'?" in one_line("scene", "test")
-    assert "did you mean 'imagenet1k'?" in one_line("imagenet1", "test")
-
-
-def test_a_single_class_is_no_set(classes: Path) -> None:
-    (classes / "classnames.txt").write_text("cat\n")
-    assert "classnames.txt has a single class, 'cat'" in one_line(classes, "test")
-
-
-def test_classes_without_a_picture_are_said(classes: Path) -> None:
-    (classes / "classnames.txt").write_text("cat\ndog\nemu\nfox\n")
-    (fault,) = open_set(classes, "test").faults
-    assert str(fault) == (
-        f"{classes / 'test'} has no image of 2 of its 4 classes, the first is 'emu': "
-        "mean_per_class_recall is over the others"
-    )
 
 
 def test_splits_beside_one(classes: Path, write_shard: WriteShard) -> None:
@@ -186,13 +164,12 @@ def test_class_names_and_templates(classes: Path) -> None:
     # A blank line within would shift every class behind it.
     (classes / "classnames.txt").write_text("cat\n\ndog\n")
     assert "line 2 is blank" in one_line(classes, "test")
-    (classes / "classnames.txt").write_bytes(b"\xff\xfe\xfa")
-    assert "should be UTF-8" in one_line(classes, "test")
-    for text in ("", "\n\n"):
-        (classes / "classnames.txt").write_text(text)
-        assert "has no classnames.txt" in one_line(classes, "test")
-    (classes / "classnames.txt").unlink()
+    (classes / "classnames.txt").write_text("cat\n")
+    assert "classnames.txt has a single class, 'cat'" in one_line(classes, "test")
+    (classes / "classnames.txt").write_text("\n\n")
     assert "has no classnames.txt" in one_line(classes, "test")
+    (classes / "dataset_type.txt").write_text("multilabel")
+    assert "says 'multilabel'" in one_line(classes, "test")
 
 
 @pytest.mark.parametrize(
@@ -200,10 +177,8 @@ def test_class_names_and_templates(classes: Path) -> None:
     [
         (b"2", "is outside the 2 classes"),
         (b"-1", "is outside the 2 classes"),
-        (b"cat", "'cat' of"),
         (b"0.5", "is not a whole number"),
         (b"1_0", "is not a whole number"),
-        ("²".encode(), "is not a whole number"),
     ],
 )
 def test_bad_labels(classes: Path, write_shard: WriteShard, label: bytes, words: str) -> None:
@@ -240,45 +215,6 @@ def test_masks_tell_the_kind_of_a_set_that_says_none(
     assert "has no classnames.txt" in one_line(classes, "test")
 
 
-def test_a_set_of_pairs_is_called_that(tmp_path: Path) -> None:
-    (tmp_path / "Questions.csv").touch()
-    assert "is a set of pairs (Questions.csv) and has no splits" in one_line(tmp_path, "test")
-    with pytest.raises(InputError, match="is a set of pairs"):
-        open_set(tmp_path, "test", kind="masks")
-
-
-def test_other_kinds_of_sets(classes: Path) -> None:
-    (classes / "dataset_type.txt").write_text("multilabel")
-    assert "says 'multilabel'" in one_line(classes, "test")
-    (classes / "dataset_type.txt").write_text("Classification\n")
-    assert open_set(classes, "test").kind == "classification"
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "kind", "count", "classes"),
-    [
-        ("flickr8k", "train", "retrieval", 6000, 0),
-        ("flickr8k", "val", "retrieval", 1000, 0),
-        ("cifar10", "train", "classification", 1200, 10),
-        ("cifar10", "test", "classification", 800, 10),
-        ("caltech101", "train", "classification", 1224, 102),
-        ("caltech101", "test", "classification", 772, 102),
-    ],
-)
-def test_real_sets(shared: Path, name: str, split: str, kind: str, count: int, classes: int) -> None:
-    data = open_set(shared / "data" / name, split)
-    assert (data.name, data.kind, len(data), len(data.classnames)) == (name, kind, count, classes)
-    assert data.faults == []
-    if kind == "classification":
-        assert set(data.labels) == set(range(classes))
-        if name == "cifar10":
-            assert set(np.bincount(data.labels)) == {count // 10}
-    else:
-        assert {len(captions) for captions in data.captions} == {5}
-    batch = next(data.batches(TRANSFORM, 16))
-    assert batch.images.shape == (16, 3, 8, 8)
-
-
 def test_built_in_sets_are_drawn_once_into_the_cache(
     cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,8 +234,22 @@ def test_built_in_sets_are_drawn_once_into_the_cache(
     assert (captions.name, captions.kind, len(captions)) == ("scenes", "retrieval", 8)
     shapes = open_set("scenes-shapes", "test")
     assert (shapes.name, shapes.kind) == ("scenes-shapes", "classification")
-    assert len(shapes) > 0
     assert next(shapes.batches(TRANSFORM, 4)).images.shape == (4, 3, 8, 8)
     assert calls == [True, False]
-    assert {path.parent for path in cache_home.glob("diffclip/scenes-*")} == {cache_home / "diffclip"}
-    assert "has no split 'nothing': choose from" in one_line("scenes", "nothing")
+    assert len(list(cache_home.glob("diffclip/scenes-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count", "classes"),
+    [
+        ("flickr8k", "retrieval", 1000, 0),
+        ("cifar10", "classification", 800, 10),
+        ("caltech101", "classification", 772, 102),
+    ],
+)
+def test_real_sets(shared: Path, name: str, kind: str, count: int, classes: int) -> None:
+    data = open_set(shared / "data" / name, "val" if name == "flickr8k" else "test")
+    assert (data.name, data.kind, len(data), len(data.classnames)) == (name, kind, count, classes)
+    assert data.faults == []
+    assert {len(captions) for captions in data.captions} == ({5} if name == "flickr8k" else set())
+    assert next(data.batches(TRANSFORM, 16)).images.shape == (16, 3, 8, 8)

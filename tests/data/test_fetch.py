@@ -1,4 +1,3 @@
-import errno
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +8,6 @@ from file_server import served
 from made_sets import pack, write_caltech101, write_cifar10, write_picture
 from torchvision import datasets
 
-from diffclip.data import published_files as module
 from diffclip.data import published_sets
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.published_files import check_fetch, fetch
@@ -39,11 +37,6 @@ def cifar10(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return archive
 
 
-def entry(monkeypatch: pytest.MonkeyPatch, name: str, *archives: str) -> None:
-    changed = replace(published_sets.PUBLISHED[name], archives=archives)
-    monkeypatch.setitem(published_sets.PUBLISHED, name, changed)
-
-
 def test_torchvision_fetches_what_it_can(cifar10: Path, tmp_path: Path) -> None:
     root = tmp_path / "deep" / "root"
     check_fetch(["cifar10"], root)
@@ -65,40 +58,32 @@ def test_nothing_is_left_of_what_fails(cifar10: Path, tmp_path: Path, damage: st
     assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_archives(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_and_an_archive_in_one(
+    site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, address = site
+
+    def served_as(name: str, *files: str) -> None:
+        archives = tuple(f"{address}/{file}" for file in files)
+        changed = replace(published_sets.PUBLISHED[name], archives=archives)
+        monkeypatch.setitem(published_sets.PUBLISHED, name, changed)
+
     write_picture(tmp_path / "made" / "COCO_1.jpg")
     pack(tmp_path / "made", folder / "val2014.tar", "val2014")
     (folder / "coco_test_karpathy.json").write_text(
         '{"images": [{"id": 1, "file_name": "COCO_1.jpg"}], "annotations": [{"image_id": 1, "caption": "a"}]}'
     )
-    entry(monkeypatch, "mscoco_captions", f"{address}/val2014.tar", f"{address}/coco_test_karpathy.json")
+    served_as("mscoco_captions", "val2014.tar", "coco_test_karpathy.json")
     place = fetch("mscoco_captions", tmp_path / "root")
     assert sorted(path.name for path in place.iterdir()) == ["coco_test_karpathy.json", "val2014"]
     assert open_set("mscoco_captions", "test", tmp_path / "root").captions == [["a"]]
-
-
-def test_caltech_is_an_archive_in_an_archive(
-    site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, address = site
     write_caltech101(tmp_path / "made", [2] * 102)
     inner = tmp_path / "zip" / "caltech-101" / "101_ObjectCategories.tar.gz"
     pack(tmp_path / "made/caltech101/101_ObjectCategories", inner, "101_ObjectCategories")
     shutil.make_archive(str(folder / "caltech-101"), "zip", tmp_path / "zip")
-    entry(monkeypatch, "caltech101", f"{address}/caltech-101.zip")
+    served_as("caltech101", "caltech-101.zip")
     fetch("caltech101", tmp_path / "root")
     assert len(open_set("caltech101", "test", tmp_path / "root")) == 102
-
-
-def test_a_disk_that_runs_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module, "_fetch", full)
-    with pytest.raises(InputError, match=r"no space left on device while writing .*/root/dtd"):
-        fetch("dtd", tmp_path / "root")
-    assert list((tmp_path / "root").iterdir()) == []
 
 
 def test_what_is_in_the_way(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +52,6 @@ def test_16_bit_grey_is_scaled_and_not_clipped(kind: str) -> None:
     assert grey == [0, 1, 128, 255, 1]
 
 
-def test_32_bit_integers_beyond_16_bits_span_the_grey_range() -> None:
-    values = np.array([[-1000, 0, 1_000_000]], dtype=np.int32)
-    assert [row[0] for row in pixels(encoded(Image.fromarray(values), "TIFF"))[0]] == [0, 0, 255]
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -65,21 +61,13 @@ def test_32_bit_integers_beyond_16_bits_span_the_grey_range() -> None:
         ([-1.0, 0.0, 1.0], [0, 128, 255]),
         ([float("nan"), 0.0, 1.0], [0, 0, 255]),
         ([0.0, 0.0, 0.0], [0, 0, 0]),
+        ([-1000, 0, 1_000_000], [0, 0, 255]),
     ],
 )
-def test_floating_point_grey(values: list[float], expected: list[int]) -> None:
-    picture = Image.fromarray(np.array([values], dtype=np.float32))
+def test_grey_of_32_bits(values: list[float], expected: list[int]) -> None:
+    dtype = np.int32 if isinstance(values[0], int) else np.float32
+    picture = Image.fromarray(np.array([values], dtype=dtype))
     assert [row[0] for row in pixels(encoded(picture, "TIFF"))[0]] == expected
-
-
-def test_palette() -> None:
-    picture = Image.new("P", (2, 1))
-    picture.putpalette([10, 20, 30, 200, 100, 50])
-    picture.putpixel((1, 0), 1)
-    assert pixels(encoded(picture, "PNG")) == [[[10, 20, 30], [200, 100, 50]]]
-    assert pixels(encoded(picture, "PNG", transparency=0)) == [[[255, 255, 255], [200, 100, 50]]]
-    half = pixels(encoded(picture, "PNG", transparency=bytes([255, 128])))
-    assert half == [[[10, 20, 30], [227, 177, 152]]]
 
 
 def test_alpha_lies_over_white() -> None:
@@ -87,18 +75,14 @@ def test_alpha_lies_over_white() -> None:
     for x, alpha in enumerate((0, 128, 255)):
         picture.putpixel((x, 0), (200, 0, 0, alpha))
     assert pixels(encoded(picture, "PNG")) == [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
-    grey = Image.new("LA", (2, 1), (0, 0))
-    grey.putpixel((1, 0), (0, 255))
-    assert pixels(encoded(grey, "PNG")) == [[[255] * 3, [0] * 3]]
-    assert pixels(encoded(Image.new("PA", (1, 1), (0, 0)).convert("RGBA"), "PNG")) == [[[255] * 3]]
-
-
-def test_one_transparent_colour_of_a_picture_without_palette() -> None:
-    white, grey = [255, 255, 255], [80, 80, 80]
-    assert pixels(png_by_hand(2, 1, b"\0\x00\x50", extra=png_chunk(b"tRNS", b"\0\0"))) == [[white, grey]]
-    assert pixels(
-        png_by_hand(2, 1, b"\0\0\0\0\x50\x50\x50", color=2, extra=png_chunk(b"tRNS", bytes(6)))
-    ) == [[white, grey]]
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    palette.putpixel((1, 0), 1)
+    half = pixels(encoded(palette, "PNG", transparency=bytes([255, 128])))
+    assert half == [[[10, 20, 30], [227, 177, 152]]]
+    # one transparent colour of a picture without a palette
+    one = png_by_hand(2, 1, b"\0\x00\x50", extra=png_chunk(b"tRNS", b"\0\0"))
+    assert pixels(one) == [[[255] * 3, [80] * 3]]
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
@@ -110,23 +94,14 @@ def test_animation_gives_its_first_frame(kind: str) -> None:
     assert pixels(data)[4][4] == [255, 0, 0]
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 2, 6])
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_exif_orientation_is_applied_once(kind: str, orientation: int) -> None:
     values = np.zeros((16, 32, 3), dtype=np.uint8)
     values[:8, :16] = 255
     exif = Image.Exif()
     exif[0x0112] = orientation
-    upright = {
-        1: values,
-        2: values[:, ::-1],
-        3: values[::-1, ::-1],
-        4: values[::-1],
-        5: values.transpose(1, 0, 2),
-        6: np.rot90(values, -1),
-        7: np.rot90(values, 2).transpose(1, 0, 2),
-        8: np.rot90(values),
-    }[orientation]
+    upright = {1: values, 2: values[:, ::-1], 6: np.rot90(values, -1)}[orientation]
     read = np.asarray(read_image(encoded(Image.fromarray(values), kind, exif=exif)))
     assert read.shape == upright.shape
     assert np.abs(read.astype(int) - upright).max() < 60
@@ -147,46 +122,35 @@ def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
         assert str(tmp_path / name) in one_line(raised)
     with pytest.raises(InputError, match=r"^shard:key is empty"):
         read_image(b"", name="shard:key")
-    with pytest.raises(InputError, match="the image is not an image"):
-        read_image(b"nothing")
-
-
-def test_other_programs_are_not_run_for_postscript(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not an image"):
-        read_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+    # no other program is run for PostScript
+    for data in (b"nothing", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"):
+        with pytest.raises(InputError, match="the image is not an image"):
+            read_image(data)
+    (tmp_path / "empty").mkdir()
+    for paths, words in (([], "no image given"), ([tmp_path / "empty"], "has no image")):
+        with pytest.raises(InputError, match=words):
+            find_images(paths)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM"])
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.97])
-def test_truncated_picture_is_an_error(kind: str, share: float) -> None:
-    data = encoded(noise(), kind)
-    with pytest.raises(InputError) as raised:
-        read_image(data[: int(len(data) * share)], name="cut")
-    assert "cut is not an image" in one_line(raised) or "cut is cut short or broken" in one_line(raised)
-
-
-def test_damaged_bytes_raise_nothing_else() -> None:
-    random = np.random.default_rng(0)
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF"):
-        whole = encoded(noise(), kind)
-        failed = 0
-        for _ in range(60):
-            data = bytearray(whole)
-            for at in random.integers(len(data), size=4):
-                data[at] = random.integers(256)
-            try:
-                assert read_image(bytes(data)).mode == "RGB"
-            except InputError:
-                failed += 1
-        assert failed, kind
+def test_a_truncated_picture_is_an_error_and_damage_raises_nothing_else(kind: str) -> None:
+    whole, random = encoded(noise(), kind), np.random.default_rng(0)
+    for share in (0.3, 0.97):
+        with pytest.raises(InputError) as raised:
+            read_image(whole[: int(len(whole) * share)], name="cut")
+        assert "cut is not an image" in one_line(raised) or "cut is cut short or broken" in one_line(raised)
+    for _ in range(60):
+        data = bytearray(whole)
+        for at in random.integers(len(data), size=4):
+            data[at] = random.integers(256)
+        with suppress(InputError):
+            assert read_image(bytes(data)).mode == "RGB"
 
 
 def test_above_the_limit_is_refused_from_the_header() -> None:
     width = MAX_PIXELS // 10
-    too_large = png_by_hand(width, 11, b"", color=2)
-    with pytest.raises(InputError) as raised:
-        read_image(too_large, name="huge.png")
-    assert "huge.png is larger than 178 megapixels" in one_line(raised)
+    with pytest.raises(InputError, match=r"huge\.png is larger than 178 megapixels"):
+        read_image(png_by_hand(width, 11, b"", color=2), name="huge.png")
     with pytest.raises(InputError, match=r"is larger than 0 megapixels \(32×24\)"):
         read_image(encoded(noise(), "PNG"), max_pixels=700)
     # At the limit, the size is fine and the missing pixels are what is wrong.
@@ -211,18 +175,6 @@ def test_pipes_are_never_waited_for(tmp_path: Path) -> None:
         read_image(tmp_path / "pipe.jpg")
     # what only cannot be read is kept: the reader says why
     assert find_images([tmp_path]) == [tmp_path / "gone.jpg", tmp_path / "whole.jpg"]
-
-
-def test_find_images_errors(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    for paths, words in (
-        ([], "no image given"),
-        ([tmp_path], "has no image"),
-        ([tmp_path / "x"], "does not exist"),
-    ):
-        with pytest.raises(InputError) as raised:
-            find_images(paths)
-        assert words in one_line(raised)
 
 
 # --- as tensors ---

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.corpus import Corpus
-from diffclip.data.index import INDEX_FOLDER
 from diffclip.data.loader import Batch, CaptionLoader, CropTransform
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, InputError
@@ -31,15 +30,15 @@ def texts(batch: Batch) -> list[str]:
     return [bytes(row).rstrip(b"\0").decode() for row in batch.tokens.tolist()]
 
 
-def loader_of(paths: Iterable[Path], batch_size: int = 4, **options: object) -> CaptionLoader:
-    return loader_with(TrainTransform(SIZE, PreprocessConfig()), paths, batch_size, **options)
-
-
-def loader_with(
-    transform: CropTransform, paths: Iterable[Path], batch_size: int = 4, **options: object
+def loader_of(
+    paths: Iterable[Path],
+    batch_size: int = 4,
+    transform: CropTransform | None = None,
+    window: int | None = None,
+    **options: object,
 ) -> CaptionLoader:
-    of_corpus = {name: options.pop(name) for name in ("caption_key", "window") if name in options}
-    corpus = Corpus([str(path) for path in paths], **of_corpus)
+    corpus = Corpus([str(path) for path in paths], window=window)
+    transform = transform or TrainTransform(SIZE, PreprocessConfig())
     return CaptionLoader(corpus, transform, tokenize, batch_size, **{"seed": 0, **options})
 
 
@@ -57,8 +56,9 @@ def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
     return [write_shard(tmp_path / f"{n}.tar", size, start=sum(sizes[:n])) for n, size in enumerate(sizes)]
 
 
-def test_an_epoch_shows_each_sample_once_in_whole_batches(paths: list[Path]) -> None:
-    loader = loader_of(paths)
+@pytest.mark.parametrize("window", [None, 2])
+def test_an_epoch_shows_each_sample_once_in_whole_batches(paths: list[Path], window: int | None) -> None:
+    loader = loader_of(paths, window=window)
     assert (loader.samples, loader.batches_per_epoch, loader.dropped, loader.faults) == (23, 5, 3, [])
     batches = list(loader.epoch(0))
     assert len(batches) == 5
@@ -69,18 +69,14 @@ def test_an_epoch_shows_each_sample_once_in_whole_batches(paths: list[Path]) -> 
         assert batch.tokens.dtype == torch.int64
         assert len(batch) == len(batch.keys) == 4
         assert batch.faults == []
+        for key, text in zip(batch.keys, texts(batch), strict=True):
+            assert text in (f"first {int(key[1:])}", f"second {int(key[1:])}")
     keys = [key for batch in batches for key in batch.keys]
     assert len(set(keys)) == 20
     assert keys != sorted(keys)
     # What an epoch drops is no fixed set of samples.
-    seen = {key for epoch in range(6) for batch in loader.epoch(epoch) for key in batch.keys}
+    seen = {key for epoch in range(9) for batch in loader.epoch(epoch) for key in batch.keys}
     assert len(seen) == 23
-
-
-def test_images_and_captions_belong_together(paths: list[Path]) -> None:
-    for batch in loader_of(paths).epoch(0):
-        for key, text in zip(batch.keys, texts(batch), strict=True):
-            assert text in (f"first {int(key[1:])}", f"second {int(key[1:])}")
 
 
 def test_one_caption_is_drawn_at_random_each_visit(paths: list[Path]) -> None:
@@ -108,13 +104,11 @@ def test_order_and_crops_differ_by_epoch_and_seed_and_repeat(paths: list[Path]) 
     assert any(len(pair) == 2 and not torch.equal(*pair) for pair in images.values())
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("window", [None, 1, 2])
+@pytest.mark.parametrize(("workers", "window"), [(0, None), (0, 1), (2, None), (2, 2)])
 def test_entering_an_epoch_at_any_batch(paths: list[Path], workers: int, window: int | None) -> None:
     whole = list(loader_of(paths, window=window).epoch(3))
     loader = loader_of(paths, workers=workers, window=window)
-    for start in (0, 2, 4, 5):
+    for start in (0, 2, 5):
         assert same(list(loader.epoch(3, start_batch=start)), whole[start:])
 
 
@@ -132,19 +126,13 @@ def test_each_process_reads_its_part_of_each_batch(paths: list[Path], window: in
             assert whole.keys == first.keys + second.keys
             assert torch.equal(whole.images, torch.cat([first.images, second.images]))
             assert torch.equal(whole.tokens, torch.cat([first.tokens, second.tokens]))
-
-
-def test_a_batch_must_be_shared_equally(paths: list[Path]) -> None:
     with pytest.raises(InputError, match="batch_size 4 cannot be shared equally by 3 processes"):
         loader_of(paths, world=3)
 
 
-@pytest.mark.parametrize("window", [None, 2])
-def test_a_sample_shown_twice_is_cropped_twice(
-    tmp_path: Path, write_shard: WriteShard, window: int | None
-) -> None:
+def test_a_sample_shown_twice_is_cropped_twice(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 9)
-    corpus = Corpus(SimpleNamespace(shards=str(path), weight=2.5), window=window)
+    corpus = Corpus(SimpleNamespace(shards=str(path), weight=2.5))
     loader = CaptionLoader(corpus, TrainTransform(SIZE, PreprocessConfig()), tokenize, 11, seed=0)
     assert (loader.samples, loader.batches_per_epoch, loader.dropped) == (22, 2, 0)
     images: dict[str, list[Tensor]] = {}
@@ -155,53 +143,35 @@ def test_a_sample_shown_twice_is_cropped_twice(
     assert sum(not torch.equal(visits[0], visits[1]) for visits in images.values()) > 4
 
 
-@pytest.mark.parametrize("window", [None, 2])
-def test_crops_do_not_depend_on_the_window_batch_or_workers(paths: list[Path], window: int | None) -> None:
+def test_crops_do_not_depend_on_the_window_batch_or_workers(paths: list[Path]) -> None:
     def images(loader: CaptionLoader) -> dict[str, Tensor]:
         batches = list(loader.epoch(2))
         return {key: image for batch in batches for key, image in zip(batch.keys, batch.images, strict=True)}
 
     expected = images(loader_of(paths, batch_size=1))
-    found = images(loader_of(paths, batch_size=7, window=window, workers=2))
-    assert len(expected) == 23
-    assert len(found) == 21
+    found = images(loader_of(paths, batch_size=7, window=2, workers=2))
+    assert (len(expected), len(found)) == (23, 21)
     assert all(torch.equal(expected[key], image) for key, image in found.items())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_generator_of_this_process_stays_as_it_is(paths: list[Path], workers: int) -> None:
+def test_the_generator_of_this_process_stays_as_it_is(paths: list[Path]) -> None:
     before = torch.get_rng_state()
-    loader = loader_of(paths, workers=workers)
+    loader = loader_of(paths)
     expected = list(loader.epoch(7))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
     assert same(list(loader.epoch(7)), expected)
 
 
-def test_reading_writes_nothing_beside_the_shards(paths: list[Path]) -> None:
-    loader = loader_of(paths)
-    next(loader.epoch(0))
-    assert not (paths[0].parent / INDEX_FOLDER).exists()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_serve_all_epochs(paths: list[Path], workers: int) -> None:
-    loader = loader_of(paths, workers=workers)
-    expected = loader_of(paths)
-    for epoch in (0, 1, 1, 5):
+def test_workers_serve_all_epochs_one_at_a_time(paths: list[Path]) -> None:
+    loader, expected = loader_of(paths, workers=2), loader_of(paths)
+    for epoch in (0, 1, 1):
         assert same(list(loader.epoch(epoch)), list(expected.epoch(epoch)))
-        assert len(multiprocessing.active_children()) >= workers
+        assert len(multiprocessing.active_children()) >= 2
     # An epoch that is left early leaves nothing of it behind.
-    next(loader.epoch(2))
-    assert same(list(loader.epoch(3)), list(expected.epoch(3)))
-
-
-def test_with_workers_a_new_epoch_ends_the_one_before(paths: list[Path]) -> None:
-    loader = loader_of(paths, workers=1)
-    first = loader.epoch(0)
+    first = loader.epoch(2)
     next(first)
-    second = loader.epoch(1)
-    next(second)
+    assert same(list(loader.epoch(3)), list(expected.epoch(3)))
     with pytest.raises(DiffCLIPError, match="another epoch"):
         next(first)
 
@@ -220,21 +190,17 @@ class _Dies:
 
 
 def test_a_worker_that_dies_is_an_error(paths: list[Path]) -> None:
-    loader = loader_with(_Dies(), paths, workers=1)
     with pytest.raises(DiffCLIPError, match="a data worker died") as raised:
-        list(loader.epoch(0))
+        list(loader_of(paths, transform=_Dies(), workers=1).epoch(0))
     assert "\n" not in str(raised.value)
 
 
-def _fails(image: Tensor, seed: int) -> Tensor:
-    raise RuntimeError("a mistake in the transform")
+def test_a_mistake_in_a_transform_is_not_hidden(paths: list[Path]) -> None:
+    def fails(image: Tensor, seed: int) -> Tensor:
+        raise RuntimeError("a mistake in the transform")
 
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_mistake_in_a_transform_is_not_hidden(paths: list[Path], workers: int) -> None:
-    loader = loader_with(_fails, paths, workers=workers)
     with pytest.raises(RuntimeError, match="a mistake in the transform"):
-        list(loader.epoch(0))
+        list(loader_of(paths, transform=fails, workers=1).epoch(0))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -245,7 +211,6 @@ def test_broken_samples_leave_their_batch_smaller(
     path = write_shard(tmp_path / "0.tar", 12, changes=changes)
     batches = list(loader_of([path], workers=workers).epoch(0))
     assert len(batches) == 3
-    assert sum(len(batch) for batch in batches) == 8
     for batch in batches:
         assert len(batch) + len(batch.faults) == 4
         assert len(batch.images) == len(batch.tokens) == len(batch.keys) == len(batch)
@@ -277,30 +242,6 @@ def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: 
     assert len(batches[1].faults) == 2
 
 
-def test_samples_without_image_or_caption_never_enter_an_epoch(
-    tmp_path: Path, write_shard: WriteShard
-) -> None:
-    changes = {
-        1: {"jpg": None},
-        3: {"txt": None},
-        4: {"jpg": None, "txt": None, "cls": b"1"},
-        6: {"txt": b""},
-    }
-    path = write_shard(tmp_path / "0.tar", 12, changes=changes)
-    cut = write_shard(tmp_path / "1.tar", 4, start=12)
-    cut.write_bytes(cut.read_bytes()[:4000])
-    loader = loader_of([path, cut], 4)
-    assert loader.samples == 9
-    assert [str(fault).removeprefix(str(tmp_path)) for fault in loader.faults][1:5] == [
-        "/0.tar:s0000001 has no image",
-        "/0.tar:s0000003 has no caption",
-        "/0.tar:s0000004 has no image and no caption",
-        "/0.tar:s0000006 has no caption",
-    ]
-    assert "is cut short" in loader.faults[0].reason
-    assert all(batch.faults == [] and len(batch) == 4 for batch in loader.epoch(0))
-
-
 def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5, changes={1: {"txt": None}})
     with pytest.raises(InputError) as raised:
@@ -311,26 +252,11 @@ def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> 
     assert loader_of([path], 4).batches_per_epoch == 1
 
 
-def test_a_missing_caption_key_is_a_fault_of_each_sample(tmp_path: Path, write_shard: WriteShard) -> None:
-    shard = write_shard(tmp_path / "0.tar", 8, changes={n: {"json": b'{"alt": "a"}'} for n in range(8)})
-    faults = [fault for batch in loader_of([shard], caption_key="title").epoch(0) for fault in batch.faults]
-    assert len(faults) == 8
-    assert all("no key 'title' in its" in fault.reason for fault in faults)
-
-
-def test_real_captions(shared: Path, tmp_path: Path) -> None:
-    for shard in (shared / "data" / "flickr8k" / "train").glob("*.tar"):
-        (tmp_path / shard.name).symlink_to(shard)
-    loader = loader_with(TrainTransform(80, PreprocessConfig()), [tmp_path], 256)
-    assert (loader.samples, loader.batches_per_epoch, loader.dropped) == (6000, 23, 112)
-    assert next(loader.epoch(0, start_batch=22)).images.shape == (256, 3, 80, 80)
-
-
 def test_workers_that_give_nothing_are_an_error_and_end(paths: list[Path]) -> None:
     def never(pixels: Tensor, seed: int) -> Tensor:
         time.sleep(1000)
         return pixels
 
     with pytest.raises(DiffCLIPError, match=r"no data came for 0\.5 seconds: check the disks"):
-        next(loader_with(never, paths, workers=2, timeout=0.5).epoch(0))
+        next(loader_of(paths, transform=never, workers=2, timeout=0.5).epoch(0))
     assert not multiprocessing.active_children()

@@ -21,7 +21,7 @@ def blob(width: int, height: int) -> np.ndarray:
     return (((x - 0.4) * 1.5) ** 2 + (y + 0.3) ** 2 < 0.3).astype(np.uint8) * 255
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16", "RGB"])
+@pytest.mark.parametrize("mode", ["1", "P", "I;16", "RGB"])
 def test_any_value_but_0_is_object_in_every_kind_of_png(mode):
     wanted = box_mask(3, 2, 9, 7, 12, 10) > 0
     if mode == "P":
@@ -44,7 +44,6 @@ def test_any_value_but_0_is_object_in_every_kind_of_png(mode):
     ("data", "words"),
     [
         (b"GIF89a, which is not one", "no PNG"),
-        (b"", "no PNG"),
         (png(noise(0))[:-60], "cut short or broken"),
         (png(np.zeros((4, 4, 4), np.uint8)), "transparency"),
     ],
@@ -54,8 +53,9 @@ def test_what_is_no_mask_says_so(data, words):
         read_mask(data, png(noise(0, 4, 4)))
 
 
-@pytest.mark.parametrize(("width", "height"), [(64, 64), (90, 61), (61, 90), (37, 200), (3, 400)])
-@pytest.mark.parametrize("edge", [48, 64])
+@pytest.mark.parametrize(
+    ("width", "height", "edge"), [(64, 64, 48), (90, 61, 64), (61, 90, 48), (37, 200, 64), (3, 400, 48)]
+)
 def test_coverage_is_that_of_the_models_crop(width, height, edge):
     mask = blob(width, height)
     preprocess = PreprocessConfig(resize=edge, mean=(0, 0, 0), std=(1, 1, 1))
@@ -80,7 +80,7 @@ def test_coverage_by_hand():
     np.testing.assert_allclose(coverage(mask, (0.0, 0.0, 1.0, 1.0), 4), [[1 / 3, 1, 0, 0]] * 4)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
 def test_a_mask_is_turned_as_its_picture(orientation):
     stored = noise(1, 20, 12)[..., 0] > 128
     exif = Image.Exif()
@@ -95,38 +95,23 @@ def test_a_mask_is_turned_as_its_picture(orientation):
             assert size == turned.shape[::-1]
 
 
-def test_a_photo_on_its_side_and_its_mask(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # shown a quarter turn to the right
-    sample = {
-        "jpg": encoded(noise(0, 32, 32), "JPEG", exif=exif),
-        "mask.png": png(box_mask(0, 0, 16, 16)),
-        "txt": "a cat",
-    }
-    data = open_set(write_masked(tmp_path / "set", [sample]), "test", kind="masks")
-    np.testing.assert_array_equal(data.coverages(0, 32, 32, 2)[1], [[[0, 1], [0, 0]]])
-
-
-def test_an_object_at_the_top_right_is_there(tmp_path):
-    sample = {"png": png(noise(0)), "mask.png": png(box_mask(16, 0, 32, 16)), "txt": "a cat"}
-    data = open_set(write_masked(tmp_path / "set", [sample]), "test", kind="masks")
-    things, found = data.coverages(0, 32, 32, 2)
-    assert things == [Thing("a cat", "a cat")]
-    np.testing.assert_array_equal(found, [[[0, 1], [0, 0]]])
-
-
-def test_a_mask_of_another_size_and_one_of_another_shape(tmp_path):
+def test_masks_of_another_size_shape_or_none(tmp_path):
     samples = [
         {"png": png(noise(0, 40, 32)), "mask.png": png(box_mask(10, 0, 15, 16, 20, 16)), "txt": "a cat"},
         {"png": png(noise(1, 40, 32)), "mask.png": png(box_mask(10, 0, 15, 16, 20, 20)), "txt": "a cat"},
+        {"png": png(noise(2, 40, 32)), "txt": "a cat"},
     ]
     data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
-    np.testing.assert_allclose(data.coverages(0, 32, 32, 2)[1], [[[0, 0.625]] * 2], atol=1e-9)
+    assert len(data) == 2
+    things, found = data.coverages(0, 32, 32, 2)
+    assert things == [Thing("a cat", "a cat")]
+    np.testing.assert_allclose(found, [[[0, 0.625]] * 2], atol=1e-9)
     assert data.coverages(1, 32, 32, 2)[0] == []
-    (fault,) = data.faults
-    assert fault.name.endswith(":s0000001")
-    assert fault.reason == "has a mask of 20×20 pixels, another shape than its image's 40×32"
-    assert fault.kind == "broken"
+    missing, other = data.faults
+    assert missing.reason == "has no mask (.mask.png)"
+    assert other.name.endswith(":s0000001")
+    assert other.reason == "has a mask of 20×20 pixels, another shape than its image's 40×32"
+    assert other.kind == "broken"
 
 
 def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
@@ -154,9 +139,7 @@ def test_a_part_of_a_split_keeps_the_objects_of_its_samples(tmp_path):
     assert (part.split, len(part)) == ("test[1:3]", 2)
     assert part.things == whole.things[1:3]
     assert part.captions == whole.captions[1:3]
-    things, covered = part.coverages(1, 32, 32, 4)
-    assert things == whole.things[2]
-    assert (covered == whole.coverages(2, 32, 32, 4)[1]).all()
+    assert (part.coverages(1, 32, 32, 4)[1] == whole.coverages(2, 32, 32, 4)[1]).all()
 
 
 def test_texts_of_classes_and_of_first_lines(tmp_path):
@@ -197,7 +180,6 @@ def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
             r"no sample in .* and a mask .* add a .mask.png",
         ),
         (lambda s: {k: v for k, v in s.items() if k != "txt"}, "has a text for its mask .* has no text"),
-        (lambda s: s | {"txt": " \n"}, "has an empty caption"),
         (lambda s: {k: v for k, v in s.items() if k != "txt"} | {"cls": "0"}, "has no classnames.txt"),
     ],
 )
@@ -208,19 +190,8 @@ def test_a_set_that_cannot_be_used_says_what_it_lacks(tmp_path, change, words):
     assert "\n" not in str(caught.value)
 
 
-def test_one_sample_without_a_mask_does_not_lose_the_others(tmp_path):
-    samples = animals(3)
-    del samples[1]["mask.png"]
-    data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
-    assert len(data) == 2
-    assert data.faults[0].reason == "has no mask (.mask.png)"
-
-
 def test_pets_have_masks(shared):
-    folder = shared / "data" / "oxford_pets3"
-    if not folder.is_dir():
-        pytest.skip("no pets beside the repository")
-    data = open_set(folder, "test", kind="masks")
+    data = open_set(shared / "data" / "oxford_pets3", "test", kind="masks")
     areas = [float(data.coverages(i, 64, 64, 4)[1].mean()) for i in range(len(data))]
     assert (len(data), data.faults) == (120, [])
     assert 0.2 < np.mean(areas) < 0.6

@@ -30,35 +30,21 @@ def site(
         yield found
 
 
-@pytest.fixture
-def server(site: tuple[str, list[str]]) -> str:
-    return site[0]
-
-
-def loader_of(train: str, **options: object) -> CaptionLoader:
-    of_corpus = {name: options.pop(name) for name in ("window", "cache", "cache_gb") if name in options}
-    corpus = Corpus(train, **of_corpus)
+def loader_of(corpus: Corpus, workers: int = 0) -> CaptionLoader:
     transform = TrainTransform(8, PreprocessConfig())
-    return CaptionLoader(corpus, transform, lambda texts: torch.zeros(len(texts), 4), 4, 0, **options)
+    return CaptionLoader(corpus, transform, lambda texts: torch.zeros(len(texts), 4), 4, 0, workers=workers)
 
 
 def keys_of(batches: Iterator[Batch]) -> list[list[str]]:
     return [batch.keys for batch in batches]
 
 
-def test_what_is_remote() -> None:
-    for spec in (
-        "https://h/0.tar",
-        "s3://b/",
-        "hf://datasets/u/r/0.tar",
-        "file:/a.tar",
-        "memory://f/{0..9}.tar",
-    ):
+def test_what_is_remote_and_its_secrets_are_not_shown() -> None:
+    for spec in ("https://h/0.tar", "s3://b/", "file:/a.tar", "memory://f/{0..9}.tar"):
         assert is_remote(spec)
-    for spec in ("/data/0.tar", "data/{0..9}.tar", "0.tar", "a:b/0.tar", "C:/0.tar", ""):
+    for spec in ("/data/0.tar", "data/{0..9}.tar", "a:b/0.tar", "C:/0.tar", ""):
         assert not is_remote(spec)
     assert shown("s3://me:secret@b/0.tar?key=1 fails") == "s3://…@b/0.tar?… fails"
-    assert shown("tokenizer=simple lr=1e-3") == "tokenizer=simple lr=1e-3"
 
 
 def test_addresses_are_listed() -> None:
@@ -81,69 +67,66 @@ def test_addresses_are_listed() -> None:
 
 def test_batches_are_those_of_the_same_shards_on_disk(site: tuple[str, list[str]], tmp_path: Path) -> None:
     server, fetched = site
-    local = loader_of(str(tmp_path / "served"), window=2)
-    remote = loader_of(f"{server}/{{0..5}}.tar", window=2, workers=2)
+    local = loader_of(Corpus(str(tmp_path / "served"), window=2))
+    remote = loader_of(Corpus(f"{server}/{{0..5}}.tar", window=2), workers=2)
     for epoch in (0, 1):
         assert keys_of(remote.epoch(epoch)) == keys_of(local.epoch(epoch))
     assert remote.corpus.is_remote
     assert remote.corpus.order_identity() == local.corpus.order_identity()
     remote.close()
     # each shard came once for all processes, epochs and openings
-    assert keys_of(loader_of(f"{server}/{{0..5}}.tar", window=2).epoch(0)) == keys_of(local.epoch(0))
+    assert keys_of(loader_of(Corpus(f"{server}/{{0..5}}.tar", window=2)).epoch(0)) == keys_of(local.epoch(0))
     assert [fetched.count(f"/{number}.tar") for number in range(6)] == [1] * 6
 
 
 def test_indexes_beside_the_shards_spare_fetching_to_count(
-    site: tuple[str, list[str]], tmp_path: Path
+    site: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, fetched = site
     Corpus(str(tmp_path / "served")).keep_indexes()
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "another")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     corpus = Corpus(f"{server}/")
     assert (corpus.samples, corpus.window) == (24, 16)
     assert not [path for path in fetched if path.endswith(".tar")]
     assert isinstance(corpus.read(0), Sample)
     assert [path for path in fetched if path.endswith(".tar")] == ["/0.tar"]
 
-
-def test_a_server_that_is_gone_ends_the_run_instead_of_skipping_shards(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Corpus(str(tmp_path / "served")).keep_indexes()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    corpus = Corpus(f"{server}/")
-
     def fails(*_: object) -> None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
+    # a server that is gone ends the run instead of skipping shards
     monkeypatch.setattr(fsspec.filesystem("http"), "get_file", fails)
     with pytest.raises(DiffCLIPError, match="check the address and the network") as error:
-        corpus.read(0)
+        corpus.read(23)
     assert not isinstance(error.value, InputError)
 
 
-def test_a_changed_shard_is_another_one(server: str, tmp_path: Path, write_shard: WriteShard) -> None:
-    train = f"{server}/0.tar"
+def test_a_changed_shard_is_another_one(
+    site: tuple[str, list[str]], tmp_path: Path, write_shard: WriteShard
+) -> None:
+    train = f"{site[0]}/0.tar"
     assert Corpus(train).samples == 4
     write_shard(tmp_path / "served" / "0.tar", 70)
     assert Corpus(train).samples == 70
 
 
-def test_copies_stay_within_the_limit(server: str, tmp_path: Path) -> None:
+def test_copies_stay_within_the_limit(site: tuple[str, list[str]], tmp_path: Path) -> None:
     size = (tmp_path / "served" / "5.tar").stat().st_size
     cache = tmp_path / "cache"
     cache.mkdir()
     for number in range(3):
         (cache / f"old{number}.tar").write_bytes(bytes(size))
         os.utime(cache / f"old{number}.tar", (number, number))
-    loader = loader_of(f"{server}/", window=1, cache=cache, cache_gb=7.5 * size / 1e9)
+    corpus = Corpus(f"{site[0]}/", window=1, cache=cache, cache_gb=7.5 * size / 1e9)
+    loader = loader_of(corpus)
     assert len(keys_of(loader.epoch(0))) == 6
     loader.close()
     assert [path.name for path in cache.glob("old*.tar")] == ["old2.tar"]
     assert len(list(cache.glob("*.tar"))) == 7
 
 
-def test_what_is_missing_or_broken_is_skipped_and_named(server: str, tmp_path: Path) -> None:
+def test_what_is_missing_or_broken_is_skipped_and_named(site: tuple[str, list[str]], tmp_path: Path) -> None:
+    server = site[0]
     (tmp_path / "served" / "2.tar").write_bytes(b"no tar")
     corpus = Corpus(f"{server}/{{0..6}}.tar")
     assert corpus.samples == 20
@@ -151,9 +134,6 @@ def test_what_is_missing_or_broken_is_skipped_and_named(server: str, tmp_path: P
         f"{server}/2.tar is not a tar",
         f"{server}/6.tar does not exist, or no server answers: check the address (that of a folder ends with '/')",
     ]
-
-
-def test_a_place_that_does_not_answer_is_one_line() -> None:
     with pytest.raises(InputError, match=r"0\.tar does not exist, or no server answers") as raised:
         Corpus("http://127.0.0.1:9/0.tar")
     assert "\n" not in str(raised.value)

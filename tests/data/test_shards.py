@@ -1,17 +1,17 @@
 import gzip
 import os
-import pickle
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from made_sets import tar_of
 
 from diffclip.data.index import open_index
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import InputError
 
-WriteTar = Callable[..., Path]
+WriteShard = Callable[..., Path]
 
 
 def members_of(path: Path) -> list[tarfile.TarInfo]:
@@ -29,7 +29,8 @@ def one_line(raised: pytest.ExceptionInfo[InputError]) -> str:
 
 def test_brace_ranges_folders_files_and_patterns(tmp_path: Path) -> None:
     names = ["0.tar", "1.tar", "2.tar", "10.tar"]
-    for name in (*names, "notes.txt", "._0.tar"):
+    (tmp_path / "a").mkdir()
+    for name in (*names, "notes.txt", "._0.tar", "a/008.tar", "a/009.tar", "a/010.tar"):
         (tmp_path / name).touch()
     shards = [tmp_path / name for name in names]
     assert expand_shards(str(tmp_path)) == shards
@@ -38,15 +39,9 @@ def test_brace_ranges_folders_files_and_patterns(tmp_path: Path) -> None:
     assert expand_shards(f"{tmp_path}/{{0,10}}.tar") == [shards[0], shards[3]]
     assert expand_shards(f"{tmp_path}/1*.tar") == [shards[1], shards[3]]
     assert expand_shards([str(shards[2]), f"{tmp_path}/{{0..1}}.tar"]) == [shards[2], *shards[:2]]
-
-
-def test_padded_ranges_and_ranges_of_folders(tmp_path: Path) -> None:
-    for name in ("a/008.tar", "a/009.tar", "a/010.tar", "b/0.tar"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    names = [path.name for path in expand_shards(f"{tmp_path}/a/{{008..010}}.tar")]
-    assert names == ["008.tar", "009.tar", "010.tar"]
-    assert len(expand_shards(f"{tmp_path}/{{a,b}}")) == 4
+    padded = expand_shards(f"{tmp_path}/a/{{008..010}}.tar")
+    assert [path.name for path in padded] == ["008.tar", "009.tar", "010.tar"]
+    assert expand_shards(f"{tmp_path}/{{a,}}") == [*padded, *shards]
 
 
 def test_errors_of_naming(tmp_path: Path) -> None:
@@ -57,7 +52,6 @@ def test_errors_of_naming(tmp_path: Path) -> None:
     for spec, words in (
         ("", "is empty"),
         ([], "no shards given"),
-        (f"{tmp_path}/9.tar", "9.tar does not exist"),
         (f"{tmp_path}/{{0..3}}.tar", f"3 of the 4 shards in {tmp_path}/{{0..3}}.tar do not exist, first"),
         (f"{tmp_path}/x*.tar", "does not exist"),
         (f"{tmp_path}/{{0..3.tar", "unpaired braces"),
@@ -73,7 +67,7 @@ def test_errors_of_naming(tmp_path: Path) -> None:
 
 
 def test_samples_by_number_across_shards(
-    tmp_path: Path, write_shard: WriteTar, picture: Callable[..., bytes]
+    tmp_path: Path, write_shard: WriteShard, picture: Callable[..., bytes]
 ) -> None:
     shards = Shards([write_shard(tmp_path / "0.tar", 3), write_shard(tmp_path / "1.tar", 5, start=3)])
     assert len(shards) == 8
@@ -83,12 +77,15 @@ def test_samples_by_number_across_shards(
         assert shards.sample(i) == {"jpg": picture(i), "txt": f"first {i}\nsecond {i}\n".encode()}
     assert shards.sample(4, ["txt"]) == {"txt": b"first 4\nsecond 4\n"}
     assert shards.name(4) == f"{tmp_path / '1.tar'}:s0000004"
-    for i in (8, -1):
-        with pytest.raises(IndexError):
-            shards.sample(i)
+    kept = Shards([tmp_path / "0.tar"], keep_images=True)
+    first = kept.image(0)
+    os.truncate(tmp_path / "0.tar", 1000)
+    assert kept.image(0) is first
+    with pytest.raises(InputError, match="became shorter"):
+        shards.sample(2)
 
 
-def test_keys_and_extensions_as_webdataset_groups_them(tmp_path: Path, write_tar: WriteTar) -> None:
+def test_keys_and_extensions_as_webdataset_groups_them(tmp_path: Path) -> None:
     members = [
         ("__meta__/x.txt", b"no sample"),
         ("README", b"no extension"),
@@ -97,7 +94,7 @@ def test_keys_and_extensions_as_webdataset_groups_them(tmp_path: Path, write_tar
         ("img.cls", b"3"),
         ("a/b.c/img.json", b"4"),
     ]
-    path = write_tar(tmp_path / "0.tar", members)
+    path = tar_of(tmp_path / "0.tar", members)
     shards = Shards([path])
     ours = [(shards.key(i), shards.sample(i)) for i in range(len(shards))]
     assert ours == [
@@ -128,16 +125,15 @@ def test_long_names_and_other_alphabets(tmp_path: Path, kind: int) -> None:
     assert shards.faults == []
 
 
-def test_a_member_held_twice_is_named(tmp_path: Path, write_tar: WriteTar) -> None:
-    shards = Shards([write_tar(tmp_path / "0.tar", [("a.txt", b"1"), ("a.TXT", b"2"), ("b.txt", b"3")])])
+def test_a_member_held_twice_is_named(tmp_path: Path) -> None:
+    shards = Shards([tar_of(tmp_path / "0.tar", [("a.txt", b"1"), ("a.TXT", b"2"), ("b.txt", b"3")])])
     assert [shards.sample(i) for i in range(len(shards))] == [{"txt": b"1"}, {"txt": b"3"}]
     assert "holds a.TXT twice" in str(shards.faults[0])
 
 
-def test_pickled_and_forked_copies_read_for_themselves(tmp_path: Path, write_shard: WriteTar) -> None:
+def test_forked_copies_read_for_themselves(tmp_path: Path, write_shard: WriteShard) -> None:
     shards = Shards([write_shard(tmp_path / "0.tar", 50)])
     expected = [shards.sample(i) for i in range(50)]
-    assert [pickle.loads(pickle.dumps(shards)).sample(i) for i in range(50)] == expected
     # With a shared file position, parent and child reading at once would soon read the wrong place.
     child = os.fork()
     for _ in range(20):
@@ -153,13 +149,13 @@ def test_pickled_and_forked_copies_read_for_themselves(tmp_path: Path, write_sha
 # --- broken shards ---
 
 
-def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteTar) -> None:
+def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteShard) -> None:
     whole = write_shard(tmp_path / "whole.tar", 6)
     expected = {i: Shards([whole]).sample(i) for i in range(6)}
     data = whole.read_bytes()
     end = members_of(whole)[-1].offset_data + 512
     cut = tmp_path / "cut.tar"
-    for length in range(1, end + 1, 171):
+    for length in range(1, end + 1, 513):
         cut.write_bytes(data[:length])
         header, table = open_index(cut)
         assert any(words in header.faults[0] for words in ("is cut short", "is not a tar")), length
@@ -173,7 +169,7 @@ def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteTar) 
     assert len(Shards([cut])) == 6
 
 
-def test_a_damaged_header_ends_a_shard(tmp_path: Path, write_shard: WriteTar) -> None:
+def test_a_damaged_header_ends_a_shard(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5)
     header = members_of(path)[6].offset
     data = bytearray(path.read_bytes())
@@ -184,7 +180,7 @@ def test_a_damaged_header_ends_a_shard(tmp_path: Path, write_shard: WriteTar) ->
     assert f"is broken at byte {header}" in shards.faults[0].reason
 
 
-def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteTar, write_tar: WriteTar) -> None:
+def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteShard) -> None:
     empty, text, packed = tmp_path / "empty.tar", tmp_path / "text.tar", tmp_path / "packed.tar"
     empty.touch()
     text.write_text("this is no tar " * 100)
@@ -194,7 +190,7 @@ def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteTar, write_t
         (empty, "is empty (0 bytes)"),
         (text, "is not a tar"),
         (packed, "is compressed"),
-        (write_tar(tmp_path / "none.tar", []), "no sample in"),
+        (tar_of(tmp_path / "none.tar", []), "no sample in"),
         (tmp_path, "not a regular file"),
     ):
         with pytest.raises(InputError) as raised:
@@ -204,11 +200,3 @@ def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteTar, write_t
     shards = Shards([empty, text, good, packed])
     assert len(shards) == 2
     assert [fault.name for fault in shards.faults] == [str(empty), str(text), str(packed)]
-
-
-def test_a_shard_that_shrinks_while_it_is_read(tmp_path: Path, write_shard: WriteTar) -> None:
-    path = write_shard(tmp_path / "0.tar", 3)
-    shards = Shards([path])
-    os.truncate(path, 1000)
-    with pytest.raises(InputError, match="became shorter"):
-        shards.sample(2)
