@@ -36,14 +36,13 @@ def one_line(name: str, split: str, root: Path) -> str:
 
 def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path) -> None:
     folder = write_classes(tmp_path / "imagenet1k" / "val", SYNSETS, one_picture)
-    (tmp_path / "imagenet1k" / "meta.bin").touch()
+
     data = open_set("imagenet1k", "test", tmp_path)
     assert data.labels == list(range(1000))
     assert data.classnames == list(IMAGENET_CLASSNAMES)
     assert data.key(0) == "n01440764/one.JPEG"
     assert data.source.name(0) == str(folder / "n01440764/one.JPEG")
     assert data.beside("train") is None
-    assert data.beside("val") is None
     write_classes(tmp_path / "imagenet1k" / "train", SYNSETS, one_picture)
     assert data.beside("train").labels == list(range(1000))
     builder = pytest.importorskip("clip_benchmark.datasets.builder")
@@ -53,17 +52,19 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path) ->
     assert names["imagenet1k"] == data.classnames
 
 
-@pytest.mark.parametrize("name", ["imagenet-a", "imagenet-r"])
-def test_a_and_r_have_the_classes_of_their_folders(tmp_path: Path, one_picture: Path, name: str) -> None:
-    folder = write_classes(tmp_path / name / name, SOME, one_picture)
+def test_r_has_the_classes_of_its_folders(tmp_path: Path, one_picture: Path) -> None:
+    folder = write_classes(tmp_path / "imagenet-r" / "imagenet-r", SOME, one_picture)
     (folder / "README.txt").touch()
     write_picture(folder / SOME[2] / "another.png")
-    data = open_set(name, "test", tmp_path)
+    data = open_set("imagenet-r", "test", tmp_path)
     assert data.labels == [0, 1, 2, 2, *range(3, 200)]
     assert data.classnames == list(IMAGENET_CLASSNAMES[1:400:2])
     assert data.beside("train") is None
-    shutil.rmtree(folder / SOME[7])
-    assert f"has 199 class folders, {name} has 200" in one_line(name, "test", tmp_path)
+    assert open_set("imagenet-r", "test", tmp_path).identity == data.identity
+    (folder / SOME[0] / "one.JPEG").unlink()
+    write_picture(folder / SOME[0] / "one.JPEG", 7)
+    changed = open_set("imagenet-r", "test", tmp_path).identity
+    assert {key for key in changed if changed[key] != data.identity[key]} == {"source"}
 
 
 def test_v2_is_numbered_and_sketch_is_among_all_thousand(tmp_path: Path, one_picture: Path) -> None:
@@ -89,13 +90,3 @@ def test_foreign_and_empty_folders(tmp_path: Path, one_picture: Path) -> None:
     assert "n00000000 is no class of imagenet-a" in one_line("imagenet-a", "test", tmp_path)
     (tmp_path / "imagenet-r" / "cats").mkdir(parents=True)
     assert "imagenet-r (ImageNet-R, 2.2 GB to download) is not in" in one_line("imagenet-r", "test", tmp_path)
-
-
-def test_a_picture_that_changes_changes_the_identity(tmp_path: Path, one_picture: Path) -> None:
-    folder = write_classes(tmp_path / "imagenet-a" / "imagenet-a", SOME, one_picture)
-    first = open_set("imagenet-a", "test", tmp_path).identity
-    assert open_set("imagenet-a", "test", tmp_path).identity == first
-    (folder / SOME[0] / "one.JPEG").unlink()
-    write_picture(folder / SOME[0] / "one.JPEG", 7)
-    second = open_set("imagenet-a", "test", tmp_path).identity
-    assert {key for key in first if first[key] != second[key]} == {"source"}

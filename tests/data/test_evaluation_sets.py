@@ -126,31 +126,20 @@ def test_unknown_name_lists_the_named_sets_and_the_layout() -> None:
     assert "did you mean 'scenes'?" in one_line("scene", "test")
 
 
-def test_splits_beside_one(classes: Path, write_shard: WriteShard) -> None:
+def test_splits_beside_one_and_the_identity_of_each(classes: Path, write_shard: WriteShard) -> None:
     data = open_set(classes, "test")
-    assert data.folder == classes
     assert data.beside("train") is None
     write_shard(classes / "train" / "0.tar", 2, changes={n: {"cls": b"1"} for n in range(2)})
     train = data.beside("train")
     assert train is not None
     assert (train.name, train.split, train.labels) == ("things", "train", [1, 1])
-    again = train.beside("test")
-    assert again is not None
-    assert again.labels == data.labels
-
-
-def test_identity_tells_sets_apart(classes: Path, write_shard: WriteShard) -> None:
-    def identity() -> dict[str, str]:
-        return open_set(classes, "test").identity
-
-    first = identity()
-    assert json.loads(json.dumps(first)) == first == identity()
+    first = train.beside("test").identity
+    assert json.loads(json.dumps(first)) == first == data.identity
     (classes / "classnames.txt").write_text("cat\nwolf\n")
-    renamed = identity()
+    renamed = open_set(classes, "test").identity
     assert {key for key in first if first[key] != renamed[key]} == {"texts"}
-    labels = {n: {"txt": None, "cls": b"1"} for n in range(3)}
-    write_shard(classes / "test" / "0.tar", 3, changes=labels)
-    relabelled = identity()
+    write_shard(classes / "test" / "0.tar", 3, changes={n: {"txt": None, "cls": b"1"} for n in range(3)})
+    relabelled = open_set(classes, "test").identity
     assert {key for key in first if renamed[key] != relabelled[key]} == {"source", "answers"}
 
 

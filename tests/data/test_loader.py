@@ -49,6 +49,15 @@ def same(a: list[Batch], b: list[Batch]) -> bool:
     )
 
 
+def crops(batches: Iterable[Batch]) -> dict[str, list[Tensor]]:
+    """The images of each sample."""
+    found: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        for key, image in zip(batch.keys, batch.images, strict=True):
+            found.setdefault(key, []).append(image)
+    return found
+
+
 @pytest.fixture
 def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
     """Shards of unequal size, 23 samples together."""
@@ -92,16 +101,14 @@ def test_one_caption_is_drawn_at_random_each_visit(paths: list[Path]) -> None:
 
 
 def test_order_and_crops_differ_by_epoch_and_seed_and_repeat(paths: list[Path]) -> None:
+    before = torch.get_rng_state()
     first, again = list(loader_of(paths).epoch(1)), list(loader_of(paths).epoch(1))
     assert same(first, again)
     assert not same(first, list(loader_of(paths).epoch(2)))
     assert not same(first, list(loader_of(paths, seed=1).epoch(1)))
-    images = {}
-    for epoch in (1, 2):
-        for batch in loader_of(paths).epoch(epoch):
-            for key, image in zip(batch.keys, batch.images, strict=True):
-                images.setdefault(key, []).append(image)
-    assert any(len(pair) == 2 and not torch.equal(*pair) for pair in images.values())
+    assert torch.equal(torch.get_rng_state(), before)
+    both = crops([*first, *loader_of(paths).epoch(2)])
+    assert any(len(pair) == 2 and not torch.equal(*pair) for pair in both.values())
 
 
 @pytest.mark.parametrize(("workers", "window"), [(0, None), (0, 1), (2, None), (2, 2)])
@@ -135,32 +142,16 @@ def test_a_sample_shown_twice_is_cropped_twice(tmp_path: Path, write_shard: Writ
     corpus = Corpus(SimpleNamespace(shards=str(path), weight=2.5))
     loader = CaptionLoader(corpus, TrainTransform(SIZE, PreprocessConfig()), tokenize, 11, seed=0)
     assert (loader.samples, loader.batches_per_epoch, loader.dropped) == (22, 2, 0)
-    images: dict[str, list[Tensor]] = {}
-    for batch in loader.epoch(0):
-        for key, image in zip(batch.keys, batch.images, strict=True):
-            images.setdefault(key, []).append(image)
-    assert sorted(map(len, images.values())) == [2] * 5 + [3] * 4
-    assert sum(not torch.equal(visits[0], visits[1]) for visits in images.values()) > 4
+    images = crops(loader.epoch(0)).values()
+    assert sorted(map(len, images)) == [2] * 5 + [3] * 4
+    assert sum(not torch.equal(visits[0], visits[1]) for visits in images) > 4
 
 
 def test_crops_do_not_depend_on_the_window_batch_or_workers(paths: list[Path]) -> None:
-    def images(loader: CaptionLoader) -> dict[str, Tensor]:
-        batches = list(loader.epoch(2))
-        return {key: image for batch in batches for key, image in zip(batch.keys, batch.images, strict=True)}
-
-    expected = images(loader_of(paths, batch_size=1))
-    found = images(loader_of(paths, batch_size=7, window=2, workers=2))
+    expected = crops(loader_of(paths, batch_size=1).epoch(2))
+    found = crops(loader_of(paths, batch_size=7, window=2, workers=2).epoch(2))
     assert (len(expected), len(found)) == (23, 21)
-    assert all(torch.equal(expected[key], image) for key, image in found.items())
-
-
-def test_the_generator_of_this_process_stays_as_it_is(paths: list[Path]) -> None:
-    before = torch.get_rng_state()
-    loader = loader_of(paths)
-    expected = list(loader.epoch(7))
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(99)
-    assert same(list(loader.epoch(7)), expected)
+    assert all(torch.equal(expected[key][0], image) for key, (image,) in found.items())
 
 
 def test_workers_serve_all_epochs_one_at_a_time(paths: list[Path]) -> None:
@@ -203,13 +194,12 @@ def test_a_mistake_in_a_transform_is_not_hidden(paths: list[Path]) -> None:
         list(loader_of(paths, transform=fails, workers=1).epoch(0))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 def test_broken_samples_leave_their_batch_smaller(
-    tmp_path: Path, write_shard: WriteShard, picture: Callable[..., bytes], workers: int
+    tmp_path: Path, write_shard: WriteShard, picture: Callable[..., bytes]
 ) -> None:
     changes = {2: {"jpg": picture(2)[:-20]}, 5: {"txt": b"\n \n"}, 9: {"jpg": b"text"}, 10: {"txt": b"\xff"}}
     path = write_shard(tmp_path / "0.tar", 12, changes=changes)
-    batches = list(loader_of([path], workers=workers).epoch(0))
+    batches = list(loader_of([path], workers=2).epoch(0))
     assert len(batches) == 3
     for batch in batches:
         assert len(batch) + len(batch.faults) == 4
@@ -222,12 +212,8 @@ def test_broken_samples_leave_their_batch_smaller(
     assert "not UTF-8" in faults[f"{path}:s0000010"]
     assert not any("\n" in reason for reason in faults.values())
     # The whole samples are what they would be without the broken ones.
-    whole = list(loader_of([write_shard(tmp_path / "1.tar", 12)]).epoch(0))
-    images = {key: image for batch in whole for key, image in zip(batch.keys, batch.images, strict=True)}
-    for batch in batches:
-        assert all(
-            torch.equal(images[key], image) for key, image in zip(batch.keys, batch.images, strict=True)
-        )
+    whole = crops(loader_of([write_shard(tmp_path / "1.tar", 12)]).epoch(0))
+    assert all(torch.equal(whole[key][0], image) for key, (image,) in crops(batches).items())
 
 
 def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: WriteShard) -> None:
@@ -236,19 +222,15 @@ def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: 
     path = write_shard(tmp_path / "0.tar", 6, changes={n: {"jpg": b"x"} for n in lost})
     batches = list(loader_of([path], 2).epoch(0))
     assert [len(batch) for batch in batches] == [2, 0, 2]
-    assert batches[1].images.shape == (0, 3, SIZE, SIZE)
-    assert batches[1].images.dtype == torch.uint8
-    assert batches[1].tokens.shape == (0, 12)
+    assert (batches[1].images.shape, batches[1].tokens.shape) == ((0, 3, SIZE, SIZE), (0, 12))
     assert len(batches[1].faults) == 2
 
 
 def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5, changes={1: {"txt": None}})
-    with pytest.raises(InputError) as raised:
+    words = r"4 samples with .* are fewer than the batch size 8.*s0000001 has no caption"
+    with pytest.raises(InputError, match=words):
         loader_of([path], 8)
-    message = str(raised.value)
-    assert message.startswith(f"4 samples with image and caption in {path} are fewer than the batch size 8")
-    assert "s0000001 has no caption" in message
     assert loader_of([path], 4).batches_per_epoch == 1
 
 
