@@ -1,30 +1,12 @@
 import hashlib
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from diffclip.errors import InputError
-from diffclip.scenes import (
-    BACKGROUNDS,
-    COLORS,
-    PATTERNS,
-    SHAPES,
-    SIZES,
-    STYLES,
-    TEXTURES,
-    draw_scene,
-    minimal_pair,
-    questions,
-)
+from diffclip.scenes import COLORS, PATTERNS, SIZES, STYLES, TEXTURES, draw_scene, minimal_pair, questions
 from diffclip.scenes.questions import NEGATIVES, TOPICS
-
-
-def digest(indices: range) -> str:
-    scenes = [draw_scene(i, seed=5) for i in indices]
-    return hashlib.sha256(b"".join(s.image.tobytes() + str(s.captions).encode() for s in scenes)).hexdigest()
 
 
 def test_distractors_change_nothing_but_pixels_beside_the_objects():
@@ -34,19 +16,6 @@ def test_distractors_change_nothing_but_pixels_beside_the_objects():
         assert np.array_equal(thing.mask, same.mask)
     changed = [(scene.image != plain.image).any(-1).mean() for scene in (few, many)]
     assert 0.01 < changed[0] < changed[1] < 0.6
-    with pytest.raises(InputError, match="distractors 65 is out of range"):
-        draw_scene(0, distractors=65)
-
-
-def test_depends_on_seed_split_and_index_alone():
-    code = (
-        "import hashlib\nfrom diffclip.scenes import draw_scene\n"
-        "scenes = [draw_scene(i, seed=5) for i in reversed(range(8))][::-1]\n"
-        "data = b''.join(s.image.tobytes() + str(s.captions).encode() for s in scenes)\n"
-        "print(hashlib.sha256(data).hexdigest())"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == digest(range(8))
 
 
 def test_splits_seeds_and_indices_share_no_image():
@@ -59,35 +28,19 @@ def test_splits_seeds_and_indices_share_no_image():
     assert len(set(images)) == len(images)
 
 
-def test_everything_in_the_vocabulary_is_drawn():
-    scenes = [draw_scene(index) for index in range(400)]
-    things = [thing for scene in scenes for thing in scene.objects]
-    assert {thing.shape for thing in things} == set(SHAPES)
-    assert {thing.color for thing in things} == set(COLORS)
-    assert {thing.size for thing in things} == set(SIZES)
-    assert {thing.texture for thing in things} == set(TEXTURES)
-    assert {scene.background for scene in scenes} == set(BACKGROUNDS)
-    assert {len(scene.objects) for scene in scenes} == {1, 2, 3, 4}
-    assert {thing.orientation for thing in things} == {None, "up", "down", "left", "right"}
-
-
-@pytest.mark.parametrize("size", [16, 64, 100])
+@pytest.mark.parametrize("size", [16, 100])
 def test_masks_boxes_and_centres_agree(size):
     for index in range(60):
         scene = draw_scene(index, size=size)
-        assert scene.image.shape == (size, size, 3)
-        assert scene.image.dtype == np.uint8
+        assert (scene.image.shape, scene.image.dtype) == ((size, size, 3), np.uint8)
         assert sum(thing.mask.astype(int) for thing in scene.objects).max() == 1
         assert scene.index_mask.max() == len(scene.objects)
         for number, thing in enumerate(scene.objects, start=1):
-            assert thing.mask.shape == (size, size)
             assert np.array_equal(scene.index_mask == number, thing.mask)
             left, top, right, bottom = thing.box
             assert thing.mask[top:bottom, left:right].sum() == thing.mask.sum() > 0
-            assert thing.mask[top].any()
-            assert thing.mask[bottom - 1].any()
-            assert thing.mask[:, left].any()
-            assert thing.mask[:, right - 1].any()
+            assert thing.mask[[top, bottom - 1]].any(1).all()
+            assert thing.mask[:, [left, right - 1]].any(0).all()
             x, y = thing.center
             assert left - 2 <= x <= right + 2
             assert top - 2 <= y <= bottom + 2
@@ -106,23 +59,17 @@ def test_an_object_shows_its_named_color_and_no_other():
             assert names[int(np.abs(palette - shown).sum(axis=1).argmin())] == thing.color
 
 
-def _longest_row(mask):
-    return int(mask.sum(axis=1).argmax()) / (len(mask) - 1)
-
-
 def test_orientation_is_where_the_shape_points():
     seen = set()
     for index in range(400):
         (thing,) = draw_scene(index, objects=1, shape="triangle").objects
         left, top, right, bottom = thing.box
         shape = thing.mask[top:bottom, left:right]
-        turned = {
-            "up": shape,
-            "down": shape[::-1],
-            "left": shape.T,
-            "right": shape.T[::-1],
-        }[thing.orientation]
-        assert _longest_row(turned) > 0.7, "the base lies opposite to where a triangle points"
+        turned = {"up": shape, "down": shape[::-1], "left": shape.T, "right": shape.T[::-1]}[
+            thing.orientation
+        ]
+        # the base lies opposite to where a triangle points
+        assert turned.sum(axis=1).argmax() / (len(turned) - 1) > 0.7
         seen.add(thing.orientation)
     assert seen == {"up", "down", "left", "right"}
 
@@ -140,10 +87,7 @@ def test_sizes_never_meet():
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "plain"])
 def test_a_shift_keeps_geometry_and_labels(style):
     for index in range(25):
-        plain, shifted = (
-            draw_scene(index, split="test", style="plain"),
-            draw_scene(index, split="test", style=style),
-        )
+        plain, shifted = (draw_scene(index, split="test", style=one) for one in ("plain", style))
         assert not np.array_equal(plain.image, shifted.image)
         assert np.array_equal(plain.index_mask, shifted.index_mask)
         assert [t.shape for t in plain.objects] == [t.shape for t in shifted.objects]
@@ -154,24 +98,14 @@ def test_a_shift_keeps_geometry_and_labels(style):
             assert not set(words) & {*COLORS, *TEXTURES, "sand", "grass", "sky", "wood", "stone", "paper"}
 
 
-def test_objects_and_shape_can_be_asked_for():
-    for index in range(20):
-        assert len(draw_scene(index, objects=3).objects) == 3
-        (thing,) = draw_scene(index, objects=1, shape="star").objects
-        assert thing.shape == "star"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"size": 15}, "size 15 is too small"),
         ({"objects": 5}, "1 to 4 objects"),
-        ({"objects": 0}, "1 to 4 objects"),
         ({"shape": "sqare"}, "did you mean 'square'"),
-        ({"style": "sketchy"}, "did you mean 'sketch'"),
-        ({"split": "tset"}, "did you mean 'test'"),
         ({"seed": -1}, "seed -1 is out of range"),
-        ({"index": 2**32}, "out of range"),
+        ({"distractors": 65}, "distractors 65 is out of range"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -188,12 +122,8 @@ def test_scenes_are_what_they_were():
         for index in range(8)
     ]
     said = [
-        [
-            scene.captions,
-            scene.background,
-            [(thing.shape, thing.color, thing.box) for thing in scene.objects],
-        ]
-        for scene in scenes
+        [one.captions, one.background, [(thing.shape, thing.color, thing.box) for thing in one.objects]]
+        for one in scenes
     ]
     pairs = [minimal_pair(pattern, index, seed=3, size=32) for pattern in PATTERNS for index in range(4)]
     asked = [vars(one) for topic in TOPICS for how in NEGATIVES for one in questions(20, how, 3, topic)]

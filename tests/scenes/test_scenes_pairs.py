@@ -31,20 +31,6 @@ OPPOSITES = {
 }
 
 
-def test_patterns_are_the_published_ones_in_order():
-    assert PATTERNS == (
-        "Orientation and Direction",
-        "Presence of Specific Features",
-        "State and Condition",
-        "Quantity and Count",
-        "Positional and Relational Context",
-        "Color and Appearance",
-        "Structural Characteristics",
-        "Texts",
-        "Viewpoint and Perspective",
-    )
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pair_differs_in_one_thing(pattern):
     for index in range(40):
@@ -62,12 +48,19 @@ def test_a_pair_differs_in_one_thing(pattern):
             assert pattern not in OPPOSITES, (one, two)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pair_depends_on_its_arguments_alone(pattern):
-    pair, same, other = (minimal_pair(pattern, index, 1, 32) for index in (4, 4, 5))
-    assert pair.statements == same.statements
-    assert all(np.array_equal(a, b) for a, b in zip(pair.images, same.images, strict=True))
-    assert not np.array_equal(pair.images[0], other.images[0])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: minimal_pair("Text", 0), "did you mean 'Texts'"),
+        (lambda: minimal_pair("Texts", -1), "index -1"),
+        (lambda: minimal_pair("Texts", 0, size=8), "too small"),
+        (lambda: questions(5, "randm"), "did you mean 'random'"),
+        (lambda: questions(0), "at least one image"),
+    ],
+)
+def test_bad_arguments_are_named(call, words):
+    with pytest.raises(InputError, match=words):
+        call()
 
 
 def test_either_image_may_come_first():
@@ -76,12 +69,11 @@ def test_either_image_may_come_first():
     assert 3 < sum(more_first) < 27
 
 
-def shown(image, color):
-    """Pixels that could be of a named color, shading included."""
+def area(image, color):
+    """The number of pixels that could be of a named color, shading included."""
     ratio = image.astype(float) / np.maximum(np.array(COLORS[color], float), 1)
-    return (np.abs(ratio - ratio.mean(axis=-1, keepdims=True)).max(axis=-1) < 0.12) & (
-        ratio.mean(axis=-1) > 0.5
-    )
+    mean = ratio.mean(axis=-1)
+    return ((np.abs(ratio - mean[..., None]).max(axis=-1) < 0.12) & (mean > 0.5)).sum()
 
 
 def test_more_is_more_and_near_is_larger():
@@ -92,7 +84,7 @@ def test_more_is_more_and_near_is_larger():
             color = next(word for word in words if word in COLORS)
             if color not in ("red", "blue", "purple", "pink", "turquoise", "green"):
                 continue
-            areas = [shown(image, color).sum() for image in pair.images]
+            areas = [area(image, color) for image in pair.images]
             more = ("two", "three", "four", "close", "front")
             ranks = [
                 max([0, *(more.index(w) + 1 for w in text.split() if w in more)]) for text in pair.statements
@@ -115,20 +107,14 @@ def test_colors_are_as_stated():
     assert checked > 20
 
 
-def test_bad_pairs_are_named():
-    with pytest.raises(InputError, match="did you mean 'Texts'"):
-        minimal_pair("Text", 0)
-    with pytest.raises(InputError, match="index -1"):
-        minimal_pair("Texts", -1)
-    with pytest.raises(InputError, match="too small"):
-        minimal_pair("Texts", 0, size=8)
-
-
 @pytest.mark.parametrize("negatives", NEGATIVES)
 def test_answers_are_true_and_balanced(negatives):
     images = 60
     asked = questions(images, negatives, seed=2)
     scenes = {image_name(i): question_scene(i, seed=2, size=16) for i in question_indices(images, seed=2)}
+    scene = question_scene(question_indices(1)[0])
+    test_scene = draw_scene(question_indices(1)[0], split="test", objects=len(scene.objects))
+    assert np.array_equal(scene.image, test_scene.image)
     assert [q.question_id for q in asked] == list(range(1, 6 * images + 1))
     assert [q.label for q in asked] == ["yes", "no"] * (3 * images)
     assert len({(q.image, q.text) for q in asked}) == len(asked)
@@ -148,17 +134,3 @@ def test_popular_negatives_are_the_frequent_kinds():
     asked = {negatives: questions(80, negatives) for negatives in NEGATIVES}
     variety = {name: len({q.text for q in those if q.label == "no"}) for name, those in asked.items()}
     assert variety["popular"] < 0.2 * variety["random"]
-
-
-def test_questions_are_repeatable_and_checked():
-    assert questions(5, "random", 1) == questions(5, "random", 1) != questions(5, "random", 2)
-    with pytest.raises(InputError, match="did you mean 'random'"):
-        questions(5, "randm")
-    with pytest.raises(InputError, match="at least one image"):
-        questions(0)
-
-
-def test_questions_are_about_test_images():
-    index = question_indices(1)[0]
-    scene = question_scene(index)
-    assert np.array_equal(scene.image, draw_scene(index, split="test", objects=len(scene.objects)).image)

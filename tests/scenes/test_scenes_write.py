@@ -1,4 +1,3 @@
-import csv
 import io
 import json
 import shutil
@@ -9,7 +8,7 @@ import pytest
 from PIL import Image
 
 from diffclip.errors import InputError
-from diffclip.scenes import COLORS, PATTERNS, SHAPES, TEMPLATES, draw_scene, minimal_pair, write_scenes
+from diffclip.scenes import COLORS, SHAPES, TEMPLATES, draw_scene, write_scenes
 from diffclip.scenes import write as module
 
 SETTINGS = {"size": 24, "train": 30, "val": 5, "test": 13, "seed": 7}
@@ -38,18 +37,16 @@ def test_captions_follow_the_layout(folder):
         assert (root / split / "nshards.txt").read_text() == "1\n"
         files = members(root / split / "0.tar")
         assert len(files) == 4 * SETTINGS[split]
-        for index in (0, 3):
-            scene = draw_scene(index, split=split, seed=7, size=24)
-            key = f"s{index:07d}"
-            assert files[f"{key}.txt"].decode().split("\n") == list(scene.captions)
-            image = np.asarray(Image.open(io.BytesIO(files[f"{key}.jpg"]))).astype(int)
-            assert np.abs(image - scene.image).mean() < 3
-            mask = np.asarray(Image.open(io.BytesIO(files[f"{key}.mask.png"])))
-            assert np.array_equal(mask, scene.index_mask)
-            record = json.loads(files[f"{key}.json"])
-            assert record["captions"] == list(scene.captions)
-            assert [o["shape"] for o in record["objects"]] == [o.shape for o in scene.objects]
-            assert record["objects"][0]["box"] == list(scene.objects[0].box)
+        scene, key = draw_scene(3, split=split, seed=7, size=24), "s0000003"
+        assert files[f"{key}.txt"].decode().split("\n") == list(scene.captions)
+        image = np.asarray(Image.open(io.BytesIO(files[f"{key}.jpg"]))).astype(int)
+        assert np.abs(image - scene.image).mean() < 3
+        mask = np.asarray(Image.open(io.BytesIO(files[f"{key}.mask.png"])))
+        assert np.array_equal(mask, scene.index_mask)
+        record = json.loads(files[f"{key}.json"])
+        assert record["captions"] == list(scene.captions)
+        assert [o["shape"] for o in record["objects"]] == [o.shape for o in scene.objects]
+        assert record["objects"][0]["box"] == list(scene.objects[0].box)
 
 
 def test_colors_are_the_same_images_with_other_labels(folder):
@@ -72,19 +69,15 @@ def test_colors_are_the_same_images_with_other_labels(folder):
 def test_classes_follow_the_layout(folder):
     for name, split, count in [
         ("shapes", "train", 12),
-        ("shapes", "test", 24),
         ("shapes-sketch", "test", 24),
-        ("shapes-recoloured", "test", 24),
         ("shapes-noisy", "test", 24),
     ]:
         root = folder / name
         assert (root / "classnames.txt").read_text().split("\n")[:-1] == list(SHAPES)
         templates = (root / "zeroshot_classification_templates.txt").read_text().split("\n")[:-1]
         assert templates == list(TEMPLATES)
-        assert all("{c}" in template for template in templates)
         files = members(root / split / "0.tar")
         labels = [int(data) for key, data in files.items() if key.endswith(".cls")]
-        assert len(labels) == count
         assert sorted(labels) == sorted(list(range(12)) * (count // 12)), "as many of each shape"
         assert not (root / "dataset_type.txt").exists()
         style = name.partition("-")[2] or "plain"
@@ -98,11 +91,6 @@ def test_counts_are_scenes_by_their_number_of_objects(folder):
     assert (root / "classnames.txt").read_text().split() == ["two", "three", "four"]
     labels = [int(data) for key, data in members(root / "test" / "0.tar").items() if key.endswith(".cls")]
     assert labels == 8 * [0, 1, 2]
-    assert "four objects" in {
-        caption.partition(":")[0]
-        for index in range(60)
-        for caption in draw_scene(index, split="test", seed=7, objects=4).captions
-    }
 
 
 def test_distractors_come_into_every_folder_of_shards(folder, tmp_path):
@@ -119,29 +107,6 @@ def test_distractors_come_into_every_folder_of_shards(folder, tmp_path):
     del settings["distractors"]
     (older_folder / "scenes.json").write_text(json.dumps(settings))
     assert not write_scenes(older_folder, **SETTINGS), "a folder from before there were distractors has none"
-
-
-def test_pairs_follow_the_published_layout(folder):
-    with (folder / "mmvp" / "Questions.csv").open(newline="") as file:
-        header, *rows = list(csv.reader(file))
-    assert header == ["Question ID", "Type", "Statement"]
-    assert len(rows) == 2 * 13 * len(PATTERNS)
-    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
-    assert list(dict.fromkeys(pattern for _, pattern, _ in rows)) == list(PATTERNS)
-    number, pattern, statement = rows[2 * 13 * 3 + 5]
-    pair = minimal_pair(pattern, 2, 7, 24)
-    assert statement == pair.statements[1]
-    image = Image.open(folder / "mmvp" / "MLLM_VLM Images" / pattern / f"{number}.jpg")
-    assert np.abs(np.asarray(image).astype(int) - pair.images[1]).mean() < 3
-
-
-def test_questions_are_json_lines_about_images_that_exist(folder):
-    for negatives in ("random", "popular", "adversarial"):
-        lines = (folder / "questions" / f"coco_pope_{negatives}.json").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        assert len(records) == 6 * 13
-        assert set(records[0]) == {"question_id", "image", "text", "label"}
-        assert all((folder / "questions" / "images" / record["image"]).exists() for record in records)
 
 
 def test_the_same_settings_reuse_and_others_refuse(folder):
@@ -169,24 +134,26 @@ def test_processes_and_kills_change_no_byte(folder, tmp_path):
     assert write_scenes(target, **SETTINGS, progress=lambda *step: steps.append(step), workers=2)
     assert first.stat().st_mtime_ns == finished, "what was finished is kept"
     assert contents(target) == contents(folder)
-    assert {what for what, _, _ in steps} == {"images"}
     assert sum(more for _, more, _ in steps) == steps[0][2]
-
-
-def test_a_lost_file_is_drawn_again(folder, tmp_path):
-    target = tmp_path / "set"
-    write_scenes(target, **SETTINGS)
     (target / "shapes" / "test" / "0.tar").unlink()
     assert write_scenes(target, **SETTINGS)
-    assert contents(target) == contents(folder)
+    assert contents(target) == contents(folder), "a lost file is drawn again"
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "captions").mkdir()
-    (tmp_path / "captions" / "mine.txt").write_text("precious")
-    with pytest.raises(InputError, match=r"holds other things \(captions\)"):
-        write_scenes(tmp_path, **SETTINGS)
-    assert (tmp_path / "captions" / "mine.txt").read_text() == "precious"
+def test_what_is_refused_writes_nothing(tmp_path):
+    (tmp_path / "other" / "captions").mkdir(parents=True)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "scenes.json").write_text("{")
+    before = sorted(tmp_path.rglob("*"))
+    for name, setting, message in (
+        ("set", {"size": 8}, "size 8 is too small"),
+        ("set", {"val": 0}, "val 0 is too few"),
+        ("other", {}, r"holds other things \(captions\)"),
+        ("broken", {}, "cannot be read: remove"),
+    ):
+        with pytest.raises(InputError, match=message):
+            write_scenes(tmp_path / name, **(SETTINGS | setting))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_large_sets_are_cut_into_shards(tmp_path, monkeypatch):
@@ -196,19 +163,3 @@ def test_large_sets_are_cut_into_shards(tmp_path, monkeypatch):
     assert (train / "nshards.txt").read_text() == "3\n"
     keys = [name for number in range(3) for name in members(train / f"{number}.tar") if name.endswith(".txt")]
     assert keys == [f"s{index:07d}.txt" for index in range(30)]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [({"size": 8}, "size 8 is too small"), ({"val": 0}, "val 0 is too few"), ({"seed": -2}, "seed -2")],
-)
-def test_bad_settings_write_nothing(tmp_path, setting, message):
-    with pytest.raises(InputError, match=message):
-        write_scenes(tmp_path / "set", **(SETTINGS | setting))
-    assert not (tmp_path / "set").exists()
-
-
-def test_a_broken_manifest_names_the_way_out(tmp_path):
-    (tmp_path / "scenes.json").write_text("{")
-    with pytest.raises(InputError, match="cannot be read: remove"):
-        write_scenes(tmp_path, **SETTINGS)
