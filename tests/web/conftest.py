@@ -9,30 +9,27 @@ import pytest
 from PIL import Image
 from web_page_process import Page, serving
 
+from diffclip import CLIP, save_weights
+from diffclip.config import variant_config
 from diffclip.model_source import Loaded, load_for_use
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "grey": (128, 128, 128)}
 
 
-def _save(folder: Path, attention: str, seed: int) -> Path:
-    import diffclip
-
-    config = diffclip.CLIPConfig(
-        embed_dim=16,
-        vision=diffclip.VisionConfig(
-            image_size=32, patch_size=8, width=32, layers=2, heads=2, attention=attention
-        ),
-        text=diffclip.TextConfig(context_length=16, width=32, layers=2, heads=2, attention=attention),
-    )
-    diffclip.save_weights(diffclip.CLIP(config, seed=seed), folder)
-    return folder
+SIZES = {
+    "embed_dim": 16,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 2},
+    "text": {"context_length": 16, "width": 32, "layers": 2, "heads": 2},
+}
 
 
 @pytest.fixture(scope="session")
 def model_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A plain and a differential model."""
-    place = tmp_path_factory.mktemp("explored")
-    return [_save(place / "Plain", "softmax", 0), _save(place / "Differential", "differential", 1)]
+    folders = [tmp_path_factory.mktemp("explored") / name for name in ("Plain", "Differential")]
+    for seed, (name, folder) in enumerate(zip(("CLIP", "DiffCLIP"), folders, strict=True)):
+        save_weights(CLIP(variant_config(name, SIZES), seed=seed), folder)
+    return folders
 
 
 @pytest.fixture(scope="session")

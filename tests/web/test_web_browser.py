@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
+from made_sets import write_picture
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
@@ -58,10 +56,6 @@ def settle(tab: Any) -> None:
     tab.wait_for_timeout(400)
 
 
-def visible_maps(tab: Any) -> list[str]:
-    return [image.get_attribute("src") for image in tab.locator("img.dc-map:visible").all()]
-
-
 def upload(tab: Any, file: Any, field: str = "#dc-upload") -> None:
     remove = tab.locator(f"{field} button[aria-label='Remove Image']")
     if remove.count():
@@ -71,15 +65,12 @@ def upload(tab: Any, file: Any, field: str = "#dc-upload") -> None:
     tab.locator(f"{field} input[type=file]").set_input_files(str(file))
 
 
-@pytest.fixture(scope="module")
-def noise(tmp_path_factory):
-    file = tmp_path_factory.mktemp("given") / "noise.jpg"
-    values = np.random.default_rng(3).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    Image.fromarray(values).save(file)
-    return file
+def visible_maps(tab: Any) -> list[str]:
+    return [image.get_attribute("src") for image in tab.locator("img.dc-map:visible").all()]
 
 
-def test_upload_type_click_and_the_overlay_changes(tab, noise):
+def test_upload_type_click_and_the_overlay_changes(tab, tmp_path):
+    noise = write_picture(tmp_path / "noise.png", 3, (120, 90))
     scene = visible_maps(tab)
     assert len(scene) == 2
     assert tab.locator(".dc-card h3").all_inner_texts() == ["Plain", "Differential"]
@@ -162,17 +153,12 @@ def test_what_visitors_write_is_shown_as_they_wrote_it(tab):
     assert tab.locator(".dc-results script, .dc-results [onerror], .dc-results [onload]").count() == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("a.svg", b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>", "a.svg is not"),
-        ("<b>x.png", b"\x89PNG\r\n\x1a\n....", "x.png is not an image"),
-    ],
-)
-def test_a_file_that_is_not_an_image_gets_a_line_on_the_page(tab, tmp_path, name, content, told):
-    (tmp_path / name).write_bytes(content)
-    upload(tab, tmp_path / name)
-    tab.wait_for_selector(f".dc-bad:visible:has-text('{told}')")
+def test_a_file_that_is_not_an_image_gets_a_line_on_the_page(tab, tmp_path):
+    (tmp_path / "<b>x.svg").write_text(
+        "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
+    )
+    upload(tab, tmp_path / "<b>x.svg")
+    tab.wait_for_selector(".dc-bad:visible:has-text('x.svg is not an image')")
     tab.wait_for_selector(".dc-results", state="detached")
     assert tab.dialogs == []
 
@@ -193,9 +179,9 @@ def test_search_by_text_and_by_image(tab, photos):
     assert float(cosine.removeprefix("cosine ")) == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (820, "dark"), (390, "dark")])
-def test_the_page_fits_its_window(chromium, page, width, scheme):
-    context = chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+@pytest.mark.parametrize("width", [820, 390])
+def test_the_page_fits_its_window(chromium, page, width):
+    context = chromium.new_context(viewport={"width": width, "height": 844})
     tab = context.new_page()
     tab.goto(page.url)
     tab.wait_for_selector(".dc-results")
@@ -207,38 +193,7 @@ def test_the_page_fits_its_window(chromium, page, width, scheme):
     boxes = [card.bounding_box() for card in tab.locator(".dc-card").all()]
     beside = boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
     assert beside == (width >= 820)
-    # text against the card's own ground: WCAG's 4.5 to 1
-    for selector in (
-        ".dc-numbers:not([hidden]) dt",
-        ".dc-numbers:not([hidden]) dd",
-        ".dc-source",
-        "h3",
-        ".dc-lambdas li",
-    ):
-        assert least_contrast(tab, selector) >= 4.5, selector
     context.close()
-
-
-def least_contrast(tab: Any, selector: str) -> float:
-    """Of all that `selector` finds in the cards, where each card has its own colours."""
-    pairs = tab.evaluate(
-        """selector => [...document.querySelectorAll('.dc-card')].flatMap(card =>
-           [...card.querySelectorAll(selector)].map(text => [
-             getComputedStyle(text).color,
-             getComputedStyle(card).backgroundColor]))""",
-        selector,
-    )
-
-    def luminance(colour: str) -> float:
-        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    def ratio(ink: str, ground: str) -> float:
-        darker, lighter = sorted((luminance(ink), luminance(ground)))
-        return (lighter + 0.05) / (darker + 0.05)
-
-    return min(ratio(*pair) for pair in pairs)
 
 
 def test_it_asks_nobody_else(tab, page):
@@ -248,16 +203,3 @@ def test_it_asks_nobody_else(tab, page):
     foreign = [url for url in tab.asked if not url.startswith((page.url, "data:", "blob:"))]
     assert foreign == []
     assert tab.errors == []
-
-
-def test_every_control_has_a_name(tab):
-    tab.get_by_role("tab", name="Search").click()
-    tab.get_by_role("tab", name="See").click()
-    nameless = tab.evaluate(
-        """() => [...document.querySelectorAll('input, textarea, button, select')]
-          .filter(e => e.offsetParent !== null && e.type !== 'file')
-          .filter(e => !(e.ariaLabel || e.title || e.innerText?.trim() || e.labels?.length
-                         || e.getAttribute('aria-labelledby')))
-          .map(e => e.outerHTML.slice(0, 200))"""
-    )
-    assert nameless == []

@@ -8,7 +8,8 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.focus import image_relevances, measures
 from diffclip.focus.maps import class_token_maps, visible_part, vision_maps
-from diffclip.web.look import METHODS, _map, coverage, look
+from diffclip.model_source import load_for_use
+from diffclip.web.look import METHODS, coverage, look
 
 TEXTS = ["a red square", "a dog"]
 
@@ -35,22 +36,20 @@ def test_numbers_are_the_models(plain, image):
             np.testing.assert_allclose(found, maps[0, index].numpy(), rtol=1e-3, atol=1e-7)
 
 
-def test_a_plain_model_has_no_second_map_and_no_lambda(plain, image):
-    seen = look(plain, image, TEXTS)
-    assert seen.lambdas == {"visual": [], "text": []}
-    assert seen.find("A1", 0) is None
-    assert seen.find("attention", 1).values.shape == (4, 4)
-
-
-def test_a_differential_model_has_all_maps(differential, image):
-    seen = look(differential, image, TEXTS)
-    maps = class_token_maps(differential.model, differential.preprocess(image)[None])
+def test_a_differential_model_has_all_maps_and_is_left_as_it_was(differential, image):
+    images = differential.preprocess(image)[None]
+    with torch.no_grad():
+        before = differential.model.encode_image(images)
+        seen = look(differential, image, TEXTS)
+        assert torch.equal(differential.model.encode_image(images), before)
+    assert all(parameter.grad is None for parameter in differential.model.parameters())
+    maps = class_token_maps(differential.model, images)
     for name, full in (("A1", "A1"), ("A2", "A2"), ("attention", "A1 − λ·A2")):
         np.testing.assert_allclose(seen.find(name, 0).values, maps[full][0].detach().numpy(), atol=1e-6)
     assert [len(values) for values in seen.lambdas.values()] == [2, 2]
     assert all(seen.find(name, 1) is not None for name in METHODS if name not in ("segmentation", "patch"))
     with torch.no_grad():
-        combined = vision_maps(differential.model, differential.preprocess(image)[None]).combined[0].mean(0)
+        combined = vision_maps(differential.model, images).combined[0].mean(0)
     np.testing.assert_allclose(seen.patches.reshape(16, 16), combined[1:, 1:], atol=1e-6)
 
 
@@ -82,12 +81,9 @@ def test_the_numbers_of_a_map(differential, image):
     assert 0 < seen.find("A1", 0).numbers["class_token"] < 1
     assert "auroc" in seen.find("A1", 1).numbers
     assert "auroc" not in seen.find("A1", 0).numbers
-
-
-def test_an_object_out_of_sight_has_no_numbers(plain, image):
-    mask = np.zeros((40, 64), bool)
+    mask[:, 8:] = False  # an object out of sight
     mask[:, :8] = True
-    assert "auroc" not in look(plain, image, TEXTS, {"a dog": mask}).find("relevance", 1).numbers
+    assert "auroc" not in look(differential, image, TEXTS, {"a dog": mask}).find("relevance", 1).numbers
 
 
 def test_what_the_model_sees_is_what_is_shown():
@@ -101,33 +97,16 @@ def test_what_the_model_sees_is_what_is_shown():
     np.testing.assert_allclose(half, np.tile([0, 0, 1, 1], (4, 1)), atol=0.03)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (3000, 2)])
+@pytest.mark.parametrize("size", [(1, 1), (3000, 2)])
 def test_odd_shapes(plain, size):
     seen = look(plain, Image.new("RGB", size, (9, 99, 199)), TEXTS)
     assert sum(seen.probabilities) == pytest.approx(1, abs=1e-5)
     assert visible_part(Image.new("RGB", size), plain.preprocess, 32).size == (32, 32)
 
 
-def test_the_model_is_left_as_it_was(differential, image):
-    images = differential.preprocess(image)[None]
-    with torch.no_grad():
-        before = differential.model.encode_image(images)
-        look(differential, image, TEXTS)
-        assert torch.equal(differential.model.encode_image(images), before)
-    assert all(parameter.grad is None for parameter in differential.model.parameters())
-
-
 def test_weights_without_a_number(model_folders, image):
-    from diffclip.model_source import load_for_use
-
     loaded = load_for_use(str(model_folders[0]))
     with torch.no_grad():
         loaded.model.image_projection.fill_(float("nan"))
     with pytest.raises(InputError, match="not finite"):
         look(loaded, image, TEXTS)
-
-
-def test_a_map_of_zeros_and_one_of_few_patches():
-    assert _map(torch.zeros(16), torch.ones(16) / 2, {"class_token": 1.0}).numbers == {"class_token": 1.0}
-    assert "top10" not in _map(torch.rand(9), None).numbers
-    assert "top10" in _map(torch.rand(16), None).numbers

@@ -19,10 +19,10 @@ from typing import Any
 class Page:
     """The page at `url`, asked as its own script asks."""
 
-    def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, url: str, log: Path) -> None:
         import httpx
 
-        self.url, self.process, self._log = url, process, log
+        self.url, self._log = url, log
         # the clients of a test wait in one queue, on machines that have other things to do
         self.http = httpx.Client(base_url=url, timeout=300, trust_env=False)
         config = self.http.get("/config").json()
@@ -67,11 +67,6 @@ class Page:
         """What the server has said on stderr."""
         return self._log.read_text()
 
-    def memory(self, kind: str) -> int:
-        """Bytes of the server's memory: `VmRSS` now, `VmHWM` at its most."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(rf"{kind}:\s+(\d+) kB", status)[1]) * 1024
-
 
 def _file(path: str | None) -> dict[str, Any] | None:
     return None if path is None else {"path": path, "meta": {"_type": "gradio.FileData"}}
@@ -101,7 +96,7 @@ def wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
 def serving(*arguments: object, cache: Path) -> Iterator[Page]:
     process = start(*arguments, cache=cache)
     try:
-        yield Page(wait_for_address(process, cache / "log"), process, cache / "log")
+        yield Page(wait_for_address(process, cache / "log"), cache / "log")
     finally:
         process.send_signal(signal.SIGINT)
         try:
