@@ -40,17 +40,28 @@ def test_poison_reaches_every_kind_of_allocation() -> None:
 
 
 @pytest.mark.parametrize("dtype", KERNEL_TYPES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("d", "e"), [(32, 64), (64, 64), (80, 160), (128, 256), (24, 40)])
+@pytest.mark.parametrize(
+    ("d", "e", "causal"),
+    [(32, 64, True), (64, 64, False), (80, 160, True), (128, 256, False), (24, 40, True)],
+)
 def test_head_sizes(d: int, e: int, causal: bool, dtype: torch.dtype) -> None:
     inputs = draw(1, 2, 33, d, e, dtype)
     assert_near(fused(inputs, causal, 0.2), exact(inputs, causal, 0.2), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(
-    ("tokens", "causal"),
-    [(2, False), (16, False), (17, True), (50, False), (77, True), (197, False), (257, False), (290, True)],
+    ("tokens", "causal", "norm"),
+    [
+        (2, False, True),
+        (16, False, False),
+        (17, True, True),
+        (50, False, False),
+        (77, True, True),
+        (197, False, True),
+        (257, False, False),
+        (257, False, True),
+        (290, True, True),
+    ],
 )
 def test_numbers_of_tokens(tokens: int, causal: bool, norm: bool) -> None:
     inputs = draw(1, 1, tokens, 16, 32, norm=norm)
@@ -58,55 +69,24 @@ def test_numbers_of_tokens(tokens: int, causal: bool, norm: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("tokens", "causal"), [(77, True), (197, False), (257, True), (290, False)])
+@pytest.mark.parametrize(("tokens", "causal"), [(77, True), (290, False)])
 def test_half_precision(tokens: int, causal: bool, dtype: torch.dtype) -> None:
     inputs = draw(1, 1, tokens, 64, 128, dtype)
     assert_near(fused(inputs, causal, 0.2), exact(inputs, causal, 0.2), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_one_token(causal: bool) -> None:
+def test_one_token() -> None:
     inputs = draw(2, 3, 1, 16, 32, norm=False)
-    found, expected = fused(inputs, causal), exact(inputs, causal)
+    found, expected = fused(inputs, True), exact(inputs, True)
     for name in ("q", "k"):  # a softmax of one score moves with nothing
         assert expected.pop(name).abs().max() < 1e-12
         assert found[name].abs().max() < 1e-5
     assert_near(found, expected, 1e-5)
 
 
-@pytest.mark.parametrize("tokens", [40, 260])
-@pytest.mark.parametrize("shape", ["number", "0-dim", "heads", "tokens"])
-def test_lambda_of_any_shape(shape: str, tokens: int) -> None:
-    inputs = draw(2, 2, tokens, 16, 16)
-    given = inputs.lam.detach()
-    lam = {"number": given[0, 0, 0], "0-dim": given[0, 0, 0], "heads": given[0, :, 0], "tokens": given}[shape]
-    lam = lam.clone().requires_grad_()
-    by_head = lam[:, None] if shape == "heads" else lam
-    inputs.lam = by_head.detach().expand(given.shape).clone().requires_grad_()
-    expected = exact(inputs, causal=True)
-    terms = expected.pop("lam")
-    with poisoned():
-        out = differential_attention(
-            inputs.q,
-            inputs.k,
-            inputs.v,
-            float(lam) if shape == "number" else lam,
-            True,
-            "triton",
-            inputs.gain,
-        )
-        leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "gain": inputs.gain}
-        leaves |= {} if shape == "number" else {"lam": lam}
-        grads = torch.autograd.grad(out, list(leaves.values()), inputs.grad)
-    found = {"out": out, **dict(zip(leaves, grads, strict=True))}
-    if shape != "number":  # a sum may cancel: its error is measured by the size of its terms
-        total = {"0-dim": terms.sum(), "heads": terms.sum((0, 2)), "tokens": terms}[shape]
-        assert (found.pop("lam").double() - total).norm() < 1e-5 * terms.norm()
-    assert_near(found, expected, 1e-5)
-
-
-@pytest.mark.parametrize("smallest", [0.0, 1e-5, 2e-3])
-@pytest.mark.parametrize(("tokens", "out_scale"), [(40, 0.2), (40, 1.0), (260, 0.2)])
+@pytest.mark.parametrize(
+    ("smallest", "tokens", "out_scale"), [(0.0, 40, 0.2), (1e-5, 40, 1.0), (2e-3, 40, 0.2), (0.0, 260, 0.2)]
+)
 def test_a_gain_that_wipes_a_channel_out(smallest: float, tokens: int, out_scale: float) -> None:
     inputs = draw(1, 2, tokens, 16, 24)
     assert inputs.gain is not None
@@ -115,13 +95,7 @@ def test_a_gain_that_wipes_a_channel_out(smallest: float, tokens: int, out_scale
 
 
 @pytest.mark.parametrize(
-    ("dtype", "offset", "tolerance"),
-    [
-        (torch.float32, 150.0, 2e-4),
-        (torch.float32, -150.0, 2e-4),
-        (torch.float16, 40.0, 0.02),
-        (torch.float16, -40.0, 0.02),
-    ],
+    ("dtype", "offset", "tolerance"), [(torch.float32, 150.0, 2e-4), (torch.float16, -40.0, 0.02)]
 )
 @pytest.mark.parametrize(("tokens", "causal"), [(19, False), (19, True), (261, False)])
 def test_scores_far_from_zero(
@@ -138,12 +112,9 @@ def test_scores_far_from_zero(
 def test_strided_views(tokens: int) -> None:
     qkv = torch.randn(2, tokens, 3 * 64, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
     inputs = draw(2, 2, tokens, 16, 32)
-    views = split_heads(qkv, 4, 2)
-    copies = [x.contiguous() for x in views]
-    for x, layout in ((views, "views"), (copies, "copies")):
-        inputs.q, inputs.k, inputs.v = (part.detach().requires_grad_() for part in x)
-        assert inputs.q.is_contiguous() == (layout == "copies")
-        assert_near(fused(inputs, False), exact(inputs, False), 1e-5)
+    inputs.q, inputs.k, inputs.v = (part.detach().requires_grad_() for part in split_heads(qkv, 4, 2))
+    assert not inputs.q.is_contiguous()
+    assert_near(fused(inputs, False), exact(inputs, False), 1e-5)
 
 
 def test_last_dimensions_that_are_not_contiguous_and_shared_heads() -> None:
@@ -167,8 +138,15 @@ def test_gradients_of_any_layout(shape: str) -> None:
     assert_near(fused(inputs, False, 0.2), exact(inputs, False, 0.2), 1e-5)
 
 
-@pytest.mark.parametrize("dtype", KERNEL_TYPES)
-@pytest.mark.parametrize(("tokens", "causal"), [(50, False), (77, True), (259, False)])
+@pytest.mark.parametrize(
+    ("tokens", "causal", "dtype"),
+    [
+        (50, False, torch.bfloat16),
+        (77, True, torch.float16),
+        (77, True, torch.float32),
+        (259, False, torch.float32),
+    ],
+)
 def test_packed_is_the_same_without_a_copy(tokens: int, causal: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(tokens)
     qkv = torch.randn(2, tokens, 3 * 64, generator=generator).to(DEVICE, dtype).requires_grad_()
@@ -190,17 +168,15 @@ def test_packed_is_the_same_without_a_copy(tokens: int, causal: bool, dtype: tor
 
 
 def test_packed_takes_a_projection_whose_last_dimension_is_not_contiguous() -> None:
-    qkv = (
-        torch.randn(2, 3 * 64, 30, generator=torch.Generator().manual_seed(0)).to(DEVICE).mT.requires_grad_()
-    )
-    found, expected = [], []
-    for backend, x, results in (
-        ("triton", qkv, found),
-        ("eager", qkv.detach().double().requires_grad_(), expected),
+    drawn = torch.randn(2, 3 * 64, 30, generator=torch.Generator().manual_seed(0)).to(DEVICE).mT
+    results = []
+    for backend, x in (
+        ("triton", drawn.requires_grad_()),
+        ("eager", drawn.detach().double().requires_grad_()),
     ):
         out = differential_attention_packed(x, 4, 0.7, True, backend)
-        results += [out, torch.autograd.grad(out.sin().sum(), x)[0]]
-    assert_near(dict(zip("oq", found, strict=True)), dict(zip("oq", expected, strict=True)), 1e-5)
+        results.append({"out": out, "qkv": torch.autograd.grad(out.sin().sum(), x)[0]})
+    assert_near(*results, 1e-5)
 
 
 @pytest.mark.parametrize("only", ["q", "k", "v", "lam", "gain"])
@@ -248,16 +224,9 @@ def test_the_gain_may_be_a_view(gain: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(("batch", "tokens"), [(0, 20), (2, 0)])
 def test_nothing_in_gives_nothing_out(batch: int, tokens: int) -> None:
-    leaves = [
-        torch.zeros(batch, heads, tokens, d, dtype=torch.float16, requires_grad=True)
-        for heads, d in ((2, 16), (2, 16), (1, 32))
-    ]
-    gain = torch.ones(32, requires_grad=True)
-    out = differential_attention(*leaves, 0.5, backend="triton", norm_weight=gain)
-    assert out.shape == (batch, 1, tokens, 32)
-    grads = torch.autograd.grad(out.sum(), [*leaves, gain])
-    assert [grad.shape for grad in grads] == [x.shape for x in (*leaves, gain)]
-    assert not grads[-1].any()
+    found = fused(draw(batch, 1, tokens, 16, 32, torch.float16), False)
+    assert found["out"].shape == found["v"].shape == (batch, 1, tokens, 32)
+    assert not found["gain"].any()
 
 
 def test_a_large_lambda_stays_finite_in_float16() -> None:

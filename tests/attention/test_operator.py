@@ -41,30 +41,13 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, lam: float, causal: bool) -> np.nda
 
 @pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("tokens", "d", "e"), [(1, 8, 16), (7, 8, 16), (33, 16, 16), (600, 8, 16), (600, 16, 8)]
-)
+@pytest.mark.parametrize(("tokens", "d", "e"), [(1, 8, 16), (33, 16, 16), (600, 8, 16), (600, 16, 8)])
 def test_is_the_formula(backend: str, causal: bool, tokens: int, d: int, e: int) -> None:
     if backend == "triton" and tokens == 600:
         pytest.skip("seconds in the interpreter: test_kernels.py has long rows")
     q, k, v = inputs(2, 3, tokens, d, e)
     out = differential_attention(q, k, v, 0.7, causal=causal, backend=backend)
     np.testing.assert_allclose(out.detach().numpy(), by_hand(q, k, v, 0.7, causal), atol=2e-6)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tokens", [9, 530])
-def test_sdpa_has_the_gradients_of_eager(causal: bool, tokens: int) -> None:
-    gradients = []
-    for backend in ("eager", "sdpa"):
-        q, k, v = inputs(2, 2, tokens, 8, 16, seed=3)
-        lam = torch.tensor(0.6, requires_grad=True)
-        gain = torch.linspace(0.5, 1.5, 16).requires_grad_()
-        out = differential_attention(q, k, v, lam, causal, backend, norm_weight=gain, out_scale=0.2)
-        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-        gradients.append(torch.autograd.grad((out * weights).sum(), (q, k, v, lam, gain)))
-    for eager, sdpa in zip(*gradients, strict=True):
-        torch.testing.assert_close(sdpa, eager, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -80,21 +63,10 @@ def test_lambda_may_be_a_number_a_scalar_by_head_or_by_token(backend: str) -> No
         torch.testing.assert_close(
             out[:, head], differential_attention(q, k, v, lam, backend=backend)[:, head]
         )
-    out.sum().backward()
-    assert by_head.grad is not None
-    assert (by_head.grad != 0).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_head_norm_and_factor_follow_the_difference(backend: str) -> None:
-    q, k, v = inputs(1, 2, 6, 4, 8)
-    gain = torch.linspace(0.5, 2, 8)
-    plain = differential_attention(q, k, v, 0.8, backend=backend)
-    normed = differential_attention(
-        q, k, v, 0.8, backend=backend, norm_weight=gain, norm_eps=1e-5, out_scale=0.2
-    )
-    rms = (plain.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
-    torch.testing.assert_close(normed, plain / rms * gain * 0.2)
+    # the difference of two calls: the output is linear in λ
+    grads = torch.autograd.grad(out.sum(), by_head)[0]
+    slope = differential_attention(q, k, v, 1.0) - differential_attention(q, k, v, 0.0)
+    torch.testing.assert_close(grads, slope.sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -123,21 +95,16 @@ def test_lambda_is_not_rounded_to_the_inputs_type() -> None:
     ("change", "words"),
     [
         (lambda q, k, v: (q[:, :3], k[:, :3], v, 0.5), "3 heads"),
-        (lambda q, k, v: (q, k[:, :, :2], v, 0.5), "q [2, 4, 5, 8] and k [2, 4, 2, 8]"),
         (lambda q, k, v: (q, k, v[:, :1], 0.5), "v is [2, 1, 5, 16]"),
         (lambda q, k, v: (q, k, v, torch.zeros(4)), "lam has shape [4]"),
         (lambda q, k, v: (q, k, v.bfloat16(), 0.5), "torch.bfloat16: give them one type"),
+        (lambda q, k, v: (q, k, v, 0.5, False, "spda"), "'sdpa'"),
     ],
 )
-def test_shapes_that_do_not_fit_are_named(change, words: str) -> None:
+def test_what_does_not_fit_is_named(change, words: str) -> None:
     with pytest.raises(InputError) as error:
         differential_attention(*change(*inputs(2, 2, 5, 8, 16)))
     assert words in str(error.value)
-
-
-def test_an_unknown_backend_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(InputError, match="'sdpa'"):
-        differential_attention(*inputs(1, 1, 2, 4, 8), 0.5, backend="spda")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,46 +21,29 @@ X = SimpleNamespace(device=torch.device("cuda"))
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def file(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the plans of a GPU that is not there."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200 (80/GB)")
     properties = SimpleNamespace(shared_memory_per_block_optin=232_448)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return tuning.plan_file(X.device)
 
 
-def test_a_file_for_each_gpu_in_the_users_cache(tmp_path: Path) -> None:
-    file = tuning.plan_file(torch.device("cuda"))
-    assert file.parent == tmp_path / "diffclip" / "kernels"
+def test_what_is_kept_is_found_again_and_only_for_its_problem(file: Path, cache_home: Path) -> None:
+    assert file.parent == cache_home / "diffclip" / "kernels"
     assert "_NVIDIA-H200-80-GB_triton-" in file.name
-    assert file.suffix == ".json"
-
-
-def test_what_is_kept_is_found_again_and_only_for_its_problem() -> None:
-    device = torch.device("cuda")
     assert tuning.cached(PROBLEM, X, X) is None
-    tuning.keep(PROBLEM, PLAN, tuning.plan_file(device))
-    assert tuning.cached(PROBLEM, X, X) == PLAN
-    for other in (
-        Problem(196, 64, 128, 2, False),
-        Problem(197, 32, 128, 2, False),
-        Problem(197, 64, 64, 2, False),
-        Problem(197, 64, 128, 4, False),
-        Problem(197, 64, 128, 2, True),
-    ):
-        assert tuning.cached(other, X, X) is None
-
-
-def test_plans_are_added_and_replaced() -> None:
-    device = torch.device("cuda")
-    file = tuning.plan_file(device)
-    other, better = Problem(77, 64, 128, 2, True), Plan(Blocks(64, 32, 4, 3), PLAN.rows, PLAN.keys)
-    tuning.keep(PROBLEM, PLAN, file)
-    tuning.keep(other, PLAN, file)
-    tuning.keep(PROBLEM, better, file)
-    assert tuning.cached(PROBLEM, X, X) == better
+    other, better = Problem(77, 64, 128, 2, True), replace(PLAN, forward=Blocks(64, 32, 4, 3))
+    for problem, kept in ((PROBLEM, PLAN), (other, PLAN), (PROBLEM, better)):
+        tuning.keep(problem, kept, file)
+        assert tuning.cached(problem, X, X) == kept
     assert tuning.cached(other, X, X) == PLAN
     assert len(json.loads(file.read_text())) == 2
-    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    for change in ({"tokens": 196}, {"value": 64}, {"bytes": 4}, {"causal": True}):
+        assert tuning.cached(replace(PROBLEM, **change), X, X) is None
+    # one that is no candidate any more is not taken
+    tuning.keep(PROBLEM, replace(PLAN, keys=Blocks(48, 64, 4, 2)), file)
+    assert tuning.cached(PROBLEM, X, X) is None
 
 
 def test_a_search_in_which_every_candidate_fails_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,17 +63,6 @@ def test_a_search_leaves_the_random_numbers_of_a_run_alone(monkeypatch: pytest.M
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_a_home_folder_plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", none)
-    assert tuning.plan_file(X.device) is None
-    tuning.keep(PROBLEM, PLAN, None)
-    assert tuning.cached(PROBLEM, X, X) is None
-
-
 def test_plans_are_looked_for_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
     monkeypatch.setattr(tuning, "cached", lambda *arguments: looked.append(arguments))
@@ -102,17 +75,8 @@ def test_plans_are_looked_for_once_a_process(monkeypatch: pytest.MonkeyPatch) ->
     assert found == [plan.table_plan(plan.problem_of(q, v, False))] * 3
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"{",
-        b'{"a": {"sideways": {"rows": 1, "columns": 2, "warps": 4, "stages": 1}}}',
-        b"\xff\xfe\x00",
-    ],
-)
-def test_a_damaged_file_holds_nothing_and_is_written_anew(damage: bytes) -> None:
-    device = torch.device("cuda")
-    file = tuning.plan_file(device)
+@pytest.mark.parametrize("damage", [b"{", b'{"a": {"sideways": {"rows": 1}}}', b"\xff\xfe\x00"])
+def test_a_damaged_file_holds_nothing_and_is_written_anew(file: Path, damage: bytes) -> None:
     file.parent.mkdir(parents=True)
     file.write_bytes(damage)
     assert tuning.cached(PROBLEM, X, X) is None
@@ -121,17 +85,21 @@ def test_a_damaged_file_holds_nothing_and_is_written_anew(damage: bytes) -> None
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: Path, cache_home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "diffclip").write_text("a file where the folder should be")
+    (cache_home / "diffclip").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
-        tuning.keep(PROBLEM, PLAN, tuning.plan_file(torch.device("cuda")))
+        tuning.keep(PROBLEM, PLAN, file)
     assert len(caplog.records) == 1
     assert "the measured kernel plan is not kept" in caplog.text
     assert tuning.cached(PROBLEM, X, X) is None
 
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
 
-def test_a_plan_that_is_no_candidate_any_more_is_not_taken() -> None:
-    device = torch.device("cuda")
-    tuning.keep(PROBLEM, Plan(PLAN.forward, PLAN.rows, Blocks(48, 64, 4, 2)), tuning.plan_file(device))
+    # nor does a user without a home folder keep any
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", none)
+    assert tuning.plan_file(X.device) is None
+    tuning.keep(PROBLEM, PLAN, None)
     assert tuning.cached(PROBLEM, X, X) is None
