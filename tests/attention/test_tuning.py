@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diffclip.attention.kernels import plan, tuning
+from diffclip.attention.kernels import tuning
 from diffclip.attention.kernels.plan import Blocks, Plan, Problem
 
 PROBLEM = Problem(197, 64, 128, 2, False)
@@ -61,18 +60,6 @@ def test_a_search_leaves_the_random_numbers_of_a_run_alone(monkeypatch: pytest.M
     before = torch.get_rng_state()
     tuning.time_pass("keys", PLAN, Problem(20, 16, 16, 4, False), q, v)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_plans_are_looked_for_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[object] = []
-    monkeypatch.setattr(tuning, "cached", lambda *arguments: looked.append(arguments))
-    monkeypatch.setattr(plan, "_plans", {})
-    monkeypatch.setattr(plan, "_properties", torch.cuda.get_device_properties)
-    with FakeTensorMode():
-        q, v = (torch.empty(1, heads, 8, 16, device="cuda:0") for heads in (2, 1))
-        found = [plan.plan_for(q, v, False) for _ in range(3)]
-    assert len(looked) == 1
-    assert found == [plan.table_plan(plan.problem_of(q, v, False))] * 3
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"a": {"sideways": {"rows": 1}}}', b"\xff\xfe\x00"])

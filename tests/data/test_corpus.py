@@ -84,7 +84,6 @@ def test_broken_shards_are_skipped_and_named(
     paths: list[Path], tmp_path: Path, write_shard: WriteShard, window: int | None
 ) -> None:
     (tmp_path / "3.tar").touch()
-    (tmp_path / "4.tar").write_text("this is no tar " * 100)
     os.mkfifo(tmp_path / "5.tar")
     cut = write_shard(tmp_path / "6.tar", 4, start=10)
     cut.write_bytes(cut.read_bytes()[:4000])
@@ -93,7 +92,7 @@ def test_broken_shards_are_skipped_and_named(
     assert corpus.samples == 8
     faults = {fault.name: fault.reason for fault in corpus.faults}
     assert faults[str(tmp_path / "3.tar")] == "is empty (0 bytes)"
-    assert faults[str(tmp_path / "4.tar")] == "is not a tar"
+
     assert "not a regular file" in faults[str(tmp_path / "5.tar")]
     assert any(fault.name == str(cut) and "is cut short" in fault.reason for fault in corpus.faults)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from given import refusal
 from made_sets import encoded
 from PIL import Image
 
@@ -36,13 +37,6 @@ def captioned(tmp_path: Path, write_shard: WriteShard) -> Path:
     (folder / "val" / "nshards.txt").write_text("1")
     (folder / "dataset_type.txt").write_text("retrieval\n")
     return folder
-
-
-def one_line(source: str | Path, split: str) -> str:
-    with pytest.raises(InputError) as raised:
-        open_set(source, split)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 def test_classification(classes: Path) -> None:
@@ -95,35 +89,35 @@ def test_nshards_limits_the_shards(classes: Path) -> None:
     (classes / "test" / "nshards.txt").write_text("1")
     assert len(open_set(classes, "test")) == 3
     (classes / "test" / "nshards.txt").write_text("3")
-    assert "2.tar does not exist" in one_line(classes, "test")
+    assert "2.tar does not exist" in refusal(classes, "test")
     for text in ("many", "0"):
         (classes / "test" / "nshards.txt").write_text(text)
-        assert f"nshards.txt holds '{text}'" in one_line(classes, "test")
+        assert f"nshards.txt holds '{text}'" in refusal(classes, "test")
     (classes / "test" / "nshards.txt").unlink()
     assert len(open_set(classes, "test")) == 5
 
 
 def test_missing_places(classes: Path, tmp_path: Path) -> None:
-    assert "does not exist" in one_line(tmp_path / "nowhere", "test")
-    assert "is a file" in one_line(classes / "classnames.txt", "test")
+    assert "does not exist" in refusal(tmp_path / "nowhere", "test")
+    assert "is a file" in refusal(classes / "classnames.txt", "test")
     (classes / "train").mkdir()
     (classes / "val").mkdir()
     (classes / "val" / "0.tar").touch()
-    assert "has no split 'testing': choose from test, val" in one_line(classes, "testing")
-    assert "no .tar shards in folder" in one_line(classes, "train")
+    assert "has no split 'testing': choose from test, val" in refusal(classes, "testing")
+    assert "no .tar shards in folder" in refusal(classes, "train")
     (tmp_path / "bare").mkdir()
-    assert "has no split 'test', nor any other folder of .tar shards" in one_line(tmp_path / "bare", "test")
-    assert "no sample in" in one_line(classes, "val")
+    assert "has no split 'test', nor any other folder of .tar shards" in refusal(tmp_path / "bare", "test")
+    assert "no sample in" in refusal(classes, "val")
     (tmp_path / "bare" / "Questions.csv").touch()
-    assert "is a set of pairs (Questions.csv) and has no splits" in one_line(tmp_path / "bare", "test")
+    assert "is a set of pairs (Questions.csv) and has no splits" in refusal(tmp_path / "bare", "test")
 
 
 def test_unknown_name_lists_the_named_sets_and_the_layout() -> None:
-    message = one_line("wordnet", "test")
+    message = refusal("wordnet", "test")
     assert "unknown set 'wordnet'" in message
     assert "pets, scenes, scenes-colours, scenes-counts, scenes-mmvp" in message
     assert "folder in clip_benchmark's layout" in message
-    assert "did you mean 'scenes'?" in one_line("scene", "test")
+    assert "did you mean 'scenes'?" in refusal("scene", "test")
 
 
 def test_splits_beside_one_and_the_identity_of_each(classes: Path, write_shard: WriteShard) -> None:
@@ -145,20 +139,20 @@ def test_splits_beside_one_and_the_identity_of_each(classes: Path, write_shard: 
 
 def test_class_names_and_templates(classes: Path) -> None:
     (classes / "zeroshot_classification_templates.txt").write_text("a photo of a {}.\n")
-    assert "'a photo of a {}.' in" in one_line(classes, "test")
+    assert "'a photo of a {}.' in" in refusal(classes, "test")
     (classes / "zeroshot_classification_templates.txt").unlink()
     (classes / "classnames.txt").write_bytes("\ufeffcat\r\nKäse\r\n\r\n".encode())
     data = open_set(classes, "test")
     assert (data.classnames, data.templates) == (["cat", "Käse"], ["a photo of a {c}"])
     # A blank line within would shift every class behind it.
     (classes / "classnames.txt").write_text("cat\n\ndog\n")
-    assert "line 2 is blank" in one_line(classes, "test")
+    assert "line 2 is blank" in refusal(classes, "test")
     (classes / "classnames.txt").write_text("cat\n")
-    assert "classnames.txt has a single class, 'cat'" in one_line(classes, "test")
+    assert "classnames.txt has a single class, 'cat'" in refusal(classes, "test")
     (classes / "classnames.txt").write_text("\n\n")
-    assert "has no classnames.txt" in one_line(classes, "test")
+    assert "has no classnames.txt" in refusal(classes, "test")
     (classes / "dataset_type.txt").write_text("multilabel")
-    assert "says 'multilabel'" in one_line(classes, "test")
+    assert "says 'multilabel'" in refusal(classes, "test")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +167,7 @@ def test_class_names_and_templates(classes: Path) -> None:
 def test_bad_labels(classes: Path, write_shard: WriteShard, label: bytes, words: str) -> None:
     labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label}}
     path = write_shard(classes / "test" / "0.tar", 3, changes=labels)
-    message = one_line(classes, "test")
+    message = refusal(classes, "test")
     assert words in message
     assert f"{path}:s0000002" in message
 
@@ -185,9 +179,9 @@ def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_sh
     assert [fault.reason for fault in data.faults] == ["has no label (.cls)"] * 2
     (classes / "test" / "nshards.txt").write_text("1")
     write_shard(classes / "test" / "0.tar", 3)
-    assert "has an image and a label (first: " in one_line(classes, "test")
+    assert "has an image and a label (first: " in refusal(classes, "test")
     write_shard(captioned / "val" / "0.tar", 3, changes={n: {"txt": b""} for n in range(3)})
-    assert "has an image and captions" in one_line(captioned, "val")
+    assert "has an image and captions" in refusal(captioned, "val")
 
 
 def test_masks_tell_the_kind_of_a_set_that_says_none(
@@ -199,9 +193,9 @@ def test_masks_tell_the_kind_of_a_set_that_says_none(
     data = open_set(folder, "test")
     assert (data.kind, len(data), data.captions) == ("masks", 2, [["a dog"]] * 2)
     (folder / "dataset_type.txt").write_text("classification")
-    assert "has no classnames.txt" in one_line(folder, "test")
+    assert "has no classnames.txt" in refusal(folder, "test")
     (classes / "classnames.txt").unlink()
-    assert "has no classnames.txt" in one_line(classes, "test")
+    assert "has no classnames.txt" in refusal(classes, "test")
 
 
 def test_built_in_sets_are_drawn_once_into_the_cache(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from given import refusal
 from made_sets import (
     CIFAR_NAMES,
     MAKERS,
@@ -21,13 +22,6 @@ from diffclip.errors import InputError
 
 builder = pytest.importorskip("clip_benchmark.datasets.builder")
 TRANSFORM = EvalTransform(8, PreprocessConfig())
-
-
-def one_line(name: str, split: str, root: Path) -> str:
-    with pytest.raises(InputError) as raised:
-        open_set(name, split, root)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,12 +44,12 @@ def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_list_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10(tmp_path / "cifar10", monkeypatch)
     (tmp_path / "cifar10/cifar-10-batches-py/test_batch").write_bytes(b"x")
-    message = one_line("cifar10", "test", tmp_path)
+    message = refusal("cifar10", "test", tmp_path)
     assert "not found or corrupted" in message
     assert "download=True" not in message
     assert f"diffclip data download cifar10 --root {tmp_path}" in message
     write_caltech101(tmp_path / "caltech101", [2] * 101)
-    message = one_line("caltech101", "test", tmp_path)
+    message = refusal("caltech101", "test", tmp_path)
     assert "is not whole, its class 'yin and yang symbol' has no image" in message
 
 
@@ -73,7 +67,7 @@ def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
     assert len(train) == {"pets": 6, "food101": 4}.get(name, 2)
     assert (data.beside("val") is not None) == (name in ("dtd", "fgvc_aircraft"))
     assert train.beside("test").identity == data.identity
-    message = one_line(name, "testing", tmp_path)
+    message = refusal(name, "testing", tmp_path)
     assert f"{name} has no split 'testing': choose from train" in message
 
 
@@ -139,4 +133,4 @@ def test_shards_come_before_files(tmp_path: Path, write_shard) -> None:
 def test_clip_benchmark_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     MAKERS["dtd"](tmp_path / "dtd")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert "run pip install 'diffclip[eval]'" in one_line("dtd", "test", tmp_path)
+    assert "run pip install 'diffclip[eval]'" in refusal("dtd", "test", tmp_path)

@@ -95,13 +95,6 @@ def test_the_shards_of_each_window_are_told() -> None:
         assert order.shards(last - 1) != []
 
 
-def test_few_samples_and_empty_shards() -> None:
-    layout = Layout([[0, 1, 0], [0], [2]], [1.0, 3.0, 0.1])
-    assert (layout.total, layout.per_epoch) == (3, 1)
-    for window in (None, 2):
-        assert items_of(orders(layout, 1, window=window)[0]) == [0]
-
-
 def test_seeds_differ_by_seed_epoch_and_item() -> None:
     items = np.arange(10_000)
     seeds = seeds_of(1, 2, items)

@@ -39,15 +39,10 @@ def keys_of(batches: Iterator[Batch]) -> list[list[str]]:
     return [batch.keys for batch in batches]
 
 
-def test_what_is_remote_and_its_secrets_are_not_shown() -> None:
-    for spec in ("https://h/0.tar", "s3://b/", "file:/a.tar", "memory://f/{0..9}.tar"):
-        assert is_remote(spec)
-    for spec in ("/data/0.tar", "data/{0..9}.tar", "a:b/0.tar", "C:/0.tar", ""):
-        assert not is_remote(spec)
+def test_addresses_are_listed_and_their_secrets_not_shown() -> None:
+    assert is_remote("file:/a.tar")
+    assert not any(map(is_remote, ("data/{0..9}.tar", "a:b/0.tar", "C:/0.tar")))
     assert shown("s3://me:secret@b/0.tar?key=1 fails") == "s3://…@b/0.tar?… fails"
-
-
-def test_addresses_are_listed() -> None:
     system = fsspec.filesystem("memory")
     for name in ("10.tar", "2.tar", "notes.txt"):
         system.pipe(f"/folder/{name}", b"x")

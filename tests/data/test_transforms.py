@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from given import photograph
 from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode
@@ -48,24 +49,9 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
         assert torch.allclose(ours.std(0), theirs.std(0), rtol=0.1, atol=0.05)
 
 
-def test_a_crop_depends_on_its_seed_alone() -> None:
-    transform, image = TrainTransform(32, PreprocessConfig(), flip=0.5), pixels(noise())
-    state = torch.get_rng_state()
-    assert torch.equal(transform(image, 3), transform(image, 3))
-    assert not torch.equal(transform(image, 3), transform(image, 4))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def pixels(picture: Image.Image) -> torch.Tensor:
     """As a decoder gives them: the three values of a pixel together."""
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-
-
-def photograph(width: int, height: int, seed: int) -> Image.Image:
-    rng = np.random.default_rng(seed)
-    smooth = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height))
-    grain = rng.normal(0, 8, (height, width, 3))
-    return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
 
 
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI])

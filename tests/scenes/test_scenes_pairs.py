@@ -5,31 +5,6 @@ from diffclip.errors import InputError
 from diffclip.scenes import COLORS, PATTERNS, SHAPES, draw_scene, minimal_pair
 from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
 
-OPPOSITES = {
-    "Quantity and Count": [{"one", "two"}, {"two", "three"}, {"three", "four"}],
-    "Structural Characteristics": [
-        {"four points", "five points"},
-        {"eight points", "five points"},
-        {"four petals", "six petals"},
-        {"rounded corners", "sharp corners"},
-        {"thin", "thick"},
-    ],
-    "State and Condition": [
-        {"glowing", "does not glow"},
-        {"hollow", "solid"},
-        {"half-filled", "completely filled"},
-        {"cracked", "unbroken"},
-        {"with a gap", "closed"},
-    ],
-    "Presence of Specific Features": [
-        {"with a spot", "without a spot"},
-        {"with a smiling face", "without a face"},
-        {"with a thick border", "without a border"},
-        {"beside it", "nothing beside it"},
-    ],
-    "Viewpoint and Perspective": [{"from the side", "from the front"}, {"from close up", "from far away"}],
-}
-
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pair_differs_in_one_thing(pattern):
@@ -39,13 +14,7 @@ def test_a_pair_differs_in_one_thing(pattern):
         assert first.shape == second.shape == (64, 64, 3)
         equal = (first == second).all(axis=-1)
         assert 0.2 < equal.mean() < 0.999, "the rest of the image stays as it is"
-        one, two = pair.statements
-        assert one != two
-        for opposites in OPPOSITES.get(pattern, []):
-            if all(any(word in text for text in (one, two)) for word in opposites):
-                break
-        else:
-            assert pattern not in OPPOSITES, (one, two)
+        assert pair.statements[0] != pair.statements[1]
 
 
 @pytest.mark.parametrize(

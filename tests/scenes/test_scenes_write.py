@@ -1,6 +1,5 @@
 import io
 import json
-import shutil
 import tarfile
 
 import numpy as np
@@ -94,7 +93,7 @@ def test_counts_are_scenes_by_their_number_of_objects(folder):
 
 
 def test_distractors_come_into_every_folder_of_shards(folder, tmp_path):
-    cluttered_folder, older_folder = tmp_path / "cluttered", tmp_path / "older"
+    cluttered_folder = tmp_path / "cluttered"
     write_scenes(cluttered_folder, **SETTINGS, distractors=3)
     for name in ("captions", "shapes", "colours", "counts", "shapes-sketch"):
         plain, cluttered = (members(root / name / "test" / "0.tar") for root in (folder, cluttered_folder))
@@ -102,11 +101,6 @@ def test_distractors_come_into_every_folder_of_shards(folder, tmp_path):
         assert changed == {key for key in plain if key.endswith(".jpg")}, "captions, labels and masks stay"
     with pytest.raises(InputError, match="distractors 3"):
         write_scenes(cluttered_folder, **SETTINGS)
-    shutil.copytree(folder, older_folder)
-    settings = json.loads((folder / "scenes.json").read_text())
-    del settings["distractors"]
-    (older_folder / "scenes.json").write_text(json.dumps(settings))
-    assert not write_scenes(older_folder, **SETTINGS), "a folder from before there were distractors has none"
 
 
 def test_the_same_settings_reuse_and_others_refuse(folder):

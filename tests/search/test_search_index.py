@@ -211,15 +211,6 @@ def test_a_stop_in_the_middle_keeps_what_was_saved(folder, loaded, monkeypatch):
     assert len(list(index.place.iterdir())) == 2
 
 
-def test_what_a_killed_first_save_leaves_is_not_an_index(folder, loaded, tmp_path):
-    place = tmp_path / "index"
-    place.mkdir()
-    (place / ".1a2b3c4d.tmp").write_bytes(b"half")
-    np.save(place / "vectors-1a2b3c4d.npy", np.zeros((3, 4), np.float16))
-    assert ImageIndex(folder, loaded, place).update().total == 12
-    assert len(ImageIndex(folder, loaded, place)) == 12
-
-
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
