@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bfloat16 import correct_interpreter
 from timm.layers import DiffAttention
 from torch import Tensor
 
@@ -13,10 +12,8 @@ from diffclip import InputError, differential_attention
 from diffclip.attention import BACKENDS, DifferentialAttention, SoftmaxAttention, softmax_attention
 
 
-def inputs(
-    batch: int, heads: int, tokens: int, d: int, e: int, seed: int = 0, dtype=torch.float32
-) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def inputs(batch: int, heads: int, tokens: int, d: int, e: int, dtype=torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
     shapes = [(batch, 2 * heads, tokens, d), (batch, 2 * heads, tokens, d), (batch, heads, tokens, e)]
     return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
 
@@ -67,19 +64,6 @@ def test_lambda_may_be_a_number_a_scalar_by_head_or_by_token(backend: str) -> No
     grads = torch.autograd.grad(out.sum(), by_head)[0]
     slope = differential_attention(q, k, v, 1.0) - differential_attention(q, k, v, 0.0)
     torch.testing.assert_close(grads, slope.sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
-def test_half_precision_stays_near_the_formula(backend: str, dtype: torch.dtype, tolerance: float) -> None:
-    if backend == "triton" and not torch.cuda.is_available():
-        correct_interpreter()
-    q, k, v = inputs(2, 2, 40, 16, 32, dtype=dtype)
-    out = differential_attention(q, k, v, torch.tensor(0.8), causal=True, backend=backend)
-    assert out.dtype == dtype
-    expected = by_hand(q, k, v, 0.8, True)
-    error = np.linalg.norm(out.detach().float().numpy() - expected) / np.linalg.norm(expected)
-    assert error < tolerance
 
 
 def test_lambda_is_not_rounded_to_the_inputs_type() -> None:

@@ -1,4 +1,4 @@
-"""Pictures to read, and refusals to open a set, for several tests of data."""
+"""Pictures, tokens and refusals for several tests of data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from diffclip.data.evaluation_sets import open_set
@@ -18,6 +19,12 @@ def photograph(width: int, height: int, seed: int) -> Image.Image:
     smooth = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height))
     grain = rng.normal(0, 8, (height, width, 3))
     return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
+
+
+def tokenize(texts: list[str]) -> torch.Tensor:
+    """Twelve bytes of each text."""
+    rows = [list(text.encode()[:12].ljust(12, b"\0")) for text in texts]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(texts), 12)
 
 
 def refusal(source: str | Path, split: str, root: Path | None = None) -> str:

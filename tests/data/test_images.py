@@ -1,4 +1,3 @@
-import io
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -27,13 +26,6 @@ def one_line(raised: pytest.ExceptionInfo[InputError]) -> str:
     return message
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_16_bit_grey_is_scaled_and_not_clipped(kind: str) -> None:
-    values = np.array([[0, 257, 32768, 65535, 300]], dtype=np.uint16)
-    grey = [row[0] for row in pixels(encoded(Image.fromarray(values), kind))[0]]
-    assert grey == [0, 1, 128, 255, 1]
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -43,13 +35,19 @@ def test_16_bit_grey_is_scaled_and_not_clipped(kind: str) -> None:
         ([-1.0, 0.0, 1.0], [0, 128, 255]),
         ([float("nan"), 0.0, 1.0], [0, 0, 255]),
         ([0.0, 0.0, 0.0], [0, 0, 0]),
-        ([-1000, 0, 1_000_000], [0, 0, 255]),
     ],
 )
-def test_grey_of_32_bits(values: list[float], expected: list[int]) -> None:
-    dtype = np.int32 if isinstance(values[0], int) else np.float32
-    picture = Image.fromarray(np.array([values], dtype=dtype))
+def test_floating_point_grey(values: list[float], expected: list[int]) -> None:
+    picture = Image.fromarray(np.array([values], dtype=np.float32))
     assert [row[0] for row in pixels(encoded(picture, "TIFF"))[0]] == expected
+
+
+def test_grey_of_16_and_32_bits_is_scaled_and_not_clipped() -> None:
+    values = np.array([[0, 257, 32768, 65535, 300]], dtype=np.uint16)
+    for kind in ("PNG", "TIFF", "PPM"):
+        assert [row[0] for row in pixels(encoded(Image.fromarray(values), kind))[0]] == [0, 1, 128, 255, 1]
+    wide = Image.fromarray(np.array([[-1000, 0, 1_000_000]], dtype=np.int32))
+    assert [row[0] for row in pixels(encoded(wide, "TIFF"))[0]] == [0, 0, 255]
 
 
 def test_alpha_lies_over_white() -> None:
@@ -65,15 +63,6 @@ def test_alpha_lies_over_white() -> None:
     # one transparent colour of a picture without a palette
     one = png_by_hand(2, 1, b"\0\x00\x50", extra=png_chunk(b"tRNS", b"\0\0"))
     assert pixels(one) == [[[255] * 3, [80] * 3]]
-
-
-@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_animation_gives_its_first_frame(kind: str) -> None:
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
-    options = {"lossless": True} if kind == "WEBP" else {}
-    data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], duration=50, **options)
-    assert Image.open(io.BytesIO(data)).n_frames == 3
-    assert pixels(data)[4][4] == [255, 0, 0]
 
 
 @pytest.mark.parametrize("orientation", [1, 2, 6])
@@ -147,16 +136,12 @@ def test_find_images(tmp_path: Path) -> None:
     inside = [tmp_path / name for name in ("a.png", "b.JPG", "deep/er/c.webp")]
     assert find_images([tmp_path]) == inside
     assert find_images([str(tmp_path / "odd"), tmp_path, tmp_path / "a.png"]) == [tmp_path / "odd", *inside]
-
-
-def test_pipes_are_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
-    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
-    (tmp_path / "whole.jpg").touch()
     with pytest.raises(InputError, match=r"pipe\.jpg is no regular file: give an image file"):
         read_image(tmp_path / "pipe.jpg")
+    (tmp_path / "z.jpg").symlink_to(tmp_path / "nothing")
     # what only cannot be read is kept: the reader says why
-    assert find_images([tmp_path]) == [tmp_path / "gone.jpg", tmp_path / "whole.jpg"]
+    assert sorted(find_images([tmp_path])) == sorted([*inside, tmp_path / "z.jpg"])
 
 
 # --- as tensors ---

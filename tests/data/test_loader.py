@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from given import tokenize
 from torch import Tensor
 
 from diffclip.config import PreprocessConfig
@@ -19,11 +20,6 @@ from diffclip.errors import DiffCLIPError, InputError
 
 WriteShard = Callable[..., Path]
 SIZE = 8
-
-
-def tokenize(texts: list[str]) -> Tensor:
-    rows = [list(text.encode()[:12].ljust(12, b"\0")) for text in texts]
-    return torch.tensor(rows, dtype=torch.int64).reshape(len(texts), 12)
 
 
 def texts(batch: Batch) -> list[str]:

@@ -133,15 +133,6 @@ def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
     assert {fault.kind for fault in data.faults} == {"mask"}
 
 
-def test_a_part_of_a_split_keeps_the_objects_of_its_samples(tmp_path):
-    folder = write_masked(tmp_path / "set", animals(5))
-    whole, part = open_set(folder, "test", kind="masks"), open_set(folder, "test[1:3]", kind="masks")
-    assert (part.split, len(part)) == ("test[1:3]", 2)
-    assert part.things == whole.things[1:3]
-    assert part.captions == whole.captions[1:3]
-    assert (part.coverages(1, 32, 32, 4)[1] == whole.coverages(2, 32, 32, 4)[1]).all()
-
-
 def test_texts_of_classes_and_of_first_lines(tmp_path):
     samples = [sample | {"txt": "a cat\nanother line"} for sample in animals(2)]
     samples.append({key: value for key, value in animals(1)[0].items() if key != "txt"} | {"cls": "1"})

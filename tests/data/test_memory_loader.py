@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from given import tokenize
 from made_sets import write_picture
 from PIL import Image
-from torch import Tensor
 
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.corpus import Corpus
@@ -18,10 +18,6 @@ from diffclip.errors import InputError
 
 WriteShard = Callable[..., Path]
 OPENAI = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
-
-
-def tokenize(texts: list[str]) -> Tensor:
-    return torch.tensor([list(text.encode()[:12].ljust(12, b"\0")) for text in texts])
 
 
 def same(a: Batch, b: Batch) -> bool:

@@ -97,13 +97,6 @@ def test_what_the_model_sees_is_what_is_shown():
     np.testing.assert_allclose(half, np.tile([0, 0, 1, 1], (4, 1)), atol=0.03)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3000, 2)])
-def test_odd_shapes(plain, size):
-    seen = look(plain, Image.new("RGB", size, (9, 99, 199)), TEXTS)
-    assert sum(seen.probabilities) == pytest.approx(1, abs=1e-5)
-    assert visible_part(Image.new("RGB", size), plain.preprocess, 32).size == (32, 32)
-
-
 def test_weights_without_a_number(model_folders, image):
     loaded = load_for_use(str(model_folders[0]))
     with torch.no_grad():
