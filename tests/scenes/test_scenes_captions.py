@@ -8,52 +8,28 @@ from diffclip.scenes import BACKGROUNDS, COLORS, SHAPES, draw_scene
 
 COUNTS = {"a": 1, "an": 1, "one": 1, "a single": 1, "just one": 1, "two": 2, "three": 3, "four": 4}
 PLURALS = {("crosses" if shape == "cross" else shape + "s"): shape for shape in SHAPES}
-BEFORE = ("glowing", "hollow", "half-filled", "cracked", "thin")  # these name the detail itself
-AFTER = {
+# the detail that a word before or after the noun tells of; None: that there is none
+BEFORE = {word: word for word in ("glowing", "hollow", "half-filled", "cracked", "thin")}
+BEFORE |= dict.fromkeys(("solid", "completely filled", "unbroken", "closed", "thick"))
+AFTER = {f"with {word}": word for word in ("four points", "eight points", "four petals", "rounded corners")}
+AFTER |= {
     "with a spot in its middle": "spot",
     "with a smiling face": "face",
     "with a thick border": "border",
     "with a gap": "gap",
-    "with four points": "four points",
-    "with eight points": "eight points",
-    "with four petals": "four petals",
-    "with rounded corners": "rounded corners",
     "seen from the side": "side",
     "seen from close up": "near",
     "seen from far away": "far",
 }
-PLAIN_BEFORE = ("solid", "completely filled", "unbroken", "closed", "thick")
-PLAIN_AFTER = (
-    "without a spot",
-    "without a face",
-    "without a border",
-    "that does not glow",
-    "with five points",
-    "with six petals",
-    "with sharp corners",
-    "seen from the front",
-)
-POINTING = {
-    "pointing up": "up",
-    "pointing down": "down",
-    "pointing left": "left",
-    "pointing right": "right",
-    "opening upwards": "up",
-    "opening downwards": "down",
-    "opening to the left": "left",
-    "opening to the right": "right",
-}
-PLACES = (
-    "at the top left",
-    "at the top right",
-    "at the bottom left",
-    "at the bottom right",
-    "at the top",
-    "at the bottom",
-    "on the left",
-    "on the right",
-    "in the middle",
-)
+AFTER |= dict.fromkeys(f"without a {word}" for word in ("spot", "face", "border"))
+AFTER |= dict.fromkeys(f"with {word}" for word in ("five points", "six petals", "sharp corners"))
+AFTER |= dict.fromkeys(("that does not glow", "seen from the front"))
+STANDING = {"upright": "up", "upside-down": "down"}
+POINTING = {f"pointing {way}": way for way in ("up", "down", "left", "right")}
+POINTING |= {"opening upwards": "up", "opening downwards": "down"}
+POINTING |= {f"opening to the {way}": way for way in ("left", "right")}
+CORNERS = [f"at the {end} {side}" for end in ("top", "bottom") for side in ("left", "right")]
+PLACES = (*CORNERS, "at the top", "at the bottom", "on the left", "on the right", "in the middle")
 RELATIONS = (" to the left of ", " to the right of ", " above ", " below ")
 
 
@@ -65,12 +41,12 @@ THING = re.compile(
     rf"(?P<count>{any_of(COUNTS)}) "
     r"((?P<size>small|medium-sized|large) )?"
     r"((?P<texture>plain|striped|dotted|checked) )?"
-    rf"((?P<before>{any_of([*BEFORE, *PLAIN_BEFORE])}) )?"
-    r"((?P<standing>upright|upside-down) )?"
+    rf"((?P<before>{any_of(BEFORE)}) )?"
+    rf"((?P<standing>{any_of(STANDING)}) )?"
     rf"((?P<color>{any_of(COLORS)}) )?"
     rf"(?P<noun>{any_of([*SHAPES, *PLURALS])})"
     rf"( (?P<pointing>{any_of(POINTING)}))?"
-    rf"( (?P<after>{any_of([*AFTER, *PLAIN_AFTER])}|with the (letter|word) [A-Z]+ on it))?"
+    rf"( (?P<after>{any_of(AFTER)}|with the (letter|word) [A-Z]+ on it))?"
     rf"( (?P<place>{any_of(PLACES)}))?"
 )
 GROUNDS = {phrase: name for name, entry in BACKGROUNDS.items() for phrase in entry.phrases}
@@ -79,30 +55,22 @@ GROUND_END = re.compile(rf" ({any_of(GROUNDS)})$")
 
 def matching(scene, said):
     """The objects that a noun phrase could mean."""
-    found = []
-    for thing in scene.objects:
-        direction = {"upright": "up", "upside-down": "down"}.get(
-            said["standing"], POINTING.get(said["pointing"])
-        )
-        size = {"medium-sized": "medium"}.get(said["size"], said["size"])
-        wanted = {"size": size, "texture": said["texture"], "color": said["color"], "orientation": direction}
-        if thing.shape != PLURALS.get(said["noun"], said["noun"]):
-            continue
-        if any(value is not None and getattr(thing, name) != value for name, value in wanted.items()):
-            continue
-        if said["texture"] == "plain" and thing.detail is not None:
-            continue
-        if said["before"] in PLAIN_BEFORE or said["after"] in PLAIN_AFTER:
-            if thing.detail is not None:
-                continue
-        elif said["before"] is not None and thing.detail != said["before"]:
-            continue
-        elif said["after"] is not None:
-            text = re.fullmatch(r"with the ((?:letter|word) [A-Z]+) on it", said["after"])
-            if thing.detail != (text.group(1) if text else AFTER[said["after"]]):
-                continue
-        found.append(thing)
-    return found
+    told = {
+        "shape": PLURALS.get(said["noun"], said["noun"]),
+        "size": said["size"] and said["size"].removesuffix("-sized"),
+        "texture": said["texture"],
+        "color": said["color"],
+        "orientation": STANDING.get(said["standing"]) or POINTING.get(said["pointing"]),
+    }
+    wanted = [(name, value) for name, value in told.items() if value is not None]
+    if said["texture"] == "plain":
+        wanted.append(("detail", None))
+    if said["before"]:
+        wanted.append(("detail", BEFORE[said["before"]]))
+    if said["after"]:
+        letters = said["after"].removeprefix("with the ").removesuffix(" on it")
+        wanted.append(("detail", AFTER.get(said["after"], letters)))
+    return [thing for thing in scene.objects if all(getattr(thing, name) == value for name, value in wanted)]
 
 
 def check_place(scene, thing, place):
