@@ -30,23 +30,11 @@ CASES = ("clip yes 0", "clip yes 4", "siglip yes 0", "siglip yes 4", "clip no 0"
 
 
 def made_model(loss: str = "clip", drop_path: float = 0.0) -> CLIP:
-    config = variant_config(
-        "DiffCLIP",
-        {
-            "embed_dim": 16,
-            "vision": {
-                "image_size": 32,
-                "patch_size": 16,
-                "width": 32,
-                "layers": 2,
-                "heads": 4,
-                "drop_path": drop_path,
-            },
-            "text": {"context_length": 12, "vocab_size": 50, "width": 32, "layers": 2, "heads": 4},
-            "logit_bias": loss == "siglip",
-        },
-    )
-    return CLIP(config, seed=3)
+    tower = {"width": 32, "layers": 2, "heads": 4}
+    vision = {"image_size": 32, "patch_size": 16, "drop_path": drop_path, **tower}
+    text = {"context_length": 12, "vocab_size": 50, **tower}
+    sizes = {"embed_dim": 16, "vision": vision, "text": text, "logit_bias": loss == "siglip"}
+    return CLIP(variant_config("DiffCLIP", sizes), seed=3)
 
 
 def made_batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,22 +73,14 @@ def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, An
     if micro == "0":
         value, out = backward_whole(wrapped, criterion, images, tokens, fabric.backward)
     else:
-        without_sync = partial(fabric.no_backward_sync, wrapped)
-        value, out = backward_in_parts(
-            wrapped, criterion, images, tokens, fabric.backward, int(micro), without_sync
-        )
+        parts = (int(micro), partial(fabric.no_backward_sync, wrapped))
+        value, out = backward_in_parts(wrapped, criterion, images, tokens, fabric.backward, *parts)
     average_small(fabric, model)
     accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
-    told = means(fabric, value, accuracy)
-    gradients = gradients_of(model)
-    norm = clip_gradients(fabric, model, 0.01)
-    return {
-        "loss": told[0],
-        "accuracy": told[1],
-        "norm": norm,
-        "gradients": gradients,
-        "clipped": gradients_of(model),
-    }
+    loss_value, accuracy_value = means(fabric, value, accuracy)
+    found = {"loss": loss_value, "accuracy": accuracy_value, "gradients": gradients_of(model)}
+    found["norm"] = clip_gradients(fabric, model, 0.01)
+    return found | {"clipped": gradients_of(model)}
 
 
 def validated(fabric: Any, val: Path) -> dict[str, Any]:
@@ -113,7 +93,8 @@ def validated(fabric: Any, val: Path) -> dict[str, Any]:
     recipe = parse_recipe(fields, "test")
 
     def tokenizer(texts: list[str]) -> torch.Tensor:
-        return torch.tensor([[1 + hash_of(text) % 40] * 11 + [49] for text in texts])
+        sums = (sum(ord(letter) * place for place, letter in enumerate(text, 1)) for text in texts)
+        return torch.tensor([[1 + number % 40] * 11 + [49] for number in sums])
 
     def failing(texts: list[str]) -> torch.Tensor:
         if fabric.global_rank == fabric.world_size - 1:
@@ -121,20 +102,14 @@ def validated(fabric: Any, val: Path) -> dict[str, Any]:
         return tokenizer(texts)
 
     found = validate(fabric, model, data, tokenizer, recipe)
-    told: dict[str, Any] = {"scores": found.scores, "correlation": found.map_correlation}
-    told["faults"] = len(found.faults)
+    told = {"scores": found.scores, "correlation": found.map_correlation, "faults": len(found.faults)}
     try:
         validate(fabric, model, data, failing, recipe)
     except DiffCLIPError as error:
         told["error"] = str(error)
     # the model is as it was: another step goes through
     out = wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))
-    told["finite"] = bool(out["image_features"].isfinite().all())
-    return told
-
-
-def hash_of(text: str) -> int:
-    return sum(ord(letter) * place for place, letter in enumerate(text, 1))
+    return told | {"finite": bool(out["image_features"].isfinite().all())}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,12 +64,7 @@ def in_one(loss: str) -> tuple[float, dict[str, torch.Tensor]]:
     return value.item(), gradients.gradients_of(model)
 
 
-def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(
-            a[name], b[name], rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+assert_same = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", [case for case in gradients.CASES if "yes" in case])
@@ -140,9 +136,7 @@ def test_validations_are_those_of_one_process_and_errors_are_everybodys(
     [
         (Hardware(strategy="dpp"), "unknown strategy 'dpp'"),
         (Hardware(devices=0), "0 devices on 1 nodes"),
-        (Hardware(nodes=0), "1 devices on 0 nodes"),
         (Hardware(nodes=2), "set MASTER_ADDR"),
-        (Hardware(accelerator="gpu"), "unknown accelerator 'gpu'"),
     ],
 )
 def test_hardware_that_cannot_be(hardware: Hardware, words: str) -> None:
@@ -151,23 +145,17 @@ def test_hardware_that_cannot_be(hardware: Hardware, words: str) -> None:
 
 
 def test_processes_started_by_others_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_PROCID", "5")
-    monkeypatch.setenv("SLURM_JOB_NAME", "train")
-    monkeypatch.setenv("SLURM_NTASKS", "8")
-    monkeypatch.setenv("SLURM_NNODES", "2")
-    monkeypatch.setenv("SLURM_LOCALID", "1")
+    def started(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    started(SLURM_PROCID="5", SLURM_JOB_NAME="train", SLURM_NTASKS="8", SLURM_NNODES="2", SLURM_LOCALID="1")
     found = Hardware(accelerator="cpu").resolved()
     assert (found.devices, found.nodes, found.world) == (4, 2, 8)
     with pytest.raises(InputError, match="leave --devices and --nodes out"):
         Hardware(8, accelerator="cpu").resolved()
-    monkeypatch.setenv("SLURM_JOB_NAME", "bash")  # an interactive job: this program starts the processes
+    started(SLURM_JOB_NAME="bash")  # an interactive job: this program starts the processes
     assert Hardware(2, accelerator="cpu").resolved().world == 2
-    for name, value in {
-        "TORCHELASTIC_RUN_ID": "a",
-        "LOCAL_WORLD_SIZE": "2",
-        "WORLD_SIZE": "6",
-        "RANK": "3",
-    }.items():
-        monkeypatch.setenv(name, value)
+    started(TORCHELASTIC_RUN_ID="a", LOCAL_WORLD_SIZE="2", WORLD_SIZE="6", RANK="3")
     found = Hardware(accelerator="cpu").resolved()
     assert (found.devices, found.nodes) == (2, 3)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_loop import KilledError, before_step, die
 
 import diffclip
 from diffclip import CLIP
@@ -62,16 +63,9 @@ def test_a_run_goes_on_by_its_own_recipe_without_the_weights(
 ) -> None:
     shutil.copytree(starts / "added", tmp_path / "start")
     recipe = tuned(fields, tmp_path / "start", epochs=2)
-    step, calls = torch.optim.AdamW.step, iter(range(1, 1000))
-
-    def step_or_stop(self: torch.optim.AdamW, *arguments: Any) -> Any:
-        if next(calls) == 7:
-            raise KeyboardInterrupt
-        return step(self, *arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", step_or_stop)
-        with pytest.raises(KeyboardInterrupt):
+        before_step(patch, 7, die)
+        with pytest.raises(KilledError):
             runner.train(recipe, tmp_path / "run")
     assert read_state(tmp_path / "run" / "checkpoints" / "last").step < 10
     shutil.rmtree(tmp_path / "start")

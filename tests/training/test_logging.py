@@ -1,4 +1,4 @@
-"""The log of a run: each step once, one line where it cannot be written, and the numbers that TensorBoard gets."""
+"""The log of a run: full disks, the numbers that TensorBoard gets, and the facts of each start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from diffclip import InputError
 from diffclip.training.logging import RunLogger, duration
-from diffclip.training.run_folder import add_start, read_starts
+from diffclip.training.recipe import Recipe
+from diffclip.training.run_folder import add_start, describe_start, read_starts
 
 
 def record(step: int) -> dict[str, Any]:
@@ -42,27 +43,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
         RunLogger(tmp_path, "test", 5) as logger,
     ):
         logger.step(record(1))
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "validation.jsonl"])
-def test_another_file_in_the_way(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=f"cannot write .*{name}: a file or folder of that name"):
-        RunLogger(tmp_path, "test", 5)
-
-
-def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
-    with RunLogger(tmp_path, "test", 5) as logger:
-        for step in (1, 2, 3):
-            logger.step(record(step))
-        logger.validation(VALIDATION)
-        logger.validation(VALIDATION | {"step": 3})
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "los')  # cut off by a kill
-    with RunLogger(tmp_path, "test", 5, done=2) as logger:
-        logger.step(record(3))
-    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
-    assert [line["step"] for line in lines(tmp_path / "validation.jsonl")] == [1]
 
 
 def test_a_line_has_rate_wait_and_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,19 +108,16 @@ def test_weights_and_biases_offline_goes_on_in_the_same_run(
     assert all(word in content for word in (b"a-project", b"train/loss"))
 
 
-@pytest.mark.parametrize("name", ["TensorBoard", "Weights & Biases"])
 def test_a_logger_that_cannot_be_used_is_told_and_left_out(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name == "TensorBoard":
-        (tmp_path / "tensorboard").touch()
-    else:
-        monkeypatch.setitem(sys.modules, "wandb", None)
-    with RunLogger(tmp_path, "test", 1, wandb=None if name == "TensorBoard" else "a-project") as logger:
+    (tmp_path / "tensorboard").touch()
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with RunLogger(tmp_path, "test", 1, wandb="a-project") as logger:
         logger.step(record(1))
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("diffclip: ")]
-    assert len(told) == 1
-    assert told[0].startswith(f"diffclip: {name} cannot be used, the run goes on without it: ")
+    for line, name in zip(told, ("TensorBoard", "Weights & Biases"), strict=True):
+        assert line.startswith(f"diffclip: {name} cannot be used, the run goes on without it: ")
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
@@ -157,15 +134,27 @@ def test_rate_and_time_left_are_those_of_the_last_fifty_steps(
     assert (left[0], left[1], left[-1]) == (None, 2000, 100)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (99.4, "99 s"),
-        (100, "2 min"),
-        (3 * 3600 + 290, "3 h 05 min"),
-        (26 * 3600, "1 d 02 h"),
-        (2.2 * 86400, "2 d 05 h"),
-    ],
-)
-def test_durations(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations() -> None:
+    seconds = (99.4, 100, 3 * 3600 + 290, 26 * 3600, 2.2 * 86400)
+    assert [*map(duration, seconds)] == ["99 s", "2 min", "3 h 05 min", "1 d 02 h", "2 d 05 h"]
+
+
+def test_a_start_tells_how_it_came_about_and_hides_passwords(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_starts(tmp_path) == []
+    (tmp_path / "about.json").write_text('{"starts": [3')  # damaged
+    assert read_starts(tmp_path) == []
+    words = ["/bin/diffclip", "train", "it.yaml", "data.train=https://me:pa55@host/x.tar"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    start = describe_start(recipe, {"samples": 40, "sources": []}, {"world": 1, "precision": "fp32"}, 5, 15)
+    assert (start["step"], start["steps"], start["epochs"], start["batch_size"]) == (5, 15, 3, 8)
+    assert start["command"].endswith(" train it.yaml data.train=https://…@host/x.tar")
+    assert start["processes"] == {"world": 1, "precision": "fp32"}
+    assert start["environment"]["OMP_NUM_THREADS"] == "1"
+    assert {"diffclip", "torch", "python"} <= start["versions"].keys()
+    add_start(tmp_path, start)
+    add_start(tmp_path, {"step": 7})
+    first, second = read_starts(tmp_path)
+    assert (first, second) == (json.loads(json.dumps(start)), {"step": 7})

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from test_distributed import free_port
-from test_loop import changed
+from test_loop import KilledError, before_step, changed, die
 from zeroed_pictures import zero_pictures
 
 from diffclip.data.shards import Shards
-from diffclip.training import loop
 from diffclip.training import run as runner
+from diffclip.training.checkpoint import read_state
 from diffclip.training.recipe import Recipe, parse_recipe, to_yaml
 
 
@@ -29,10 +29,13 @@ def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[str]:
     file.write_text(to_yaml(recipe))
     command = [sys.executable, "-m", "diffclip.cli", "train", str(file), "--run", str(run)]
     command += ["--devices", "2", "--accelerator", "cpu", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    return begun(command)
+
+
+def begun(command: list[str], **variables: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -128,37 +131,39 @@ def test_a_sharded_run_is_asked_to_stop_and_goes_on_in_one_process(
 def test_a_checkpoint_of_one_process_goes_on_sharded(alone: Path, recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     half = changed(recipe, checkpoint_every=7)
-
-    class EnoughError(Exception):
-        pass
-
-    def stop_after_a_checkpoint(*arguments: Any, **options: Any) -> Any:
-        folder = save(*arguments, **options)
-        if folder.name == "step_00000007":
-            raise EnoughError
-        return folder
-
-    save = loop.save_checkpoint
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", stop_after_a_checkpoint)
-        with pytest.raises(EnoughError):
+        before_step(patch, 8, die)
+        with pytest.raises(KilledError):
             runner.train(half, run)
+    assert read_state(run / "checkpoints" / "last").step == 7
     finish(start(half, run, "--strategy", "fsdp", "--resume"))
     assert_same_curve(alone, run)
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
-    for change, words in (
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
         ({"batch_size": 9}, "batch_size 9 cannot be shared equally by 2 processes"),
         ({"data": {"val": "nowhere"}}, "nowhere does not exist"),
-    ):
-        process = start(changed(recipe, **change), tmp_path / "run")
-        _, told = process.communicate(timeout=600)
-        assert process.returncode == 2
-        [line] = told.splitlines()
-        assert words in line
-        assert not (tmp_path / "run").exists()
+    ],
+)
+def test_what_is_wrong_is_said_once(
+    change: dict[str, Any], words: str, recipe: Recipe, tmp_path: Path
+) -> None:
+    process = start(changed(recipe, **change), tmp_path / "run")
+    [line] = ended_with_input_error(process).splitlines()
+    assert words in line
+    assert not (tmp_path / "run").exists()
+
+
+def ended_with_input_error(process: subprocess.Popen[str]) -> str:
+    """What was told on stderr, of which one line is ours."""
+    _, told = process.communicate(timeout=300)
+    assert process.returncode == 2, told
+    assert len([line for line in told.splitlines() if line.startswith("diffclip: ")]) == 1, told
+    assert "Traceback" not in told
+    return told
 
 
 def started_as(launcher: str, rank: int, port: int) -> tuple[list[str], dict[str, str]]:
@@ -178,21 +183,14 @@ def test_processes_may_be_started_by_others(
 ) -> None:
     file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
     file.write_text(to_yaml(changed(recipe, epochs=1, warmup_epochs=0, lr_end=0, data={"val": None})))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # torchrun would take --run for an option of its own
     arguments = ["diffclip.cli", "train", str(file), "-r", str(run), "--accelerator", "cpu"]
     if launcher == "torchrun":
         torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
-        commands = [([sys.executable, "-m", *torchrun, *arguments], environment)]
+        processes = [begun([sys.executable, "-m", *torchrun, *arguments])]
     else:
-        commands = []
-        for rank in range(2):
-            options, own = started_as(launcher, rank, port)
-            commands.append(([sys.executable, "-m", *arguments, *options], environment | own))
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
-        for command, own in commands
-    ]
+        each = [started_as(launcher, rank, port) for rank in range(2)]
+        processes = [begun([sys.executable, "-m", *arguments, *options], **own) for options, own in each]
     told = "".join(finish(process) for process in processes)
     assert told.count("5 steps, 40 samples") == 1
     starts = json.loads((run / "about.json").read_text())["starts"]
@@ -201,31 +199,16 @@ def test_processes_may_be_started_by_others(
     assert metrics(run)[0]["loss"] == pytest.approx(metrics(alone)[0]["loss"], rel=1e-5)
 
 
-def broken_from(shards: Path, folder: Path, first: int) -> Path:
-    """The shards of a folder, whose pictures are zeros from sample `first` of each on."""
-    for shard in shards.glob("*.tar"):
-        zero_pictures(shard, folder / shard.name, range(first, len(Shards([shard]))))
-    return folder
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [0, 40])
 def test_a_process_that_can_read_nothing_ends_all_and_that_is_said_once(
-    whole: int, recipe: Recipe, tmp_path: Path
+    recipe: Recipe, tmp_path: Path
 ) -> None:
-    """With a window each process has shards of its own: here one has a whole shard, or none has."""
-    train = tmp_path / "train"
-    broken_from(Path(str(recipe.data.train)), train, 0)
+    """With a window each process has shards of its own: here one has a shard of broken samples."""
     [shard] = Path(str(recipe.data.train)).glob("*.tar")
-    second = broken_from(Path(str(recipe.data.train)), tmp_path / "second", whole)
-    shutil.copy(second / shard.name, train / "more.tar")
+    train = zero_pictures(shard, tmp_path / "train" / "broken.tar", range(len(Shards([shard])))).parent
+    shutil.copy(shard, train / "whole.tar")
     process = start(changed(recipe, data={"train": str(train), "window": 1}), tmp_path / "run")
-    _, told = process.communicate(timeout=300)
-    assert process.returncode == 2, told
-    lines = [line for line in told.splitlines() if line.startswith("diffclip: ")]
-    assert len(lines) == 1, told
-    assert "of one process in " in lines[0]
-    assert "Traceback" not in told
+    assert "of one process in " in ended_with_input_error(process)
 
 
 @pytest.mark.slow
@@ -233,9 +216,4 @@ def test_a_first_process_that_cannot_write_ends_the_others(recipe: Recipe, tmp_p
     run = tmp_path / "run"
     (run / "tensorboard").mkdir(parents=True)
     (run / "metrics.jsonl").mkdir()  # in the way of what the first process alone writes
-    process = start(recipe, run)
-    _, told = process.communicate(timeout=300)
-    assert process.returncode == 2, told
-    assert len([line for line in told.splitlines() if line.startswith("diffclip: ")]) == 1, told
-    assert "metrics.jsonl" in told
-    assert "Traceback" not in told
+    assert "metrics.jsonl" in ended_with_input_error(start(recipe, run))

@@ -15,35 +15,25 @@ from diffclip.training.recipe import model_fields, parse_recipe, read_recipe, to
 from diffclip.weights import save_weights
 
 
-def test_defaults_are_the_papers(fields: dict[str, Any]) -> None:
-    recipe = parse_recipe(
-        {"model": "DiffCLIP-ViT-B-16", "epochs": 40, "batch_size": 4096, "data": {"train": "x"}}, "t"
-    )
-    assert (recipe.lr, recipe.weight_decay, recipe.warmup_epochs, recipe.betas) == (
-        5e-4,
-        0.5,
-        1.0,
-        (0.9, 0.98),
-    )
+def test_defaults_are_the_papers() -> None:
+    fields = {"model": "DiffCLIP-ViT-B-16", "epochs": 40, "batch_size": 4096, "data": {"train": "x"}}
+    recipe = parse_recipe(fields, "t")
+    assert (recipe.lr, recipe.weight_decay, recipe.warmup_epochs) == (5e-4, 0.5, 1.0)
+    assert recipe.betas == (0.9, 0.98)
     assert (recipe.data.scale, recipe.data.flip, recipe.data.statistics) == ((0.5, 1.0), 0.0, "imagenet")
     assert (recipe.init, recipe.precision, recipe.clip_grad_norm) == ("matched", "auto", None)
 
 
 def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
-    recipe = read_recipe(
-        recipe_file, ["epochs=7", "lr=1e-3", "init=published", "data.workers=2", "image_size=64", "seed=4"]
-    )
-    assert (recipe.epochs, recipe.lr, recipe.init, recipe.data.workers, recipe.seed) == (
-        7,
-        1e-3,
-        "published",
-        2,
-        4,
-    )
+    recipe = read_recipe(recipe_file, ["epochs=7", "lr=1e-3", "data.workers=2", "image_size=64"])
+    assert (recipe.epochs, recipe.lr, recipe.data.workers, recipe.batch_size) == (7, 1e-3, 2, 8)
     assert recipe.config().vision.image_size == 64
-    assert recipe.batch_size == 8
     assert read_recipe(recipe_file, ["architecture.vision.layers=1"]).config().vision.layers == 1
     assert read_recipe(recipe_file, ["data.statistics=openai"]).config().preprocess.mean == OPENAI_MEAN
+    named = read_recipe(recipe_file, ["model=DiffCLIP-ViT-Ti-16", "architecture=null", "image_size=64"])
+    assert named.config().vision.image_size == 64
+    sized = read_recipe(recipe_file, ["architecture=null", "architecture.embed_dim=8"])
+    assert sized.config().embed_dim == 8
 
 
 def test_a_recipe_as_resolved_is_read_back_the_same(recipe_file: Path, tmp_path: Path) -> None:
@@ -58,45 +48,23 @@ def test_a_recipe_as_resolved_is_read_back_the_same(recipe_file: Path, tmp_path:
         ("epoch=3", "unknown recipe key 'epoch': did you mean 'epochs'?"),
         ("data.trian=x", "unknown recipe key 'data.trian': did you mean 'data.train'?"),
         ("epochs=ten", "epochs: Input should be a valid integer"),
-        ("lr=fast", "lr: Input should be a valid number"),
-        ("epochs=0", "epochs: Input should be greater than 0"),
-        ("data=here", "data: "),
         ("data.scale=[0.9, 0.5]", "two shares"),
-        ("precision=fp8", "precision: Input should be 'auto', 'fp32' or 'bf16'"),
         ("model=DifCLIP", "did you mean 'DiffCLIP'?"),
         ("init=mached", "did you mean 'matched'?"),
+        ("attention_backend=sdap", "did you mean 'sdpa'?"),
         ("architecture.vision.heads=5", "width 32 is not a multiple of heads 5"),
-        ("architecture.text.heads=1", "heads 1 is odd"),
-        ("image_size=40", "image_size 40 is not a multiple of patch_size 16"),
         ("architecture.vision.wide=5", "vision.wide: Extra inputs are not permitted"),
+        ("architecture.vision=3", "architecture.vision is 3: it must map sizes"),
         ("architecture=null", "has no size"),
         ("epochs", "write key=value"),
-        ("architecture=5", "architecture: Input should be a valid dictionary"),
-        ("architecture.vision=3", "architecture.vision is 3: it must map sizes"),
-        ("architecture.text=[1]", "architecture.text is [1]: it must map sizes"),
-        ("data=[1]", "data: "),
-        ("seed=2024-99-99", "seed: Input should be a valid integer"),
         ("seed=true", "seed: Input should be a valid integer"),
-        ("seed=18446744073709551616", "seed: Input should be less than"),
-        ("betas=[1.5, 2]", "betas.0: Input should be less than 1"),
         ("warmup_epochs=.inf", "warmup_epochs: Input should be a finite number"),
-        ("batch_size=1", "batch_size: Input should be greater than 1"),
-        ("attention_backend=sdap", "did you mean 'sdpa'?"),
         ("epochs.x=5", "epochs is 3 and has no inner keys"),
-        ("data.train.x=5", "and has no inner keys"),
         ("architecture.vision.attention=softmax", "the model DiffCLIP decides that"),
         ("architecture.preprocess.mean=[0, 0, 0]", "data.statistics decides"),
         ("architecture.lambda_init=0.3", "architecture has lambda_init"),
         ("model=DiffCLIP-ViT-Ti-16", "has sizes of its own: leave architecture out"),
-        ("data.train=[{shards: a.tar, wieght: 1}]", "wieght: Extra inputs are not permitted"),
-        (
-            "data.train=[a.tar, {weight: 2}]",
-            "{'weight': 2} is not a source (shards: Field required): give a path",
-        ),
-        ("data.train=[{shards: a.tar, weight: 0}]", "weight: Input should be greater than 0"),
-        ("data.train={shards: a.tar, weight: .nan}", "weight: Input should be a finite number"),
-        ("data.train=null", "data.train: None is not a source"),
-        ("data.train=[3]", "data.train: 3 is not a source"),
+        ("data.train=[a.tar, {weight: 2}]", "{'weight': 2} is not a source (shards: Field required)"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, recipe_file: Path) -> None:
@@ -119,7 +87,6 @@ def test_a_wrong_value_blames_the_word_not_the_file(recipe_file: Path) -> None:
     [
         (b"model: [", "is not YAML"),
         (b"- a\n- b", "is not a recipe"),
-        (b"", "is not a recipe"),
         (b"model: \xff\xfe", "is not YAML"),
         (b"model: CLIP\nseed: 2024-99-99\n", "is not YAML"),
         (b"vision: a\nlanguage_model: b\n", "has a language model: use `diffclip vlm train`"),
@@ -129,13 +96,6 @@ def test_a_file_that_is_no_recipe_is_named(content: bytes, words: str, tmp_path:
     (tmp_path / "bad.yaml").write_bytes(content)
     with pytest.raises(InputError, match=rf"bad\.yaml {words}"):
         read_recipe(tmp_path / "bad.yaml")
-
-
-def test_a_named_model_needs_no_architecture(recipe_file: Path) -> None:
-    recipe = read_recipe(recipe_file, ["model=DiffCLIP-ViT-Ti-16", "architecture=null", "image_size=64"])
-    assert recipe.config().vision.image_size == 64
-    sized = read_recipe(recipe_file, ["architecture=null", "architecture.embed_dim=8"])
-    assert sized.config().embed_dim == 8
 
 
 def test_an_unknown_recipe_is_offered_the_nearest(tmp_path: Path) -> None:
@@ -154,9 +114,6 @@ def test_a_recipe_builds_on_one_other(fields: dict[str, Any], tmp_path: Path) ->
     assert recipe == parse_recipe(expected, "test")
     third.write_text(yaml.safe_dump({"base": "more.yaml"}))
     with pytest.raises(InputError, match=r"its base more\.yaml has a base itself: build on base\.yaml"):
-        read_recipe(third)
-    third.write_text(yaml.safe_dump({"base": 3}))
-    with pytest.raises(InputError, match="base is 3: give the name of one recipe"):
         read_recipe(third)
     third.write_text(yaml.safe_dump({"base": "flickr8k_cpuu"}))
     with pytest.raises(InputError, match="did you mean 'flickr8k_cpu'"):
@@ -205,24 +162,17 @@ def test_the_recipe_of_weights_has_their_configuration(variant: str) -> None:
     found = model_fields(config, "w")
     assert found["model"] == variant
     assert variant_config(found["model"], found["architecture"]) == config
-    config = named_config("DiffCLIP-ViT-B-32")
-    config.lambda_init = 0.3
-    with pytest.raises(InputError, match=r"w has differential and .* λ_init 0\.3: a recipe cannot name"):
-        model_fields(config, "w")
 
 
 def test_what_weights_cannot_say_is_told_in_one_line(fields: dict[str, Any], saved: Path) -> None:
     other = CLIP(read_config(saved), seed=0)
     other.config.preprocess.mean = (0.5, 0.5, 0.5)
     save_weights(other, saved.parent / "other")
+    named = {"model": "of-weights", "weights": str(saved)}
     for wrong, words in (
-        (
-            fields | {"model": "of-weights", "weights": str(saved)},
-            "has sizes of its own: leave architecture out",
-        ),
+        (fields | named, "has sizes of its own: leave architecture out"),
         (fields | {"model": "of-weights", "architecture": None}, "needs weights: give a saved model"),
         (of_weights(fields, "nowhere"), "nowhere does not exist: give a run folder"),
-        (of_weights(fields, saved.parent), "model"),
         (of_weights(fields, saved.parent / "other"), "was trained with mean (0.5, 0.5, 0.5)"),
     ):
         with pytest.raises(InputError) as error:
