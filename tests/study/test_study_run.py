@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,19 +30,16 @@ ONE_SEED = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["study_cpo"], "unknown recipe 'study_cpo': did you mean 'study_cpu'"),
-        (["study_cpu", "modls.seeds=[0]"], "unknown study key 'modls': did you mean 'models'"),
-        (["study_cpu", "--only", "model"], "unknown group of runs 'model': did you mean 'models'"),
-        (["study_cpu", "--minutes", "0"], "--minutes 0 is too short"),
-        (["study_cpu", "--pilot", "out"], "--pilot is for --dry-run"),
-        (["study_cpu", "--device", "cdua"], "device 'cdua' is not available here"),
+        (["modls.seeds=[0]"], "unknown study key 'modls': did you mean 'models'"),
+        (["--only", "model"], "unknown group of runs 'model': did you mean 'models'"),
+        (["--minutes", "0"], "--minutes 0 is too short"),
+        (["--pilot", "out"], "--pilot is for --dry-run"),
     ],
 )
 def test_bad_words_are_told_in_a_line(words: list[str], told: str) -> None:
-    ended = diffclip_command("study", *words)
-    assert ended.returncode == 2
+    ended = diffclip_command("study", "study_cpu", *words)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert told in ended.stderr
-    assert ended.stderr.count("\n") == 1
 
 
 def test_missing_data_is_named_before_anything_is_done(
@@ -50,21 +48,11 @@ def test_missing_data_is_named_before_anything_is_done(
     file = study_file(models={**ONE_SEED, "suite": "study"})
     ended = diffclip_command("study", file, "--data", tmp_path / "none", "--dry-run")
     assert ended.returncode == 2
-    assert "oxford_pets3, a folder of your own in clip_benchmark's layout" in ended.stderr
     assert "0 of 6 runs are finished" in ended.stdout
-    for told in ("flickr8k/train is missing", "missing in", "cifar10", "caltech101"):
+    for told in ("flickr8k/train is missing", "oxford_pets3, a folder of your own", "cifar10", "caltech101"):
         assert told in ended.stderr
     assert all(line.startswith("diffclip: ") for line in ended.stderr.splitlines())
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_folder_that_cannot_be_used_is_told(
-    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / "runs").write_text("in the way")
-    ended = diffclip_study(study_file())
-    assert ended.returncode == 2
-    assert f"cannot write {tmp_path / 'runs'}" in ended.stderr
 
 
 def test_the_grid_in_order_once_with_what_the_sweep_chose(
@@ -146,15 +134,18 @@ def _check_files(out: Path) -> None:
 def test_a_run_that_fails_tells_why_and_the_others_go_on(
     study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
 ) -> None:
-    file = study_file(sweep=None, models=ONE_SEED)
-    (tmp_path / "runs" / "models").mkdir(parents=True)
-    (tmp_path / "runs" / "models" / "CLIP-s0.log").mkdir()
-    ended = diffclip_study(file)
+    log = tmp_path / "runs" / "models" / "CLIP-s0.log"
+    log.mkdir(parents=True)
+    ended = diffclip_study(study_file(sweep=None, models=ONE_SEED))
     assert ended.returncode == 1
     assert "(1 of 2 runs done" in ended.stderr
-    assert "Is a directory" in ended.stderr
     assert "models/DiffCLIP-s0: score" in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("diffclip: models/CLIP-s0 failed: ")
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("diffclip: models/CLIP-s0 failed: ")
+    assert "Is a directory" in ended.stderr
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "runs").write_text("in the way")
+    assert f"cannot write {tmp_path / 'runs'}" in diffclip_study(study_file(sweep=None)).stderr
 
 
 def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(
@@ -192,9 +183,9 @@ def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
         return [
             "study",
             str(file),
-            *(str(word) for pair in folders.items() for word in pair),
             "--workers",
             "2",
+            *(str(word) for pair in folders.items() for word in pair),
         ]
 
     def start() -> subprocess.Popen[bytes]:
@@ -239,9 +230,9 @@ def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
     for name, line in StudyFolder(out).runs.items():
         for key in line.keys() - timed:
             assert line[key] == whole[name][key], (name, key)
-    frames = [load_records(folder) for folder in (out, tmp_path / "whole" / "out")]
-    values = [
-        frame[frame["task"] != "cost"].sort_values(["model", "seed"], kind="stable")["value"].tolist()
-        for frame in frames
-    ]
+    values = []
+    for folder in (out, tmp_path / "whole" / "out"):
+        frame = load_records(folder)
+        kept = frame[frame["task"] != "cost"].sort_values(["model", "seed"], kind="stable")
+        values.append(kept["value"].tolist())
     assert values[0] == values[1]
