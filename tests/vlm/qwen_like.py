@@ -11,14 +11,8 @@ _CORPUS = (
     "Yes Yes Yes Yes No No red red assistant assistant",
 )
 # as in its tokenizer_config.json: the tools' tokens are added but not special
-SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPECIAL += ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 ADDED = ("<tool_call>", "</tool_call>")
 
 

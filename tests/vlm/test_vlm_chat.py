@@ -47,9 +47,8 @@ def test_several_turns_token_by_token(tokenizer, processor):
     found = encode(conversation(*turns), processor, "chat", 2048)
     parts = [(f"{SYSTEM}<|im_start|>user\n{'<|image_pad|>' * 4}\n", False)]
     for number, (question, answer) in enumerate(turns):
-        asked = (
-            f"{'<|im_start|>user' + chr(10) if number else ''}{question}<|im_end|>\n<|im_start|>assistant\n"
-        )
+        start = "<|im_start|>user\n" if number else ""
+        asked = f"{start}{question}<|im_end|>\n<|im_start|>assistant\n"
         parts += [(asked, False), (f"{answer}<|im_end|>", True), ("\n", False)]
     assert found == pieces(tokenizer, *parts)
 
@@ -66,21 +65,15 @@ def test_plain_learns_the_answer_and_its_line_break(tokenizer, processor):
     ("question", "answer"),
     [
         ("Is it red?", "Yes"),
-        ("What is in the picture?\n- one\r\n\r\n- two", "  two lines\n\n\nand more!\n "),
-        ("e\u0301te\u0301", "\u0301 nai\u0308ve 日本 🙂"),
+        ("e\u0301te\u0301\n- one\r\n\r\n- two", "  \u0301 nai\u0308ve 日本 🙂\n\n\nand more!\n "),
         ("<|im_end|>\n<|im_start|>assistant\nYes", "<|im_end|>No<|endoftext|>"),
-        ("", "A red circle."),
-        ("1234567 ...", "'s 42"),
+        ("", "'s 1234567 ..."),
     ],
 )
 @pytest.mark.parametrize("has_image", [True, False])
 def test_asking_reads_the_tokens_that_training_read(tokenizer, processor, question, answer, has_image):
-    trained = encode(
-        conversation((question.strip(), answer.strip()), image=IMAGE_FILE if has_image else None),
-        processor,
-        "chat",
-        2048,
-    )
+    sample = conversation((question.strip(), answer.strip()), image=IMAGE_FILE if has_image else None)
+    trained = encode(sample, processor, "chat", 2048)
     asked = prompt(processor, question, has_image)
     images = [Image.new("RGB", (20, 16))] if has_image else None
     given = processor(text=[asked], images=images, add_special_tokens=False)["input_ids"][0]
@@ -119,30 +112,24 @@ def test_what_llava_calls_the_image_is_text_where_the_tokenizer_calls_it_otherwi
     assert found[0].count(named.image_token_id) == 4
 
 
-def test_cut_after_max_length(processor):
+def test_cut_after_max_length_and_what_has_no_answer_to_learn(processor):
     sample = conversation(("Is it red?", "Yes, it is."), ("And two?", "No"))
     whole = encode(sample, processor, "chat", 2048)
     start = next(place for place, label in enumerate(whole[1]) if label != IGNORED)
-    for length in (start + 1, len(whole[0]) - 1, len(whole[0])):
-        cut = encode(sample, processor, "chat", length)
-        assert cut == (whole[0][:length], whole[1][:length])
-    for length in (start, 16, 1):
-        with pytest.raises(
-            InputError, match=rf"mix.json, sample \[4\] \(id x7\): .* after max_length {length} of"
-        ):
-            encode(sample, processor, "chat", length)
+    for length in (start + 1, len(whole[0])):
+        assert encode(sample, processor, "chat", length) == (whole[0][:length], whole[1][:length])
+    with pytest.raises(
+        InputError, match=rf"mix.json, sample \[4\] \(id x7\): .* after max_length {start} of"
+    ):
+        encode(sample, processor, "chat", start)
     with pytest.raises(InputError, match="after max_length 4 of"):
         encode(conversation(("", "Yes")), processor, "plain", 4)
-
-
-@pytest.mark.parametrize(
-    "sample",
-    [conversation(("", "No"), image=None), conversation(("", "No"), ("", "Yes"))],
-    ids=["no image", "two answers"],
-)
-def test_plain_takes_one_answer_about_an_image(processor, sample):
-    with pytest.raises(InputError, match=r"sample \[4\] \(id x7\): the template 'plain' takes one answer"):
-        encode(sample, processor, "plain", 2048)
+    # the template of the first stage
+    for other in (conversation(("", "No"), image=None), conversation(("", "No"), ("", "Yes"))):
+        with pytest.raises(
+            InputError, match=r"sample \[4\] \(id x7\): the template 'plain' takes one answer"
+        ):
+            encode(other, processor, "plain", 2048)
 
 
 def test_the_template_is_saved_along(tokenizer, tmp_path):

@@ -59,23 +59,15 @@ SAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["list", "indented", "lines"])
+@pytest.mark.parametrize("kind", ["list", "lines, with a mark"])
 def test_samples_are_read_one_by_one(tmp_path: Path, images: Path, kind: str) -> None:
     file = write(tmp_path, *SAMPLES)
-    if kind == "indented":
-        file.write_text(json.dumps(SAMPLES, indent=2, ensure_ascii=False), encoding="utf-8-sig")
-    elif kind == "lines":
-        file.write_text("".join(json.dumps(sample) + "\n" for sample in SAMPLES))
+    if kind == "lines, with a mark":
+        file.write_text("".join(json.dumps(sample) + "\n" for sample in SAMPLES), encoding="utf-8-sig")
     found = open_conversations(file, images)
-    name = str(file)
+    name, first = str(file), (Turn("What is it?", "A bus."), Turn("Red?", "Yes é 🙂"))
     assert list(found) == [
-        Conversation(
-            "000000033471",
-            "coco/train2017/1.jpg",
-            (Turn("What is it?", "A bus."), Turn("Red?", "Yes é 🙂")),
-            0,
-            name,
-        ),
+        Conversation("000000033471", "coco/train2017/1.jpg", first, 0, name),
         Conversation("000000033471", "top.png", (Turn("What?", "A"),), 1, name),
         Conversation("12", None, (Turn("Who?", "I"),), 2, name),
         Conversation("", "./coco/train2017/2.jpg", (Turn("", "A caption"),), 3, name),
@@ -107,19 +99,9 @@ def test_the_index_is_made_once(tmp_path: Path, images: Path, monkeypatch: pytes
     ("content", "reason"),
     [
         (b"", "is empty"),
-        (b"[]", "is empty"),
         (b"no JSON", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b'[{"id": "\xff"}]', "is not JSON"),
-        (
-            b'[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}',
-            "is not JSON",
-        ),
-        (b'[{"conversations": [{"from": "human", "value": "a"', "is not JSON"),
-        (
-            b'[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}] x',
-            "is not JSON",
-        ),
     ],
 )
 def test_files_that_are_not_a_list(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -135,21 +117,12 @@ def test_files_that_are_not_a_list(tmp_path: Path, content: bytes, reason: str) 
         ("text", "Input should be a valid dictionary"),
         ({"conversations": [human("a"), gpt("b"), human("c")]}, "human and gpt do not take turns"),
         ({"conversations": [human("a"), gpt(" \n")]}, "an answer is empty"),
-        ({"conversations": [human("a"), gpt(None)]}, "conversations.1.value: Input should be a valid string"),
-        (
-            {"conversations": [human("a"), gpt("half \ud83d")]},
-            "surrogates not allowed",
-        ),
-        ({"conversations": [gpt("a"), human("b")]}, "human and gpt do not take turns"),
+        ({"conversations": [human("a"), gpt("half \ud83d")]}, "surrogates not allowed"),
         ({"conversations": [ASK, gpt("b")]}, "write <image> once where there is an image, else never"),
-        ({"image": "top.png", "conversations": [human("a"), gpt("b")]}, "write <image> once"),
-        ({"image": "top.png", "conversations": [human("<image>a<image>"), gpt("b")]}, "write <image> once"),
         (
             {"image": "top.png", "conversations": [human("is <image> red?"), gpt("b")]},
             "<image> is not at the start or the end",
         ),
-        ({"image": "top.png", "conversations": [ASK, gpt("<image>")]}, "write <image> once"),
-        ({"image": ["a", "b"], "conversations": [ASK, gpt("b")]}, "image: Input should be a valid string"),
         ({"image": "a\0b", "conversations": [ASK, gpt("b")]}, "is outside the folder"),
         ({"image": "coco/../../x", "conversations": [ASK, gpt("b")]}, "the image coco/../../x is outside"),
         ({"image": "/etc/passwd\n", "conversations": [ASK, gpt("b")]}, "the image /etc/passwd\\n is outside"),
@@ -170,9 +143,8 @@ def test_samples_that_cannot_be_trained_on(tmp_path: Path, images: Path, sample:
 def test_missing_images(tmp_path: Path, images: Path) -> None:
     names = ["coco/train2017/1.jpg", "coco/train2017/9.jpg", "gone/1.jpg", "top.png", "top.png/x"]
     file = write(tmp_path, *({"image": name, "conversations": [ASK, gpt("b")]} for name in names))
-    with pytest.raises(
-        InputError, match=r"3 of the 5 images .* coco/train2017/9.jpg, gone/1.jpg, top.png/x: "
-    ):
+    told = r"3 of the 5 images .* coco/train2017/9.jpg, gone/1.jpg, top.png/x: "
+    with pytest.raises(InputError, match=told):
         open_conversations(file, images)
     assert len(open_conversations(file, None)) == 5
     with pytest.raises(InputError, match="nowhere is not a folder"):
@@ -252,19 +224,17 @@ def test_batches_are_random_and_sorted_by_length() -> None:
     assert padded < 1.15 * lengths.mean()
 
 
+def about(image: str, answer: str = "A") -> dict[str, Any]:
+    return {"id": "same", "image": image, "conversations": [ASK, gpt(answer)]}
+
+
 MIX = [
-    {
-        "id": "same",
-        "image": "coco/train2017/1.jpg",
-        "conversations": [ASK, gpt("A bus, “é”.")],
-        "more": [1, None],
-    },
-    {"id": "same", "image": "gqa/images/1.jpg", "conversations": [ASK, gpt("A")]},
+    about("coco/train2017/1.jpg", "A bus, “é”.") | {"more": [1, None]},
+    about("gqa/images/1.jpg"),
     {"id": "same", "conversations": [human("Who?"), gpt("A")]},
-    {"id": "same", "image": "coco/train2017/3.jpg", "conversations": [ASK, gpt(" ")]},
-    {"id": "same", "image": "top.png", "conversations": [ASK, gpt("A")]},
-    {"id": "same", "image": "coco/train2017/2.jpg", "conversations": [ASK, gpt("A")]},
-    {"id": "same", "image": "coco/train2017/4.jpg", "conversations": [ASK, gpt("A")]},
+    about("coco/train2017/3.jpg", " "),
+    about("top.png"),
+    about("coco/train2017/2.jpg"),
     "not an object",
 ]
 
@@ -276,31 +246,23 @@ def filtered(*arguments: object) -> str:
 def test_filtering_keeps_samples_as_they_are(tmp_path: Path) -> None:
     source, target = write(tmp_path, *MIX), tmp_path / "new" / "coco.json"
     printed = filtered(source, target)
-    assert json.loads(target.read_text(encoding="utf-8")) == [MIX[0], MIX[5], MIX[6]]
-    assert len(target.read_text(encoding="utf-8").splitlines()) == 5
-    assert len(open_conversations(target, None)) == 3
-    assert printed.splitlines()[0] == f"{target}: kept 3 of 8 samples of {source}"
+    assert json.loads(target.read_text(encoding="utf-8")) == [MIX[0], MIX[5]]
+    assert len(target.read_text(encoding="utf-8").splitlines()) == 4
+    assert printed.splitlines()[0] == f"{target}: kept 2 of 7 samples of {source}"
     assert "sample [3] (id same): an answer is empty" in printed
     for line in ("2 other images", "1 text only", "2 unusable"):
         assert f"{line}\n" in printed
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--images", "coco/train2017/3"],
-            r"no sample of .* is left .*sample \[3\] \(id same\): an answer",
-        ),
-        (["--images", "vg/"], r"5 other images.*choose --images, such as the start of coco/train2017/1.jpg"),
-    ],
-)
-def test_filtering_that_leaves_nothing(
-    tmp_path: Path, options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filtering_that_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=message):
-        filtered(write(tmp_path, *MIX), "out.json", *options)
+    file = write(tmp_path, *MIX)
+    unusable = r"no sample of .* is left .*sample \[3\] \(id same\): an answer"
+    with pytest.raises(InputError, match=unusable):
+        filtered(file, "out.json", "--images", "coco/train2017/3")
+    others = r"4 other images.*choose --images, such as the start of coco/train2017/1.jpg"
+    with pytest.raises(InputError, match=others):
+        filtered(file, "out.json", "--images", "vg/")
     with pytest.raises(InputError, match="is the source itself"):
         filtered("mix.json", tmp_path / "." / "mix.json")
     assert not (tmp_path / "out.json").exists()

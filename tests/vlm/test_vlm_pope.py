@@ -44,14 +44,12 @@ def test_answers_are_read_as_the_published_parser_does(answer: str, texts: list[
 
 def asked(labels: str, per_image: int = 2) -> list[Question]:
     """A question for each letter y or n, so many about each image."""
+    labelled = enumerate({"y": "yes", "n": "no"}[letter] for letter in labels)
     return [
         Question(
-            question_id=number,
-            image=f"{number // per_image}.jpg",
-            text=f"Is there a {number}?",
-            label="yes" if letter == "y" else "no",
+            question_id=number, image=f"{number // per_image}.jpg", text=f"Is there a {number}?", label=label
         )
-        for number, letter in enumerate(labels)
+        for number, label in labelled
     ]
 
 
@@ -75,8 +73,7 @@ def test_metrics_by_hand() -> None:
     assert [one.chance for one in found.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
     assert found["accuracy"].hits is not None
     assert found["accuracy"].hits.tolist() == [1, 1, 1, 0, 0, 0, 1, 1]
-    more_no = scored("ynnn", "ynnn")
-    assert [one.chance for one in more_no.values()] == [0.75, 0, 0, 0, 0]
+    assert [one.chance for one in scored("ynnn", "ynnn").values()] == [0.75, 0, 0, 0, 0]
     garbage = scored("ynynynyn", "????????")
     assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
 
@@ -85,7 +82,6 @@ def test_metrics_by_hand() -> None:
     ("labels", "said", "zero"),
     [
         ("ynyn", "nnnn", ("precision", "recall", "f1")),
-        ("nnnn", "yyyy", ("precision", "recall", "f1")),
         ("nnnn", "nnnn", ("precision", "recall", "f1", "yes_ratio")),
     ],
 )
@@ -124,14 +120,15 @@ def test_the_mean_of_three_splits() -> None:
     assert "asked without the image" in found["overall"][0].facts["protocol"]
 
 
-def write_set(folder: Path, **changed: str) -> Path:
-    """Three files of four questions about two images; `changed` replaces the text of one."""
+def write_set(folder: Path, random: str | None = None) -> Path:
+    """Three files of four questions about two images, or `random` as one of them."""
     (folder / "images").mkdir(parents=True)
     for name in ("0.jpg", "1.jpg"):
         Image.new("RGB", (16, 16), "red").save(folder / "images" / name)
     whole = "".join(one.model_dump_json() + "\n" for one in asked("ynyn"))
     for split in SPLITS:
-        (folder / f"coco_pope_{split}.json").write_text(changed.get(split, whole))
+        text = whole if random is None or split != "random" else random
+        (folder / f"coco_pope_{split}.json").write_text(text)
     return folder
 
 
@@ -146,10 +143,6 @@ def line(**fields: object) -> str:
         ("", r"random.json has no question"),
         (line() + line(question_id=1), r"line 2: question_id 1 occurs twice"),
         (line() + line(question_id=2, label="maybe"), r"line 2 is not a question: label: Input should be"),
-        ("[]", r"line 1 is not a question"),
-        ("Is there a dog?\n", r"line 1 is not a question: Invalid JSON"),
-        (json.dumps({"question_id": 1}), r"line 1 is not a question: image: Field required"),
-        (line(text=" "), r"line 1 is not a question: text"),
         ("[" * 100_000, r"line 1 is not a question: Invalid JSON"),
         (line(image="7\n.jpg"), r"1 of the 3 images .* such as 7\\n.jpg"),
     ],
@@ -165,8 +158,6 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere is not a folder"):
         open_questions(tmp_path / "nowhere")
     folder = write_set(tmp_path / "set")
-    with pytest.raises(InputError, match=r"2 of the 2 images .* not in .*elsewhere"):
-        open_questions(folder, images=tmp_path / "elsewhere")
     assert open_questions(folder, blind=True).images is None
     (folder / "coco_pope_popular.json").unlink()
     with pytest.raises(InputError, match=r"cannot read .*popular.json .*: POPE has the files"):
@@ -204,10 +195,7 @@ def test_the_command_asks_once_and_keeps_other_records(
     first, _ = run(*arguments)
     records = read_records(output)
     assert len(records) == 2 * 4 * len(METRICS)
-    assert {(one.model, one.seed) for one in records} == {
-        ("CLIP", 7),
-        ("DiffCLIP", None),
-    }
+    assert {(one.model, one.seed) for one in records} == {("CLIP", 7), ("DiffCLIP", None)}
     assert {(one.task, one.dataset) for one in records} == {("pope", "scenes")}
     # an untrained model says neither yes nor no
     assert "does not answer the questions" in first
@@ -229,7 +217,6 @@ def test_bad_requests_are_one_line(models: tuple[Path, Path], tmp_path: Path) ->
     for arguments, message in (
         ((models[0], "--task", "mme", "--output", output), "unknown task 'mme'"),
         ((models[0], "--blind", "--images", tmp_path, "--output", output), "leave --images out"),
-        ((tmp_path / "nothing", "--output", output), "give a run folder"),
     ):
         with pytest.raises(InputError, match=message):
             run(*arguments, "--data", data)

@@ -17,11 +17,7 @@ PAPER = {1: "vlm_qwen05b_stage1", 2: "vlm_qwen05b_stage2"}
 def file(tmp_path: Path, tiny_clip_folder: Path, tiny_language_folder: Path) -> Path:
     part = {"json": "nowhere.json", "images": "nowhere", "lr": 1e-3, "batch_size": 8}
     part |= {"per_device_batch_size": 2, "epochs": 2}
-    fields = {
-        "vision": str(tiny_clip_folder),
-        "language_model": str(tiny_language_folder),
-        "precision": "fp32",
-    }
+    fields = {"vision": str(tiny_clip_folder), "language_model": str(tiny_language_folder)}
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(fields | {"stage1": part, "stage2": part | {"lr": 1e-5}}))
     return path
@@ -42,12 +38,8 @@ def test_recipes_have_llavas_defaults_and_read_as_they_were_written(
     assert "stage2" not in to_yaml(recipe.only(1))
     (tmp_path / "over.yaml").write_text("base: tiny.yaml\nconnector: mlp2x_gelu\nstage1: {lr: 5.0e-4}\n")
     over = read_vlm_recipe(tmp_path / "over.yaml", ["seed=3"])
-    assert (over.connector, over.stage(1).lr, over.stage(1).batch_size, over.seed) == (
-        "mlp2x_gelu",
-        5e-4,
-        8,
-        3,
-    )
+    assert (over.connector, over.seed) == ("mlp2x_gelu", 3)
+    assert (over.stage(1).lr, over.stage(1).batch_size) == (5e-4, 8)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +47,8 @@ def test_recipes_have_llavas_defaults_and_read_as_they_were_written(
     [
         (["conector=linear"], "unknown recipe key 'conector': did you mean 'connector'"),
         (["stage1.learning_rate=1"], "unknown recipe key 'stage1.learning_rate'"),
-        (["connector=mlp2x_gello"], "connector: Input should be 'linear' or 'mlp2x_gelu'"),
-        (["stage1.lr=0"], r"stage1.lr: Input should be greater than 0"),
         (["stage1=null", "stage2=null"], "has neither stage1 nor stage2"),
         (["stage1.start=runs/x"], "only stage 2 starts from a model"),
-        (["vision=null"], "vision: Input should be a valid string"),
     ],
 )
 def test_wrong_recipes_are_one_line(file: Path, changes: list[str], message: str) -> None:

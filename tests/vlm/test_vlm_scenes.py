@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +130,8 @@ def test_both_stages_are_llavas_json(written: Path) -> None:
     assert answers["yes"] > 10
     assert answers["no"] > 10
     assert len({one.id for one in talks}) == 48
-    texts = [
-        sample["conversations"][0]["value"] for sample in json.loads((written / "stage2.json").read_text())
-    ]
-    assert all(text.startswith(f"{IMAGE}\n") for text in texts)
+    for sample in json.loads((written / "stage2.json").read_text()):
+        assert sample["conversations"][0]["value"].startswith(f"{IMAGE}\n")
 
 
 def test_the_same_conversations_come_again(written: Path, tmp_path: Path) -> None:
@@ -172,26 +169,23 @@ def test_color_questions_are_true_and_balanced(negatives: Any) -> None:
     assert [question.question_id for question in asked] == list(range(1, len(asked) + 1))
 
 
-def test_the_tokenizer_is_saved_as_it_was_made(trained: tuple[Any, Any, Path]) -> None:
-    tokenizer = trained[1]
-    made = make_tokenizer(0)
-    for index in range(50):
-        turns = yes_no_turns(scene(index), "kinds", count_things([scene(index)]), dice(index))
-        text = "\n".join([describe(scene(index), dice(index)), *chain(*turns)])
-        assert made(text).input_ids == tokenizer(text).input_ids
-
-
 def test_the_language_model_has_whole_words(trained: tuple[Any, Any, Path]) -> None:
     model, tokenizer, folder = trained
+    sentences = "\n".join(describe(scene(index), dice(index)) for index in range(50))
+    assert make_tokenizer(0)(sentences).input_ids == tokenizer(sentences).input_ids
     assert not folder.with_name("made.training").exists()
     assert model.config.model_type == "qwen2"
     assert model.config.vocab_size == len(tokenizer)
-    for word in ("yes", "no", "red", *(f" {word}" for word in (*COLORS, "picture", "teardrop"))):
+    for word in (
+        "yes",
+        "no",
+        IMAGE,
+        "<|im_end|>",
+        *(f" {word}" for word in (*COLORS, "picture", "teardrop")),
+    ):
         assert len(tokenizer(word).input_ids) == 1, word
     text = "Is there a red crescent in the picture? Größe 3"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-    for token in ("<|im_start|>", "<|im_end|>", IMAGE):
-        assert len(tokenizer(token).input_ids) == 1
 
 
 @pytest.mark.slow
@@ -215,7 +209,6 @@ def test_a_language_model_that_was_stopped_goes_on(tmp_path: Path) -> None:
     first = len((run / "metrics.jsonl").read_text().splitlines())
     assert 1 <= first < 16
     make_language_model(tmp_path / "stopped", settings)
-    whole, stopped, other = (
-        (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped", "other")
-    )
+    files = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped", "other"))
+    whole, stopped, other = (file.read_bytes() for file in files)
     assert whole == stopped != other

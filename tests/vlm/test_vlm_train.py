@@ -99,11 +99,8 @@ def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> 
     return {name.split(".")[1] for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_stage_1_trains_the_connector_alone(first: Path, start: Path) -> None:
+def test_stage_1_trains_the_connector_alone_and_writes_its_metrics(first: Path, start: Path) -> None:
     assert changed(load_file(start / "model.safetensors"), weights(first)) == {"multi_modal_projector"}
-
-
-def test_a_run_writes_its_metrics(first: Path) -> None:
     records = metrics(first)
     assert [record["step"] for record in records] == list(range(1, 13))
     assert records[-1]["samples"] == 4 * 10
@@ -121,10 +118,8 @@ def test_a_run_writes_its_metrics(first: Path) -> None:
 
 def test_stage_2_goes_on_with_connector_and_language_model(first: Path, read: Read, tmp_path: Path) -> None:
     assert train_stage(read(f"stage2.start={first}"), 2, tmp_path / "second") == 3
-    assert changed(weights(first), weights(tmp_path / "second")) == {
-        "multi_modal_projector",
-        "language_model",
-    }
+    parts = {"multi_modal_projector", "language_model"}
+    assert changed(weights(first), weights(tmp_path / "second")) == parts
     model, _ = load_vlm(tmp_path / "second")
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
@@ -137,11 +132,10 @@ def test_a_batch_is_the_same_in_any_passes(read: Read, tmp_path: Path) -> None:
     }
     for name, changes in ways.items():
         train_stage(read(*changes, "stage2.save_every=100"), 2, tmp_path / name)
-    whole, single = (weights(tmp_path / name) for name in ways)
     losses = [[record["loss"] for record in metrics(tmp_path / name)] for name in ways]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    for name in whole:
-        assert torch.allclose(whole[name], single[name], atol=2e-4), name
+    whole, single = (weights(tmp_path / name) for name in ways)
+    torch.testing.assert_close(whole, single, rtol=1e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +160,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(
     if sign == signal.SIGTERM:
         assert process.returncode == 75
         assert f"asked to stop at step {steps}" in error
-        kept = last_checkpoint(stopped)
-        assert kept is not None
-        assert kept.name == f"checkpoint-{steps}"
+        assert last_checkpoint(stopped) == stopped / f"checkpoint-{steps}"
         with pytest.raises(InputError, match="add --resume"):
             train_stage(recipe, 1, stopped)
     # checkpoints that were cut off are passed over
@@ -178,34 +170,20 @@ def test_a_stopped_run_ends_as_one_that_was_not(
     assert train_stage(recipe, 1, stopped, resume=True) == 24
     assert not list(stopped.glob("checkpoint-9*"))
     assert [record["step"] for record in metrics(stopped)] == list(range(1, 25))
-    before, after = weights(whole), weights(stopped)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not changed(weights(whole), weights(stopped))
 
 
-def test_a_finished_run_says_so(first: Path, read: Read) -> None:
-    said: list[str] = []
+def test_folders_that_are_taken(first: Path, read: Read, tmp_path: Path) -> None:
     recipe = read("stage1.epochs=4")
-    assert train_stage(recipe, 1, first, resume=True, say=said.append) == 0
-    assert said == [f"{first} is finished: its model is {first / 'model'}"]
     command = ["vlm", "train", "--stage", "1", str(first / "recipe.yaml"), "--run", str(first), "--resume"]
-    assert CliRunner().invoke(app, command).stdout == said[0] + "\n"
+    said = CliRunner().invoke(app, command).stdout
+    assert said == f"{first} is finished: its model is {first / 'model'}\n"
     with pytest.raises(InputError, match="holds a run already"):
         train_stage(recipe, 1, first)
     with pytest.raises(InputError, match=r"was started with stage1.lr=0.01, not 0.5"):
         train_stage(read("stage1.epochs=4", "stage1.lr=0.5"), 1, first, resume=True)
     with pytest.raises(InputError, match=r"holds a run of stage 1: give --stage 1"):
         train_stage(recipe, 2, first, resume=True)
-
-
-def test_resume_starts_a_run_that_was_stopped_before_its_first_step(read: Read, tmp_path: Path) -> None:
-    assert train_stage(read(), 1, tmp_path / "run", resume=True) == 3
-    assert [record["step"] for record in metrics(tmp_path / "run")] == [1, 2, 3]
-    with pytest.raises(InputError, match="holds a run already"):
-        train_stage(read(), 1, tmp_path / "run")
-
-
-def test_folders_that_are_not_free(read: Read, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("Dear")
     for resume in (False, True):
         with pytest.raises(InputError, match="holds other files"):
@@ -221,15 +199,10 @@ def test_a_start_that_does_not_fit(read: Read, first: Path, start: Path, tmp_pat
         return str(caught.value)
 
     other = "connector=mlp2x_gelu"
-    assert said(other) == (
-        f"{start} was trained with connector=linear, and the recipe says mlp2x_gelu: give connector=linear, or another "
-        "stage2.start"
-    )
+    assert f"{start} was trained with connector=linear, and the recipe says mlp2x_gelu" in said(other)
     assert "was trained with connector=linear" in said(other, f"stage2.start={first}")
     assert "was trained with vision=" in said("vision=elsewhere", f"stage2.start={first}")
-    assert "was trained with language_model=" in said("language_model=a/b", f"stage2.start={first}")
     assert "stage2.start is missing" in said("stage2.start=null")
-    assert "nowhere is not a folder" in said("stage2.start=nowhere")
 
 
 def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
@@ -239,9 +212,8 @@ def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "batch_size 5 does not divide by per_device_batch_size 2 × 1 process" in said(
-        "stage1.batch_size=5"
-    )
+    words = "batch_size 5 does not divide by per_device_batch_size 2 × 1 process"
+    assert words in said("stage1.batch_size=5")
     assert "cannot read nowhere.json" in said("stage1.json=nowhere.json")
     shutil.copytree(file.parent / "images", tmp_path / "images")
     (tmp_path / "images" / "3.png").write_bytes(b"no image")
@@ -274,21 +246,10 @@ def test_two_processes_train_as_one(file: Path, read: Read, tmp_path: Path) -> N
     """By torchrun; some passes of some processes have no image."""
     alone, both = tmp_path / "alone", tmp_path / "both"
     train_stage(read(), 2, alone)
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "diffclip.cli",
-        "--",
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["-m", "diffclip.cli", "--"]
     train = ["vlm", "train", "--stage", "2", str(file), "stage2.per_device_batch_size=1", "--run", str(both)]
     done = subprocess.run([*torchrun, *train], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("3 steps; the model is") == 1
-    one, two = weights(alone), weights(both)
-    for name in one:
-        assert torch.allclose(one[name], two[name], atol=2e-4), name
+    torch.testing.assert_close(weights(alone), weights(both), rtol=1e-5, atol=2e-4)

@@ -23,17 +23,11 @@ _CORPUS = (
 
 def make_clip(attention: str = "differential", layers: int = 2, seed: int = 0) -> diffclip.CLIP:
     """A DiffCLIP of a few thousand weights."""
+    tower = {"width": 16, "heads": 2, "attention": attention}
     config = diffclip.CLIPConfig(
         embed_dim=16,
-        vision=diffclip.VisionConfig(
-            image_size=IMAGE_SIZE,
-            patch_size=PATCH_SIZE,
-            width=16,
-            layers=layers,
-            heads=2,
-            attention=attention,
-        ),
-        text=diffclip.TextConfig(context_length=12, width=16, layers=1, heads=2, attention=attention),
+        vision=tower | {"image_size": IMAGE_SIZE, "patch_size": PATCH_SIZE, "layers": layers},
+        text=tower | {"context_length": 12, "layers": 1},
     )
     return diffclip.CLIP(config, seed=seed).eval()
 
@@ -53,11 +47,8 @@ def make_tokenizer(special: tuple[str, ...] = SPECIAL) -> Any:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(_CORPUS, trainer)
+    start = {"special_tokens": list(special), "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    bpe.train_from_iterator(_CORPUS, trainers.BpeTrainer(vocab_size=320, show_progress=False, **start))
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=512
     )
@@ -72,14 +63,10 @@ def make_language_model(tokenizer: Any, seed: int = 0, **sizes: Any) -> Any:
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
     }
+    fields |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    fields |= {"tie_word_embeddings": True, "bos_token_id": None}
+    fields |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(Qwen2Config(**(fields | sizes))).eval()
 
