@@ -27,9 +27,8 @@ def test_to_transformers_and_back(
     said = call(model_folder, tmp_path / "theirs", "--transformers")
     assert f"{tmp_path / 'theirs'}: DiffCLIP-v16x1x2p8-t16x1x2" in said
     loaded, ids = AutoModel.from_pretrained(tmp_path / "theirs"), tokenizer(["a cat"])
-    made = AutoTokenizer.from_pretrained(tmp_path / "theirs")(
-        ["a cat"], padding="max_length", return_tensors="pt"
-    )
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    made = theirs(["a cat"], padding="max_length", return_tensors="pt")
     assert torch.equal(made.input_ids, ids)
     torch.testing.assert_close(loaded.get_text_features(**made).pooler_output, model.encode_text(ids))
     capfd.readouterr()
@@ -46,23 +45,22 @@ def test_to_transformers_and_back(
 def test_nothing_is_replaced(model_folder: Path, tmp_path: Path) -> None:
     image = tmp_path / "photo.pt"
     image.write_bytes(b"JPEG")
-    with pytest.raises(InputError, match=r"photo\.pt exists: give another name"):
-        call(model_folder, image)
-    with pytest.raises(InputError, match="is not empty: give a new folder"):
-        call(model_folder, tmp_path)
+    for target, told in ((image, r"photo\.pt exists: give another name"), (tmp_path, "is not empty")):
+        with pytest.raises(InputError, match=told):
+            call(model_folder, target)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"JPEG"]
 
 
 def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the published layout cannot hold a model of --transformers"):
         call(model_folder, tmp_path / "model.pt", "--transformers")
-    (tmp_path / "tower").mkdir()
-    (tmp_path / "tower" / "config.json").write_text(json.dumps({"model_type": "diffclip_vision_model"}))
-    with pytest.raises(InputError, match="is a 'diffclip_vision_model', not a 'clip'"):
-        read_foreign(f"transformers:{tmp_path / 'tower'}")
+    for kind, told in (
+        ("diffclip_vision_model", "is a 'diffclip_vision_model', not a 'clip'"),
+        ("diffclip", "diffclip cannot be read"),
+    ):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind}))
+        with pytest.raises(InputError, match=told):
+            read_foreign(f"transformers:{tmp_path / kind}")
     with pytest.raises(InputError, match=r"its config\.json names no model_type"):
         call(f"transformers:{model_folder}", tmp_path / "back")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "diffclip"}))
-    with pytest.raises(InputError, match="empty cannot be read"):
-        call(f"transformers:{tmp_path / 'empty'}", tmp_path / "back")

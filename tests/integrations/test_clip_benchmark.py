@@ -47,13 +47,9 @@ def scenes(tmp_path_factory) -> Path:
 
 def learnt(scenes: Path, attention: str, steps: int) -> diffclip.CLIP:
     """A model that has begun to learn the scenes it is tested on: its embeddings are spread, and many answers right."""
-    config = diffclip.CLIPConfig(
-        embed_dim=32,
-        vision=diffclip.VisionConfig(
-            image_size=32, patch_size=16, width=32, layers=2, heads=4, attention=attention
-        ),
-        text=diffclip.TextConfig(context_length=20, width=32, layers=2, heads=4, attention=attention),
-    )
+    tower = {"width": 32, "layers": 2, "heads": 4, "attention": attention}
+    vision, text = tower | {"image_size": 32, "patch_size": 16}, tower | {"context_length": 20}
+    config = diffclip.CLIPConfig(embed_dim=32, vision=vision, text=text)
     model = diffclip.CLIP(config, seed=0)
     preprocess = EvalTransform(32, config.preprocess)
     data = open_set(scenes / "captions", "test")
@@ -74,10 +70,11 @@ def learnt(scenes: Path, attention: str, steps: int) -> diffclip.CLIP:
 @pytest.fixture(scope="module")
 def weights(scenes, tmp_path_factory) -> dict[str, Path]:
     """A saved folder of each attention."""
-    folder = tmp_path_factory.mktemp("runs")
-    for attention, steps in (("softmax", 0), ("differential", 40)):
-        diffclip.save_weights(learnt(scenes, attention, steps), folder / attention)
-    return {attention: folder / attention for attention in ("softmax", "differential")}
+    place, steps = tmp_path_factory.mktemp("runs"), {"softmax": 0, "differential": 40}
+    folders = {attention: place / attention for attention in steps}
+    for attention, folder in folders.items():
+        diffclip.save_weights(learnt(scenes, attention, steps[attention]), folder)
+    return folders
 
 
 def run_theirs(weights: Path, folder: Path, *options: str) -> dict[str, float]:
@@ -105,19 +102,11 @@ def assert_equal_but_for_one_item(weights: Path, folder: Path, split: str, *opti
     return theirs
 
 
-def test_the_same_zero_shot_on_scenes(scenes, weights) -> None:
-    assert_equal_but_for_one_item(
-        weights["differential"], scenes / "shapes", "test", "--dataset", "wds/scenes-shapes"
-    )
-
-
-def test_the_same_retrieval_on_scenes(scenes, weights) -> None:
-    found = assert_equal_but_for_one_item(
-        weights["differential"],
-        scenes / "captions",
-        "test",
-        *("--dataset", "wds/scenes", "--task", "zeroshot_retrieval"),
-    )
+def test_the_same_zero_shot_and_retrieval_on_scenes(scenes, weights) -> None:
+    given = ["--dataset", "wds/scenes-shapes"]
+    assert_equal_but_for_one_item(weights["differential"], scenes / "shapes", "test", *given)
+    given = ["--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
+    found = assert_equal_but_for_one_item(weights["differential"], scenes / "captions", "test", *given)
     assert found["image_retrieval_recall@10"] > 1.2 * 10 / 96  # better than chance
 
 
@@ -139,18 +128,6 @@ def test_registering_twice_is_as_once(monkeypatch) -> None:
     assert cli.MODEL_TYPES is models.MODEL_TYPES
     monkeypatch.setattr(sys, "argv", ["clip_benchmark", "eval", "--model_type", "diffclip"])
     assert cli.get_parser_args()[1].model_type == "diffclip"
-
-
-def test_their_loader_gives_our_model(weights, tmp_path) -> None:
-    ours.register()
-    model, transform, tokenizer = models.load_clip(
-        "diffclip", "a label", str(weights["differential"]), cache_dir=None, device="cpu"
-    )
-    wanted, preprocess, _ = diffclip.load(weights["differential"])
-    assert not model.training
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in wanted.state_dict().items())
-    assert (transform.image_size, transform.preprocess) == (preprocess.image_size, preprocess.preprocess)
-    assert tokenizer(["far too long " * 20, "short"]).shape == (2, 20)
 
 
 def test_a_name_alone_has_random_weights_and_says_so(capsys) -> None:
@@ -177,13 +154,10 @@ def test_runs_with_the_default_output(weights, scenes) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--pretrained", "runs/gone"], "runs/gone does not exist"),
         (["--pretrained", "random"], "no model to measure: give --pretrained"),
-        (["--model", "DifCLIP-ViT-B-16", "--pretrained", "random"], "did you mean 'DiffCLIP-ViT-B-16'"),
         (["--model", "CLIP-ViT-B-16"], "holds CLIP-v32x2x4.*, not CLIP-ViT-B-16"),
         (["--dataset", "cifar11"], "Unsupported dataset: cifar11; .*--dataset wds/NAME"),
         (["--dataset_root", "CAPTIONS"], "Classes not specified for wds/shapes; .*--task zeroshot_retrieval"),
-        (["--output", "."], r"cannot write \."),
         (["--output", "taken/{dataset}.json"], r"cannot write taken/shapes\.json"),
     ],
 )
@@ -197,38 +171,26 @@ def test_bad_input_is_one_line(options, words, weights, scenes) -> None:
     assert not list(Path().glob("*.json"))
 
 
-@pytest.fixture
-def nothing_runs(monkeypatch) -> None:
-    monkeypatch.setattr(cli, "main_eval", lambda _: pytest.fail("it was started"))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA it runs")
-def test_a_linear_probe_without_cuda_names_the_way_out(nothing_runs) -> None:
+def test_a_linear_probe_without_cuda_names_the_way_out() -> None:
     with pytest.raises(InputError, match=r"needs CUDA.* use diffclip evaluate --task linear-probe"):
         ours.run_command(["eval", "--task", "linear_probe", "--pretrained", "runs/gone"])
 
 
-def test_a_numpy_that_breaks_their_accuracy(weights, monkeypatch) -> None:
-    """Retrieval needs no accuracy."""
-    started: list[str] = []
+def test_a_numpy_that_breaks_their_accuracy_and_model_types_of_theirs(weights, monkeypatch) -> None:
+    started = []
     monkeypatch.setattr(ours.numpy, "__version__", "2.4.1")
-    monkeypatch.setattr(cli, "main_eval", lambda chosen: started.append(chosen.task))
+    monkeypatch.setattr(cli, "main_eval", started.append)
     given = ["eval", "--pretrained", str(weights["softmax"]), "--dataset", "wds/flickr8k", "--task"]
     with pytest.raises(InputError, match=r"accuracy with NumPy 2\.4\.1: run pip install 'numpy<2\.4'"):
         ours.run_command([*given, "zeroshot_classification"])
-    ours.run_command([*given, "zeroshot_retrieval"])
-    assert started == ["zeroshot_retrieval"]
+    assert not started
+    theirs = ["--model_type", "open_clip", "--model", "ViT-B-32", "--pretrained", "openai"]
+    ours.run_command([*given, "zeroshot_retrieval", *theirs])  # needs no accuracy
+    assert (started[0].model_type, started[0].model) == ("open_clip", ["ViT-B-32"])
 
 
 def test_a_missing_group_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(InputError, match=r"needs sklearn.* pip install 'diffclip\[eval\]'"):
         ours.register()
-
-
-def test_their_own_model_types_stay(monkeypatch) -> None:
-    chosen = []
-    monkeypatch.setattr(cli, "main_eval", chosen.append)
-    theirs = ["--model_type", "open_clip", "--model", "ViT-B-32", "--pretrained", "openai"]
-    ours.run_command(["eval", *theirs, "--dataset", "wds/x"])
-    assert (chosen[0].model_type, chosen[0].model) == ("open_clip", ["ViT-B-32"])
