@@ -86,9 +86,7 @@ def test_weights_of_open_clip_by_architecture_and_file(tiny: Path, between: str)
         read_foreign(f"open_clip:tiny/{half}")
 
 
-def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(tiny: Path, capsys) -> None:
     import open_clip
 
     ours, model = read_foreign("open_clip:tiny/Squashed"), open_clip_model(quick_gelu=True)
@@ -102,9 +100,7 @@ def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(
     assert prepared.preprocess.mean == (0.1, 0.2, 0.3)
 
 
-def test_every_tag_of_open_clip_gets_the_activation_that_it_was_trained_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_tag_of_open_clip_gets_the_activation_that_it_was_trained_with(monkeypatch) -> None:
     """Whatever the architecture says; nothing is built here."""
     import open_clip
 

@@ -18,9 +18,7 @@ def call(*arguments: object) -> str:
     return in_process.call("convert", *arguments)[0]
 
 
-def test_to_transformers_and_back(
-    model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_to_transformers_and_back(model_folder: Path, tmp_path: Path, capfd) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     model, _, tokenizer = diffclip.load(model_folder)

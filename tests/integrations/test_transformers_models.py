@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -164,19 +163,6 @@ def test_larger_pictures_have_their_positions_resampled() -> None:
         theirs.get_image_features(larger[..., :23], interpolate_pos_encoding=True)
 
 
-def test_positions_can_be_given_and_others_names_have_no_effect() -> None:
-    theirs = from_diffclip(core())
-    plain = theirs(IDS, PIXELS)
-    places = torch.arange(6)[None]
-    near(theirs(IDS, PIXELS, position_ids=places, use_cache=False).to_tuple(), plain.to_tuple(), 0)
-    moved = theirs.get_text_features(IDS, position_ids=places.flip(1)).pooler_output
-    other = copy.deepcopy(theirs)
-    with torch.no_grad():
-        other.text_model.positional_embedding.copy_(other.text_model.positional_embedding.flip(0))
-    near(moved, other.get_text_features(IDS).pooler_output, 0)
-    assert not torch.equal(moved, plain.text_model_output.pooler_output)
-
-
 def test_the_loss_is_that_of_the_logits() -> None:
     softmax, sigmoid = from_diffclip(core()), from_diffclip(core(logit_bias=True))
     out = softmax(IDS, PIXELS, return_loss=True)
@@ -235,14 +221,6 @@ def test_new_models_start_as_the_cores_do(variant: str) -> None:
             near(made[name], value)
     if variant == "added":
         assert all(float(lam) == 0 for lams in drawn[0].lambdas().values() for lam in lams)
-
-
-def test_on_the_meta_device_nothing_is_drawn() -> None:
-    with torch.device("meta"):
-        made = DiffCLIPModel(from_diffclip(core(lambda_init="dynamic")).config)
-    assert all(parameter.is_meta for parameter in made.parameters())
-    lambda_inits = [block.attn.lambda_init for block in made.vision_model.visual.blocks]
-    assert lambda_inits == [pytest.approx(0.2), pytest.approx(0.8 - 0.6 * 2.718281828**-0.3)]
 
 
 def test_half_precision_spares_lambda() -> None:

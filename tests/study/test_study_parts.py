@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow(minutes=1)
-def test_a_part_goes_on_from_the_results_of_the_part_before(
-    study_file: Callable[..., Path], data: Path, tmp_path: Path
-) -> None:
+def test_a_part_goes_on_from_the_results_of_the_part_before(study_file, data: Path, tmp_path: Path) -> None:
     one = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
     file = study_file(sweep=None, ablations=ABLATIONS, models=one, recipe=str(tmp_path / "tiny.yaml"))
 

@@ -32,9 +32,7 @@ def test_runs_come_seed_by_seed_with_the_settings_of_their_kind(study_file: Call
     assert {"lr=0.125", "seed=0", 'model="CLIP"'} <= set(runs[-1].words)
 
 
-def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(
-    study_file: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(study_file, tmp_path: Path) -> None:
     arms = ["CLIP", "DiffCLIP", "DiffCLIP-no-norm"]
     sweep = {"lr": [1e-3, 2e-3, 4e-3], "weight_decay": [0.1], "seeds": [100, 101], "arms": arms}
     study = read_study(study_file(sweep=sweep, ablations=ABLATIONS))

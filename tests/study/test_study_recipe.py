@@ -82,9 +82,7 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         (_arms(x={"change": {"model": "DiffCLIB"}}), "arm x: unknown model 'DiffCLIB'"),
     ],
 )
-def test_a_wrong_study_is_refused_in_a_line(
-    study_file: Callable[..., Path], changes: dict[str, Any], told: str
-) -> None:
+def test_a_wrong_study_is_refused_in_a_line(study_file, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told) as error:
         read_study(study_file(**changes))
     assert "\n" not in str(error.value)

@@ -56,12 +56,16 @@ def told(request: pytest.FixtureRequest, both: list[dict[str, Any]]) -> dict[str
     return dict(both[0][request.param])
 
 
-def in_one(loss: str) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of the whole batch in this process."""
+def in_one(loss: str) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Loss, accuracy and gradients of the whole batch in this process."""
     model = gradients.made_model(loss)
-    value = make_criterion(loss, True)(**model(*gradients.made_batch()))
+    out = model(*gradients.made_batch())
+    value = make_criterion(loss, True)(**out)
     value.backward()
-    return value.item(), gradients.gradients_of(model)
+    scores = out["image_features"] @ out["text_features"].T
+    own = torch.arange(len(scores))
+    accuracy = sum((scores.argmax(dim) == own).float().mean() for dim in (0, 1)) / 2
+    return value.item(), float(accuracy), gradients.gradients_of(model)
 
 
 assert_same = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
@@ -70,8 +74,9 @@ assert_same = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
 @pytest.mark.parametrize("case", [case for case in gradients.CASES if "yes" in case])
 def test_two_processes_have_the_loss_and_gradients_of_one(case: str, told: dict[str, Any]) -> None:
     found, loss = told[case], case.split()[0]
-    value, expected = in_one(loss)
+    value, accuracy, expected = in_one(loss)
     assert found["loss"] == pytest.approx(value, abs=1e-5)
+    assert found["accuracy"] == pytest.approx(accuracy)
     assert_same(found["gradients"], expected)
     # the norm and the clipping are of all gradients together, wherever they lie
     model = gradients.made_model(loss)
@@ -98,17 +103,7 @@ def test_without_gathered_gradients_other_features_are_constants(case: str, told
     torch.autograd.backward([images, texts, scale], [of_images, of_texts, of_scale])
     assert told[case]["loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert_same(told[case]["gradients"], gradients.gradients_of(model))
-    assert not torch.allclose(in_one("clip")[1]["image_projection"], model.image_projection.grad, atol=1e-4)
-
-
-def test_accuracy_is_within_the_whole_batch(told: dict[str, Any]) -> None:
-    out = gradients.made_model()(*gradients.made_batch())
-    scores = out["image_features"] @ out["text_features"].T
-    own = torch.arange(len(scores))
-    expected = sum((scores.argmax(dim) == own).float().mean() for dim in (0, 1)) / 2
-    for case in gradients.CASES:
-        if case.startswith("clip"):
-            assert told[case]["accuracy"] == pytest.approx(expected.item())
+    assert not torch.allclose(in_one("clip")[2]["image_projection"], model.image_projection.grad, atol=1e-4)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -89,9 +89,7 @@ def test_the_end_of_a_start_is_kept(tmp_path: Path) -> None:
     assert ends == [("KeyboardInterrupt", 1), ("OSError: gone", 1), ("no space left", 1), ("finished", 2)]
 
 
-def test_weights_and_biases_offline_goes_on_in_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_offline_goes_on_in_the_same_run(tmp_path: Path, monkeypatch) -> None:
     wandb = pytest.importorskip("wandb")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
@@ -108,9 +106,7 @@ def test_weights_and_biases_offline_goes_on_in_the_same_run(
     assert all(word in content for word in (b"a-project", b"train/loss"))
 
 
-def test_a_logger_that_cannot_be_used_is_told_and_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_logger_that_cannot_be_used_is_told_and_left_out(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "tensorboard").touch()
     monkeypatch.setitem(sys.modules, "wandb", None)
     with RunLogger(tmp_path, "test", 1, wandb="a-project") as logger:
@@ -121,9 +117,7 @@ def test_a_logger_that_cannot_be_used_is_told_and_left_out(
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
-def test_rate_and_time_left_are_those_of_the_last_fifty_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rate_and_time_left_are_those_of_the_last_fifty_steps(tmp_path: Path, monkeypatch) -> None:
     now = 0.0
     monkeypatch.setattr("diffclip.training.logging.time.monotonic", lambda: now)
     with RunLogger(tmp_path, "test", 202) as logger:

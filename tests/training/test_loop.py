@@ -247,9 +247,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_again(
     assert without_times(tmp_path / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
 
 
-def test_progress_after_a_last_broken_batch_is_kept(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_after_a_last_broken_batch_is_kept(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
     batches = CaptionLoader.epoch
 
     def epoch(self: Any, epoch: int, start_batch: int = 0) -> Any:

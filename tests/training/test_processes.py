@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from test_distributed import free_port
-from test_loop import KilledError, before_step, changed, die
+from test_loop import KilledError, before_step, changed, die, lines
 from zeroed_pictures import zero_pictures
 
 from diffclip.data.shards import Shards
@@ -45,7 +45,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return lines(run / "metrics.jsonl")
 
 
 def assert_same_curve(a: Path, b: Path) -> None:
@@ -88,11 +88,10 @@ def test_two_processes_make_the_run_of_one_until_one_is_killed(
     assert "Traceback" not in told
     assert "Warning" not in told
     assert_same_curve(alone, run)
-    validations = [(folder / "validation.jsonl").read_text().splitlines()[:3] for folder in (alone, run)]
-    for one, other in zip(*(map(json.loads, lines) for lines in validations), strict=True):
-        correlations = [line.pop("map_correlation") for line in (one, other)]
-        assert other == pytest.approx(one, abs=0.1)  # a picture or two of twelve
-        assert other["captions"] == 60
+    for here, there in zip(*(lines(folder / "validation.jsonl")[:3] for folder in (alone, run)), strict=True):
+        correlations = [line.pop("map_correlation") for line in (here, there)]
+        assert there == pytest.approx(here, abs=0.1)  # a picture or two of twelve
+        assert there["captions"] == 60
         for tower, layers in correlations[0].items():
             assert correlations[1][tower] == pytest.approx(layers, abs=0.02)
 

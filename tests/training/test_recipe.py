@@ -36,12 +36,6 @@ def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
     assert sized.config().embed_dim == 8
 
 
-def test_a_recipe_as_resolved_is_read_back_the_same(recipe_file: Path, tmp_path: Path) -> None:
-    recipe = read_recipe(recipe_file, ["lr=3e-4"])
-    (tmp_path / "again.yaml").write_text(to_yaml(recipe))
-    assert read_recipe(tmp_path / "again.yaml") == recipe
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -114,9 +108,6 @@ def test_a_recipe_builds_on_one_other(fields: dict[str, Any], tmp_path: Path) ->
     assert recipe == parse_recipe(expected, "test")
     third.write_text(yaml.safe_dump({"base": "more.yaml"}))
     with pytest.raises(InputError, match=r"its base more\.yaml has a base itself: build on base\.yaml"):
-        read_recipe(third)
-    third.write_text(yaml.safe_dump({"base": "flickr8k_cpuu"}))
-    with pytest.raises(InputError, match="did you mean 'flickr8k_cpu'"):
         read_recipe(third)
 
 

@@ -140,8 +140,6 @@ def test_the_template_is_saved_along(tokenizer, tmp_path):
     ours.save_pretrained(tmp_path)
     again = LlavaProcessor.from_pretrained(tmp_path)
     assert chat_template(again) == ours.chat_template
-    sample = conversation(("Is it red?", "Yes"), ("Is it?", "No"))
-    assert encode(sample, again, "chat", 2048) == encode(sample, ours, "chat", 2048)
     asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Is it red?"}]}]
     written = again.apply_chat_template(asked, add_generation_prompt=True)
     assert written == prompt(ours, "Is it red?", True)

@@ -194,9 +194,7 @@ def test_a_batch_is_padded_on_the_right(processor: Any, shown: tuple[list[Conver
     assert "pixel_values" not in collate([items[1]])
 
 
-def test_workers_give_the_same_and_name_samples_with_a_fault(
-    processor: Any, shown: tuple[list[Conversation], Path]
-) -> None:
+def test_workers_give_the_same_and_name_samples_with_a_fault(processor: Any, shown) -> None:
     items = ConversationSet(*shown, processor, "plain", 2048)
     loader = DataLoader(items, batch_sampler=[[0], [0, 3], [1]], collate_fn=collate, num_workers=1)
     batches = iter(loader)

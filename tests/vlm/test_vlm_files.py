@@ -89,19 +89,15 @@ def test_folders_without_a_model(
 
 
 def test_vision_towers_and_language_models(
-    tiny_clip_folder: Path,
-    tiny_language_folder: Path,
-    tiny_vision: Any,
-    tiny_language_model: Any,
-    tmp_path: Path,
+    tiny_clip_folder: Path, tiny_language_folder: Path, parts: Any, tmp_path: Path
 ) -> None:
     vision, image_processor = load_vision(str(tiny_clip_folder))
     pixels = torch.ones(1, 3, 16, 16)
     with torch.no_grad():
-        assert torch.equal(vision(pixels).last_hidden_state, tiny_vision(pixels).last_hidden_state)
+        assert torch.equal(vision(pixels).last_hidden_state, parts[0](pixels).last_hidden_state)
     assert dict(image_processor.crop_size) == {"height": 16, "width": 16}
     language, tokenizer = load_language_model(str(tiny_language_folder))
-    assert torch.equal(language.lm_head.weight, tiny_language_model.lm_head.weight)
+    assert torch.equal(language.lm_head.weight, parts[1].lm_head.weight)
     assert tokenizer.convert_tokens_to_ids("<|image_pad|>") == 3
     with pytest.raises(InputError, match="is a model's name and has no weights"):
         load_vision("DiffCLIP-ViT-B-16")
@@ -127,9 +123,7 @@ def test_code_that_comes_with_weights_does_not_run(tmp_path: Path, tiny_language
     assert not marker.exists()
 
 
-def test_a_batch_answers_as_each_question_alone(
-    talker: tuple[Any, Any], shades: list[Image.Image], tmp_path: Path
-) -> None:
+def test_a_batch_answers_as_each_question_alone(talker, shades: list[Image.Image], tmp_path: Path) -> None:
     shades[1].save(tmp_path / "light.png")
     images = [shades[0], None, tmp_path / "light.png"]
     together = answer(*talker, images, QUESTIONS, 6)
@@ -143,9 +137,7 @@ def test_a_batch_answers_as_each_question_alone(
     assert len(short) < len(together[0])
 
 
-def test_the_command_asks_each_question(
-    talker: tuple[Any, Any], shades: list[Image.Image], tmp_path: Path
-) -> None:
+def test_the_command_asks_each_question(talker, shades: list[Image.Image], tmp_path: Path) -> None:
     save_vlm(*talker, tmp_path / "run" / "model")
     shades[0].save(tmp_path / "dark.png")
     asked = (tmp_path / "dark.png", *QUESTIONS[:2], "--model", tmp_path / "run")

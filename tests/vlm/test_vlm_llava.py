@@ -26,11 +26,6 @@ def words(model: Any) -> Any:
         return model(torch.tensor([[9, 40, 41, 7, 100]])).logits
 
 
-@pytest.fixture(scope="module")
-def parts(tiny_vision: Any, tiny_language_model: Any, tiny_tokenizer: Any, tiny_image_processor: Any) -> Any:
-    return tiny_vision, tiny_language_model, tiny_tokenizer, tiny_image_processor
-
-
 @pytest.mark.parametrize("connector", CONNECTORS)
 def test_a_connected_model_is_its_parts_and_loads_with_auto_classes(
     connector: str, parts: Any, tmp_path: Path
@@ -91,10 +86,10 @@ def test_language_models_that_do_not_fit(kind: str, message: str, parts: Any) ->
         connect(make_vision(layers=1), *parts[1:])
 
 
-def test_tokens_that_a_tokenizer_lacks_are_added(tiny_vision: Any, tiny_image_processor: Any) -> None:
+def test_tokens_that_a_tokenizer_lacks_are_added(parts: Any) -> None:
     tokenizer = make_tokenizer(SPECIAL[:1])
     language = make_language_model(tokenizer)
-    model, processor = connect(tiny_vision, language, tokenizer, tiny_image_processor)
+    model, processor = connect(parts[0], language, tokenizer, parts[3])
     assert processor.image_token == "<image>"
     assert processor.image_token_id == len(tokenizer) == model.config.image_token_id
     assert model.config.text_config.vocab_size == len(tokenizer) + 2  # <image>, <|im_start|>

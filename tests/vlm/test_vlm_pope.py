@@ -85,9 +85,7 @@ def test_metrics_by_hand() -> None:
         ("nnnn", "nnnn", ("precision", "recall", "f1", "yes_ratio")),
     ],
 )
-def test_a_ratio_of_nothing_is_0_with_the_widest_interval(
-    labels: str, said: str, zero: tuple[str, ...]
-) -> None:
+def test_a_ratio_of_nothing_is_0_with_the_widest_interval(labels: str, said: str, zero) -> None:
     found = scored(labels, said)
     assert all(found[metric].value == 0 for metric in zero)
     for metric, is_counted in (("precision", "y" in said), ("recall", "y" in labels)):
@@ -165,19 +163,13 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_vlm: tuple[Any, Any],
-    tiny_language_model: Any,
-    tiny_tokenizer: Any,
-    tiny_image_processor: Any,
-) -> tuple[Path, Path]:
+def models(tmp_path_factory, tiny_vlm: tuple[Any, Any], parts: Any) -> tuple[Path, Path]:
     """A CLIP in a run of seed 7, and a saved DiffCLIP of the same size."""
     from diffclip.vlm.files import save_vlm
 
     folder = tmp_path_factory.mktemp("vlm")
     save_vlm(*tiny_vlm, folder / "DiffCLIP")
-    plain = connect(make_vision("softmax", seed=1), tiny_language_model, tiny_tokenizer, tiny_image_processor)
+    plain = connect(make_vision("softmax", seed=1), *parts[1:])
     save_vlm(*plain, folder / "CLIP-s7-stage2" / "model")
     (folder / "CLIP-s7-stage2" / "recipe.yaml").write_text("language_model: tiny\nseed: 7\n")
     return folder / "CLIP-s7-stage2", folder / "DiffCLIP"
@@ -186,9 +178,7 @@ def models(
 run = partial(in_process.call, "vlm", "evaluate")
 
 
-def test_the_command_asks_once_and_keeps_other_records(
-    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_asks_once_and_keeps_other_records(models, tmp_path: Path, monkeypatch) -> None:
     data, output = tmp_path / "scenes", tmp_path / "out" / "pope.jsonl"
     write_questions(data, 2, 16, 0)
     arguments = (*models, "--task", "pope", "--data", data, "--output", output, "--batch-size", 12)

@@ -39,9 +39,7 @@ def _imported_modules_are_no_garbage() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def file(
-    tmp_path_factory: pytest.TempPathFactory, tiny_clip_folder: Path, tiny_language_folder: Path, start: Path
-) -> Path:
+def file(tmp_path_factory, tiny_clip_folder: Path, tiny_language_folder: Path, start: Path) -> Path:
     """A recipe of both stages on the same 12 conversations, of which stage 1 takes those with an image."""
     folder = tmp_path_factory.mktemp("training")
     everything, images = write_conversations(folder)
