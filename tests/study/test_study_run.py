@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from in_process import diffclip_command
 from tiny_study import ABLATIONS, STUDY, write_finished
 
+from diffclip.errors import InputError
 from diffclip.evaluation.records import load_records
 from diffclip.study.plan import sweep_runs
 from diffclip.study.recipe import read_study
 from diffclip.study.results import StudyFolder
-from diffclip.study.runs import read_lines
+from diffclip.study.runs import TIMING_FILE, read_lines, read_timing
+from diffclip.study.timing import time_arms, time_of
 
 ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
 ONE_SEED = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
@@ -222,3 +225,58 @@ def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
         kept = frame[frame["task"] != "cost"].sort_values(["model", "seed"], kind="stable")
         values.append(kept["value"].tolist())
     assert values[0] == values[1]
+
+
+def test_all_arms_take_turns_and_leave_a_file(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    study = read_study(study_file(ablations=ABLATIONS, change={"precision": "bf16"}))
+    assert read_timing(tmp_path) == {}
+    threads = torch.get_num_threads()
+    found = time_arms(study, tmp_path, "cpu", threads=1, seconds=0.0)
+    assert torch.get_num_threads() == threads
+    assert list(found["arms"]) == ["CLIP", "DiffCLIP", "DiffCLIP-no-norm"]
+    assert (found["rounds"], found["threads"], found["batch_size"]) == (3, 1, 16)
+    for arm in found["arms"].values():
+        assert arm["milliseconds"] > 0
+        assert 0 < arm["low"] <= arm["ratio"] <= arm["high"]
+    assert [found["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
+    assert read_timing(tmp_path) == found["arms"]
+
+
+def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:
+    """A machine that gets slower from round to round changes no ratio."""
+    found = time_of([12.0, 26.0, 44.0], baseline=[10.0, 20.0, 40.0])
+    assert found == {"milliseconds": 26.0, "ratio": 1.2, "low": 1.1, "high": 1.3}
+    # the interval of the median of 15 values goes from the 4th to the 12th (Conover 1999, section 3.2)
+    fifteen = time_of([float(own) for own in range(15)], [1.0] * 15)
+    assert [fifteen[key] for key in ("low", "ratio", "high")] == [3, 7, 11]
+
+
+@pytest.mark.parametrize("content", ["", '{"rounds": 3}'])
+def test_a_broken_file_is_told_in_a_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / TIMING_FILE).write_text(content)
+    with pytest.raises(InputError, match=r"timing.json cannot be read: remove it"):
+        read_timing(tmp_path)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow(minutes=1)
+def test_a_part_goes_on_from_the_results_of_the_part_before(study_file, data: Path, tmp_path: Path) -> None:
+    one = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
+    file = study_file(sweep=None, ablations=ABLATIONS, models=one, recipe=str(tmp_path / "tiny.yaml"))
+
+    def part(name: str, *more: str) -> subprocess.CompletedProcess[str]:
+        words = [f"PYTHON={sys.executable}", f"DATA={data}", "DEVICE=cpu", f"STUDY={file}"]
+        words += [f"OUT={tmp_path / name}", f"RUNS={tmp_path / name / 'runs'}", *more]
+        command = ["make", "-C", str(ROOT), "study-gpu", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    first = part("a", "SET=ablations=null")
+    assert first.returncode == 0, first.stderr
+    second = part("b", f"DONE={tmp_path / 'a' / 'study.tgz'}")
+    assert second.returncode == 0, second.stderr
+    started = [line.split(":")[0] for line in second.stderr.splitlines() if ": started" in line]
+    assert started == ["ablations/DiffCLIP-no-norm-s0"]
+    assert len(StudyFolder(tmp_path / "b" / "results" / "tiny_study").runs) == 3
+    assert part("c", f"DONE={tmp_path / 'none'}").returncode == 2

@@ -1,14 +1,18 @@
-"""Whole runs: what they leave, that they repeat and resume exactly, and how they stop."""
+"""Whole runs: what they leave, that they repeat and resume exactly, how they stop, and what they start from."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +21,19 @@ import torch
 from zeroed_pictures import zero_pictures
 
 import diffclip
-from diffclip import InputError
+from diffclip import CLIP, InputError
+from diffclip.config import variant_config
+from diffclip.convert import to_differential
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.shards import Shards, expand_shards
-from diffclip.errors import DivergedError, Fault
-from diffclip.model import CLIP
+from diffclip.errors import DivergedError, Fault, StoppedError
+from diffclip.study.runs import read_run
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
-from diffclip.training.recipe import Recipe, parse_recipe
+from diffclip.training.launch import StopRequest
+from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.training.run import open_training_data
+from diffclip.weights import save_weights
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -411,3 +419,128 @@ def test_a_compiled_run_has_the_curve_of_a_plain_one(precision: str, recipe: Rec
     assert len(records[1]) == 15
     for a, b in zip(*records, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4 if precision == "fp32" else 0.02)
+
+
+def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = changed(recipe, epochs=2)
+    runner.train(recipe, tmp_path / "whole")
+    before_step(monkeypatch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    told = r"asked to stop at step 7, saved in .*go on with --resume"
+    with pytest.raises(StoppedError, match=told) as error:
+        runner.train(recipe, tmp_path / "cut")
+    assert error.value.exit_code == 75
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert read_state(tmp_path / "cut" / "checkpoints" / "last").step == 7
+    assert len(lines(tmp_path / "cut" / "metrics.jsonl")) == 7
+    runner.train(recipe, tmp_path / "cut", resume=True)
+    for name in ("metrics.jsonl", "validation.jsonl"):
+        assert without_times(tmp_path / "cut" / name) == without_times(tmp_path / "whole" / name)
+
+
+@pytest.mark.parametrize(
+    ("place", "number"), [("open_validation_data", signal.SIGINT), ("_open_logger", signal.SIGUSR1)]
+)
+def test_a_run_that_is_asked_before_its_first_step_says_so(
+    place: str, number: int, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, work = changed(recipe, epochs=1), getattr(runner, place)
+
+    def ask(*arguments: Any, **options: Any) -> Any:
+        done = work(*arguments, **options)
+        os.kill(os.getpid(), number)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, place, ask)
+        told = "before its first step: run the command again with --resume"
+        with pytest.raises(StoppedError, match=told) as error:
+            runner.train(recipe, tmp_path / "run")
+    assert error.value.exit_code == 75
+    assert runner.train(recipe, tmp_path / "run", resume=True).progress.step == 5
+
+
+def test_a_signal_during_the_imports_is_a_stop_too(recipe_file: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "diffclip.cli",
+        "train",
+        str(recipe_file),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not catches_sigterm(process.pid):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert told == "diffclip: asked to stop before the first step: run the command again with --resume\n"
+
+
+def catches_sigterm(pid: int) -> bool:
+    caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_signal_that_a_reader_took_for_a_broken_file_is_not_lost(tmp_path: Path) -> None:
+    with StopRequest(tmp_path) as stop:
+        with suppress(Exception):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked == signal.SIGTERM
+
+
+@pytest.fixture(scope="module")
+def starts(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain CLIP and the same made differential."""
+    folder = tmp_path_factory.mktemp("starts")
+    plain = CLIP(variant_config("CLIP", fields["architecture"]), seed=0)
+    save_weights(plain, folder / "plain")
+    save_weights(to_differential(plain), folder / "added")
+    return folder
+
+
+def tuned(fields: dict[str, Any], weights: Path, **more: Any) -> Recipe:
+    rest = {key: value for key, value in fields.items() if key != "architecture"}
+    return parse_recipe(rest | {"model": "of-weights", "weights": str(weights), **more}, "test")
+
+
+def first_loss(run: Path) -> float:
+    return float(json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+
+
+def test_the_second_map_is_learnt_from_what_the_model_was(
+    fields: dict[str, Any], starts: Path, tmp_path: Path
+) -> None:
+    for name in ("plain", "added"):
+        runner.train(tuned(fields, starts / name, epochs=2 if name == "added" else 1), tmp_path / name)
+    assert first_loss(tmp_path / "added") == pytest.approx(first_loss(tmp_path / "plain"), abs=1e-5)
+    before = diffclip.load(starts / "added")[0].state_dict()
+    after = diffclip.load(tmp_path / "added" / "checkpoints" / "last")[0].state_dict()
+    second = [name for name in before if "q2_proj.weight" in name or "k2_proj.weight" in name]
+    assert len(second) == 8
+    assert not any(torch.equal(before[name], after[name]) for name in second)
+    run = read_run(tmp_path / "added")
+    assert run.rows[-1]["step"] == 10
+    assert all(0 not in values for values in run.rows[-1]["lambda"].values())
+    assert all(len(layers) == 2 for layers in run.validations[-1]["map_correlation"].values())
+
+
+def test_a_run_goes_on_by_its_own_recipe_without_the_weights(
+    fields: dict[str, Any], starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(starts / "added", tmp_path / "start")
+    recipe = tuned(fields, tmp_path / "start", epochs=2)
+    with monkeypatch.context() as patch:
+        before_step(patch, 7, die)
+        with pytest.raises(KilledError):
+            runner.train(recipe, tmp_path / "run")
+    assert read_state(tmp_path / "run" / "checkpoints" / "last").step < 10
+    shutil.rmtree(tmp_path / "start")
+    own = read_recipe(tmp_path / "run" / "recipe.yaml")
+    assert own == recipe
+    assert runner.train(own, tmp_path / "run", resume=True).progress.step == 10
