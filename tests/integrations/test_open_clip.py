@@ -296,9 +296,7 @@ def test_its_program_trains_evaluates_and_resumes(
         run_command(["--model", "ViT-tiny-fixed", *options, *resumed])
 
 
-def test_what_the_program_cannot_train(tmp_path) -> None:
-    with pytest.raises(InputError, match="has neither model"):
-        run_command(["--model", str(tmp_path)])
+def test_what_the_program_cannot_train() -> None:
     with pytest.raises(InputError, match="'DiffCLIP-ViT-B16': did you mean 'DiffCLIP-ViT-B-16'"):
         run_command(["--model=DiffCLIP-ViT-B16"])
 

@@ -181,18 +181,9 @@ def test_the_trainer_lowers_the_loss(tmp_path: Path) -> None:
         stacked = {name: torch.stack([sample[name] for sample in batch]) for name in batch[0]}
         return stacked | {"return_loss": True}
 
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=12,
-        per_device_train_batch_size=4,
-        learning_rate=3e-3,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        remove_unused_columns=False,
-    )
+    options = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 3e-3, "logging_steps": 1}
+    options |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    arguments = TrainingArguments(output_dir=str(tmp_path), remove_unused_columns=False, **options)
     ours = from_diffclip(core(vocabulary=49408))
     trainer = Trainer(ours, arguments, train_dataset=samples, data_collator=collate)
     trainer.train()

@@ -114,22 +114,6 @@ def test_a_dry_run_tells_runs_time_and_detectable_difference(
     assert f"6 seeds find a difference of {100 * least:.2f} points" in ended.stdout
 
 
-def test_a_dry_run_tells_what_the_sweep_chose_and_what_is_trained_anew(
-    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
-) -> None:
-    study, out = read_study(study_file()), tmp_path / "out"
-    for run in sweep_runs(study):
-        write_finished(out, run, 0.5)
-    for run in grid_runs(study, choose(study, StudyFolder(out).runs)):
-        write_finished(out, run, 0.5)
-    file = study_file(sweep={**STUDY["sweep"], "lr": [1e-3, 2e-3, 4e-3]})  # type: ignore[dict-item]
-    for run in sweep_runs(read_study(file))[-2:]:
-        write_finished(out, run, 0.9 if run.arm == "CLIP" else 0.1)
-    told = diffclip_study(file, "--dry-run").stdout
-    assert "the sweep chose for CLIP: lr 0.004" in told
-    assert "trained anew: 2 runs that had other settings (models/CLIP-s0, models/CLIP-s1)" in told
-
-
 def test_the_committed_study_is_finished_and_tells_its_power() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "results" / "study_cpu"
     study = read_study(folder / "study.yaml")

@@ -117,17 +117,6 @@ def test_a_logger_that_cannot_be_used_is_told_and_left_out(tmp_path: Path, monke
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
-def test_rate_and_time_left_are_those_of_the_last_fifty_steps(tmp_path: Path, monkeypatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("diffclip.training.logging.time.monotonic", lambda: now)
-    with RunLogger(tmp_path, "test", 202) as logger:
-        for step in range(1, 103):
-            now += 10 if step == 2 else 1
-            logger.step(record(step))
-    left = [line["seconds_left"] for line in lines(tmp_path / "metrics.jsonl")]
-    assert (left[0], left[1], left[-1]) == (None, 2000, 100)
-
-
 def test_durations() -> None:
     seconds = (99.4, 100, 3 * 3600 + 290, 26 * 3600, 2.2 * 86400)
     assert [*map(duration, seconds)] == ["99 s", "2 min", "3 h 05 min", "1 d 02 h", "2 d 05 h"]

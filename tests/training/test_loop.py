@@ -27,7 +27,6 @@ from diffclip.convert import to_differential
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DivergedError, Fault, StoppedError
-from diffclip.study.runs import read_run
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
 from diffclip.training.launch import StopRequest
@@ -69,24 +68,22 @@ def test_a_run_leaves_everything(finished: Path, recipe: Recipe) -> None:
     records = lines(finished / "metrics.jsonl")
     assert [record["step"] for record in records] == list(range(1, 16))
     assert [record["epoch"] for record in records] == [1] * 5 + [2] * 5 + [3] * 5
-    for record in records:
-        assert record.keys() == {
-            *("step", "epoch", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm"),
-            *("samples_per_second", "data_wait", "lambda", "time", "seconds_left"),
-        }
-        assert {tower: len(values) for tower, values in record["lambda"].items()} == {"visual": 2, "text": 2}
-        assert 0 <= record["data_wait"] <= 1
-        assert 0 <= record["accuracy"] <= 1
+    last = records[-1]
+    assert last.keys() == {
+        *("step", "epoch", "samples", "loss", "accuracy", "lr", "logit_scale", "grad_norm"),
+        *("samples_per_second", "data_wait", "lambda", "time", "seconds_left"),
+    }
+    assert {tower: len(values) for tower, values in last["lambda"].items()} == {"visual": 2, "text": 2}
+    assert all(0 <= record[key] <= 1 for record in records for key in ("data_wait", "accuracy"))
     assert records[0]["logit_scale"] == pytest.approx(1 / 0.07, rel=1e-5)
     assert records[-1]["lr"] == pytest.approx(recipe.lr_end)
     assert len(list((finished / "tensorboard").iterdir())) == 1
     validations = lines(finished / "validation.jsonl")
     assert [v["epoch"] for v in validations] == [1, 2, 3]
     assert (validations[0]["pictures"], validations[0]["captions"]) == (12, 60)
-    for validation in validations:
-        correlation = validation["map_correlation"]
-        assert {tower: len(layers) for tower, layers in correlation.items()} == {"visual": 2, "text": 2}
-        assert all(-1 <= one <= 1 for layers in correlation.values() for one in layers)
+    correlation = validations[-1]["map_correlation"]
+    assert {tower: len(layers) for tower, layers in correlation.items()} == {"visual": 2, "text": 2}
+    assert all(-1 <= one <= 1 for layers in correlation.values() for one in layers)
 
 
 def test_training_lowers_the_loss(recipe: Recipe, tmp_path: Path) -> None:
@@ -207,23 +204,6 @@ def test_a_step_that_is_not_finite_stops_the_run(
     assert (str(again), again.step) == (str(error.value), step)
     monkeypatch.undo()
     assert runner.train(recipe, run, resume=True).progress.step == 10
-
-
-def test_embeddings_that_are_not_finite_stop_the_run(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
-    validate, calls = runner.validate, iter(range(1, 1000))
-
-    def spoiled(fabric: Any, model: CLIP, *more: Any) -> Any:
-        if next(calls) == 2:
-            with torch.no_grad():
-                model.image_projection.fill_(math.inf)
-        return validate(fabric, model, *more)
-
-    monkeypatch.setattr(runner, "validate", spoiled)
-    run = tmp_path / "run"
-    with pytest.raises(DivergedError, match=r"step 10: embeddings .* not finite") as error:
-        runner.train(recipe, run)
-    assert error.value.step == 10
-    assert read_state(run / "checkpoints" / "last").step == 5
 
 
 def test_of_a_damaged_checkpoint_the_one_before_is_taken(
@@ -394,9 +374,9 @@ def test_two_processes_do_not_train_in_one_folder(recipe: Recipe, tmp_path: Path
     run = tmp_path / "run"
     run.mkdir()
     code = (
-        "import sys, time; from pathlib import Path; from diffclip.training.run_folder import lock_folder; "
-        "held = lock_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+        "from pathlib import Path; from diffclip.training.run_folder import lock_folder; import sys, time; "
     )
+    code += "held = lock_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     holder = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"held\n"
@@ -509,25 +489,23 @@ def tuned(fields: dict[str, Any], weights: Path, **more: Any) -> Recipe:
     return parse_recipe(rest | {"model": "of-weights", "weights": str(weights), **more}, "test")
 
 
-def first_loss(run: Path) -> float:
-    return float(json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["loss"])
-
-
 def test_the_second_map_is_learnt_from_what_the_model_was(
     fields: dict[str, Any], starts: Path, tmp_path: Path
 ) -> None:
     for name in ("plain", "added"):
         runner.train(tuned(fields, starts / name, epochs=2 if name == "added" else 1), tmp_path / name)
-    assert first_loss(tmp_path / "added") == pytest.approx(first_loss(tmp_path / "plain"), abs=1e-5)
+    added, plain = (lines(tmp_path / name / "metrics.jsonl")[0]["loss"] for name in ("added", "plain"))
+    assert added == pytest.approx(plain, abs=1e-5)
     before = diffclip.load(starts / "added")[0].state_dict()
     after = diffclip.load(tmp_path / "added" / "checkpoints" / "last")[0].state_dict()
     second = [name for name in before if "q2_proj.weight" in name or "k2_proj.weight" in name]
     assert len(second) == 8
     assert not any(torch.equal(before[name], after[name]) for name in second)
-    run = read_run(tmp_path / "added")
-    assert run.rows[-1]["step"] == 10
-    assert all(0 not in values for values in run.rows[-1]["lambda"].values())
-    assert all(len(layers) == 2 for layers in run.validations[-1]["map_correlation"].values())
+    assert all(
+        0 not in values for values in lines(tmp_path / "added" / "metrics.jsonl")[-1]["lambda"].values()
+    )
+    told = lines(tmp_path / "added" / "validation.jsonl")[-1]["map_correlation"]
+    assert all(len(layers) == 2 for layers in told.values())
 
 
 def test_a_run_goes_on_by_its_own_recipe_without_the_weights(

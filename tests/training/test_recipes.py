@@ -66,6 +66,7 @@ def test_the_first_lines_say_what_why_and_how_much(file: Path) -> None:
     assert places == sorted(places)
     assert -1 not in places
     assert file.stem in said[places[1] : places[2]]
+    assert COST.search(said) or file.stem in ("flickr8k_cpu", "flickr8k_finetune", "scenes_demo")
     assert max(map(len, said.splitlines())) <= 120
 
 
@@ -123,8 +124,3 @@ def test_the_cost_is_what_the_plan_says(file: Path) -> None:
     assert plan["fits"]
     assert duration(3600 * plan["hours"]) == said["time"]
     assert plan["memory"]["total"] / 2**30 == pytest.approx(int(said["gib"]), abs=0.6)
-
-
-def test_every_recipe_for_a_gpu_has_its_cost_from_the_plan() -> None:
-    without = {file.stem for file in FILES if not COST.search(head(file))}
-    assert without == {"flickr8k_cpu", "flickr8k_finetune", "scenes_demo"}

@@ -79,19 +79,14 @@ def test_samples_are_read_one_by_one(tmp_path: Path, images: Path, kind: str) ->
     assert found.token_counts("chat", 9, 10).max() == 10
 
 
-def test_the_index_is_made_once(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_made_once(tmp_path: Path, images: Path, monkeypatch) -> None:
     file = write(tmp_path, *SAMPLES)
     first = list(open_conversations(file, images))
-
-    def refuse(file: Path) -> None:
-        raise AssertionError("read again")
-
-    monkeypatch.setattr("diffclip.vlm.dataset.read_samples", refuse)
+    monkeypatch.setattr("diffclip.vlm.dataset.read_samples", lambda file: pytest.fail("read again"))
     second = open_conversations(file, images)
-    assert list(second) == first
-    assert list(pickle.loads(pickle.dumps(second))) == first
+    assert list(pickle.loads(pickle.dumps(second))) == list(second) == first
     write(tmp_path, *SAMPLES, *SAMPLES)  # another file of the same name
-    with pytest.raises(AssertionError, match="read again"):
+    with pytest.raises(pytest.fail.Exception, match="read again"):
         open_conversations(file, images)
 
 
@@ -101,41 +96,38 @@ def test_the_index_is_made_once(tmp_path: Path, images: Path, monkeypatch: pytes
         (b"", "is empty"),
         (b"no JSON", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b'[{"id": "\xff"}]', "is not JSON"),
+        (b"[\xff", "is not JSON"),
     ],
 )
 def test_files_that_are_not_a_list(tmp_path: Path, content: bytes, reason: str) -> None:
-    file = tmp_path / "mix.json"
-    file.write_bytes(content)
+    (tmp_path / "mix.json").write_bytes(content)
     with pytest.raises(InputError, match=f"mix.json {reason}"):
-        open_conversations(file, None)
+        open_conversations(tmp_path / "mix.json", None)
 
 
 @pytest.mark.parametrize(
-    ("sample", "reason"),
+    ("image", "turns", "reason"),
     [
-        ("text", "Input should be a valid dictionary"),
-        ({"conversations": [human("a"), gpt("b"), human("c")]}, "human and gpt do not take turns"),
-        ({"conversations": [human("a"), gpt(" \n")]}, "an answer is empty"),
-        ({"conversations": [human("a"), gpt("half \ud83d")]}, "surrogates not allowed"),
-        ({"conversations": [ASK, gpt("b")]}, "write <image> once where there is an image, else never"),
-        (
-            {"image": "top.png", "conversations": [human("is <image> red?"), gpt("b")]},
-            "<image> is not at the start or the end",
-        ),
-        ({"image": "a\0b", "conversations": [ASK, gpt("b")]}, "is outside the folder"),
-        ({"image": "coco/../../x", "conversations": [ASK, gpt("b")]}, "the image coco/../../x is outside"),
-        ({"image": "/etc/passwd\n", "conversations": [ASK, gpt("b")]}, "the image /etc/passwd\\n is outside"),
+        (3, [ASK, gpt("b")], "image: Input should be a valid string"),
+        (None, [human("a"), gpt("b"), human("c")], "human and gpt do not take turns"),
+        (None, [human("a"), gpt(" \n")], "an answer is empty"),
+        (None, [human("a"), gpt("half \ud83d")], "surrogates not allowed"),
+        (None, [ASK, gpt("b")], "write <image> once where there is an image, else never"),
+        ("top.png", [human("is <image> red?"), gpt("b")], "<image> is not at the start or the end"),
+        ("a\0b", [ASK, gpt("b")], "is outside the folder"),
+        ("coco/../../x", [ASK, gpt("b")], "the image coco/../../x is outside"),
+        ("/etc/passwd\n", [ASK, gpt("b")], "the image /etc/passwd\\n is outside"),
     ],
 )
-def test_samples_that_cannot_be_trained_on(tmp_path: Path, images: Path, sample: Any, reason: str) -> None:
+def test_samples_that_cannot_be_trained_on(
+    tmp_path: Path, images: Path, image: object, turns: list[Any], reason: str
+) -> None:
     good = {"conversations": [human("a"), gpt("b")]}
-    named = "" if isinstance(sample, str) else " (id same)"
-    sample = {"id": "same", **sample} if isinstance(sample, dict) else sample
+    file = write(tmp_path, good, {"id": "same", "image": image, "conversations": turns}, good)
     with pytest.raises(InputError) as raised:
-        open_conversations(write(tmp_path, good, sample, good), images)
+        open_conversations(file, images)
     (line,) = str(raised.value).splitlines()
-    assert f"mix.json, sample [1]{named}: " in line
+    assert "mix.json, sample [1] (id same): " in line
     assert reason in line
     assert line.endswith(": correct the sample or leave it out")
 
@@ -147,8 +139,6 @@ def test_missing_images(tmp_path: Path, images: Path) -> None:
     with pytest.raises(InputError, match=told):
         open_conversations(file, images)
     assert len(open_conversations(file, None)) == 5
-    with pytest.raises(InputError, match="nowhere is not a folder"):
-        open_conversations(file, tmp_path / "nowhere")
     text_only = write(tmp_path, {"conversations": [human("a"), gpt("b")]})
     assert open_conversations(text_only, tmp_path / "nowhere")[0].image is None
 

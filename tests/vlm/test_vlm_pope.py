@@ -108,13 +108,11 @@ def test_intervals_draw_images_with_all_their_questions() -> None:
 
 
 def test_the_mean_of_three_splits() -> None:
-    questions = QuestionSet("made", dict.fromkeys(SPLITS, asked("ynynyn" * 30, 6)), None)
-    right = ["Yes" if question.label == "yes" else "No" for question in questions.splits["random"]]
-    answers = [text if number // 6 % 3 else "Yes" for number, text in enumerate(right)]
-    found = score_answers(questions, {"random": answers, "popular": right, "adversarial": right})
-    accuracies = [found[split][0].value for split in SPLITS]
-    assert found["overall"][0].value == pytest.approx(sum(accuracies) / 3)
-    assert (found["random"][0].count, found["overall"][0].count) == (180, 540)
+    questions = QuestionSet("made", dict.fromkeys(SPLITS, asked("ynyn")), None)
+    right = ["Yes", "No", "Yes", "No"]
+    found = score_answers(questions, {"random": ["Yes"] * 4, "popular": right, "adversarial": right})
+    assert [found[split][0].value for split in (*SPLITS, "overall")] == pytest.approx([0.5, 1, 1, 2.5 / 3])
+    assert (found["random"][0].count, found["overall"][0].count) == (4, 12)
     assert "asked without the image" in found["overall"][0].facts["protocol"]
 
 
@@ -152,9 +150,7 @@ def test_bad_questions_are_one_line(tmp_path: Path, text: str, message: str) -> 
     assert "\n" not in str(error.value)
 
 
-def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere is not a folder"):
-        open_questions(tmp_path / "nowhere")
+def test_missing_files_are_named(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "set")
     assert open_questions(folder, blind=True).images is None
     (folder / "coco_pope_popular.json").unlink()
@@ -202,11 +198,9 @@ def test_the_command_asks_once_and_keeps_other_records(models, tmp_path: Path, m
     assert read_records(output) == both
 
 
-def test_bad_requests_are_one_line(models: tuple[Path, Path], tmp_path: Path) -> None:
-    data, output = write_set(tmp_path / "set"), tmp_path / "o.jsonl"
-    for arguments, message in (
-        ((models[0], "--task", "mme", "--output", output), "unknown task 'mme'"),
-        ((models[0], "--blind", "--images", tmp_path, "--output", output), "leave --images out"),
-    ):
-        with pytest.raises(InputError, match=message):
-            run(*arguments, "--data", data)
+def test_bad_requests_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+    given = (models[0], "--data", write_set(tmp_path / "set"), "--output", tmp_path / "o.jsonl")
+    with pytest.raises(InputError, match="unknown task 'mme'"):
+        run(*given, "--task", "mme")
+    with pytest.raises(InputError, match="leave --images out"):
+        run(*given, "--blind", "--images", tmp_path)

@@ -24,7 +24,6 @@ from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import open_conversations
 from diffclip.vlm.files import load_language_model
 from diffclip.vlm.language_model import LanguageSettings, make_language_model, make_tokenizer
-from diffclip.vlm.pope import open_questions
 from diffclip.vlm.scenes import (
     TalkSettings,
     color_turn,
@@ -122,14 +121,11 @@ def test_told_answers_are_true_of_the_scene() -> None:
 def test_both_stages_are_llavas_json(written: Path) -> None:
     images = written / "images"
     captions, talks = (open_conversations(written / f"stage{stage}.json", images) for stage in (1, 2))
-    assert len(captions) == 24
-    assert len(talks) == 48
+    assert (len(captions), len(talks)) == (24, 48)
     assert all(len(one.turns) == 1 for one in captions)
     assert Image.open(images / (captions[0].image or "")).size == (16, 16)
     answers = Counter(turn.answer for one in talks for turn in one.turns)
-    assert answers["yes"] > 10
-    assert answers["no"] > 10
-    assert len({one.id for one in talks}) == 48
+    assert min(answers["yes"], answers["no"]) > 10
     for sample in json.loads((written / "stage2.json").read_text()):
         assert sample["conversations"][0]["value"].startswith(f"{IMAGE}\n")
 
@@ -145,10 +141,6 @@ def test_images_that_are_trained_on_are_not_asked_about(written: Path, tmp_path:
     asked = {file.read_bytes() for file in (tmp_path / "colours" / "images").iterdir()}
     assert len(asked) == 24
     assert not asked & {file.read_bytes() for file in (written / "images").iterdir()}
-    colors = open_questions(tmp_path / "colours")
-    for asked_colors in colors.splits.values():
-        yes = sum(one.label == "yes" for one in asked_colors)
-        assert 2 * yes == len(asked_colors) > 100
 
 
 @pytest.mark.parametrize("negatives", NEGATIVES)
