@@ -125,7 +125,6 @@ def test_registering_twice_is_as_once(monkeypatch) -> None:
     for _ in range(2):
         ours.register()
     assert models.MODEL_TYPES.count("diffclip") == 1
-    assert cli.MODEL_TYPES is models.MODEL_TYPES
     monkeypatch.setattr(sys, "argv", ["clip_benchmark", "eval", "--model_type", "diffclip"])
     assert cli.get_parser_args()[1].model_type == "diffclip"
 
@@ -142,12 +141,9 @@ def test_runs_with_the_default_output(weights, scenes) -> None:
     names = ["runs/softmax", "runs/differential"]
     given = f"--dataset wds/shapes --dataset_root {scenes / 'shapes'} --quiet --num_workers 1".split()
     ours.run_command(["eval", "--pretrained", *names, *given])
-    results = sorted(Path().glob("*.json"))
-    assert [file.name for file in results] == [
-        f"shapes_{name.replace('/', '_')}_diffclip_en_zeroshot_classification.json" for name in sorted(names)
-    ]
-    assert {json.loads(file.read_text())["pretrained"] for file in results} == set(names)
-    ours.run_command(["build", *map(str, results), "--output", "all.csv"])
+    results = [f"shapes_{name.replace('/', '_')}_diffclip_en_zeroshot_classification.json" for name in names]
+    assert [json.loads(Path(file).read_text())["pretrained"] for file in results] == names
+    ours.run_command(["build", *results, "--output", "all.csv"])
     assert len(Path("all.csv").read_text().splitlines()) == 3
 
 

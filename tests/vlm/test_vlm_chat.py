@@ -29,7 +29,7 @@ def conversation(*turns: tuple[str, str], image: str | None = IMAGE_FILE) -> Con
 
 
 def pieces(tokenizer, *parts: tuple[str, bool]) -> tuple[list[int], list[int]]:
-    """Ids and labels of texts cut at special tokens, and whether each is learned."""
+    """Ids and labels of texts cut at special tokens, each with whether it is learned."""
     ids, labels = [], []
     for text, learned in parts:
         some = tokenizer(text, add_special_tokens=False).input_ids

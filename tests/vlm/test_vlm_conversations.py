@@ -186,13 +186,10 @@ def test_a_batch_is_padded_on_the_right(processor: Any, shown: tuple[list[Conver
 
 def test_workers_give_the_same_and_name_samples_with_a_fault(processor: Any, shown) -> None:
     items = ConversationSet(*shown, processor, "plain", 2048)
-    loader = DataLoader(items, batch_sampler=[[0], [0, 3], [1]], collate_fn=collate, num_workers=1)
+    loader = DataLoader(items, batch_sampler=[[0], [0, 3]], collate_fn=collate, num_workers=1)
     batches = iter(loader)
-    alone = collate([items[0]])
-    assert all(torch.equal(value, alone[name]) for name, value in next(batches).items())
+    torch.testing.assert_close(next(batches), collate([items[0]]), rtol=0, atol=0)
     with pytest.raises(InputError, match=r"broken\.png"):
-        next(batches)
-    with pytest.raises(InputError, match=r"sample \[1\] \(id 1\): the template 'plain' takes one answer"):
         next(batches)
 
 

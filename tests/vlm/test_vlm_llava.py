@@ -56,11 +56,9 @@ def test_a_connected_model_is_its_parts_and_loads_with_auto_classes(
 
 def test_the_seed_decides_the_connectors_start(parts: Any) -> None:
     state = torch.random.get_rng_state()
-    first, again, other = (
-        connect(*parts, seed=seed)[0].model.multi_modal_projector.weight for seed in (3, 3, 4)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+    starts = [connect(*parts, seed=seed)[0].model.multi_modal_projector.weight for seed in (3, 3, 4)]
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
