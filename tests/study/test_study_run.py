@@ -139,9 +139,7 @@ def test_a_run_that_fails_tells_why_and_the_others_go_on(study_file, diffclip_st
     assert f"cannot write {tmp_path / 'runs'}" in diffclip_study(study_file(sweep=None)).stderr
 
 
-def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(
-    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(study_file, diffclip_study) -> None:
     file = study_file(change={"epochs": 100_000, "checkpoint_every": 2}, sweep=None, models=ONE_SEED)
     ended = diffclip_study(file, "--minutes", 0.1)
     assert ended.returncode == 0, ended.stderr
@@ -169,13 +167,8 @@ def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
 
     def words(name: str) -> list[str]:
         folders = {"--data": data, "--runs": tmp_path / name / "runs", "--output": tmp_path / name / "out"}
-        return [
-            "study",
-            str(file),
-            "--workers",
-            "2",
-            *(str(word) for pair in folders.items() for word in pair),
-        ]
+        given = (str(word) for pair in folders.items() for word in pair)
+        return ["study", str(file), "--workers", "2", *given]
 
     def start() -> subprocess.Popen[bytes]:
         with log.open("ab") as handle:
@@ -258,18 +251,15 @@ def test_a_broken_file_is_told_in_a_line(content: str, tmp_path: Path) -> None:
         read_timing(tmp_path)
 
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 @pytest.mark.slow(minutes=1)
 def test_a_part_goes_on_from_the_results_of_the_part_before(study_file, data: Path, tmp_path: Path) -> None:
-    one = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
-    file = study_file(sweep=None, ablations=ABLATIONS, models=one, recipe=str(tmp_path / "tiny.yaml"))
+    recipe = str(tmp_path / "tiny.yaml")
+    file = study_file(sweep=None, ablations=ABLATIONS, models=ONE_SEED, recipe=recipe)
 
     def part(name: str, *more: str) -> subprocess.CompletedProcess[str]:
         words = [f"PYTHON={sys.executable}", f"DATA={data}", "DEVICE=cpu", f"STUDY={file}"]
         words += [f"OUT={tmp_path / name}", f"RUNS={tmp_path / name / 'runs'}", *more]
-        command = ["make", "-C", str(ROOT), "study-gpu", *words]
+        command = ["make", "-C", str(Path(__file__).parents[2]), "study-gpu", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     first = part("a", "SET=ablations=null")

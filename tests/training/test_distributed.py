@@ -170,8 +170,7 @@ def run(loss: str, size: int | None, checkpointing: bool = False):
 
 
 @pytest.mark.parametrize(
-    ("loss", "size", "checkpointing"),
-    [("clip", 5, False), ("clip", 6, True), ("siglip", 5, True)],
+    ("loss", "size", "checkpointing"), [("clip", 5, False), ("clip", 6, True), ("siglip", 5, True)]
 )
 def test_parts_have_the_loss_and_gradients_of_the_batch(loss: str, size: int, checkpointing: bool) -> None:
     value, out, expected = run(loss, None)

@@ -33,28 +33,25 @@ def steps_of(run: Path) -> int:
     return file.read_text(errors="replace").count("\n") if file.is_file() else 0
 
 
-def killed_until_done(recipe: Recipe, run: Path, kills: int, seed: int, *options: str) -> list[int]:
+def killed_until_done(recipe: Recipe, run: Path, kills: int, seed: int) -> list[int]:
     """Train `recipe`, killing it `kills` times some time after it has made its first step of a start (or before); the
     steps that were made when it was killed."""
     draw = random.Random(seed)
     made: list[int] = []
     while len(made) < kills:
-        process = start(recipe, run, *options, *(["--resume"] if run.exists() else []))
+        process = start(recipe, run, *(["--resume"] if run.exists() else []))
         before, wanted = steps_of(run), draw.choice([0, 1, 1, 2, 3])
         deadline = time.monotonic() + 120
         while process.poll() is None and steps_of(run) < before + wanted and time.monotonic() < deadline:
             time.sleep(0.005)
         # within a step, a checkpoint, a validation, or while it starts
         time.sleep(draw.uniform(0, 0.3) if wanted else draw.uniform(0, 6))
-        if process.poll() is not None:
-            assert process.returncode == 0, run.with_suffix(".log").read_text()[-2000:]
-            break
+        assert process.poll() is None, run.with_suffix(".log").read_text()[-2000:]
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         made.append(steps_of(run))
-    else:
-        process = start(recipe, run, *options, *(["--resume"] if run.exists() else []))
-        assert process.wait() == 0, run.with_suffix(".log").read_text()[-2000:]
+    process = start(recipe, run, "--resume")
+    assert process.wait() == 0, run.with_suffix(".log").read_text()[-2000:]
     return made
 
 
@@ -65,7 +62,6 @@ def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(
     whole = start(recipe, tmp_path / "whole")
     assert whole.wait() == 0, (tmp_path / "whole.log").read_text()[-2000:]
     made = killed_until_done(recipe, tmp_path / "cut", 20, seed=1)
-    assert len(made) == 20, f"the run was done after {len(made)} kills"
     assert len(set(made)) > 5, made
     for name in ("metrics.jsonl", "validation.jsonl"):
         assert without_times(tmp_path / "cut" / name) == without_times(tmp_path / "whole" / name)
@@ -73,15 +69,3 @@ def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(
     assert files[0].read_bytes() == files[1].read_bytes()
     kept = {path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()}
     assert not [name for name in kept if name.endswith(".tmp") or name.startswith("damaged")], kept
-
-
-def test_two_processes_killed_see_the_same_samples(recipe: Recipe, tmp_path: Path) -> None:
-    recipe = changed(recipe, epochs=5, checkpoint_every=2)
-    two = ("--devices", "2", "--accelerator", "cpu")
-    assert start(recipe, tmp_path / "whole", *two).wait() == 0
-    made = killed_until_done(recipe, tmp_path / "cut", 4, 2, *two)
-    assert made
-    cut, whole = (without_times(tmp_path / run / "metrics.jsonl") for run in ("cut", "whole"))
-    for one, other in zip(cut, whole, strict=True):
-        assert all(one[key] == other[key] for key in ("step", "epoch", "samples", "lr"))
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
