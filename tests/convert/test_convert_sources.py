@@ -43,17 +43,12 @@ def test_a_folder_of_transformers_becomes_a_differential_model(tmp_path: Path) -
     prepared = preprocess.preprocess
     assert prepared.mean == (0.1, 0.2, 0.3)
     assert (prepared.resize, prepared.interpolation) == (size + 2, "bilinear")
-    with torch.no_grad():
-        theirs = model.get_image_features(IMAGES)
-        theirs = getattr(theirs, "pooler_output", theirs)
-        torch.testing.assert_close(ours.encode_image(IMAGES), theirs, rtol=1e-5, atol=1e-5)
-    for target, told in (
-        (["twice", "--to-differential"], "differential-added attention already"),
-        (["ours.pt"], "no published layout"),
-    ):
-        refused = convert(tmp_path / "ours", tmp_path / target[0], *target[1:])
-        assert refused.returncode == 2
-        assert told in refused.stderr
+    theirs = model.get_image_features(IMAGES)
+    theirs = getattr(theirs, "pooler_output", theirs)
+    torch.testing.assert_close(ours.encode_image(IMAGES), theirs, rtol=1e-5, atol=1e-5)
+    again = convert(tmp_path / "ours", tmp_path / "twice", "--to-differential")
+    assert "differential-added attention already" in again.stderr
+    assert "no published layout" in convert(tmp_path / "ours", tmp_path / "ours.pt").stderr
 
 
 @pytest.fixture
