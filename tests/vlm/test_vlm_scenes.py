@@ -46,47 +46,29 @@ def dice(index: int) -> Dice:
 
 
 @pytest.fixture(scope="module")
-def often() -> dict[str, list[Any]]:
-    return count_things(map(scene, range(SCENES)))
-
-
-@pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("conversations") / "made"
     write_conversations(folder, TalkSettings(images=24, talks=2, size=16, seed=3), lambda *done: None)
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
-    folder = tmp_path_factory.mktemp("language") / "made"
-    make_language_model(folder, LanguageSettings(32, 1, 2, first_steps=60, steps=80, batch_size=8, lr=5e-3))
-    return *load_language_model(str(folder)), folder
-
-
 @pytest.mark.parametrize("topic", TOPICS)
-def test_yes_no_answers_are_true_of_the_scene(topic: Any, often: dict[str, list[Any]]) -> None:
-    for index in range(SCENES):
-        specs = scene(index)
+def test_yes_no_answers_are_true_and_do_not_follow_from_those_before(topic: Any) -> None:
+    often = count_things(map(scene, range(SCENES)))
+    after: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    for index in range(2000):
+        specs, given = scene(index), ()
         kinds = {f"{spec.color} {spec.shape}" for spec in specs}
         colors = {spec.color for spec in specs}
         turns = yes_no_turns(specs, topic, often, dice(index))
+        assert len(turns) == len({turn.question for turn in turns})
         assert len(turns) == len(colors if topic == "colours" else kinds)
-        assert len({turn.question for turn in turns}) == len(turns)
         for question, answer in turns:
             words = question.removesuffix(" in the picture?").split()
             here = words[-1] in colors if topic == "colours" else " ".join(words[-2:]) in kinds
             assert answer == ("yes" if here else "no"), question
-
-
-@pytest.mark.parametrize("topic", TOPICS)
-def test_an_answer_does_not_follow_from_those_before_it(topic: Any, often: dict[str, list[Any]]) -> None:
-    after: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-    for index in range(2000):
-        given: tuple[str, ...] = ()
-        for turn in yes_no_turns(scene(index), topic, often, dice(index)):
-            after[given][turn.answer] += 1
-            given = (*given, turn.answer)
+            after[given][answer] += 1
+            given = (*given, answer)
     seen = {given: counts for given, counts in after.items() if counts.total() > 50}
     assert {len(given) for given in seen} >= {0, 1, 2}
     for given, counts in seen.items():
@@ -146,10 +128,8 @@ def test_images_that_are_trained_on_are_not_asked_about(written: Path, tmp_path:
 @pytest.mark.parametrize("negatives", NEGATIVES)
 def test_color_questions_are_true_and_balanced(negatives: Any) -> None:
     asked = questions(60, negatives, seed=1, topic="colours")
-    present = {
-        index: {one.color for one in question_scene(index, 1, 16).objects}
-        for index in question_indices(60, 1)
-    }
+    scenes = {index: question_scene(index, 1, 16).objects for index in question_indices(60, 1)}
+    present = {index: {one.color for one in objects} for index, objects in scenes.items()}
     for question in asked:
         color = question.text.split()[3]
         assert (color in present[int(question.image[6:13])]) == (question.label == "yes")
@@ -161,20 +141,14 @@ def test_color_questions_are_true_and_balanced(negatives: Any) -> None:
     assert [question.question_id for question in asked] == list(range(1, len(asked) + 1))
 
 
-def test_the_language_model_has_whole_words(trained: tuple[Any, Any, Path]) -> None:
-    model, tokenizer, folder = trained
+def test_the_language_model_has_whole_words(tmp_path: Path) -> None:
+    make_language_model(tmp_path / "made", LanguageSettings(32, 1, 2, first_steps=1, steps=2, batch_size=4))
+    model, tokenizer = load_language_model(str(tmp_path / "made"))
     sentences = "\n".join(describe(scene(index), dice(index)) for index in range(50))
     assert make_tokenizer(0)(sentences).input_ids == tokenizer(sentences).input_ids
-    assert not folder.with_name("made.training").exists()
-    assert model.config.model_type == "qwen2"
-    assert model.config.vocab_size == len(tokenizer)
-    for word in (
-        "yes",
-        "no",
-        IMAGE,
-        "<|im_end|>",
-        *(f" {word}" for word in (*COLORS, "picture", "teardrop")),
-    ):
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert (model.config.model_type, model.config.vocab_size) == ("qwen2", len(tokenizer))
+    for word in ("yes", "no", IMAGE, "<|im_end|>", *(f" {word}" for word in (*COLORS, "teardrop"))):
         assert len(tokenizer(word).input_ids) == 1, word
     text = "Is there a red crescent in the picture? Größe 3"
     assert tokenizer.decode(tokenizer(text).input_ids) == text

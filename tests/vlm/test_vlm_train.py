@@ -336,9 +336,7 @@ def test_everything_is_made_and_evaluated_once(tmp_path: Path) -> None:
         talks=TalkSettings(images=24, talks=1),
         language=LanguageSettings(32, 1, 2, first_steps=2, steps=4, batch_size=4),
         tower=["epochs=1", "batch_size=32", "warmup_epochs=0"],
-        recipe=[
-            f"stage{stage}.{key}=8" for stage in (1, 2) for key in ("batch_size", "per_device_batch_size")
-        ],
+        recipe=[f"stage{one}.{key}=8" for one in (1, 2) for key in ("batch_size", "per_device_batch_size")],
     )
     first: list[str] = []
     page = run_vlm_demo(tmp_path / "demo", [0], first.append, settings)
