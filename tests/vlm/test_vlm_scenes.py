@@ -142,7 +142,7 @@ def test_color_questions_are_true_and_balanced(negatives: Any) -> None:
 
 
 def test_the_language_model_has_whole_words(tmp_path: Path) -> None:
-    make_language_model(tmp_path / "made", LanguageSettings(32, 1, 2, first_steps=1, steps=2, batch_size=4))
+    make_language_model(tmp_path / "made", LanguageSettings(32, 1, 2, first_steps=2, steps=5, batch_size=4))
     model, tokenizer = load_language_model(str(tmp_path / "made"))
     sentences = "\n".join(describe(scene(index), dice(index)) for index in range(50))
     assert make_tokenizer(0)(sentences).input_ids == tokenizer(sentences).input_ids
