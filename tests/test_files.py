@@ -34,25 +34,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert target.read_text() == "second"
 
 
-def test_a_folder_appears_whole(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), write_atomically(tmp_path / "folder") as temporary:
-        temporary.mkdir()
-        (temporary / "half").touch()
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-    with write_atomically(tmp_path / "folder") as temporary:
-        temporary.mkdir()
-        (temporary / "whole").touch()
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["whole"]
-
-
-def test_something_in_the_way_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="in the way"):
-        write_text(tmp_path / "file" / "inner", "x")
-
-
-@pytest.mark.parametrize("code", [errno.ENAMETOOLONG, errno.EIO, errno.ENOENT, errno.EFBIG, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
 def test_whatever_the_system_refuses_is_one_line(code: int, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error, write_atomically(tmp_path / "file"):
         raise OSError(code, "x")
@@ -138,20 +120,21 @@ def test_what_cannot_be_written_is_found_before(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     for target in (tmp_path / "file", tmp_path / "new", tmp_path / "a" / "b" / "new", Path(os.devnull)):
         check_writable(target)
-    for target in (tmp_path / "folder", tmp_path / "file" / "inner", tmp_path / "file" / "a" / "b"):
+    for target in (tmp_path / "folder", tmp_path / "file" / "a" / "b"):
         with pytest.raises(InputError, match=f"cannot write {target}: .* is in the way"):
             check_writable(target)
+    with pytest.raises(InputError, match="in the way"):
+        write_text(tmp_path / "file" / "inner", "x")
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system without new files")
 def test_a_place_that_takes_no_files(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc")
-    for place in (Path("/proc"), tmp_path / "link"):
-        for check in (check_writable, lambda path: write_text(path, "text")):
-            for target in (place / "new", place / "a" / "new"):
-                with pytest.raises(InputError, match=f"cannot write {target}: .*; choose another place"):
-                    check(target)
+    for check in (check_writable, lambda path: write_text(path, "text")):
+        for target in (Path("/proc/new"), tmp_path / "link" / "a" / "new"):
+            with pytest.raises(InputError, match=f"cannot write {target}: .*; choose another place"):
+                check(target)
 
 
 @pytest.fixture
@@ -159,12 +142,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if (
-        os.name != "posix"
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True
-        ).returncode
-    ):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("cannot mount a small file system here")
     try:
         yield folder

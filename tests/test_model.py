@@ -6,15 +6,14 @@ import pytest
 import torch
 
 import diffclip
-from diffclip import CLIP, CLIPConfig, InputError, TextConfig, VisionConfig
-from diffclip.config import MODEL_NAMES, name_of, named_config, variant_config, variant_of
+from diffclip import CLIP, CLIPConfig, InputError
+from diffclip.config import MODEL_NAMES, name_of, named_config, variant_config
 
 TINY = {
     "embed_dim": 24,
     "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
     "text": {"context_length": 16, "vocab_size": 100, "width": 32, "layers": 2, "heads": 4},
 }
-VARIANTS = ["CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"]
 
 
 def tiny(variant: str = "DiffCLIP", **vision: object) -> CLIPConfig:
@@ -30,29 +29,22 @@ def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_every_named_model_fits_together(name: str) -> None:
+def test_every_named_model_has_its_name_at_any_image_size(name: str) -> None:
     config = named_config(name)
-    assert name_of(config) == name
-    for tower in (config.vision, config.text):
-        assert tower.width % tower.heads == 0
-        assert tower.heads % 2 == 0
-    assert name_of(named_config(name, 2 * config.vision.image_size)) == name
+    assert name_of(config) == name_of(named_config(name, 2 * config.vision.image_size)) == name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_forward_gives_unit_features_and_backends_agree(variant: str) -> None:
-    model = CLIP(tiny(variant), seed=0).eval()
+def test_forward_gives_unit_features_and_backends_agree() -> None:
+    model = CLIP(tiny(), seed=0).eval()
     images, tokens = batch()
     out = model(images, tokens)
-    torch.testing.assert_close(out["image_features"].norm(dim=-1), torch.ones(3))
-    torch.testing.assert_close(out["text_features"].norm(dim=-1), torch.ones(3))
     torch.testing.assert_close(out["logit_scale"], torch.tensor(1 / 0.07))
-    assert model.logit_scale.shape == ()
     for backend in ("eager", "sdpa"):
         model.set_attention_backend(backend)
         other = model(images, tokens)
-        torch.testing.assert_close(other["image_features"], out["image_features"], rtol=0, atol=1e-6)
-        torch.testing.assert_close(other["text_features"], out["text_features"], rtol=0, atol=1e-6)
+        for name in ("image_features", "text_features"):
+            torch.testing.assert_close(out[name].norm(dim=-1), torch.ones(3))
+            torch.testing.assert_close(other[name], out[name], rtol=0, atol=1e-6)
 
 
 def test_text_after_the_end_changes_nothing() -> None:
@@ -68,9 +60,8 @@ def test_text_after_the_end_changes_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_half_precision_stays_near(dtype: torch.dtype, variant: str, backend: str) -> None:
-    model = CLIP(tiny(variant), attention_backend=backend, seed=0).eval()
+def test_half_precision_stays_near(dtype: torch.dtype, variant: str) -> None:
+    model = CLIP(tiny(variant), seed=0).eval()
     images, tokens = batch()
     exact = model.encode_image(images, normalize=True), model.encode_text(tokens, normalize=True)
     model.to(dtype)
@@ -83,11 +74,11 @@ def test_half_precision_stays_near(dtype: torch.dtype, variant: str, backend: st
 def test_lambda_stays_exact_when_the_model_is_cast() -> None:
     model = CLIP(tiny(), seed=0)
     before = model.lambdas()
-    model.to(torch.bfloat16)
-    assert model.visual.blocks[0].attn.qkv.weight.dtype == torch.bfloat16
-    assert all(torch.equal(before[tower], lam) for tower, lam in model.lambdas().items())
-    model.float()
-    assert all(torch.equal(before[tower], lam) for tower, lam in model.lambdas().items())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.attention_layers()["visual"][0].current_lambda().dtype == torch.float32
+    for cast in (model.bfloat16, model.float):
+        cast()
+        assert all(torch.equal(before[tower], lam) for tower, lam in model.lambdas().items())
 
 
 def test_inputs_of_another_size_are_named() -> None:
@@ -98,23 +89,14 @@ def test_inputs_of_another_size_are_named() -> None:
         model.encode_text(torch.ones(1, 17, dtype=torch.int64))
 
 
-def test_lambda_is_float32_under_autocast() -> None:
-    model = CLIP(tiny(), seed=0)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        layer = model.attention_layers()["visual"][0]
-        assert layer.current_lambda().dtype == torch.float32
-
-
 def test_dynamic_lambda_counts_layers_from_zero_in_each_tower() -> None:
     model = CLIP(tiny("DiffCLIP-dynamic"), seed=0)
     for layers in model.attention_layers().values():
         assert [layer.lambda_init for layer in layers] == pytest.approx(
             [0.2, 0.8 - 0.6 * 2.718281828459045**-0.3]
         )
-    assert {tower: len(lam) for tower, lam in CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas().items()} == {
-        "visual": 2,
-        "text": 0,
-    }
+    told = CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas()
+    assert {tower: len(lam) for tower, lam in told.items()} == {"visual": 2, "text": 0}
 
 
 def test_drop_path_and_patch_dropout_act_in_training_only() -> None:
@@ -159,7 +141,6 @@ def test_seeds_decide_the_start() -> None:
         ),
         (lambda: variant_config("DiffCLIP", {"vision": {"heads": 3}}), "heads 3 is odd"),
         (lambda: variant_config("CLIP", {"text": {"width": 100, "heads": 8}}), "not a multiple of heads 8"),
-        (lambda: diffclip.create_model("CLIP-ViT-B-16", image_size=0), "image_size"),
         (lambda: CLIP(tiny(), init="matchd"), "did you mean 'matched'"),
         (lambda: CLIP(tiny(), attention_backend="flash"), "unknown attention backend 'flash'"),
     ],
@@ -169,22 +150,6 @@ def test_bad_requests_are_named(build, words: str) -> None:
         build()
     assert words in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_config_of_ones_own_needs_no_name() -> None:
-    config = CLIPConfig(
-        embed_dim=48,
-        vision=VisionConfig(
-            image_size=32, patch_size=8, width=64, layers=3, heads=4, attention="differential"
-        ),
-        text=TextConfig(context_length=77, vocab_size=512, width=64, layers=3, heads=4, attention="softmax"),
-        lambda_init=0.8,
-    )
-    assert variant_of(config) == "DiffCLIP-vision"
-    with pytest.raises(ValueError, match="odd"):
-        VisionConfig(width=99, heads=3, attention="differential")
-    with pytest.raises(ValueError, match="multiple of patch_size"):
-        VisionConfig(image_size=30)
 
 
 def test_padding_need_not_be_computed() -> None:

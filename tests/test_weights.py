@@ -18,23 +18,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny import SIZES, TOKENS
 
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import ABLATIONS, VARIANTS, PreprocessConfig, named_config, variant_config, variant_of
-from diffclip.published import from_published, infer_config, to_published
+from diffclip.published import infer_config, to_published
 from diffclip.weights import save_published
 
 PUBLISHED = ["CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"]
-TINY = {
-    "embed_dim": 24,
-    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 16, "vocab_size": 100, "width": 32, "layers": 2, "heads": 4},
-}
 
 
 def tiny(variant: str = "DiffCLIP", seed: int = 0, **more: object) -> CLIP:
-    return CLIP(variant_config(variant, TINY | more), seed=seed)
+    return CLIP(variant_config(variant, SIZES | more), seed=seed)
 
 
 def same(a: CLIP, b: CLIP) -> bool:
@@ -83,11 +79,13 @@ def test_published_names_are_exactly_those_of_the_published_code(variant: str, s
     assert {name: list(tensor.shape) for name, tensor in published.items()} == shapes
 
 
-@pytest.mark.parametrize("init", ["matched", "published"])
-@pytest.mark.parametrize(("variant", "eps"), [("CLIP", 1e-6), ("DiffCLIP", 1e-5), ("DiffCLIP-vision", 1e-5)])
-def test_published_weights_bring_their_epsilon(variant: str, eps: float, init: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "init", "eps"),
+    [("CLIP", "matched", 1e-6), ("DiffCLIP", "matched", 1e-5), ("DiffCLIP-vision", "published", 1e-5)],
+)
+def test_published_weights_bring_their_epsilon(variant: str, init: str, eps: float, tmp_path: Path) -> None:
     file = published_file(tiny(variant), tmp_path / "checkpoint.pt")
-    model = CLIP(variant_config(variant, TINY), init=init, seed=1)
+    model = CLIP(variant_config(variant, SIZES), init=init, seed=1)
     assert diffclip.load_weights(model, file) is model
     assert model.config.vision.norm_eps == eps
     assert {m.eps for m in model.visual.modules() if isinstance(m, torch.nn.LayerNorm)} == {eps}
@@ -145,12 +143,7 @@ def test_saved_folder_keeps_everything(tmp_path: Path) -> None:
     diffclip.save_weights(model, tmp_path / "saved")
     assert {file.name for file in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert config["preprocess"] == {
-        "mean": [0.1, 0.2, 0.3],
-        "std": [1, 1, 1],
-        "interpolation": "bicubic",
-        "resize": 40,
-    }
+    assert config["preprocess"] == {**preprocess.model_dump(), "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}
     assert config["tokenizer"] == "openclip"
     loaded, transform, _ = diffclip.load(tmp_path / "saved")
     assert same(loaded, model)
@@ -171,7 +164,7 @@ def test_safetensors_in_either_layout(tmp_path: Path) -> None:
         assert loaded.config.vision.norm_eps == eps
 
 
-@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-vision"])
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP-vision"])
 def test_a_bare_published_file_tells_its_model(variant: str, tmp_path: Path) -> None:
     config = named_config(f"{variant}-ViT-Ti-16")
     model = CLIP(config, init="published", seed=0)
@@ -201,31 +194,22 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
         diffclip.load(tmp_path / "saved", model="DiffCLIP-ViT-B-16")
 
 
-@pytest.mark.parametrize("variant", PUBLISHED)
-def test_layout_conversion_is_its_own_inverse(variant: str) -> None:
-    model = tiny(variant)
-    state = model.state_dict()
-    back = from_published(to_published(state, model.config))
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[name], state[name]) for name in state)
-
-
 def test_heads_of_a_plain_tower_of_unknown_width_cannot_be_told() -> None:
     with pytest.raises(InputError, match="number of heads of a plain vision tower 32 wide"):
         infer_config(tiny("CLIP").state_dict())
     for variant in ("DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added"):
-        assert infer_config(tiny(variant).state_dict()) == variant_config(variant, TINY)
+        assert infer_config(tiny(variant).state_dict()) == variant_config(variant, SIZES)
 
 
-@pytest.mark.parametrize("variant", PUBLISHED)
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP-dynamic"])
 def test_our_own_published_file_keeps_what_the_weights_do_not_tell(variant: str, tmp_path: Path) -> None:
     model = tiny(variant, preprocess={"mean": [0.5, 0.5, 0.5]}).eval()
     save_published(model, tmp_path / "ours.pt")
     loaded, _, _ = diffclip.load(tmp_path / "ours.pt")
     assert loaded.config == model.config
-    images, tokens = torch.randn(2, 3, 32, 32), torch.randint(1, 99, (2, 16))
+    images = torch.randn(2, 3, 32, 32)
     assert torch.equal(loaded.encode_image(images), model.encode_image(images))
-    assert torch.equal(loaded.encode_text(tokens), model.encode_text(tokens))
+    assert torch.equal(loaded.encode_text(TOKENS), model.encode_text(TOKENS))
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *ABLATIONS])
@@ -251,10 +235,10 @@ def test_a_foreign_config_beside_a_published_file_is_not_read(tmp_path: Path) ->
 
 def test_a_saved_model_that_differs_where_shapes_do_not_show_it_is_refused(tmp_path: Path) -> None:
     diffclip.save_weights(tiny("CLIP"), tmp_path / "four")
-    eight = tiny("CLIP", vision=TINY["vision"] | {"heads": 8})
+    eight = tiny("CLIP", vision=SIZES["vision"] | {"heads": 8})
     with pytest.raises(InputError, match="vision heads 4 for 8"):
         diffclip.load_weights(eight, tmp_path / "four")
-    quick = tiny("CLIP", vision=TINY["vision"] | {"activation": "quick_gelu"})
+    quick = tiny("CLIP", vision=SIZES["vision"] | {"activation": "quick_gelu"})
     with pytest.raises(InputError, match="vision activation gelu for quick_gelu"):
         diffclip.load_weights(quick, tmp_path / "four")
     diffclip.save_weights(tiny("DiffCLIP"), tmp_path / "constant")
@@ -267,7 +251,6 @@ def test_a_saved_model_that_differs_where_shapes_do_not_show_it_is_refused(tmp_p
     [
         {3: torch.zeros(1)},
         {"x": torch.zeros(2, 2).to_sparse()},
-        {"x": torch.zeros(2, dtype=torch.complex64)},
         {f"visual.blocks.0.attn.{part}_proj.weight": torch.tensor(0.0) for part in "qkv"},
         {
             f"visual.blocks.0.attn.{part}_proj.weight": torch.zeros(2, size)
@@ -310,16 +293,16 @@ def test_a_mismatch_lists_what_differs_and_names_the_model_that_fits(tmp_path: P
     assert "they fit CLIP-ViT-Ti-16 at 224 px" in message
     assert "\n" not in message
 
-    other = tiny("DiffCLIP", embed_dim=16)
+    other = tiny("DiffCLIP", embed_dim=24)
     save_file(other.state_dict() | {"head.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(InputError) as error:
         diffclip.load_weights(tiny("DiffCLIP"), tmp_path / "other.safetensors")
     assert "1 extra (head.weight)" in str(error.value)
-    assert "image_projection [32, 16] for [32, 24]" in str(error.value)
+    assert "image_projection [32, 24] for [32, 16]" in str(error.value)
 
 
 def test_loading_never_resizes_and_a_refused_file_changes_nothing(tmp_path: Path) -> None:
-    larger = tiny(vision=TINY["vision"] | {"image_size": 64})
+    larger = tiny(vision=SIZES["vision"] | {"image_size": 64})
     diffclip.save_weights(larger, tmp_path / "larger")
     model, untouched = tiny(seed=4), tiny(seed=4)
     with pytest.raises(InputError, match=r"visual\.pos_embed \[1, 65, 32\] for \[1, 17, 32\].* at 64 px"):
@@ -342,11 +325,8 @@ def cut(file: Path, share: float) -> Path:
             "neither model.safetensors nor checkpoint_best.pt",
         ),
         (lambda d: cut(published_file(tiny(), d / "cut.pt"), 0.6), "cut.pt"),
-        (lambda d: d.joinpath("text.pt").write_text("hello") and d / "text.pt", "text.pt"),
         (
-            lambda d: (
-                d.joinpath("a.safetensors").write_text("hello there, no header") and d / "a.safetensors"
-            ),
+            lambda d: d.joinpath("a.safetensors").write_text("no header") and d / "a.safetensors",
             "safetensors",
         ),
         (lambda d: torch.save([1, 2], d / "list.pt") or d / "list.pt", "no state_dict"),
@@ -362,21 +342,17 @@ def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) 
         assert "\n" not in str(error.value)
 
 
-def test_a_damaged_configuration_inside_a_file_is_named(tmp_path: Path) -> None:
-    save_file(tiny().state_dict(), tmp_path / "a.safetensors", metadata={"diffclip_config": "{"})
-    with pytest.raises(InputError, match=r"a\.safetensors is not JSON"):
-        diffclip.load(tmp_path / "a.safetensors")
-
-
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [("{", "not JSON"), ("[]", "not a model's configuration"), ('{"embed_dim": "wide"}', "embed_dim")],
+    ("text", "words"), [("[]", "not a model's configuration"), ('{"embed_dim": "wide"}', "embed_dim")]
 )
 def test_a_damaged_config_is_named(text: str, words: str, tmp_path: Path) -> None:
     diffclip.save_weights(tiny(), tmp_path / "saved")
     (tmp_path / "saved" / "config.json").write_text(text)
     with pytest.raises(InputError, match=words):
         diffclip.load(tmp_path / "saved")
+    save_file(tiny().state_dict(), tmp_path / "a.safetensors", metadata={"diffclip_config": "{"})
+    with pytest.raises(InputError, match=r"a\.safetensors is not JSON"):
+        diffclip.load(tmp_path / "a.safetensors")
 
 
 def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path: Path) -> None:
@@ -393,9 +369,3 @@ def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path: Path) -> None:
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert result.stdout.split() == ["DiffCLIP-ViT-Ti-16", "1e-05"], result.stderr
-
-
-def test_the_hub_out_of_reach_is_said_in_one_line() -> None:
-    with pytest.raises(InputError, match="hf-hub:nobody/nothing cannot be fetched") as error:
-        diffclip.load("hf-hub:nobody/nothing")
-    assert "\n" not in str(error.value)
