@@ -33,9 +33,8 @@ def test_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 
 
 def test_long_lists_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    samples = [
-        (f"{i:02d}", {"jpg": b"broken" if i else encoded(smooth_picture(0)), "txt": b"a"}) for i in range(31)
-    ]
+    whole = encoded(smooth_picture(0))
+    samples = ((f"{i:02d}", {"jpg": b"broken" if i else whole, "txt": b"a"}) for i in range(31))
     write_shard_of(tmp_path / "0.tar", samples)
     check([str(tmp_path)], workers=1)
     out = capsys.readouterr().out

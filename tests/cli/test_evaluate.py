@@ -44,13 +44,6 @@ def test_retrieval_picks_its_task_and_prints_json(model_folder, caption_set):
         assert one | {"seconds": 0} == other | {"seconds": 0}
 
 
-def test_two_models_with_one_run_each_get_no_verdict(save_model, model_folder, class_set, tmp_path):
-    other = save_model(tmp_path / "other", seed=1)
-    table, _ = call(model_folder, other, "--data", class_set)
-    assert "One run each: another seed or processor can turn this around." in " ".join(table.split())
-    assert not {"better", "worse", "p <", "p ="} & set(table.split())
-
-
 def test_a_folder_of_runs_is_its_runs(save_model, class_set, tmp_path):
     for seed in (0, 1):
         run = tmp_path / "runs" / f"DiffCLIP-s{seed}"
@@ -69,15 +62,14 @@ def test_a_folder_of_runs_is_its_runs(save_model, class_set, tmp_path):
     assert "mean over 2 seeds, with the 95 % interval" in " ".join(table.split())
 
 
-@pytest.mark.parametrize("width", [60, 200])
-def test_no_model_is_left_out_of_a_narrow_table(
-    save_model, model_folder, class_set, tmp_path, monkeypatch, width
-):
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_no_model_is_left_out_of_a_narrow_table(save_model, model_folder, class_set, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     other = save_model(tmp_path / "a model of another name", seed=1)
     table, _ = call(model_folder, other, "--data", class_set)
-    assert max(map(len, table.splitlines())) <= width
+    assert max(map(len, table.splitlines())) <= 60
     assert table.count("[") >= 4
+    assert "One run each: another seed or processor can turn this around." in " ".join(table.split())
+    assert not {"better", "worse", "p <", "p ="} & set(table.split())
 
 
 @pytest.mark.parametrize(
@@ -87,15 +79,10 @@ def test_no_model_is_left_out_of_a_narrow_table(
         ({"--task": "retrieval"}, "colours is a set for classification.*--task zero-shot"),
         ({"--split": "val"}, "no split 'val'"),
         ({"--device": "cuda:99"}, "device 'cuda:99' is not available"),
-        ({"--device": "gpu"}, "device 'gpu' is not available"),
-        ({"model": "DifCLIP-ViT-B-16"}, "did you mean 'DiffCLIP-ViT-B-16'"),
         ({"--corrupt": "noise"}, "--corrupt noise has no severity: write, for example, noise:3"),
         ({"--corrupt": "fog:3"}, "unknown corruption 'fog'"),
         ({"--prompt": "a {c}"}, "--prompt .a {c}. is for focus and faithfulness: add --task focus"),
-        (
-            {"--task": "few-shot", "--corrupt": "noise:3"},
-            "colours has no train split, which few-shot learns from",
-        ),
+        ({"--task": "few-shot", "--corrupt": "noise:3"}, "colours has no train split, which few-shot learns"),
         ({"model": "gone/model.pt"}, r"gone/model\.pt does not exist"),
     ],
 )
@@ -119,10 +106,8 @@ def test_a_bad_second_model_is_found_before_the_first_runs(model_folder, class_s
 
 def test_an_output_that_cannot_be_written_is_found_first(model_folder, class_set, tmp_path, monkeypatch):
     monkeypatch.setattr("diffclip.model_source.load_for_use", lambda *_: pytest.fail("a model was loaded"))
-    (tmp_path / "file").touch()
-    for output in (tmp_path, tmp_path / "file" / "inner"):
-        with pytest.raises(InputError, match=f"cannot write {output}: .* in the way"):
-            call(model_folder, "--data", class_set, "--output", output)
+    with pytest.raises(InputError, match=f"cannot write {tmp_path}: .* in the way"):
+        call(model_folder, "--data", class_set, "--output", tmp_path)
 
 
 def test_no_model_at_all():

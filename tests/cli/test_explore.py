@@ -46,37 +46,16 @@ def test_other_networks_are_warned_of_unless_there_is_a_password(model_folder, p
 
 def test_bad_command_lines(model_folder, tmp_path, served):
     model = ("--model", model_folder)
-    (tmp_path / "file").touch()
     with pytest.raises(InputError, match="3 models are too many: the page shows one or two"):
         call(*model, *model, *model)
     with pytest.raises(InputError, match=r"gone is not a folder: give --folder one with images"):
         call(*model, "--folder", tmp_path / "gone")
     with pytest.raises(InputError, match="no name or no password"):
         call(*model, "--auth", "ada")
-    with pytest.raises(InputError, match="file is not a folder"):
-        call(*model, "--folder", tmp_path / "file")
-    with pytest.raises(
-        InputError, match=r"unknown model 'DifCLIP-ViT-B-16': did you mean 'DiffCLIP-ViT-B-16'"
-    ):
-        call("--model", "DifCLIP-ViT-B-16", "--port", 0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(
-            InputError, match=rf"--port {port} \(address already in use\): choose another --port"
-        ):
+        with pytest.raises(InputError, match=rf"--port {port} \(address already in use\): choose another"):
             call(*model, "--port", port)
-    assert not served
-
-
-def test_a_missing_library_is_named(model_folder, monkeypatch, served):
-    from diffclip import errors
-
-    found = errors.importlib.util.find_spec
-    monkeypatch.setattr(
-        errors.importlib.util, "find_spec", lambda name: None if name == "gradio" else found(name)
-    )
-    with pytest.raises(InputError, match=r"needs gradio, which is not installed.*diffclip\[web\]"):
-        call("--model", model_folder)
     assert not served

@@ -66,37 +66,33 @@ def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path:
         assert content.read() == (kaggle / "Images" / "3.jpg").read_bytes()
     with pytest.raises(InputError, match="holds shards of other settings, images or captions"):
         make_shards(kaggle, shards, edge=20, **options)
-
-
-def test_an_image_that_came_later_needs_another_folder(kaggle: Path, tmp_path: Path) -> None:
-    image = kaggle / "Images" / "4.jpg"
-    image.rename(tmp_path / "away.jpg")
-    make_shards(kaggle, tmp_path / "shards", captions=[kaggle / "captions.txt"], workers=1)
-    (tmp_path / "away.jpg").rename(image)
+    (kaggle / "Images" / "4.jpg").unlink()
     with pytest.raises(InputError, match="holds shards of other settings, images or captions"):
-        make_shards(kaggle, tmp_path / "shards", captions=[kaggle / "captions.txt"], workers=1)
+        make_shards(kaggle, shards, **options)
 
 
-def test_an_image_of_the_same_name_is_not_another_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def colors(tmp_path: Path) -> Path:
+    """A red picture and a blue one of the same name in two folders."""
     for folder, color in (("a", "red"), ("b", "blue")):
         (tmp_path / "set" / folder).mkdir(parents=True)
         Image.new("RGB", (8, 8), color).save(tmp_path / "set" / folder / "0.png")
-    Image.new("RGB", (8, 8), "red").save(tmp_path / "set" / "a" / "1.png")
-    (tmp_path / "set" / "captions.csv").write_text("image,caption\na/0.png,red\nb/0.png,blue\n1.png,alone\n")
-    (tmp_path / "set" / "b" / "0.png").unlink()
-    make_shards(tmp_path / "set", tmp_path / "shards", workers=1)
+    return tmp_path / "set"
+
+
+def test_an_image_of_the_same_name_is_not_another_ones(
+    colors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (colors / "b" / "0.png").rename(colors / "a" / "1.png")
+    (colors / "captions.csv").write_text("image,caption\na/0.png,red\nb/0.png,blue\n1.png,alone\n")
+    make_shards(colors, tmp_path / "shards", workers=1)
     assert "1 left out" in capsys.readouterr().out
     assert captions_in(tmp_path / "shards") == {"0": ["red"], "1": ["alone"]}
 
 
-def test_paths_without_their_endings_are_told_apart(tmp_path: Path) -> None:
-    for folder, color in (("a", "red"), ("b", "blue")):
-        (tmp_path / "set" / folder).mkdir(parents=True)
-        Image.new("RGB", (8, 8), color).save(tmp_path / "set" / folder / "0.png")
-    (tmp_path / "set" / "captions.csv").write_text("image,caption\na/0,red\nb/0,blue\n")
-    make_shards(tmp_path / "set", tmp_path / "shards", workers=1)
+def test_paths_without_their_endings_are_told_apart(colors: Path, tmp_path: Path) -> None:
+    (colors / "captions.csv").write_text("image,caption\na/0,red\nb/0,blue\n")
+    make_shards(colors, tmp_path / "shards", workers=1)
     corpus = Corpus(tmp_path / "shards")
     found = [corpus.read(i) for i in range(corpus.samples)]
     assert sorted(one.captions[0] for one in found if not isinstance(one, Fault)) == ["blue", "red"]

@@ -50,29 +50,14 @@ def test_figures_and_tables_go_into_folders(runs, tmp_path, monkeypatch):
     assert {"wrote out/figures/forest.png", "wrote out/tables/retrieval.tex"} <= set(printed)
     assert "(paper)" in (tmp_path / "out" / "tables" / "retrieval.md").read_text()
     assert len(printed) == len(list((tmp_path / "out").glob("*/*")))
-
-
-def test_a_single_run_gets_its_own_page(runs):
-    run = runs / "CLIP-s0"
-    assert call(run) == f"wrote {run / 'report.html'}\n"
-
-
-def test_the_page_of_several_runs_is_written_here(runs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     assert call("runs") == "wrote report.html\n"
-
-
-def test_attention_without_a_place_for_figures_is_refused(runs, tmp_path):
-    with pytest.raises(InputError, match="--attention needs a place for its figures"):
-        call(runs, "--tables", tmp_path / "tables", "--attention", "scenes")
+    assert call("runs/CLIP-s0") == "wrote runs/CLIP-s0/report.html\n"
 
 
 def test_nothing_to_report_is_said(tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty.jsonl").write_text("")
-    for name in ("empty", "empty.jsonl"):
-        with pytest.raises(InputError, match="no run there has made its first step"):
-            call(tmp_path / name, "--output", tmp_path / "page.html")
+    with pytest.raises(InputError, match="no run there has made its first step"):
+        call(tmp_path / "empty", "--output", tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 

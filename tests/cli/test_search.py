@@ -1,13 +1,12 @@
 import json
 import os
-import sys
+import shutil
 from pathlib import Path
 
 import in_process
 import pytest
 from PIL import Image
 
-from diffclip.cli.main import main
 from diffclip.errors import InputError
 
 
@@ -23,11 +22,7 @@ def call(model_folder):
 
 @pytest.fixture
 def photos(pictures, tmp_path):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for file in pictures.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
+    return Path(shutil.copytree(pictures, tmp_path / "photos"))
 
 
 def hits(printed):
@@ -61,18 +56,14 @@ def test_table_with_broken_pictures_named_each_time(call, photos):
         assert said.splitlines()[-1].startswith("diffclip: skipped 1 of 7 files: cut\\n.jpg: ")
 
 
-def test_only_changes_are_told(call, photos):
-    call(photos, "red")
-    (photos / "green.png").unlink()
-    Image.new("RGB", (8, 8)).save(photos / "black.png")
-    _, said = call(photos, "red")
-    assert said == "diffclip: index of 3 images: 1 added, 0 changed, 1 removed\n"
-
-
-def test_the_index_lies_where_it_is_told_to(call, photos, tmp_path):
+def test_the_index_lies_where_it_is_told_to_and_only_changes_are_told(call, photos, tmp_path):
     call(photos, "red", "--index", tmp_path / "place")
     assert (tmp_path / "place" / "images.jsonl").is_file()
     assert not (Path(os.environ["XDG_CACHE_HOME"]) / "diffclip").exists()
+    (photos / "green.png").unlink()
+    Image.new("RGB", (8, 8)).save(photos / "black.png")
+    _, said = call(photos, "red", "--index", tmp_path / "place")
+    assert said == "diffclip: index of 3 images: 1 added, 0 changed, 1 removed\n"
 
 
 @pytest.mark.parametrize("suffix", [".png", ".SVG"])
@@ -92,16 +83,10 @@ def test_sheets(call, photos, tmp_path, suffix):
     ("arguments", "line"),
     [
         (["{photos}"], "give either a text to search for or --image, and not both"),
-        (["{photos}", "red", "--image", "{photos}/red.png"], "and not both"),
         (["{photos}", "  "], "text to search for is empty"),
         (["{photos}/missing", "red"], "missing does not exist: give a folder"),
-        (["{photos}/red.png", "red"], "red.png is a file: give a folder"),
-        (["{photos}", "--image", "{photos}/none.png"], "none.png does not exist"),
         (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not an image"),
-        (["{photos}", "red", "--model", "DifCLIP-ViT-B-16"], "did you mean 'DiffCLIP-ViT-B-16'"),
         (["{photos}", "red", "--sheet", "{photos}/sheet.pdf"], "another ending than .png or .svg"),
-        (["{photos}", "red", "--sheet", "{photos}/text.txt/sheet.png"], "in the way"),
-        (["{photos}", "red", "--index", "{photos}/text.txt"], "in the way"),
         (["{photos}", "red", "--index", "{photos}"], "holds other files: choose a new or an empty folder"),
         (["{photos}", "red", "--index", "/proc/index"], "cannot write /proc/index"),
         (["{photos}/empty", "red"], "has no image"),
@@ -125,19 +110,14 @@ def test_nothing_but_broken_pictures(call, photos):
             call(photos, "red")
 
 
-def test_a_damaged_index_is_one_line(call, photos, model_folder, tmp_path, monkeypatch, capsys):
+def test_a_damaged_index_is_one_line(call, photos, tmp_path):
     place = tmp_path / "place"
     call(photos, "red", "--index", place)
     (place / "images.jsonl").write_bytes(b"junk" * 5000)
-    words = ["diffclip", "search", photos, "red", "--model", model_folder, "--index", place]
-    monkeypatch.setattr(sys, "argv", list(map(str, words)))
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"diffclip: the index {place} is damaged (")
-    assert said.endswith("): remove that folder, it is made anew\n")
-    assert said.count("\n") == 1
+    with pytest.raises(
+        InputError, match=rf"the index {place} is damaged \(.*\): remove that folder, it is made anew"
+    ):
+        call(photos, "red", "--index", place)
 
 
 def test_an_index_that_cannot_be_written_is_searched_as_it_is(call, photos, tmp_path, monkeypatch):

@@ -19,10 +19,6 @@ from diffclip.training.recipe import read_recipe, to_yaml
 RECIPE = tiny_recipe(size=32, width=32, layers=2, heads=4, epochs=3, precision="bf16")
 
 
-def train(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return diffclip_command("train", *arguments, cwd=cwd)
-
-
 def write_shard(path: Path, images: list[bytes]) -> None:
     both = (((f"{n}.png", image), (f"{n}.txt", b"a plain picture")) for n, image in enumerate(images))
     tar_of(path, chain.from_iterable(both))
@@ -38,12 +34,16 @@ def place(tmp_path: Path, pictures: Path) -> Path:
     return tmp_path
 
 
+def dry_run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return diffclip_command("train", "tiny.yaml", "--dry-run", *arguments, cwd=cwd)
+
+
 def write_recipe(folder: Path, data: dict[str, Any], **changes: Any) -> None:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"data": data} | changes))
 
 
 def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
-    done = train("tiny.yaml", "--dry-run", "--devices", 1, "--gpu", "l4", cwd=place)
+    done = dry_run("--devices", 1, "--gpu", "l4", cwd=place)
     assert done.returncode == 0, done.stderr
     for line in (
         "batch 8: 1 process, 8 samples each",
@@ -61,7 +61,7 @@ def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
 
 def test_the_plan_as_json_for_more_gpus_than_are_here(place: Path) -> None:
     options = ["--devices", 2, "--nodes", 2, "--strategy", "fsdp", "--gpu", "h100"]
-    done = train("tiny.yaml", "--dry-run", "--json", *options, cwd=place)
+    done = dry_run("--json", *options, cwd=place)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert (plan["world"], plan["strategy"], plan["share"]) == (4, "fsdp", 2)
@@ -71,7 +71,7 @@ def test_the_plan_as_json_for_more_gpus_than_are_here(place: Path) -> None:
 
 def test_missing_data_leaves_the_plan_and_says_how_to_get_it(tmp_path: Path) -> None:
     write_recipe(tmp_path, {"train": "sets/cc3m/train", "expected_samples": 800})
-    done = train("tiny.yaml", "--dry-run", "--devices", 1, cwd=tmp_path)
+    done = dry_run("--devices", 1, cwd=tmp_path)
     assert done.returncode == 2
     assert "3 epochs × 100 = 300" in done.stdout
     last = done.stderr.splitlines()[-1]
@@ -81,7 +81,7 @@ def test_missing_data_leaves_the_plan_and_says_how_to_get_it(tmp_path: Path) -> 
 
 def test_what_is_broken_is_named_and_does_not_stop_the_run(place: Path) -> None:
     (place / "train" / "2.tar").write_bytes(b"no archive")
-    done = train("tiny.yaml", "--dry-run", "--devices", 1, "data.expected_samples=30", cwd=place)
+    done = dry_run("--devices", 1, "data.expected_samples=30", cwd=place)
     assert done.returncode == 0, done.stderr
     assert "2.tar" in done.stdout
     assert "21 samples where the recipe expects 30" in done.stdout
@@ -89,7 +89,7 @@ def test_what_is_broken_is_named_and_does_not_stop_the_run(place: Path) -> None:
 
 def test_every_reason_why_a_run_could_not_start_is_a_line(place: Path) -> None:
     write_recipe(place, {"train": "train", "val": "elsewhere"}, weights="nobody")
-    done = train("tiny.yaml", "--dry-run", "--devices", 1, cwd=place)
+    done = dry_run("--devices", 1, cwd=place)
     assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert all(line.startswith("diffclip: ") for line in lines)
@@ -98,24 +98,22 @@ def test_every_reason_why_a_run_could_not_start_is_a_line(place: Path) -> None:
 
 
 def test_a_folder_that_is_taken_is_said(place: Path) -> None:
-    def dry_run(run: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return train("tiny.yaml", "--dry-run", "--devices", 1, "--run", run, *options, cwd=place)
-
-    assert dry_run("run", "--resume").returncode == 0  # it would be started
+    resumed = ("--devices", 1, "--run", "run", "--resume")
+    assert dry_run(*resumed, cwd=place).returncode == 0  # it would be started
     (place / "run" / "checkpoints" / "step_00000001").mkdir(parents=True)
     (place / "run" / "recipe.yaml").write_text(to_yaml(read_recipe(place / "tiny.yaml")))
-    assert "run holds a run already: add --resume" in dry_run("run").stderr
-    assert dry_run("run", "--resume").returncode == 0
+    assert "run holds a run already: add --resume" in dry_run(*resumed[:-1], cwd=place).stderr
+    assert dry_run(*resumed, cwd=place).returncode == 0
     (place / "other").mkdir()
     (place / "other" / "letter.txt").write_text("mine")
-    assert "other holds other files" in dry_run("other").stderr
+    assert "other holds other files" in dry_run("--devices", 1, "--run", "other", cwd=place).stderr
     assert [path.name for path in (place / "other").iterdir()] == ["letter.txt"]
 
 
 def test_broken_pictures_alone_are_no_data(place: Path) -> None:
     write_shard(place / "train" / "0.tar", 8 * [b"no picture"])
     (place / "train" / "1.tar").unlink()
-    done = train("tiny.yaml", "--dry-run", "--devices", 1, cwd=place)
+    done = dry_run("--devices", 1, cwd=place)
     assert done.returncode == 2
     assert "training data: 0 of 8 images" in done.stderr
 
@@ -125,11 +123,11 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_way_out(place: Path) -> No
     write_recipe(
         place, {"train": "train"}, architecture=RECIPE["architecture"] | {"vision": deep}, batch_size=20
     )
-    options = ["--dry-run", "--devices", 1, "--gpu", "v100", "precision=fp32"]
-    done = train("tiny.yaml", *options, cwd=place)
+    options = ["--devices", 1, "--gpu", "v100", "precision=fp32"]
+    done = dry_run(*options, cwd=place)
     assert done.returncode == 2
     assert "of 15.8 GiB: does not fit" in done.stdout
     assert done.stderr == "diffclip: v100: does not fit into 16 GiB: micro_batch=10 does\n"
-    done = train("tiny.yaml", *options, "micro_batch=10", cwd=place)
+    done = dry_run(*options, "micro_batch=10", cwd=place)
     assert done.returncode == 0, done.stderr
     assert "20 samples each in 2 passes of 10" in done.stdout
