@@ -17,25 +17,20 @@ from diffclip.cli import progress
 from diffclip.errors import DiffCLIPError, StoppedError
 from diffclip.scenes import write_scenes
 
-COMMANDS = (
-    *[
-        "demo",
-        "train",
-        "study",
-        "evaluate",
-        "classify",
-        "attend",
-        "search",
-        "explore",
-        "report",
-        "convert",
-        "export",
-        "push",
-        "bench",
-        "benchmark",
-    ],
-    *("data make-scenes", "data make-shards", "data download", "data check"),
-)
+COMMANDS = [
+    "demo",
+    "train",
+    "study",
+    "evaluate",
+    "classify",
+    "attend",
+    "search",
+    "explore",
+    "report",
+    "convert",
+]
+COMMANDS += ["export", "push", "bench", "benchmark"]
+COMMANDS += ["data make-scenes", "data make-shards", "data download", "data check"]
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

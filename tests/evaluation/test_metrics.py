@@ -47,10 +47,9 @@ def test_retrieval_ranks_equal_brute_force(monkeypatch, chunk):
         assert to_text[image] == sum(not score < best for score in others)
 
 
-@pytest.mark.parametrize("pictures", [1, 2, 7, 33, 100])
-@pytest.mark.parametrize("width", [16, 64])
-def test_one_embedding_for_all_is_no_better_than_chance(pictures, width):
-    same, owners = unit(1, width), torch.arange(pictures).repeat_interleave(2)
+@pytest.mark.parametrize("pictures", [1, 7, 100])
+def test_one_embedding_for_all_is_no_better_than_chance(pictures):
+    same, owners = unit(1, 64), torch.arange(pictures).repeat_interleave(2)
     to_image, to_text = retrieval_ranks(same.repeat(pictures, 1), same.repeat(2 * pictures, 1), owners)
     for k in (1, 5, 10):
         assert recall_at(to_image, k) <= chance_at(k, pictures)
@@ -76,10 +75,6 @@ def test_nan_counts_against_the_model():
     classifier = torch.tensor([[1.0, nan, 0.0]])
     ranks = classification_ranks(torch.ones(3, 1), classifier, torch.tensor([0, 1, 2]))
     assert ranks.tolist() == [1, NEVER, 2]
-    assert (
-        recall_at(classification_ranks(torch.full((4, 1), nan), torch.ones(1, 1), torch.zeros(4).long()), 5)
-        == 0
-    )
 
 
 def test_a_picture_without_captions_is_not_asked_but_distracts():

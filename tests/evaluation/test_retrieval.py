@@ -50,8 +50,7 @@ def test_it_equals_clip_benchmark(model, batches):
 
 
 def test_scores(model, batches):
-    seen = []
-    scores = retrieval(captioned(model, tokenizer, batches, lambda *step: seen.append(step)))
+    scores = retrieval(captioned(model, tokenizer, batches))
     texts = sum(1 + i % 3 for i in range(50))
     assert [score.count for score in scores] == [texts] * 3 + [50] * 4
     assert scores[0].chance == pytest.approx(1 / 50)
@@ -59,8 +58,6 @@ def test_scores(model, batches):
     assert scores[3].chance == pytest.approx(1 / 50)  # one of the texts is drawn; on average it is an own one
     for score in scores[:6]:
         assert 0 <= score.low <= score.value <= score.high <= 1
-    assert sum(done for what, done, _ in seen if what == "images") == 50
-    assert sum(done for what, done, _ in seen if what == "texts") == texts
 
 
 def test_images_without_captions_are_left_out_of_one_direction(model, batches):
@@ -68,14 +65,6 @@ def test_images_without_captions_are_left_out_of_one_direction(model, batches):
     scores = {score.metric: score for score in retrieval(captioned(model, tokenizer, batches))}
     assert scores["text_retrieval_recall@1"].count == 49
     assert scores["image_retrieval_recall@1"].count == sum(1 + i % 3 for i in range(50)) - 1
-
-
-def test_the_same_answer_for_everything_gets_nothing(model, batches):
-    nn.init.zeros_(model.vision.weight)
-    nn.init.zeros_(model.vision.bias)
-    scores = retrieval(captioned(model, tokenizer, batches))
-    assert all(score.value <= score.chance for score in scores)
-    assert all(score.high > 0 for score in scores[:6])
 
 
 def test_an_empty_set(model):

@@ -100,12 +100,8 @@ def test_a_changed_set_is_measured_again(tmp_path):
 
 
 def test_a_set_that_fails_fails_alone(classes, tmp_path, capfd):
-    entries = [
-        Entry("zero-shot", str(tmp_path / "none")),
-        Entry("mmvp", classes),
-        Entry("zero-shot", classes),
-    ]
-    _, found = run(entries)
+    broken = [Entry("zero-shot", str(tmp_path / "none")), Entry("mmvp", classes)]
+    _, found = run([*broken, Entry("zero-shot", classes)])
     assert [bool(one.failure) for one in found] == [True, True, False]
     assert not any(one.ours for one in found)
     assert "Traceback" not in capfd.readouterr().err
@@ -133,13 +129,9 @@ def test_a_file_of_something_else_is_refused(classes, tmp_path):
     assert json.loads(path.read_text()) == {"step": 1}
 
 
-def test_bicubic_features_are_others(classes):
+def test_an_entry_has_its_own_interpolation_and_templates(classes):
     entries = [Entry("few-shot", classes), Entry("few-shot", classes, interpolation="bicubic")]
-    _, (own, bicubic) = run(entries)
+    _, (own, bicubic, worded) = run([*entries, Entry("zero-shot", classes, templates=("{c}", "a {c}"))])
+    assert worded.records[0].templates == 2
     assert "bilinear" in own.records[0].protocol
     assert "bicubic" in bicubic.records[0].protocol
-
-
-def test_templates_of_an_entry(classes):
-    _, (found,) = run([Entry("zero-shot", classes, templates=("{c}", "a {c}"))])
-    assert found.records[0].templates == 2

@@ -65,21 +65,14 @@ def scores_of(loaded: Loaded, data, **changes):
 @torch.no_grad()
 def test_it_is_the_protocol(folder, loaded) -> None:
     found = scores_of(loaded, open_set(folder, "test", kind="segmentation"))
-    model = loaded.model
-    texts = [
-        F.normalize(
-            model.encode_text(loaded.tokenizer([f"a {name}", f"one {name}"]), normalize=True).mean(0), dim=0
-        )
-        for name in CLASSES
-    ]
+    model, statistics = loaded.model, loaded.preprocess.preprocess
+    mean, std = (torch.tensor(values)[:, None, None] for values in (statistics.mean, statistics.std))
+    prompts = [loaded.tokenizer([f"a {name}", f"one {name}"]) for name in CLASSES]
+    texts = [F.normalize(model.encode_text(both, normalize=True).mean(0), dim=0) for both in prompts]
     confusion = np.zeros((3, 3))
     for number in range(5):
         image = Image.fromarray(noise(number, 40, 24)).resize((24, 24), Image.Resampling.BILINEAR)
         truth = labels(number, 40, 24)
-        mean, std = (
-            torch.tensor(v)[:, None, None]
-            for v in (loaded.preprocess.preprocess.mean, loaded.preprocess.preprocess.std)
-        )
         pixels = (torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255 - mean) / std
         patches = model.encode_patches(pixels[None], normalize=True, readout="last-values")[0]
         cosines = torch.stack([patches @ text for text in texts]).view(1, 3, 3, 3)
@@ -90,9 +83,8 @@ def test_it_is_the_protocol(folder, loaded) -> None:
     wanted = (right / (confusion.sum(0) + confusion.sum(1) - right)).mean()
     scored = found["last-values", "mean_iou"]
     assert scored.value == pytest.approx(wanted, abs=0.005)  # resizing rounds pixels in another way
-    assert found["last-values", "pixel_accuracy"].value == pytest.approx(
-        right.sum() / confusion.sum(), abs=0.005
-    )
+    accuracy = right.sum() / confusion.sum()
+    assert found["last-values", "pixel_accuracy"].value == pytest.approx(accuracy, abs=0.005)
     assert (scored.count, scored.facts["classes"], scored.facts["templates"]) == (5, 3, 2)
     assert scored.low <= scored.value <= scored.high
     assert "squashed to 24 px" in scored.facts["protocol"]
@@ -132,14 +124,9 @@ def test_pixels_are_counted_by_class_and_a_shared_cosine_is_wrong() -> None:
 def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded) -> None:
     one = scores_of(loaded, open_set(folder, "test", kind="segmentation"), batch_size=5)
     other = scores_of(loaded, open_set(folder, "test"))
-    assert {key: score.value for key, score in one.items()} == {
-        key: score.value for key, score in other.items()
-    }
-    noisy = scores_of(
-        loaded,
-        open_set(folder, "test", kind="segmentation"),
-        preprocess=CorruptedTransform(loaded.preprocess, "noise", 5),
-    )
+    assert [score.value for score in one.values()] == [score.value for score in other.values()]
+    preprocess = CorruptedTransform(loaded.preprocess, "noise", 5)
+    noisy = scores_of(loaded, open_set(folder, "test"), preprocess=preprocess)
     assert noisy["attention", "mean_iou"].facts["corruption"] == "noise"
     assert noisy["attention", "mean_iou"].value != one["attention", "mean_iou"].value
     (measured,) = run_entries(loaded, [Entry("segmentation", str(folder))], ResultsFile(None), Sets())
@@ -149,21 +136,15 @@ def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded) -> None:
 
 def test_files_that_do_not_fit_are_left_out_and_named(loaded, tmp_path) -> None:
     bad = [
-        (
-            {"seg.png": png(np.full((24, 40), 4, np.uint8))},
-            "has class 4 in its segmentation, and classnames.txt has 3",
-        ),
-        ({"seg.png": png(np.zeros((24, 40), np.uint8))}, "has no labeled pixel"),
-        ({"seg.png": png(noise(0, 40, 24))}, "one bit or in color"),
-        ({"seg.png": png(labels(0, 24, 40))}, "another shape than its image's"),
-        ({"seg.png": b"no PNG"}, "no PNG"),
+        (png(np.full((24, 40), 4, np.uint8)), "has class 4 in its segmentation, and classnames.txt has 3"),
+        (png(np.zeros((24, 40), np.uint8)), "has no labeled pixel"),
+        (png(noise(0, 40, 24)), "one bit or in color"),
+        (png(labels(0, 24, 40)), "another shape than its image's"),
+        (b"no PNG", "no PNG"),
     ]
-    samples = [sample(0), sample(1), *(sample(i) | change for i, (change, _) in enumerate(bad))]
-    data = open_set(
-        write_masked(tmp_path / "set", samples, {"classnames.txt": "\n".join(CLASSES)}),
-        "test",
-        kind="segmentation",
-    )
+    samples = [sample(0), sample(1), *(sample(i) | {"seg.png": made} for i, (made, _) in enumerate(bad))]
+    folder = write_masked(tmp_path / "set", samples, {"classnames.txt": "\n".join(CLASSES)})
+    data = open_set(folder, "test", kind="segmentation")
     assert scores_of(loaded, data)["attention", "mean_iou"].count == 2
     assert len(data.faults) == len(bad)
     for fault, (_, words) in zip(data.faults, bad, strict=True):

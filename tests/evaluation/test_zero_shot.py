@@ -1,11 +1,9 @@
-import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from in_memory import labeled
-from torch import nn
 
 from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
 from diffclip.errors import InputError
@@ -64,8 +62,7 @@ def test_it_equals_clip_benchmark(model, tokenizer, batches):
 
 
 def test_scores(model, tokenizer, batches):
-    seen = []
-    scores = zero_shot(labeled(model, tokenizer, batches, NAMES, TEMPLATES, lambda *step: seen.append(step)))
+    scores = zero_shot(labeled(model, tokenizer, batches, NAMES, TEMPLATES))
     assert [score.metric for score in scores] == ["acc1", "acc5", "mean_per_class_recall"]
     assert [score.count for score in scores] == [17, 17, 17]
     assert [score.chance for score in scores] == pytest.approx([0.2, 1, 0.2])
@@ -73,7 +70,6 @@ def test_scores(model, tokenizer, batches):
     assert all(0 <= score.low <= score.value <= score.high <= 1 for score in scores)
     assert all((score.facts["classes"], score.facts["templates"]) == (5, 3) for score in scores)
     assert scores[0].hits.sum() / 17 == scores[0].value
-    assert seen == [("texts", 15, 15), ("images", 7, None), ("images", 7, None), ("images", 3, None)]
     assert not any(score.hits is None for score in scores[:2])
 
 
@@ -101,9 +97,3 @@ def test_templates():
     assert fill_template("a {c} of {c}", "x") == "a x of x"
     assert fill_template("a {}.", "{c}") == "a {c}."
     assert fill_template("{0} {c}", "x") == "{0} x"
-
-
-def test_a_model_that_answers_the_same_is_never_right(model, tokenizer, batches):
-    broken = copy.deepcopy(model)
-    nn.init.zeros_(broken.image_projection)
-    assert zero_shot(labeled(broken, tokenizer, batches, NAMES, TEMPLATES))[0].value == 0
