@@ -29,15 +29,6 @@ def test_operators_agree_forward_and_backward() -> None:
     assert not torch.allclose(plain, expected)
 
 
-def test_inputs_are_views_of_one_projection_and_differ_by_seed() -> None:
-    inputs = make_inputs(SHAPE, CPU, torch.float32, seed=0)
-    assert inputs.q.stride() == inputs.k.stride() == (9 * 96, 8, 96, 1)
-    assert inputs.v.shape == (2, 2, 9, 16)
-    assert inputs.plain_v.shape == (2, 4, 9, 8)
-    assert inputs.v.data_ptr() == inputs.plain_v.data_ptr()
-    assert not torch.equal(inputs.q, make_inputs(SHAPE, CPU, torch.float32, seed=1).q)
-
-
 def test_rows_have_times_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("too much")
@@ -54,11 +45,6 @@ def test_rows_have_times_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["forward"]["samples"] == 2
     assert row["backward"]["median_ms"] == row["both"]["median_ms"] - row["forward"]["median_ms"]
     assert len(told) == len(given) + 3
-
-
-def test_only_the_named_operators_are_measured() -> None:
-    rows = attention.measure(SHAPE, CPU, torch.float32, rounds=1, names=(PLAIN, "differential timm"))
-    assert list(rows) == [PLAIN, "differential timm"]
 
 
 def test_a_backend_that_another_would_replace_is_not_measured() -> None:

@@ -32,27 +32,15 @@ def results(tmp_path_factory) -> Path:
                     )
                 lines.append(json.dumps(line) + "\n")
     (folder / "needle.jsonl").write_text("".join(lines))
-    fields = {
-        "weights": "",
-        "task": "retrieval",
-        "dataset": "captions",
-        "split": "test",
-        "metric": "mean_recall",
-    }
-    fields |= {"count": 10, "low": None, "high": None, "protocol": ""}
+    fields = {"weights": "", "task": "retrieval", "dataset": "captions", "split": "test", "count": 10}
+    fields |= {"metric": "mean_recall", "low": None, "high": None, "protocol": ""}
     for count in (0, 16):  # 4 comes last
-        records = [
-            Record(
-                model=model,
-                seed=seed,
-                value=0.5 - 0.01 * count + gain * count + 0.01 * random.random(),
-                **fields,
-            )
-            for model, gain in (("CLIP", 0.0), ("DiffCLIP", 0.005))
-            for seed in SEEDS
-        ]
-        cost = fields | {"task": "cost", "metric": "parameters"}
-        records += [Record(model=model, seed=0, value=3392193.0, **cost) for model in ("CLIP", "DiffCLIP")]
+        records = []
+        for model, gain in (("CLIP", -0.01), ("DiffCLIP", -0.005)):
+            values = [0.5 + gain * count + 0.01 * random.random() for _ in SEEDS]
+            records += [Record(model=model, seed=n, value=values[n], **fields) for n in SEEDS]
+            cost = fields | {"task": "cost", "metric": "parameters", "value": 3392193.0}
+            records.append(Record(model=model, seed=0, **cost))
         write_records(folder / "study_b" / f"k{count}" / "results.jsonl", records)
     return folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.floor import Ceilings, Work, add_floors, backward_work, forward_work
+from benchmarks.floor import Ceilings, add_floors, backward_work, forward_work
 from diffclip.benchmarking.operators import Shape
 
 
@@ -19,13 +19,6 @@ def test_backward_takes_two_and_a_half_times_the_products_and_twice_the_bytes() 
     forward, backward = (count(shape, 2) for count in (forward_work, backward_work))
     assert backward == (2 * forward.bytes, 2.5 * forward.operations, forward.exponentials)
     assert forward.exponentials == 3 * 8 * 77 * 78 / 2
-
-
-def test_the_slowest_part_is_the_floor() -> None:
-    ceilings = Ceilings(bandwidth=100.0, operations=1000.0, exponentials=None, sources={})
-    assert ceilings.floor(Work(50, 100, 10**9)) == 500.0
-    assert ceilings.floor(Work(5, 100, 10**9)) == 100.0
-    assert Ceilings(None, None, None, {}).floor(Work(1, 1, 1)) is None
 
 
 def test_times_are_shares_of_the_floor() -> None:

@@ -19,13 +19,8 @@ def layer_with(arm: str, weights: program.Weights) -> SelfAttention:
     """The package's layer with the first model's values."""
     kind = LAYERS.get(arm, SoftmaxAttention)
     layer = kind(program.WIDTH, program.heads_of(arm), qkv_bias=False, proj_bias=False)
-    names = {
-        "qkv": "qkv.weight",
-        "out": "out_proj.weight",
-        "gate": "gate_proj.weight",
-        "norm": "diff_norm.weight",
-    }
-    state = {name: weights[own][0] for own, name in names.items() if own in weights}
+    names = {"qkv": "qkv", "out": "out_proj", "gate": "gate_proj", "norm": "diff_norm"}
+    state = {f"{name}.weight": weights[own][0] for own, name in names.items() if own in weights}
     if "lambdas" in weights:
         vectors = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
         state |= dict(zip(vectors, weights["lambdas"][0], strict=True))

@@ -161,9 +161,8 @@ def test_the_other_text_is_of_the_image_else_the_next_of_the_set():
 
 def test_a_prompt_and_words_word_the_texts(folder, tmp_path):
     one, data = subject(), open_set(folder, "test", kind="masks")
-    own, plain, other, same = (
-        scores_of(one, data, prompt=prompt) for prompt in (None, "{c}", "a photo of a {c}", "a cat")
-    )
+    prompts = (None, "{c}", "a photo of a {c}", "a cat")
+    own, plain, other, same = (scores_of(one, data, prompt=prompt) for prompt in prompts)
     assert (plain["relevance auroc"].hits == own["relevance auroc"].hits).all()
     assert (other["relevance auroc"].hits != own["relevance auroc"].hits).any()
     # a single text has no other to be held against

@@ -34,17 +34,6 @@ def test_detectors_equal_scikit_learns_on_pixels(ties):
         assert precision[i, j] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_it_is_the_pixel_level_figure_of_the_upsampled_map():
-    sklearn = pytest.importorskip("sklearn.metrics")
-    generator = np.random.default_rng(0)
-    mask = generator.random((16, 16)) < 0.4
-    scores = generator.random((4, 4)).astype(np.float32)
-    coverage = mask.reshape(4, 4, 4, 4).mean((1, 3))
-    pixels = np.repeat(np.repeat(scores, 4, 0), 4, 1)
-    found = measures.auroc(torch.tensor(scores).flatten(), torch.tensor(coverage).flatten())
-    assert found == pytest.approx(sklearn.roc_auc_score(mask.ravel(), pixels.ravel()), abs=1e-9)
-
-
 def test_a_perfect_a_reversed_and_a_uniform_map():
     covered = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
     perfect = torch.tensor([5.0, 4, 1, 1, 1, 0, 0, 0])
@@ -57,6 +46,8 @@ def test_a_perfect_a_reversed_and_a_uniform_map():
         assert measure(uniform, covered) == pytest.approx(0.25)
     assert measures.entropy(uniform) == pytest.approx(1)
     assert measures.effective_patches(uniform) == pytest.approx(8)
+    single = torch.eye(16)[5]
+    assert (measures.entropy(single), measures.effective_patches(single), measures.top(single)) == (0, 1, 1)
 
 
 def test_shares_by_hand():
@@ -74,23 +65,11 @@ def test_shares_by_hand():
     assert measures.effective_patches(scores).tolist() == pytest.approx([np.exp(nats)] * 2)
     assert measures.class_token_share(scores).tolist() == pytest.approx([0.75] * 2)
     assert measures.top(scores, 1).tolist() == pytest.approx([0.75] * 2)
+    tied = torch.tensor([1.0, 0.5, 0], dtype=torch.float64)
+    assert measures.pointing(torch.tensor([2.0, 2, 1]), tied) == pytest.approx(0.75)
     # both strong patches lie half or more on the object
     assert measures.background(scores, covered).tolist() == [0, 0]
     assert measures.background(scores, 1 - covered, 1).tolist() == pytest.approx([0.25] * 2)
-
-
-def test_ties_of_the_strongest_are_averaged():
-    assert measures.pointing(
-        torch.tensor([2.0, 2, 1]), torch.tensor([1.0, 0.5, 0], dtype=torch.float64)
-    ) == pytest.approx(0.75)
-
-
-def test_one_patch_with_everything():
-    scores = torch.zeros(16)
-    scores[5] = 7
-    assert measures.entropy(scores) == 0
-    assert measures.effective_patches(scores) == 1
-    assert measures.top(scores) == 1
 
 
 def test_ten_of_more_and_all_of_fewer():

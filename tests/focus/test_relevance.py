@@ -65,7 +65,7 @@ def row_sums(model: CLIP, norm: Norm) -> tuple[Tensor, Tensor]:
     return parts.sum(-1).detach(), parts.abs().sum(-1).detach()
 
 
-@pytest.mark.parametrize("variant", ["DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"])
+@pytest.mark.parametrize("variant", ["DiffCLIP", "DiffCLIP-dynamic"])
 def test_rows_sum_to_zero_only_with_the_head_norm_in_the_graph(variant: str) -> None:
     model = tiny(variant).double()
     total, magnitude = row_sums(model, "graph")
@@ -74,7 +74,7 @@ def test_rows_sum_to_zero_only_with_the_head_norm_in_the_graph(variant: str) -> 
     assert (total.abs() > 1e-3 * magnitude).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP-no-norm", "DiffCLIP-v2", "CLIP-gated"])
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP-no-norm"])
 def test_without_a_head_norm_both_rules_are_one(variant: str) -> None:
     model = tiny(variant).double()
     rules = [row_sums(model, norm)[0] for norm in ("graph", "detached")]

@@ -39,13 +39,11 @@ def words(figure: Figure) -> list[str]:
     return [text for text in found if text] + [text.get_text() for text in figure.texts]
 
 
-@pytest.mark.parametrize("resize", [None, 40])
-@pytest.mark.parametrize("size", [(90, 61), (50, 200)])
+@pytest.mark.parametrize(("size", "resize"), [((90, 61), None), ((50, 200), 40)])
 def test_the_visible_part_is_what_the_model_is_given(size: tuple[int, int], resize: int | None) -> None:
     x, y = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
     image = Image.fromarray(np.stack([x, y, 255 - x], -1).astype(np.uint8))
     preprocess = EvalTransform(32, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1), resize=resize))
-    assert isinstance(preprocess, EvalTransform)
     given = 255 * preprocess(image).permute(1, 2, 0).numpy()
     seen = np.asarray(visible_part(image, preprocess, 32))
     # the crop of whole pixels is up to half a pixel of the small image away
@@ -64,7 +62,7 @@ def test_all_maps_have_one_scale_so_that_a_small_value_is_not_vivid() -> None:
     assert scale_of([weak], RELEVANCE_FLOOR).limit == RELEVANCE_FLOOR
 
 
-@pytest.mark.parametrize("texts", [1, 2, 5])
+@pytest.mark.parametrize("texts", [1, 2])
 def test_one_image_has_a_row_per_model_and_says_what_it_shows(texts: int) -> None:
     found = {name: attended(1, texts) for name in ("CLIP", "DiffCLIP")}
     asked = [f"text {number}" for number in range(texts)]
@@ -78,27 +76,15 @@ def test_one_image_has_a_row_per_model_and_says_what_it_shows(texts: int) -> Non
     assert any("%" in text for text in said) == (texts > 1)
 
 
-def test_each_image_has_a_figure_with_its_name():
-    found = {name: attended(3, 2) for name in ("CLIP", "DiffCLIP")}
-    views = {name: [GRAY] * 3 for name in found}
-    texts, names = ["a mug", "a lamp"], ["a.jpg", "b.jpg", "c.jpg"]
-    figures = attend_figures(found, views, names, texts, View().resolved(texts))
-    assert [words(figure)[-1].partition(":")[0] for figure in figures] == names
-
-
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_no_text_leaves_the_figure_and_odd_letters_are_drawn() -> None:
     odd = "a\udcff\n\u202eb"
     cell = Cell(GRAY, np.eye(5), LONG, f"{LONG}\n{odd}")
     figure = grid_figure([[Cell(GRAY, title="image"), cell, cell]] * 2, LONG, [LONG, "CLIP"])
     figure.draw_without_rendering()
-    for text in [
-        *figure.texts,
-        *(text for axes in figure.axes for text in [axes.title, axes.xaxis.label, axes.yaxis.label]),
-    ]:
-        box = text.get_window_extent()
-        assert box.x0 >= -1
-        assert box.y0 >= -1
+    labels = [text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
+    for box in (text.get_window_extent() for text in (*figure.texts, *labels)):
+        assert min(box.x0, box.y0) >= -1
         assert box.y1 <= figure.bbox.y1 + 1
     assert not any("\u202e" in text or "\udcff" in text for text in words(figure))
 

@@ -48,17 +48,11 @@ def test_a_real_difference_is_better_and_equal_models_are_equivalent():
 @pytest.mark.parametrize(("metric", "word"), [("attack_success", "worse"), ("entropy", "higher")])
 def test_a_larger_value_is_not_always_better(metric, word):
     levels = {"CLIP": 0.2, "DiffCLIP": 0.4}
-    records = [
-        one(
-            {"model": model, "seed": seed, "weights": model},
-            "focus",
-            "pets",
-            metric,
-            level + seed * len(model) / 1000,
-        )
-        for model, level in levels.items()
-        for seed in range(3)
-    ]
+    records = []
+    for model, level in levels.items():
+        for seed in range(3):
+            about = {"model": model, "seed": seed, "weights": model}
+            records.append(one(about, "focus", "pets", metric, level + seed * len(model) / 1000))
     results = results_of(frame_of(records))
     found = compare(results, list(results.records["measure"].unique()), contrasts_of(results))
     assert found["verdict"].tolist() == [word]
@@ -122,13 +116,12 @@ def test_weights_without_a_seed_are_one_run_each():
 
 def test_ablations_are_not_the_papers_models():
     names = (
-        "CLIP",
         "DiffCLIP-vision-ViT-B-16",
+        "DiffCLIP-v192x6x6p16-t192x4x6",
         "CLIP-half-heads",
         "DiffCLIP-no-norm",
-        "DiffCLIP-v192x6x6p16-t192x4x6",
     )
-    assert [is_paper_model(name) for name in names] == [True, True, False, False, True]
+    assert [is_paper_model(name) for name in names] == [True, True, False, False]
 
 
 def test_the_terminals_table_breaks_verdicts_between_words(monkeypatch, capsys):

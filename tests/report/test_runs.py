@@ -35,7 +35,6 @@ def test_steps_that_a_resumed_run_repeats_count_once(tmp_path):
     ("start", "silent", "state"),
     [
         ({}, 0, "finished"),
-        ({"steps": 80}, 0, "going"),
         ({"steps": 80}, 3600, "stopped"),
         ({"steps": 80, "ended": {"step": 40, "how": "SIGTERM", "time": 1.0}}, 0, "stopped"),
         ({"steps": 80, "ended": {"step": 20, "how": "SIGTERM", "time": 1.0}}, 0, "going"),
