@@ -122,9 +122,3 @@ def test_epsilon_is_resolved_recorded_and_saved(variant: str, init: str, eps: fl
     loaded, _, _ = diffclip.load(tmp_path / "saved")
     assert epsilons(loaded) == {eps}
     assert loaded.config == built.config
-
-
-def test_an_epsilon_of_ones_own_is_kept() -> None:
-    config = variant_config("DiffCLIP", SMALL | {"vision": SMALL["vision"] | {"norm_eps": 1e-4}})
-    for init in ("matched", "published"):
-        assert epsilons(CLIP(config, init=init, seed=0)) == {1e-4}

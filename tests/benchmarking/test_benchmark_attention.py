@@ -1,14 +1,17 @@
-"""What is compared computes the same, and an operator that fails does not take the others along."""
+"""What is compared computes the same in turns, what fails is left out, and the line that says which backend to use."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from diffclip.benchmarking import attention
+from diffclip.benchmarking.advice import advise
 from diffclip.benchmarking.operators import PLAIN, Operator, Shape, make_inputs, operators, why_not
+from diffclip.benchmarking.timing import summary, take_turns
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4, 9, 8, causal=True)
@@ -52,3 +55,71 @@ def test_a_backend_that_another_would_replace_is_not_measured() -> None:
     double = dataclasses.replace(inputs, q=inputs.q.double())
     assert why_not("differential triton", double) is not None
     assert why_not("differential sdpa", double) is None
+
+
+def test_turns_alternate_after_a_round_that_is_not_counted() -> None:
+    order: list[str] = []
+    samples, failures = take_turns(
+        {name: lambda name=name: order.append(name) or 1.0 for name in "ab"}, rounds=2
+    )
+    assert order == ["a", "b"] * 3
+    assert (samples, failures) == ({"a": [1.0, 1.0], "b": [1.0, 1.0]}, {})
+
+
+def test_one_that_fails_is_left_out_with_the_reason() -> None:
+    turns = iter([1.0, 1.0])
+
+    def fails_in_the_third() -> float:
+        try:
+            return next(turns)
+        except StopIteration:
+            raise ValueError("no more\nof it") from None
+
+    samples, failures = take_turns({"bad": fails_in_the_third, "good": lambda: 3.0}, rounds=4)
+    assert samples == {"good": [3.0] * 4}
+    assert failures == {"bad": "ValueError: no more"}
+
+
+def test_a_spent_budget_still_leaves_three_samples() -> None:
+    samples, _ = take_turns({"a": lambda: 1.0}, rounds=50, seconds=0.0)
+    assert samples == {"a": [1.0] * 3}
+
+
+def test_summary_is_the_median_and_the_quartiles() -> None:
+    wanted = {"median_ms": 3.0, "low_ms": 2.0, "high_ms": 4.0, "samples": 5}
+    assert summary([5.0, 1.0, 3.0, 2.0, 4.0]) == wanted
+
+
+def rows(**times: float) -> dict[str, dict[str, Any]]:
+    """Rows of one tower with the given milliseconds; what is not given cannot run."""
+    names = ("auto", "eager", "sdpa", "triton", "timm")
+    return {
+        f"differential {name}": {"both": {"median_ms": times[name]}} if name in times else {"why": "not here"}
+        for name in names
+    }
+
+
+AUTO = {"vision": "sdpa", "text": "eager"}
+
+
+def test_auto_is_advised_while_nothing_is_clearly_quicker() -> None:
+    found = {
+        "vision": rows(auto=10.2, sdpa=10, eager=20, timm=20.4),
+        "text": rows(auto=5, sdpa=9, eager=5, timm=7.5),
+    }
+    backend, line = advise(found, AUTO)
+    assert backend == "auto"
+    assert line == (
+        'use attention_backend="auto": sdpa for vision, 2.0 times; eager for text, 1.5 times '
+        "the speed of timm's arrangement, forward and backward"
+    )
+
+
+def test_another_backend_is_advised_where_it_is_quicker_over_both_towers() -> None:
+    found = {
+        "vision": rows(auto=20, sdpa=10, eager=30, timm=20),
+        "text": rows(auto=5, sdpa=5, eager=6, timm=5),
+    }
+    backend, line = advise(found, AUTO)
+    assert backend == "sdpa"
+    assert line.startswith('use attention_backend="sdpa": vision, 2.0 times; text, 1.0 times')

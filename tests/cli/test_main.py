@@ -270,3 +270,16 @@ def test_bad_input_in_a_real_process(trained: Path, workplace: Path) -> None:
     words = ("evaluate", "evil.pt", "--data", "scenes/captions")
     refused(diffclip_command(*words, cwd=workplace), "evil.pt")
     assert not (workplace / "ran").exists()
+
+
+def test_scenes_are_drawn_once(tmp_path: Path) -> None:
+    options = ("--size", 16, "--train", 2, "--val", 1, "--test", 1, "--workers", 1)
+    drawn, again = (
+        diffclip_command("data", "make-scenes", "set", *options, cwd=tmp_path).stdout for _ in range(2)
+    )
+    assert "Drew the scenes in" in drawn
+    assert "reused" in again
+    (tmp_path / "file").write_text("a file")
+    refused(
+        diffclip_command("data", "make-scenes", "file", *options, cwd=tmp_path), "of that name is in the way"
+    )

@@ -110,16 +110,6 @@ def test_nothing_but_broken_pictures(call, photos):
             call(photos, "red")
 
 
-def test_a_damaged_index_is_one_line(call, photos, tmp_path):
-    place = tmp_path / "place"
-    call(photos, "red", "--index", place)
-    (place / "images.jsonl").write_bytes(b"junk" * 5000)
-    with pytest.raises(
-        InputError, match=rf"the index {place} is damaged \(.*\): remove that folder, it is made anew"
-    ):
-        call(photos, "red", "--index", place)
-
-
 def test_an_index_that_cannot_be_written_is_searched_as_it_is(call, photos, tmp_path, monkeypatch):
     place = tmp_path / "place"
     call(photos, "red", "--index", place)

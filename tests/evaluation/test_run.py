@@ -49,37 +49,6 @@ def run(entries, path=None, seed=0, **how):
     return results, list(run_entries(loaded(seed), entries, results, Sets(), **how))
 
 
-def test_tasks_that_draw_are_repeated_and_others_are_not(classes):
-    entries = [Entry("zero-shot", classes), Entry("few-shot", classes), Entry("linear-probe", classes)]
-    results, found = run(entries, draws=(0, 1))
-    assert [(one.entry.task, one.draw) for one in found] == [
-        ("zero-shot", 0),
-        ("few-shot", 0),
-        ("few-shot", 1),
-        ("linear-probe", 0),
-        ("linear-probe", 1),
-    ]
-    zero_shot = found[0].records[0]
-    assert (zero_shot.classes, zero_shot.templates, zero_shot.draw) == (6, 1, None)
-    assert zero_shot.chance == pytest.approx(1 / 6)
-    assert {record.draw for record in results.records if record.task == "few-shot"} == {0, 1}
-
-
-def test_facts_of_a_corrupted_set_are_fields(classes):
-    results, _ = run(
-        [Entry("zero-shot", classes), Entry("zero-shot", classes, corruption="noise", severity=2)]
-    )
-    clean, noisy = (
-        next(one for one in results.records if one.metric == "acc1" and one.corruption == kind)
-        for kind in (None, "noise")
-    )
-    assert clean.dataset == noisy.dataset == "colors"
-    assert noisy.severity == 2
-    drop = next(one for one in results.records if one.metric == "drop")
-    assert drop.value == pytest.approx(clean.value - noisy.value)
-    assert drop.of == ("colors, noise",)
-
-
 def test_a_suite_goes_on_and_other_weights_are_measured_again(classes, tmp_path):
     path, entries = tmp_path / "results.jsonl", [Entry("zero-shot", classes), Entry("few-shot", classes)]
     run(entries[:1], path)
@@ -97,14 +66,6 @@ def test_a_changed_set_is_measured_again(tmp_path):
     run([entry], path)
     write_masked(tmp_path / "set", animals(5))
     assert not run([entry], path)[1][0].reused
-
-
-def test_a_set_that_fails_fails_alone(classes, tmp_path, capfd):
-    broken = [Entry("zero-shot", str(tmp_path / "none")), Entry("mmvp", classes)]
-    _, found = run([*broken, Entry("zero-shot", classes)])
-    assert [bool(one.failure) for one in found] == [True, True, False]
-    assert not any(one.ours for one in found)
-    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_outcomes_lie_beside_the_records(classes, tmp_path):

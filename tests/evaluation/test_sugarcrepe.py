@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from in_process import diffclip_command
 from mean_color import Colours
 from PIL import Image
 
@@ -152,9 +151,3 @@ def test_what_it_does_not_take_is_one_line(tmp_path, content, words) -> None:
     with pytest.raises(InputError, match=words) as error:
         open_for("sugarcrepe", tmp_path, "test")
     assert "\n" not in str(error.value)
-
-
-def test_it_says_how_to_get_it() -> None:
-    done = diffclip_command("evaluate", "CLIP-ViT-Ti-16", "--task", "sugarcrepe", "--data", "sugarcrepe")
-    assert done.returncode == 2
-    assert "diffclip data download sugarcrepe --root FOLDER" in done.stderr

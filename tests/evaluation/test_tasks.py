@@ -1,32 +1,9 @@
-import pytest
-
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
-from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.transforms import EvalTransform
-from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
 from diffclip.evaluation.setting import describe_images
 from diffclip.evaluation.suite import SUITES, suite
-from diffclip.evaluation.tasks import TASKS, pick_task
-
-
-def a_set(kind: str) -> EvaluationSet:
-    return EvaluationSet("mine", "test", kind, [], [], source=None, indices=[])
-
-
-def test_every_task_can_be_picked_for_its_kind():
-    for name, task in TASKS.items():
-        assert pick_task(name, a_set(task.kind)) == name
-
-
-def test_a_set_has_a_task_of_its_own():
-    assert pick_task(None, a_set("classification")) == "zero-shot"
-    assert pick_task(None, a_set("retrieval")) == "retrieval"
-
-
-def test_the_wrong_task_names_the_right_one():
-    with pytest.raises(InputError, match=r"mine is a set for retrieval.*--task retrieval"):
-        pick_task("zero-shot", a_set("retrieval"))
+from diffclip.evaluation.tasks import TASKS
 
 
 def test_the_protocol_says_how_images_are_prepared():

@@ -150,9 +150,8 @@ def test_text_relevance_is_its_recursion_within_the_caption(variant: str, first:
 
 
 @pytest.mark.parametrize("method", ["relevance", "grad-eclip"])
-@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
-def test_what_comes_after_the_end_of_a_text_does_not_matter(variant: str, method: str) -> None:
-    model, images = tiny(variant), directions(1)
+def test_what_comes_after_the_end_of_a_text_does_not_matter(method: str) -> None:
+    model, images = tiny("DiffCLIP"), directions(1)
     short = torch.tensor([[START, 5, 6, END]])
     padded = torch.tensor([[START, 5, 6, END, 13, 21, 8, 1]])
     found, wanted = (text_relevance(model, tokens, images, 0, method=method) for tokens in (padded, short))

@@ -103,17 +103,6 @@ def test_without_a_clip_nothing_is_compared():
     assert "nothing is tested" in headline(results, found)
 
 
-def test_weights_without_a_seed_are_one_run_each():
-    records = [
-        one({"model": name, "seed": None, "weights": name}, "zero-shot", "cifar10", "acc1", level)
-        for name, level in (("CLIP", 0.3), ("DiffCLIP", 0.4))
-    ]
-    results = results_of(frame_of(records))
-    found = compare(results, headlines(results.records), contrasts_of(results))
-    assert found["verdict"].tolist() == ["one run"]
-    assert found["difference"].item() == pytest.approx(0.1)
-
-
 def test_ablations_are_not_the_papers_models():
     names = (
         "DiffCLIP-vision-ViT-B-16",
