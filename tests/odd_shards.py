@@ -29,6 +29,13 @@ def write_shard_of(path: Path, samples: Iterable[tuple[str, dict[str, bytes]]]) 
     )
 
 
+def plain(prefix: str, numbers: range) -> list[tuple[str, dict[str, bytes]]]:
+    return [
+        (f"{prefix}{n:02d}", {"jpg": encoded(smooth_picture(n)), "txt": f"picture number {n}".encode()})
+        for n in numbers
+    ]
+
+
 def write_odd_shards(folder: Path) -> Path:
     """Three shards of 20, 21 and 3 samples that have both, and a broken one.
 
@@ -37,14 +44,7 @@ def write_odd_shards(folder: Path) -> Path:
     are "stock photo", whatever their case. `long` has a caption that no model reads to its end, `both` two captions
     with marks that mean something to a page. `bare` has no caption and `blind` no picture.
     """
-    plain = [
-        (
-            f"s{number:02d}",
-            {"jpg": encoded(smooth_picture(number)), "txt": f"picture number {number}".encode()},
-        )
-        for number in range(20)
-    ]
-    write_shard_of(folder / "0.tar", plain)
+    write_shard_of(folder / "0.tar", plain("s", range(20)))
     first, second = smooth_picture(1), smooth_picture(2)
     half = encoded(second.resize((second.width // 2, second.height // 2)))
     more: list[tuple[str, dict[str, bytes]]] = [
@@ -63,18 +63,7 @@ def write_odd_shards(folder: Path) -> Path:
         ("whiter", {"png": encoded(Image.new("RGB", (41, 40), (250, 250, 250)), "PNG"), "txt": b"a cloud"}),
         ("worse", {"jpg": encoded(second, quality=30), "txt": b"une photo de famille dans le jardin"}),
     ]
-    more += [
-        (
-            f"t{number:02d}",
-            {"jpg": encoded(smooth_picture(number)), "txt": f"picture number {number}".encode()},
-        )
-        for number in range(60, 72)
-    ]
-    write_shard_of(folder / "1.tar", more)
-    few = [
-        (f"u{number}", {"jpg": encoded(smooth_picture(number)), "txt": f"picture number {number}".encode()})
-        for number in range(80, 83)
-    ]
-    write_shard_of(folder / "2.tar", few)
+    write_shard_of(folder / "1.tar", [*more, *plain("t", range(60, 72))])
+    write_shard_of(folder / "2.tar", plain("u", range(80, 83)))
     (folder / "3.tar").write_bytes(b"")
     return folder

@@ -19,8 +19,6 @@ from diffclip.config import variant_config
 from diffclip.files import check_writable, disk_errors, write_atomically, write_text
 from diffclip.weights import save_published
 
-SIZES = {"text": {"width": 32, "layers": 1, "heads": 2}, "vision": {"width": 32, "layers": 1, "heads": 2}}
-
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     target = tmp_path / "file"
@@ -151,38 +149,28 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize(
-    "save", [diffclip.save_weights, lambda m, folder: save_published(m, folder / "a.pt")]
-)
-def test_a_full_disk_is_said_in_one_line_and_leaves_nothing_half_written(save, small_disk: Path) -> None:
-    model = CLIP(variant_config("DiffCLIP", SIZES), seed=0)
-    with pytest.raises(
-        InputError, match=r"no space left on device while writing .*: free some space"
-    ) as error:
-        save(model, small_disk / "model")
-    assert "\n" not in str(error.value)
-    assert [path for path in small_disk.rglob("*") if path.is_file()] == []
-    with pytest.raises(InputError, match="no space left"):
-        write_text(small_disk / "text", "x" * 1_000_000)
-
-
 def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
     from lightning.fabric import Fabric
 
     from diffclip.training.checkpoint import Progress, read_state, save_checkpoint
 
-    sizes = {
-        "embed_dim": 8,
-        "vision": {"image_size": 16, "patch_size": 16, "width": 8, "layers": 1, "heads": 2},
-        "text": {"context_length": 8, "vocab_size": 300, "width": 8, "layers": 1, "heads": 2},
-    }
+    tower = {"width": 8, "layers": 1, "heads": 2}
+    sizes = {"embed_dim": 8, "vision": {"image_size": 16, "patch_size": 16, **tower}}
+    sizes["text"] = {"context_length": 8, "vocab_size": 300, **tower}
     model = CLIP(variant_config("DiffCLIP", sizes), seed=0)
     optimiser = torch.optim.AdamW(model.parameters())
     fabric = Fabric(accelerator="cpu", devices=1)
     save_checkpoint(fabric, small_disk, model, optimiser, Progress(step=1))
     (small_disk / "ballast").write_bytes(bytes(150_000))
-    with pytest.raises(InputError, match="no space left"):
-        save_checkpoint(fabric, small_disk, model, optimiser, Progress(step=2))
+    for save in (
+        lambda: save_checkpoint(fabric, small_disk, model, optimiser, Progress(step=2)),
+        lambda: save_published(model, small_disk / "a.pt"),
+    ):
+        with pytest.raises(
+            InputError, match=r"no space left on device while writing .*: free some space"
+        ) as error:
+            save()
+        assert "\n" not in str(error.value)
     assert read_state(small_disk / "checkpoints" / "last").step == 1
     diffclip.load_weights(model, small_disk / "checkpoints" / "last")
     assert {path.name for path in (small_disk / "checkpoints").iterdir()} == {"last", "step_00000001"}

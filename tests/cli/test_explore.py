@@ -17,14 +17,6 @@ def served(monkeypatch):
     return calls
 
 
-def test_models_and_folder_are_handed_on(model_folder, pictures, served):
-    call("--model", model_folder, "--folder", pictures, "--port", 0, "--no-browser", "--auth", "ada:se:cret")
-    ((models, folder, host, port, auth, browser),) = served
-    assert [source for source, _ in models] == [str(model_folder)]
-    assert (folder, host, auth, browser) == (pictures, "127.0.0.1", ("ada", "se:cret"), False)
-    assert port > 1023
-
-
 def test_without_a_model_those_of_the_demonstration(model_folder, tmp_path, monkeypatch, served):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"run `diffclip demo` first, or give one with --model"):

@@ -4,25 +4,17 @@ import json
 
 import numpy as np
 import pytest
+import subjects
 import torch
 from class_sets import write_class_set
 from masked_sets import animals, box_mask, noise, png, write_masked
-from tiny import WORDED
 
-from diffclip import CLIP
-from diffclip.config import variant_config
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation import faithfulness as module
 from diffclip.evaluation.faithfulness import RANDOM, STEPS, faithfulness
-from diffclip.evaluation.results_file import ResultsFile
-from diffclip.evaluation.run import Sets, run_entries
-from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.suite import Entry
 from diffclip.focus.measures import center_prior
-from diffclip.model_source import Loaded
-from diffclip.tokenizer import Tokenizer
 
 ORDERS = {"relevance", "grad-eclip", "relevance, norm in the graph", "centre prior", RANDOM}
 
@@ -34,15 +26,14 @@ def classes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def subject():
-    model = CLIP(variant_config("DiffCLIP", WORDED), seed=0).eval()
+    one = subjects.subject()
     with torch.no_grad():
-        model.logit_scale.fill_(4.0)
-    preprocess = EvalTransform(32, model.config.preprocess)
-    return Loaded(model, preprocess, Tokenizer(model.config.text), "DiffCLIP", "made", 0)
+        one.model.logit_scale.fill_(4.0)
+    return one
 
 
 def scores_of(one, data, **changes):
-    found = faithfulness(Setting(one.model, one.preprocess, one.tokenizer, data, **changes))
+    found = faithfulness(subjects.setting(one, data, **changes))
     return {(score.metric, score.facts["map"]): score for score in found}
 
 
@@ -125,7 +116,7 @@ def test_a_large_set_is_drawn_from_once_for_all_models(subject, tmp_path, monkey
 def test_it_is_run_on_classes_masks_and_captions_with_masks(subject, classes, tmp_path, kind):
     files = {"dataset_type.txt": "retrieval"} if kind == "retrieval" else None
     folder = classes if kind == "classification" else write_masked(tmp_path / "animals", animals(3), files)
-    (measured,) = run_entries(subject, [Entry("faithfulness", str(folder))], ResultsFile(None), Sets())
+    (measured,) = subjects.run(subject, Entry("faithfulness", str(folder)))
     assert measured.failure == ""
     assert {record.map for record in measured.records} == ORDERS
     assert {record.task for record in measured.records} == {"faithfulness"}

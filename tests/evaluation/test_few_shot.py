@@ -103,16 +103,6 @@ def test_the_score(both):
     assert score_episodes(train, noise, list("abcdef")).value == pytest.approx(0.2, abs=0.05)
 
 
-def test_the_interval_stays_within_0_and_1():
-    _, labels = labelled(0, [10] * 5)
-    train = Features("s/train", torch.eye(5)[labels] + 0.01 * torch.randn(50, 5), labels)
-    few = torch.tensor([0, 1, 2, 3, 4, 4, 4])
-    score = score_episodes(train, Features("s/test", torch.eye(5)[few], few), list("abcde"))
-    assert score.value == 1
-    assert 0.5 < score.low < 0.9  # seven images, all right
-    assert score.high == 1
-
-
 def test_an_image_and_its_copy_do_not_differ_significantly(both):
     """Two models that differ about one test image only, however many episodes ask about it."""
     train, test = both

@@ -6,23 +6,16 @@ import numpy as np
 import pytest
 import torch
 from masked_sets import animals, box_mask, noise, png, write_masked
-from tiny import WORDED
+from subjects import run, setting, subject
 
 from diffclip import CLIP
-from diffclip.config import variant_config
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts, evaluating
 from diffclip.evaluation.focus import focus, other_text
-from diffclip.evaluation.results_file import ResultsFile
-from diffclip.evaluation.run import Sets, run_entries
-from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.suite import Entry
 from diffclip.focus import image_relevance, map_correlation, measures, recording, rollout, vision_maps
 from diffclip.focus.recording import images_at_once
-from diffclip.model_source import Loaded
-from diffclip.tokenizer import Tokenizer
 
 PATCHES = {"entropy", "effective_patches", "top10", "background10"}
 ON_OBJECT = {"auroc", "ap", "inside", "inside_over_area", "pointing"}
@@ -36,14 +29,8 @@ def folder(tmp_path_factory):
     return write_masked(tmp_path_factory.mktemp("sets") / "animals", animals())
 
 
-def subject(variant="DiffCLIP"):
-    model = CLIP(variant_config(variant, WORDED), seed=0).eval()
-    preprocess = EvalTransform(32, model.config.preprocess)
-    return Loaded(model, preprocess, Tokenizer(model.config.text), variant, f"{variant} seed 0", 0)
-
-
 def scores_of(one, data, **changes):
-    found = focus(Setting(one.model, one.preprocess, one.tokenizer, data, **changes))
+    found = focus(setting(one, data, **changes))
     facts = [{name: score.facts[name] for name in ("map", "layer", "head")} for score in found]
     named = {key_of(metric=score.metric, **own): score for score, own in zip(found, facts, strict=True)}
     assert len(named) == len(found)
@@ -171,17 +158,16 @@ def test_a_prompt_and_words_word_the_texts(folder, tmp_path):
     renamed = {text: "cat" for own in data.captions for text in own}
     found = scores_of(one, data, prompt="a {c}", words=renamed)
     assert (found["relevance auroc"].hits == same["relevance auroc"].hits).all()
-    results = ResultsFile(tmp_path / "results.jsonl")
     for words in ((), tuple(renamed.items())):
         entry = Entry("focus", str(folder), prompt="a {c}", words=words)
-        (measured,) = run_entries(one, [entry], results, Sets())
+        (measured,) = run(one, entry, file=tmp_path / "results.jsonl")
         assert not measured.reused
         assert "text 'a {c}'" in measured.records[0].protocol
 
 
 def test_patches_of_maps_and_masks_are_in_one_order():
     """The patch that changes in the picture is the one that changes in the map, and the one the mask covers."""
-    model = CLIP(variant_config("CLIP", WORDED | {"vision": WORDED["vision"] | {"layers": 1}}), seed=0).eval()
+    model = subject("CLIP", layers=1).model
     picture = torch.randn(1, 3, 32, 32)
     changed = picture.clone()
     changed[:, :, 0:8, 24:32] += 1.0  # top right
@@ -263,7 +249,6 @@ def test_no_usable_mask_is_one_line(tmp_path, mask, words):
 
 def test_a_set_of_captions_is_opened_anew_for_its_masks(folder, tmp_path):
     captions = write_masked(tmp_path / "both", animals(), {"dataset_type.txt": "retrieval"})
-    entries = [Entry("retrieval", str(captions)), Entry("focus", str(captions))]
-    found = list(run_entries(subject(), entries, ResultsFile(None), Sets()))
+    found = run(subject(), Entry("retrieval", str(captions)), Entry("focus", str(captions)))
     assert [one.failure for one in found] == ["", ""]
     assert [one.records[0].task for one in found] == ["retrieval", "focus"]

@@ -5,33 +5,21 @@ import pytest
 import torch
 from class_sets import write_class_set
 from masked_sets import animals, box_mask, png, write_masked
-from tiny import WORDED
+from subjects import run, setting, subject
 
-from diffclip import CLIP
-from diffclip.config import variant_config
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.mechanics import mechanics
-from diffclip.evaluation.results_file import ResultsFile
-from diffclip.evaluation.run import Sets, run_entries
-from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.suite import Entry
 from diffclip.focus import map_correlation, recording
-from diffclip.model_source import Loaded
-from diffclip.tokenizer import Tokenizer
 
 OF_BOTH = {"A1 sink_ratio", "A2 sink_ratio", "A1 entropy", "A2 entropy"}
 OF_ALL = {"attention sink_ratio", "attention entropy", "sink_value_norm", "high_norm_share"}
 OF_TWO = OF_BOTH | {"negative_weight", "map_correlation", "gradient_cosine"}
 
 
-def made(variant, spread=12.0, **vision):
-    model = CLIP(variant_config(variant, WORDED | {"vision": WORDED["vision"] | vision}), seed=0)
-    with torch.no_grad():
-        for layer in model.attention_layers()["visual"]:
-            layer.qkv.weight.mul_(spread)
-    return model
+def made(variant):
+    return subject(variant, spread=12.0)
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +27,14 @@ def folder(tmp_path_factory):
     return write_masked(tmp_path_factory.mktemp("sets") / "animals", animals(3))
 
 
-def scores_of(model, folder, **changes):
-    preprocess = EvalTransform(32, model.config.preprocess)
-    data = open_set(folder, "test")
-    found = mechanics(Setting(model, preprocess, Tokenizer(model.config.text), data, **changes))
+def scores_of(one, folder, **changes):
+    found = mechanics(setting(one, open_set(folder, "test"), **changes))
     return {key_of(score.metric, **score.facts): score for score in found}
 
 
 def key_of(metric, map, layer, head, protocol):
-    return (
-        " ".join(filter(None, [map, metric])) + (f"/{layer}" if layer else "") + (f".{head}" if head else "")
-    )
+    place = (f"/{layer}" if layer else "") + (f".{head}" if head else "")
+    return (f"{map} {metric}" if map else metric) + place
 
 
 @pytest.mark.parametrize(
@@ -78,11 +63,9 @@ def test_every_variant_has_the_measures_that_apply(folder, variant, heads, own):
 
 def test_the_numbers_are_those_of_the_formulas(folder, monkeypatch):
     monkeypatch.setattr("diffclip.evaluation.mechanics.HIGH_NORM", 1.1)
-    model = made("DiffCLIP")
-    data, preprocess = open_set(folder, "test"), EvalTransform(32, model.config.preprocess)
-    found = scores_of(model, folder)
-    model.eval()
-    images = torch.stack([preprocess(data.source.image(i)) for i in data.indices])
+    one, data = made("DiffCLIP"), open_set(folder, "test")
+    model, found = one.model, scores_of(one, folder)
+    images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
     with recording(model, "visual") as seen:
         model.encode_image(images)
     expected = {name: np.zeros((3, 2, 2)) for name in ("sink", "entropy", "norm", "negative")}
@@ -122,12 +105,12 @@ def test_the_numbers_are_those_of_the_formulas(folder, monkeypatch):
 @pytest.mark.parametrize(("sign", "cosine"), [(1, 1.0), (-1, -1.0)])
 def test_equal_maps_pass_on_equal_gradients_and_opposed_ones_opposed(folder, sign, cosine):
     """The second query of each pair is the first, or its opposite; nearly uniform maps then move in opposite ways."""
-    model = made("DiffCLIP", spread=1.0)
+    one = subject()
     with torch.no_grad():
-        for layer in model.attention_layers()["visual"]:
+        for layer in one.model.attention_layers()["visual"]:
             queries, keys = (layer.qkv.weight[start : start + 32].view(2, 2, 8, 32) for start in (0, 32))
             queries[:, 1], keys[:, 1] = sign * queries[:, 0], keys[:, 0]
-    found = scores_of(model, folder)
+    found = scores_of(one, folder)
     assert found["gradient_cosine"].value == pytest.approx(cosine, abs=0.02)
     assert found["map_correlation"].value == pytest.approx(cosine, abs=0.02)
     if sign == 1:  # λ is below 1
@@ -143,15 +126,11 @@ def test_batches_change_nothing(folder):
 
 def test_captions_beside_a_class_for_each_pixel_are_texts(tmp_path):
     samples = [{**one, "seg.png": png(box_mask(0, 0, 8, 8) // 255)} for one in animals(3)]
-    for one in samples:
-        del one["mask.png"]
+    for sample in samples:
+        del sample["mask.png"]
     folder = write_masked(tmp_path / "segments", samples, {"classnames.txt": "cat\ndog"})
-    model = made("DiffCLIP")
-    one = Loaded(
-        model, EvalTransform(32, model.config.preprocess), Tokenizer(model.config.text), "DiffCLIP", ""
-    )
     entries = [Entry(task, str(folder)) for task in ("segmentation", "mechanics", "robustness", "zero-shot")]
-    found = list(run_entries(one, entries, ResultsFile(None), Sets()))
+    found = run(made("DiffCLIP"), *entries)
     assert [bool(one.failure) for one in found] == [False, False, False, True]
     assert found[2].records[0].classes == 3
 
@@ -160,4 +139,4 @@ def test_classes_are_texts_too_and_a_single_patch_is_refused(tmp_path):
     folder = write_class_set(tmp_path / "colors", {"test": [0, 1, 1]}, 2)
     assert scores_of(made("DiffCLIP"), folder)["gradient_cosine"].count == 3
     with pytest.raises(InputError, match="a single patch"):
-        scores_of(made("CLIP", patch_size=32), folder)
+        scores_of(subject("CLIP", patch_size=32), folder)

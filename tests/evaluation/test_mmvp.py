@@ -25,18 +25,6 @@ def folder(tmp_path_factory) -> Path:
     return target
 
 
-@pytest.fixture(scope="module")
-def model() -> CLIP:
-    vision = VisionConfig(image_size=32, patch_size=8, width=32, layers=2, heads=4, attention="differential")
-    text = TextConfig(context_length=32, width=32, layers=2, heads=4)
-    return CLIP(CLIPConfig(embed_dim=24, vision=vision, text=text), seed=0)
-
-
-@pytest.fixture(scope="module")
-def parts(model):
-    return EvalTransform(32, model.config.preprocess), Tokenizer(model.config.text)
-
-
 def rewrite(folder: Path, target: Path, change) -> Path:
     """A copy of the folder's csv with `change`d rows, beside the same pictures."""
     target.mkdir()
@@ -104,8 +92,11 @@ def test_scenes_have_the_published_layout(folder):
         assert [path.stem for path in pair.images] == [str(2 * number + 1), str(2 * number + 2)]
 
 
-def test_it_equals_the_literal_script(folder, model, parts):
-    preprocess, tokenizer = parts
+def test_it_equals_the_literal_script(folder):
+    vision = VisionConfig(image_size=32, patch_size=8, width=32, layers=2, heads=4, attention="differential")
+    text = TextConfig(context_length=32, width=32, layers=2, heads=4)
+    model = CLIP(CLIPConfig(embed_dim=24, vision=vision, text=text), seed=0)
+    preprocess, tokenizer = EvalTransform(32, model.config.preprocess), Tokenizer(text)
     right = {pattern: [] for pattern in PATTERNS}
     with torch.no_grad(), (folder / "Questions.csv").open(newline="") as file:
         rows = list(csv.reader(file))[1:]

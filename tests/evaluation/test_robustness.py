@@ -8,35 +8,28 @@ import torch
 import torch.nn.functional as F
 from class_sets import write_class_set
 from masked_sets import animals, png, write_masked
-from tiny import WORDED
+from subjects import setting, subject
 from torch import nn
 
-from diffclip import CLIP
-from diffclip.config import PreprocessConfig, variant_config
+from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.evaluation.robustness import EPSILONS, frozen, pgd, robustness
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.zero_shot import zero_shot
-from diffclip.tokenizer import Tokenizer
-
-SIZES = WORDED | {"vision": WORDED["vision"] | {"image_size": 16}}
 
 
 def scores_of(setting):
     return {(score.metric, score.facts["epsilon"]): score for score in robustness(setting)}
 
 
-def setting_of(model, folder, **changes):
-    tokenizer = Tokenizer(model.config.text)
-    return Setting(
-        model, EvalTransform(16, PreprocessConfig()), tokenizer, open_set(folder, "test"), **changes
-    )
+def setting_of(one, folder, **changes):
+    return setting(one, open_set(folder, "test"), **changes)
 
 
 @pytest.fixture(scope="module")
-def model():
-    return CLIP(variant_config("DiffCLIP", SIZES), seed=0)
+def one():
+    return subject(image_size=16)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +37,8 @@ def colors(tmp_path_factory):
     return write_class_set(tmp_path_factory.mktemp("sets") / "colors", {"test": [0, 1, 2, 3] * 2}, 4)
 
 
-def test_pgd_is_the_loop_by_hand(model):
+def test_pgd_is_the_loop_by_hand(one):
+    model = one.model
     generator = torch.Generator().manual_seed(0)
     pixels, start = (torch.rand(3, 3, 16, 16, generator=generator) for _ in range(2))
     pixels[0, :, :4] = 0
@@ -116,9 +110,9 @@ def test_the_attack_finds_the_weak_points_of_a_linear_model(tmp_path):
     assert 0 < found["local_lipschitz", 1.0].value <= 1 / (0.1 * 16)
 
 
-def test_without_an_attack_it_is_zero_shot_accuracy(model, colors):
-    found = scores_of(setting_of(model, colors))
-    plain = zero_shot(setting_of(model, colors))[0]
+def test_without_an_attack_it_is_zero_shot_accuracy(one, colors):
+    found = scores_of(setting_of(one, colors))
+    plain = zero_shot(setting_of(one, colors))[0]
     assert (found["adversarial_accuracy", 0.0].hits == plain.hits).all()
     epsilons = {metric: [e for name, e in found if name == metric] for metric, _ in found}
     attacked = list(EPSILONS)
@@ -133,28 +127,28 @@ def test_without_an_attack_it_is_zero_shot_accuracy(model, colors):
     assert (facts["draw"], facts["classes"], facts["templates"]) == (0, 4, 1)
 
 
-def test_batches_change_nothing_and_draws_do(model, colors):
+def test_batches_change_nothing_and_draws_do(one, colors):
     whole, cut, other = (
-        scores_of(setting_of(model, colors, **changes)) for changes in ({}, {"batch_size": 3}, {"draw": 1})
+        scores_of(setting_of(one, colors, **changes)) for changes in ({}, {"batch_size": 3}, {"draw": 1})
     )
     for key, score in whole.items():
         np.testing.assert_allclose(cut[key].hits, score.hits, atol=1e-4, err_msg=key)
     assert (other["local_lipschitz", 1.0].hits != whole["local_lipschitz", 1.0].hits).any()
 
 
-def test_captions_are_told_from_those_of_other_images(model, tmp_path):
+def test_captions_are_told_from_those_of_other_images(one, tmp_path):
     """Three different first captions: each image of two has its own among them, said once."""
-    samples = [one | {"txt": f"{one['txt']}\na second caption"} for one in animals(6)]
+    samples = [animal | {"txt": f"{animal['txt']}\na second caption"} for animal in animals(6)]
     folder = write_masked(tmp_path / "captions", samples, {"dataset_type.txt": "retrieval"})
-    score = scores_of(setting_of(model, folder))["adversarial_accuracy", 0.0]
+    score = scores_of(setting_of(one, folder))["adversarial_accuracy", 0.0]
     assert (score.count, score.chance, score.facts["classes"]) == (6, pytest.approx(1 / 3), 3)
 
 
-def test_the_model_is_left_as_it_was(model, colors):
-    one = copy.deepcopy(model).train()
-    one.logit_scale.requires_grad_(False)
-    robustness(setting_of(one, colors))
-    assert one.training
-    assert [name for name, value in one.named_parameters() if not value.requires_grad] == ["logit_scale"]
-    assert all(value.grad is None for value in one.parameters())
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in one.state_dict().items())
+def test_the_model_is_left_as_it_was(one, colors):
+    model = copy.deepcopy(one.model).train()
+    model.logit_scale.requires_grad_(False)
+    robustness(setting_of(one, colors, model=model))
+    assert model.training
+    assert [name for name, value in model.named_parameters() if not value.requires_grad] == ["logit_scale"]
+    assert all(value.grad is None for value in model.parameters())
+    assert all(torch.equal(value, one.model.state_dict()[name]) for name, value in model.state_dict().items())

@@ -8,28 +8,20 @@ import torch
 import torch.nn.functional as F
 from masked_sets import noise, png, write_masked
 from PIL import Image
-from tiny import WORDED
+from subjects import run, setting, subject
 
-from diffclip import CLIP
-from diffclip.config import variant_config
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.segmentation import NOT_LABELED
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
-from diffclip.evaluation.results_file import ResultsFile
-from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.segmentation import MAJORITY, count_pixels, mean_iou
-from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.suite import Entry
 from diffclip.evaluation.tasks import open_for, run_task
 from diffclip.model_source import Loaded
 from diffclip.scenes import draw_scene
 from diffclip.scenes.export import write_shard
 from diffclip.scenes.vocabulary import SHAPES
-from diffclip.tokenizer import Tokenizer
 
-SIZES = WORDED | {"vision": WORDED["vision"] | {"image_size": 24}}
 CLASSES = ("cat", "dog", "owl")
 
 
@@ -51,15 +43,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded() -> Loaded:
-    model = CLIP(variant_config("DiffCLIP", SIZES), seed=0).eval()
-    preprocess = EvalTransform(24, model.config.preprocess)
-    return Loaded(model, preprocess, Tokenizer(model.config.text), "DiffCLIP", "seed 0", 0)
+    return subject(image_size=24)
 
 
 def scores_of(loaded: Loaded, data, **changes):
-    fields = {"preprocess": loaded.preprocess, "batch_size": 2} | changes
-    setting = Setting(model=loaded.model, tokenizer=loaded.tokenizer, data=data, **fields)
-    return {(score.facts["map"], score.metric): score for score in run_task("segmentation", setting)}
+    scores = run_task("segmentation", setting(loaded, data, **({"batch_size": 2} | changes)))
+    return {(score.facts["map"], score.metric): score for score in scores}
 
 
 @torch.no_grad()
@@ -129,7 +118,7 @@ def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded) -> None:
     noisy = scores_of(loaded, open_set(folder, "test"), preprocess=preprocess)
     assert noisy["attention", "mean_iou"].facts["corruption"] == "noise"
     assert noisy["attention", "mean_iou"].value != one["attention", "mean_iou"].value
-    (measured,) = run_entries(loaded, [Entry("segmentation", str(folder))], ResultsFile(None), Sets())
+    (measured,) = run(loaded, Entry("segmentation", str(folder)))
     assert (measured.failure, len(measured.records)) == ("", 6)
     assert measured.records[0].map == "attention"
 

@@ -86,9 +86,8 @@ def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] 
             about = {"model": model, "seed": seed, "weights": "best"}
             noise = 0.001 * math.sin(7 * seed + len(model))
             records.append(one(about, "validation", "flickr8k", "score", level / 5 + noise, split="val"))
-            records.append(
-                one(about, "cost", "flickr8k", "parameters", 1000 + (model != "CLIP"), low=None, high=None)
-            )
+            cost = 1000 + (model != "CLIP")
+            records.append(one(about, "cost", "flickr8k", "parameters", cost, low=None, high=None))
     write_records(folder / "results.jsonl", records)
     arms = {model: {"change": {"model": model}} for model in levels}
     primary = {"task": "validation", "dataset": "flickr8k", "metric": "score"}
@@ -103,13 +102,8 @@ def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] 
     curves = []
     for model in levels:
         towers = (lambda rows: {}) if model == "CLIP" else (lambda rows: {"vision": rows})
-        drawn: dict[str, Any] = {
-            "group": "models",
-            "arm": model,
-            "step": [1, 50, 100],
-            "loss": [5.0, 4.0, 3.0],
-        }
-        drawn |= {"lambda": towers([[0.8, 0.7]] * 3)}
+        drawn: dict[str, Any] = {"group": "models", "arm": model, "lambda": towers([[0.8, 0.7]] * 3)}
+        drawn |= {"step": [1, 50, 100], "loss": [5.0, 4.0, 3.0]}
         drawn["validation"] = {"step": [50, 100], "score": [0.02, 0.05]}
         drawn["validation"] |= {"map_correlation": towers([[-0.2, -0.3]] * 2)}
         curves += [drawn | {"run": f"models/{model}-s{seed}", "seed": seed} for seed in seeds]
