@@ -20,18 +20,6 @@ from diffclip.files import check_writable, disk_errors, write_atomically, write_
 from diffclip.weights import save_published
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    write_text(target, "first")
-    with pytest.raises(RuntimeError), write_atomically(target) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert target.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [target]
-    write_text(target, "second")
-    assert target.read_text() == "second"
-
-
 @pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
 def test_whatever_the_system_refuses_is_one_line(code: int, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error, write_atomically(tmp_path / "file"):

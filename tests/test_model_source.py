@@ -5,7 +5,7 @@ import pytest
 import diffclip
 from diffclip.config import MODEL_NAMES
 from diffclip.errors import InputError
-from diffclip.model_source import find_model, load_for_use, pick_device
+from diffclip.model_source import find_model, load_for_use
 
 
 @pytest.fixture
@@ -69,10 +69,3 @@ def test_what_nothing_has_for_a_name(tmp_path):
         find_model(str(tmp_path / "gone"))
     with pytest.raises(InputError, match="neither"):
         load_for_use(str(tmp_path))
-
-
-def test_devices():
-    assert pick_device("cpu").type == "cpu"
-    assert pick_device("auto").type in ("cpu", "cuda")
-    with pytest.raises(InputError, match="'tpu0' is not available"):
-        pick_device("tpu0")

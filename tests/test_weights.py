@@ -41,21 +41,11 @@ def same(a: CLIP, b: CLIP) -> bool:
 def published_file(model: CLIP, file: Path) -> Path:
     """A checkpoint as the published training code writes it, with all that stands beside the weights."""
     state = to_published(model.state_dict(), model.config)
-    torch.save(
-        {
-            "epoch": 39,
-            "state_dict": {f"module.{name}": tensor for name, tensor in state.items()},
-            "optimizer": {
-                "state": {0: {"step": torch.tensor(3.0)}},
-                "param_groups": [{"lr": np.float64(5e-4)}],
-            },
-            "scaler": {"scale": 65536.0},
-            "best_acc1": np.float32(31.8),
-            "count": np.int64(7),
-            "args": argparse.Namespace(output_dir=pathlib.PosixPath("/somewhere/run"), lr=5e-4, name="x"),
-        },
-        file,
-    )
+    optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": np.float64(5e-4)}]}
+    args = argparse.Namespace(output_dir=pathlib.PosixPath("/somewhere/run"), lr=5e-4, name="x")
+    beside = {"epoch": 39, "optimizer": optimizer, "scaler": {"scale": 65536.0}, "args": args}
+    beside |= {"best_acc1": np.float32(31.8), "count": np.int64(7)}
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}, **beside}, file)
     return file
 
 
@@ -162,9 +152,8 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
     model = CLIP(named_config("DiffCLIP-dynamic-ViT-Ti-16"), seed=0)
     published_file(model, tmp_path / "c.pt")
     assert diffclip.load(tmp_path / "c.pt")[0].config.lambda_init == 0.8
-    loaded, preprocess, _ = diffclip.load(
-        tmp_path / "c.pt", model="DiffCLIP-dynamic-ViT-Ti-16", image_size=64
-    )
+    name = "DiffCLIP-dynamic-ViT-Ti-16"
+    loaded, preprocess, _ = diffclip.load(tmp_path / "c.pt", model=name, image_size=64)
     assert loaded.config.lambda_init == "dynamic"
     assert loaded.visual.pos_embed.shape[1] == 17
     assert preprocess.image_size == 64
@@ -231,10 +220,7 @@ def test_a_saved_model_that_differs_where_shapes_do_not_show_it_is_refused(tmp_p
         {3: torch.zeros(1)},
         {"x": torch.zeros(2, 2).to_sparse()},
         {f"visual.blocks.0.attn.{part}_proj.weight": torch.tensor(0.0) for part in "qkv"},
-        {
-            f"visual.blocks.0.attn.{part}_proj.weight": torch.zeros(2, size)
-            for part, size in zip("qkv", (2, 3, 4), strict=True)
-        },
+        {f"visual.blocks.0.attn.{part}_proj.weight": torch.zeros(2, ord(part)) for part in "qkv"},
         {"visual.blocks.0.attn.lambda_q1": torch.zeros(0)},
     ],
 )

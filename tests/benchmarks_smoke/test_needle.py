@@ -38,12 +38,6 @@ def test_without_noise_an_arm_is_the_layer_of_the_package(arm: str) -> None:
     torch.testing.assert_close(found.out[0], layer_with(arm, weights)(tokens)[:, 0])
 
 
-def test_shared_noise_is_one_for_both_maps_of_a_pair() -> None:
-    shared, own = (program.Data([0]).draw(program.Cell(kind, 4, 1.0), 2)[1] for kind in program.KINDS)
-    assert torch.equal(shared[:, :, 0], shared[:, :, 1])
-    assert not torch.equal(own[:, :, 0], own[:, :, 1])
-
-
 def test_a_run_goes_on_where_it_was_stopped(monkeypatch, tmp_path, capsys) -> None:
     for name, value in {
         "STEPS": 2,

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 from in_process import diffclip_command
-from odd_shards import encoded, smooth_picture, write_odd_shards, write_shard_of
+from odd_shards import write_odd_shards, write_shard_of
 
 from diffclip.cli.data_check import check
-from diffclip.errors import InputError
 
 
 def test_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
@@ -30,21 +29,6 @@ def test_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert json.loads(output.read_text())["whole"] == 42
     # nothing is written beside the data
     assert sorted(os.listdir(folder)) == ["0.tar", "1.tar", "2.tar", "3.tar"]
-
-
-def test_long_lists_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = encoded(smooth_picture(0))
-    samples = ((f"{i:02d}", {"jpg": b"broken" if i else whole, "txt": b"a"}) for i in range(31))
-    write_shard_of(tmp_path / "0.tar", samples)
-    check([str(tmp_path)], workers=1)
-    out = capsys.readouterr().out
-    assert "Unreadable, the first 10 of 30:" in out
-    assert out.count("is not an image") == 10
-
-
-def test_what_cannot_be_written_is_found_out_first(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a file or folder of that name is in the way"):
-        check(["no shards here"], output=tmp_path)
 
 
 def test_nothing_to_train_on_is_exit_code_2(tmp_path: Path) -> None:

@@ -125,12 +125,6 @@ def test_options_that_do_not_go_together(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_said(tmp_path, capsys):
-    write_dtd(tmp_path / "dtd")
-    download(["dtd", "dtd"], tmp_path)
-    assert capsys.readouterr().out == f"dtd is in {tmp_path / 'dtd'} already.\n"
-
-
 def test_what_must_be_done_by_hand_is_printed(tmp_path, capsys):
     write_dtd(tmp_path / "dtd")
     with pytest.raises(

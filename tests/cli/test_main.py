@@ -13,7 +13,6 @@ import yaml
 from in_process import diffclip_command
 from tiny_recipe import tiny_recipe
 
-from diffclip.cli import progress
 from diffclip.errors import DiffCLIPError, StoppedError
 from diffclip.scenes import write_scenes
 
@@ -85,20 +84,12 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (
-            PermissionError(13, "Permission denied", "a.png"),
-            2,
-            "cannot read or write a.png: Permission denied; ",
-        ),
+        (PermissionError(13, "Permission denied", "a.png"), 2, "cannot read or write a.png: Permission"),
         (OSError("no\nnumber"), 2, "cannot read or write: no number; "),
         (DiffCLIPError("step 3: the loss is nan"), 1, "step 3: the loss is nan\n"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 1, "a data worker died, "),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (
-            StoppedError("runs/demo/CLIP: asked to stop"),
-            75,
-            "runs/demo: stopped, the state is saved: the same command",
-        ),
+        (StoppedError("asked to stop"), 75, "runs/demo: stopped, the state is saved: the same command"),
     ],
 )
 def test_failures_of_the_system_are_one_line(error: BaseException, code: int, line: str, monkeypatch) -> None:
@@ -107,15 +98,6 @@ def test_failures_of_the_system_are_one_line(error: BaseException, code: int, li
     assert done.returncode == code
     assert done.stderr.startswith(f"diffclip: {line}")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_configuration_that_escapes_is_one_line(monkeypatch) -> None:
-    from diffclip.config import VisionConfig
-
-    with pytest.raises(ValueError, match="width") as caught:
-        VisionConfig(width=-1, layers="x")
-    failing(monkeypatch, caught.value)
-    refused(diffclip_command("demo"), "VisionConfig: width: ", "; layers: ")
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), RuntimeError("ours")])
@@ -149,15 +131,6 @@ def test_only_a_training_ends_early_with_code_75(command: str, is_training: bool
     code = "import signal, sys, diffclip.cli; sys.exit(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"
     process = subprocess.run([sys.executable, "-c", code, *command.split()], timeout=60)
     assert process.returncode == (0 if is_training else 1)
-
-
-def test_the_time_left_is_that_of_the_kind(monkeypatch, capsys) -> None:
-    clock = iter([0.0, 100.0, 120.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.showing_progress("model", {"images": 4}) as advance:
-        advance("texts", 10, 10)
-        advance("images", 1, None)  # after 20 s
-    assert capsys.readouterr().err == " 25 %, 60 s left: images: model\n"
 
 
 @pytest.mark.parametrize(
@@ -195,14 +168,8 @@ def trained(workplace: Path) -> Path:
     result = run("train", "tiny.yaml", "seed=3", "--run", "runs/a", cwd=workplace)
     assert result.returncode == 0, result.stderr
     assert "3 steps, 24 samples" in result.stdout
+    assert (workplace / "runs" / "a" / "report.html").exists()
     return workplace / "runs" / "a"
-
-
-def test_train_leaves_a_run_with_its_report(trained: Path) -> None:
-    assert {"recipe.yaml", "metrics.jsonl", "validation.jsonl", "checkpoints", "report.html"} <= {
-        path.name for path in trained.iterdir()
-    }
-    assert yaml.safe_load((trained / "recipe.yaml").read_text())["seed"] == 3
 
 
 def test_a_run_goes_on_without_its_recipe_and_further(trained: Path, workplace: Path) -> None:
@@ -228,9 +195,8 @@ def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, 
     assert diffclip_command("convert", "hub", "back", cwd=workplace).returncode == 0
     from safetensors.torch import load_file
 
-    first, second = (
-        load_file(path / "model.safetensors") for path in (trained / "checkpoints/last", workplace / "back")
-    )
+    folders = (trained / "checkpoints/last", workplace / "back")
+    first, second = (load_file(folder / "model.safetensors") for folder in folders)
     assert first.keys() == second.keys()
     assert all((first[name] == second[name]).all() for name in first)
     from PIL import Image
@@ -274,12 +240,8 @@ def test_bad_input_in_a_real_process(trained: Path, workplace: Path) -> None:
 
 def test_scenes_are_drawn_once(tmp_path: Path) -> None:
     options = ("--size", 16, "--train", 2, "--val", 1, "--test", 1, "--workers", 1)
-    drawn, again = (
-        diffclip_command("data", "make-scenes", "set", *options, cwd=tmp_path).stdout for _ in range(2)
-    )
-    assert "Drew the scenes in" in drawn
-    assert "reused" in again
+    for said in ("Drew the scenes in", "reused"):
+        assert said in diffclip_command("data", "make-scenes", "set", *options, cwd=tmp_path).stdout
     (tmp_path / "file").write_text("a file")
-    refused(
-        diffclip_command("data", "make-scenes", "file", *options, cwd=tmp_path), "of that name is in the way"
-    )
+    done = diffclip_command("data", "make-scenes", "file", *options, cwd=tmp_path)
+    refused(done, "a file or folder of that name is in the way")

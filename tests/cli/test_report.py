@@ -59,9 +59,3 @@ def test_nothing_to_report_is_said(tmp_path):
     with pytest.raises(InputError, match="no run there has made its first step"):
         call(tmp_path / "empty", "--output", tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
-
-
-def test_a_place_that_cannot_be_written_is_named(runs, tmp_path):
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(InputError, match="taken"):
-        call(runs, "--tables", tmp_path / "taken")

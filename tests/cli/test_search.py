@@ -102,14 +102,6 @@ def test_what_cannot_be_is_one_line(call, photos, arguments, line):
     assert sorted(photos.iterdir()) == before
 
 
-def test_nothing_but_broken_pictures(call, photos):
-    for file in photos.iterdir():
-        file.write_bytes(b"")
-    for _ in range(2):
-        with pytest.raises(InputError, match=r"is empty .*and none of the other 2 can be read either"):
-            call(photos, "red")
-
-
 def test_an_index_that_cannot_be_written_is_searched_as_it_is(call, photos, tmp_path, monkeypatch):
     place = tmp_path / "place"
     call(photos, "red", "--index", place)

@@ -110,14 +110,6 @@ def test_a_folder_that_is_taken_is_said(place: Path) -> None:
     assert [path.name for path in (place / "other").iterdir()] == ["letter.txt"]
 
 
-def test_broken_pictures_alone_are_no_data(place: Path) -> None:
-    write_shard(place / "train" / "0.tar", 8 * [b"no picture"])
-    (place / "train" / "1.tar").unlink()
-    done = dry_run("--devices", 1, cwd=place)
-    assert done.returncode == 2
-    assert "training data: 0 of 8 images" in done.stderr
-
-
 def test_a_plan_that_does_not_fit_is_refused_with_the_way_out(place: Path) -> None:
     deep = RECIPE["architecture"]["vision"] | {"image_size": 640, "patch_size": 8, "width": 256, "layers": 8}
     write_recipe(

@@ -113,15 +113,6 @@ def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Prepared]) -
     close(maps("rollout", "2").reshape(2, -1), rollout(seen[1:2])[:, 0, 1:])
 
 
-def test_methods_without_a_text_have_one_map_and_no_scores(models: dict[str, Prepared]) -> None:
-    found = attend(models, pictures(2))["plain"]
-    assert found.cosines.shape == found.probabilities.shape == (2, 0)
-    assert found.pieces == []
-    model, preprocess, _ = models["plain"]
-    images = torch.stack([preprocess(picture) for picture in pictures(2)])
-    close(found.maps, class_token_maps(model, images)["A"][:, None])
-
-
 def test_many_pictures_are_what_each_is_alone(models: dict[str, Prepared]) -> None:
     shown = pictures(18)  # more than a batch
     whole = attend(models, shown, TEXTS)
@@ -158,14 +149,6 @@ def test_broken_weights_are_said() -> None:
     model.image_projection.data.fill_(float("nan"))
     with pytest.raises(InputError, match="broken gives numbers that are not finite"):
         attend({"broken": (model, *rest)}, pictures(1), TEXTS)
-
-
-def test_pieces_of_a_text_put_it_together_again() -> None:
-    tokenizer = loaded("softmax")[2]
-    pieces = tokenizer.pieces(["Two dogs, one café!", "x " * 40])
-    assert pieces[0][:3] == ["two ", "dogs ", ", "]
-    assert "".join(pieces[0]) == "two dogs , one café ! "
-    assert len(pieces[1]) == 14  # what a context of 16 holds between start and end
 
 
 def close(found: np.ndarray, wanted: torch.Tensor | np.ndarray) -> None:

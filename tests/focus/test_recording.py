@@ -139,16 +139,3 @@ def test_wrong_towers_and_layers_are_named() -> None:
     with no_layer, recording(model, "text", -4):
         pass
     assert leftovers(model) == []
-
-
-def test_a_tower_is_not_recorded_twice_at_once() -> None:
-    model, images = tiny("DiffCLIP").train(), pictures()
-    with recording(model, "visual") as outer:
-        with pytest.raises(RuntimeError, match="recorded already"), recording(model, "visual"):
-            pass
-        with recording(model, "text") as other:
-            model.encode_text(TOKENS)
-        model.encode_image(images)
-    assert len(outer) == len(other) == 3
-    assert model.training
-    assert not leftovers(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from made_records import frame_of, made, one
 
-from diffclip.errors import InputError
 from diffclip.report.frame import (
     headlines,
     in_order,
@@ -15,7 +14,6 @@ from diffclip.report.frame import (
     metric_label,
     p_text,
     percent,
-    read_results,
     results_of,
     values_of,
     variant_of,
@@ -100,8 +98,3 @@ def test_numbers_are_written_for_readers():
     assert percent(None) == "–"
     assert interval(0.1, 0.2) == "10.0 to 20.0"
     assert [p_text(p) for p in (0.0004, 0.0071, 0.0499, 0.34)] == ["< 0.001", "0.007", "0.049", "0.34"]
-
-
-def test_a_path_with_nothing_to_report_is_refused(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        read_results([tmp_path / "gone"])
