@@ -57,14 +57,6 @@ def test_the_interaction_is_the_paired_change_of_the_difference(results: Path) -
     assert found["verdict"] == "better"
 
 
-def test_one_contrast_of_the_needle_is_primary_and_the_others_are_corrected(results: Path) -> None:
-    found = program.compare_needle(program.needle_values(program.read_needle(results / "needle.jsonl")))
-    assert len(found) == 6 * 3
-    primary = found[found["primary"]]
-    assert primary[["kind", "tokens", "strength"]].to_numpy().tolist() == [["shared", 64, 1.0]]
-    assert (found["p_holm"] >= found["p"] - 1e-12).all()
-
-
 def test_the_pages_and_figures_are_written(monkeypatch, results: Path, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["experiments", "--results", str(results), "--docs", str(tmp_path)])
     program.main()

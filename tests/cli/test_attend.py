@@ -113,8 +113,7 @@ def test_names_that_are_no_text_are_shown_and_given_back(model_folder, pictures,
 
 
 def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_folder, pictures, tmp_path):
-    folder = tmp_path / "mixed"
-    shutil.copytree(pictures, folder)
+    folder = Path(shutil.copytree(pictures, tmp_path / "mixed"))
     broken = folder / "broken.jpg"
     broken.write_bytes((folder / "red.png").read_bytes()[:60])
     arguments = ("--text", "a mug", "--model", model_folder, "--output", tmp_path / "sheet.png")
@@ -123,10 +122,6 @@ def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_fo
     assert errors.startswith(f"diffclip: skipped 1 of 4 images: {broken}")
     with pytest.raises(InputError, match=r"broken\.jpg"):
         call(folder, broken, *arguments)
-    for name in ("red", "green", "blue"):
-        (folder / f"{name}.png").write_bytes(b"no")
-    with pytest.raises(InputError, match="none of the other 3"):
-        call(folder, *arguments)
 
 
 def test_requests_are_checked_before_anything_is_loaded(model_folder, pictures, monkeypatch):
@@ -151,20 +146,14 @@ def test_models_of_one_variant_are_told_apart(save_model, pictures, tmp_path):
     assert labels == [["DiffCLIP"], ["first", "second"], [str(one), str(three)]]
 
 
-@pytest.fixture
-def runs(tmp_path, save_model, plain):
+def test_a_page_gets_figures_2_and_6_of_a_set(tmp_path, save_model, plain, caption_set):
     for seed in (0, 1):
         run = make_run(tmp_path / "runs" / f"DiffCLIP-s{seed}", "DiffCLIP", seed)
         save_model(run / "checkpoints" / "best", seed=seed)
     run = make_run(tmp_path / "runs" / "CLIP-s0", "CLIP")
-    (run / "checkpoints").mkdir()
     shutil.copytree(plain, run / "checkpoints" / "last")
-    return tmp_path / "runs"
-
-
-def test_a_page_gets_figures_2_and_6_of_a_set(runs, caption_set, tmp_path):
     page = tmp_path / "page.html"
-    in_process.call("report", runs, "--output", page, "--attention", caption_set)
+    in_process.call("report", tmp_path / "runs", "--output", page, "--attention", caption_set)
     text = page.read_text()
     assert "Figure 2: which patches speak for each text" in text
     assert "Figure 6: models side by side" in text
@@ -183,11 +172,10 @@ def test_a_set_of_classes_uses_their_names(model_folder, class_set):
     assert "its own class" in made["figure_2"].text
 
 
-def test_what_is_missing_is_said(runs, caption_set, tmp_path):
+def test_what_is_missing_is_said(tmp_path, caption_set):
+    run = make_run(tmp_path / "CLIP-s0", "CLIP")
     with pytest.raises(InputError, match="--attention needs a place for its figures"):
-        in_process.call("report", runs, "--tables", tmp_path / "tables", "--attention", caption_set)
-    for run in runs.iterdir():
-        shutil.rmtree(run / "checkpoints")
+        in_process.call("report", run, "--tables", tmp_path / "tables", "--attention", caption_set)
     with pytest.raises(InputError, match="none of the runs has a checkpoint"):
-        in_process.call("report", runs, "--output", tmp_path / "x.html", "--attention", caption_set)
+        in_process.call("report", run, "--output", tmp_path / "x.html", "--attention", caption_set)
     assert not (tmp_path / "x.html").exists()

@@ -28,17 +28,13 @@ def images(figure):
     return sum(len(axes.images) for axes in figure.axes)
 
 
-def test_each_image_with_rank_cosine_and_name(hits):
+def test_each_image_with_rank_cosine_and_name_and_a_hit_may_be_gone(hits, tmp_path):
     figure = search_sheet("two dogs on a beach", hits(5), "9 images in photos, by CLIP")
     assert figure.get_suptitle() == "“two dogs on a beach”"
     assert figure.get_supxlabel() == "9 images in photos, by CLIP"
     assert {"1: 0.500", "000.png", "5: 0.496", "004.png"} <= set(words(figure))
     assert images(figure) == 5
-
-
-def test_the_query_may_be_an_image_and_a_hit_may_be_gone(hits, tmp_path):
-    found = [*hits(2), Hit(tmp_path / "gone.png", 0.1)]
-    figure = search_sheet(Image.new("RGB", (9, 9)), found, "x")
+    figure = search_sheet(Image.new("RGB", (9, 9)), [*hits(2), Hit(tmp_path / "gone.png", 0.1)], "x")
     assert images(figure) == 4
     assert "gone.png cannot be read" in " ".join(words(figure)).replace("\n", " ")
     assert "query" in words(figure)
