@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,8 @@ def test_an_ablation_computes_what_its_name_says(name: str) -> None:
 def test_names_are_found_again(name: str) -> None:
     config = variant_config(name, SIZES)
     assert diffclip.config.name_of(config) == f"{name}-v32x3x4p8-t32x3x4"
-    assert (
-        variant_of_label(f"{name}-v32x3x4p8-t32x3x4") == variant_of_label(name) == variant_of(config) == name
-    )
+    for label in (name, f"{name}-v32x3x4p8-t32x3x4"):
+        assert variant_of_label(label) == variant_of(config) == name
     assert CLIPConfig.model_validate_json(config.model_dump_json()) == config
     assert model_fields(config, "w")["model"] == name
 
@@ -142,9 +142,7 @@ def test_a_mix_without_a_name_is_custom() -> None:
     config.differential.head_norm = False
     config.differential.lambda_fixed = 0.5
     assert variant_of(config) == "custom"
-    with pytest.raises(
-        InputError, match=r"λ_init 0\.8, head_norm False, lambda_fixed 0\.5: a recipe cannot name"
-    ):
+    with pytest.raises(InputError, match=r"λ_init 0\.8, head_norm False, lambda_fixed 0\.5: a recipe cannot"):
         model_fields(config, "w")
 
 
@@ -198,11 +196,8 @@ def test_weights_alone_do_not_pass_for_another_model(name: str) -> None:
 @pytest.mark.parametrize("name", ["DiffCLIP-lambda0.5", "DiffCLIP-no-norm", "DiffCLIP-lambda0"])
 def test_other_layouts_take_what_they_can_say_and_refuse_the_rest(name: str, tmp_path: Path) -> None:
     model, file = tiny(name), tmp_path / "published.pt"
-    for convert in (
-        lambda model: save_published(model, file),
-        timm.from_diffclip,
-        transformers.from_diffclip,
-    ):
+    to_published = partial(save_published, file=file)
+    for convert in (to_published, timm.from_diffclip, transformers.from_diffclip):
         if name == "DiffCLIP-lambda0.5":
             convert(model)
             continue

@@ -5,27 +5,29 @@ import pytest
 import torch
 import torch.nn.functional as F
 from in_memory import labeled
+from subjects import subject
 
-from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts, evaluating
 from diffclip.evaluation.zero_shot import build_classifier, fill_template, zero_shot
-from diffclip.tokenizer import Tokenizer
 
 NAMES = ["cat", "dog", "tree frog", "{odd} name", "bus"]
 TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
 
 
 @pytest.fixture(scope="module")
-def model() -> CLIP:
-    vision = VisionConfig(image_size=16, patch_size=8, width=32, layers=2, heads=4, attention="differential")
-    text = TextConfig(context_length=16, width=32, layers=2, heads=4)
-    return CLIP(CLIPConfig(embed_dim=24, vision=vision, text=text), seed=0)
+def one():
+    return subject(image_size=16)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model):
-    return Tokenizer(model.config.text)
+def model(one):
+    return one.model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(one):
+    return one.tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def test_the_classifier_is_the_literal_one(model, tokenizer):
     wanted = torch.stack(columns, dim=1)
     for batch_size in (1, 4, 256):
         got = build_classifier(model, tokenizer, NAMES, TEMPLATES, batch_size)
-        assert got.shape == (24, 5)
+        assert got.shape == (16, 5)
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
 
 
