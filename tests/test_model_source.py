@@ -17,16 +17,6 @@ def run_folder(model_folder, tmp_path):
     return run
 
 
-def test_a_saved_folder(model_folder):
-    loaded = load_for_use(str(model_folder))
-    assert loaded.label == "DiffCLIP-v16x1x2p8-t16x1x2"
-    assert loaded.weights == str(model_folder)
-    assert loaded.seed is None
-    assert not loaded.model.training
-    assert loaded.preprocess.image_size == 16
-    assert load_for_use(str(model_folder), image_size=32).preprocess.image_size == 32
-
-
 def test_a_run_folder_gives_its_best_checkpoint_and_seed(run_folder):
     loaded = load_for_use(str(run_folder))
     assert loaded.weights == str(run_folder / "checkpoints" / "last")
