@@ -6,13 +6,16 @@ import math
 
 import pytest
 import torch
-from tiny import SIZES
 
 import diffclip
 from diffclip import CLIP, CLIPConfig, InputError
 from diffclip.config import MODEL_NAMES, name_of, named_config, variant_config
 
-TINY = SIZES | {"text": SIZES["text"] | {"context_length": 16, "vocab_size": 100}}
+TINY = {
+    "embed_dim": 24,
+    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
+    "text": {"context_length": 16, "vocab_size": 100, "width": 32, "layers": 2, "heads": 4},
+}
 
 
 def tiny(variant: str = "DiffCLIP", **vision: object) -> CLIPConfig:
@@ -91,10 +94,10 @@ def test_inputs_of_another_size_are_named() -> None:
 def test_dynamic_lambda_counts_layers_from_zero_in_each_tower() -> None:
     model = CLIP(tiny("DiffCLIP-dynamic"), seed=0)
     for layers in model.attention_layers().values():
-        wanted = [0.8 - 0.6 * math.exp(-0.3 * depth) for depth in range(3)]
+        wanted = [0.8 - 0.6 * math.exp(-0.3 * depth) for depth in range(2)]
         assert [layer.lambda_init for layer in layers] == pytest.approx(wanted)
     told = CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas()
-    assert {tower: len(lam) for tower, lam in told.items()} == {"visual": 3, "text": 0}
+    assert {tower: len(lam) for tower, lam in told.items()} == {"visual": 2, "text": 0}
 
 
 def test_drop_path_and_patch_dropout_act_in_training_only() -> None:
@@ -113,7 +116,7 @@ def test_another_image_size_resamples_positions(variant: str, tokens: int) -> No
     model = CLIP(tiny(variant), seed=0).eval()
     model.set_image_size(64)
     assert model.visual.pos_embed.shape == (1, tokens, 32)
-    assert model.encode_image(batch(64)[0]).shape == (3, 16)
+    assert model.encode_image(batch(64)[0]).shape == (3, 24)
     assert model.config.vision.image_size == 64
     with pytest.raises(InputError, match="not a multiple of patch_size 8"):
         model.set_image_size(60)
