@@ -16,7 +16,8 @@ def test_both_towers_their_lines_and_a_tokenizer(capfd, tmp_path, model_folder) 
 
     folder = tmp_path / "onnx"
     done = diffclip_command("export", model_folder, folder)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert all(" left: " in line for line in done.stderr.splitlines())  # progress, on a slow machine
     assert capfd.readouterr() == ("", "")  # nor do the libraries write anything
     lines = done.stdout.splitlines()
     assert len(lines) == 2
