@@ -140,19 +140,10 @@ def test_a_checkpoint_of_one_process_goes_on_sharded(alone: Path, recipe: Recipe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"batch_size": 9}, "batch_size 9 cannot be shared equally by 2 processes"),
-        ({"data": {"val": "nowhere"}}, "nowhere does not exist"),
-    ],
-)
-def test_what_is_wrong_is_said_once(
-    change: dict[str, Any], words: str, recipe: Recipe, tmp_path: Path
-) -> None:
-    process = start(changed(recipe, **change), tmp_path / "run")
+def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
+    process = start(changed(recipe, batch_size=9), tmp_path / "run")
     [line] = ended_with_input_error(process).splitlines()
-    assert words in line
+    assert "batch_size 9 cannot be shared equally by 2 processes" in line
     assert not (tmp_path / "run").exists()
 
 
