@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diffclip.attention.kernels import tuning
+from diffclip.attention.kernels import plan, tuning
 from diffclip.attention.kernels.plan import Blocks, Plan, Problem
 
 PROBLEM = Problem(197, 64, 128, 2, False)
@@ -90,3 +91,15 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     assert tuning.plan_file(X.device) is None
     tuning.keep(PROBLEM, PLAN, None)
     assert tuning.cached(PROBLEM, X, X) is None
+
+
+def test_plans_are_looked_for_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr(tuning, "cached", lambda *arguments: looked.append(arguments))
+    monkeypatch.setattr(plan, "_plans", {})
+    monkeypatch.setattr(plan, "_properties", torch.cuda.get_device_properties)
+    with FakeTensorMode():
+        q, v = (torch.empty(1, heads, 8, 16, device="cuda:0") for heads in (2, 1))
+        found = [plan.plan_for(q, v, False) for _ in range(3)]
+    assert len(looked) == 1
+    assert found == [plan.table_plan(plan.problem_of(q, v, False))] * 3

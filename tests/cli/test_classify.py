@@ -120,3 +120,14 @@ def test_classify_does_not_import_what_it_does_not_need(model_folder, pictures):
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_weights_without_a_number(save_model, pictures, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = save_model(tmp_path / "broken")
+    state = load_file(folder / "model.safetensors")
+    state["image_projection"].fill_(float("nan"))
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(InputError, match="not finite"):
+        call(pictures, "--labels", "a,b", "--model", folder)

@@ -26,6 +26,7 @@ def test_without_a_model_those_of_the_demonstration(model_folder, tmp_path, monk
         (tmp_path / "runs" / "demo" / name / "checkpoints" / "best").symlink_to(model_folder)
     call("--port", 0, "--no-browser")
     assert [source for source, _ in served[0][0]] == ["runs/demo/CLIP", "runs/demo/DiffCLIP"]
+    assert served[0][2] == "127.0.0.1"
 
 
 def test_other_networks_are_warned_of_unless_there_is_a_password(model_folder, pictures, served):

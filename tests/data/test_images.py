@@ -50,6 +50,15 @@ def test_grey_of_16_and_32_bits_is_scaled_and_not_clipped() -> None:
     assert [row[0] for row in pixels(encoded(wide, "TIFF"))[0]] == [0, 0, 255]
 
 
+def test_cmyk_and_the_first_frame_of_an_animation() -> None:
+    data = encoded(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
+    assert np.allclose(pixels(data)[8][8], [255, 0, 0], atol=6)
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
+    for kind in ("GIF", "PNG"):
+        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], duration=50)
+        assert pixels(data)[4][4] == [255, 0, 0]
+
+
 def test_alpha_lies_over_white() -> None:
     picture = Image.new("RGBA", (3, 1))
     for x, alpha in enumerate((0, 128, 255)):

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from diffclip.errors import InputError
 from diffclip.evaluation import linear_probe as module
+from diffclip.evaluation.averages import headline_metric
 from diffclip.evaluation.features import Features
 from diffclip.evaluation.linear_probe import Fit, fit_layer, fit_probe, search_cost, stratified_split
 
@@ -154,3 +155,29 @@ def test_bad_input():
     too_few = r"s/train: class 'e' has 0 images .2 classes have too few., and 1 are needed"
     with pytest.raises(InputError, match=too_few):
         fit_probe(train, validation, test, [*NAMES, "e", "f"])
+
+
+def test_the_layer_is_scikit_learns_with_the_squared_norm_of_the_same_slope():
+    """0.5·‖W‖ / cost has the slope of ‖W‖² / (2·C·N) where C = 2·cost·‖W‖ / N."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    values, labels = blobs(2, 12, spread=4.0)
+    fit = fit_layer(values, labels, 4, cost=3.0)
+    strength = 2 * 3.0 * float(fit.weight.norm()) / len(values)
+    theirs = linear_model.LogisticRegression(C=strength, max_iter=1000, tol=1e-8)
+    theirs.fit(values.numpy(), labels.numpy())
+    ours = (values @ fit.weight.T + fit.bias).softmax(1)
+    np.testing.assert_allclose(ours.numpy(), theirs.predict_proba(values.numpy()), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("metric", "names"),
+    [
+        (
+            "mean_per_class_recall",
+            "FGVCAircraft wds_vtab-pets oxford_pets OxfordIIITPet Caltech-101 flowers102",
+        ),
+        ("acc1", "cifar10 caltech256 scenes-colours carpets food101 cars"),
+    ],
+)
+def test_sets_measured_by_class(metric, names):
+    assert {headline_metric(name) for name in names.split()} == {metric}

@@ -101,3 +101,19 @@ def test_chance_is_what_random_orders_get():
             images_hit.append(recall_at(to_text, k))
         assert sum(texts_hit) / 400 == pytest.approx(chance_at(k, 12), abs=0.02)
         assert sum(images_hit) / 400 == pytest.approx(chance_of_image_to_text(k, owners), abs=0.02)
+
+
+def test_memory_is_linear_in_the_set(monkeypatch):
+    sizes = []
+    product = torch.Tensor.__matmul__
+
+    def watched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = product(a, b)
+        sizes.append(out.numel())
+        return out
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    monkeypatch.setattr(metrics, "_CHUNK_SCORES", 10_000)
+    retrieval_ranks(unit(1000, 4), unit(2000, 4), torch.arange(2000) // 2)
+    assert max(sizes) <= 32 * 2000
+    assert sum(sizes) == 2 * 1000 * 2000

@@ -2,7 +2,7 @@ from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.transforms import EvalTransform
 from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
 from diffclip.evaluation.setting import describe_images
-from diffclip.evaluation.suite import SUITES
+from diffclip.evaluation.suite import SUITES, suite
 from diffclip.evaluation.tasks import TASKS
 
 
@@ -24,3 +24,13 @@ def test_every_entry_of_a_suite_names_a_task_and_a_corruption_that_exist():
         for entry in entries:
             assert entry.task in TASKS
             assert entry.corruption in {None, *CORRUPTIONS}
+
+
+def test_the_papers_suite_has_its_tables():
+    by_task = {}
+    for entry in suite("paper"):
+        by_task.setdefault(entry.task, set()).add(entry.dataset)
+    assert len(by_task["linear-probe"]) == len(by_task["few-shot"]) == 9
+    assert by_task["retrieval"] == {"flickr8k", "flickr30k", "mscoco_captions"}
+    shifts = {"imagenet1k", "imagenetv2", "imagenet-a", "imagenet-r", "imagenet_sketch"}
+    assert by_task["zero-shot"] == by_task["linear-probe"] | shifts

@@ -77,6 +77,10 @@ def test_bad_input(model, tokenizer, batches):
     broken.text_projection.data.fill_(float("nan"))
     with pytest.raises(InputError, match="are not finite numbers"):
         embed_texts(broken, tokenizer, ["a"])
+    broken = copy.deepcopy(model)
+    broken.image_projection.data.fill_(float("nan"))
+    with pytest.raises(InputError, match="are not finite numbers"):
+        zero_shot(labeled(broken, tokenizer, batches, NAMES, TEMPLATES))
 
 
 def test_order_and_padding_change_nothing(model, tokenizer):

@@ -360,3 +360,22 @@ def test_types_on_loading(folder: Path, tmp_path: Path) -> None:
     again = AutoModel.from_pretrained(tmp_path / "half", dtype="auto")
     assert again.dtype == torch.bfloat16
     near(again(IDS, PIXELS).to_tuple(), loaded(IDS, PIXELS).to_tuple(), 0)
+
+
+@pytest.mark.parametrize("variant", ["DiffCLIP", "added", "sigmoid"])
+def test_new_models_start_as_the_cores_do(variant: str) -> None:
+    options = VARIANTS[variant]
+    config = from_diffclip(core(vocabulary=200, **options)).config
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        drawn.append(to_diffclip(DiffCLIPModel(config)))
+    made, again = (model.state_dict() for model in drawn)
+    for name, value in CLIP(config.core(), seed=5).state_dict().items():
+        assert torch.equal(made[name], again[name]), name
+        if value.numel() > 500:
+            near(made[name].std(), value.std(), 0.15 * float(value.std()))
+        elif value.ndim == 0 or float(value.std()) == 0:
+            near(made[name], value)
+    if variant == "added":
+        assert all(float(lam) == 0 for lams in drawn[0].lambdas().values() for lam in lams)

@@ -401,6 +401,23 @@ def test_two_processes_do_not_train_in_one_folder(recipe: Recipe, tmp_path: Path
     assert runner.train(recipe, run).progress.step == 15
 
 
+def test_embeddings_that_are_not_finite_stop_the_run(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
+    validate, calls = runner.validate, iter(range(1, 1000))
+
+    def spoiled(fabric: Any, model: CLIP, *more: Any) -> Any:
+        if next(calls) == 2:
+            with torch.no_grad():
+                model.image_projection.fill_(math.inf)
+        return validate(fabric, model, *more)
+
+    monkeypatch.setattr(runner, "validate", spoiled)
+    run = tmp_path / "run"
+    with pytest.raises(DivergedError, match=r"step 10: embeddings .* not finite") as error:
+        runner.train(recipe, run)
+    assert error.value.step == 10
+    assert read_state(run / "checkpoints" / "last").step == 5
+
+
 @pytest.mark.slow
 def test_a_compiled_run_has_the_curve_of_a_plain_one(recipe: Recipe, tmp_path: Path) -> None:
     plain = changed(recipe, precision="fp32", data={"val": None})

@@ -111,7 +111,7 @@ def test_each_of_many_clients_has_its_own_answer_or_is_told_that_the_queue_is_fu
     assert refused
     assert all("Queue is full" in answer[1] for answer in refused)
     served = [(number, answer) for number, answer in enumerate(answers) if answer[0] != 503]
-    assert served
+    assert len(served) >= 20
     assert all(f"client {number}<" in answer[1] for number, answer in served)
 
 
