@@ -120,6 +120,9 @@ def test_saved_folder_keeps_everything(tmp_path: Path) -> None:
     assert not loaded.training
     assert transform.edge == 40
     assert loaded.attention_layers()["visual"][0].lambda_init == pytest.approx(0.2)
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (tmp_path / "saved" / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def test_safetensors_in_either_layout(tmp_path: Path) -> None:
