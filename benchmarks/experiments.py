@@ -25,6 +25,7 @@ from diffclip.study.runs import read_timing
 
 DISTRACTORS = (0, 4, 16)
 PRIMARY = ("DiffCLIP", "CLIP")
+SAME_RATE = ("DiffCLIP-same-rate", "CLIP-same-rate")
 NEEDLE_CONTRASTS = [PRIMARY, ("DiffCLIP", "CLIP-half-heads"), ("CLIP-gated", "CLIP")]
 NEEDLE_PRIMARY = ("shared", 64, 1.0)
 CHANCE = 12.5
@@ -120,8 +121,8 @@ def clutter_values(folder: Path) -> pd.DataFrame:
 
 def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The interaction (the change of each contrast from no to most distractors), and the contrasts by distractors."""
-    models = [model for model in dict.fromkeys(values["model"]) if model != "CLIP"]
-    contrasts = [(model, "CLIP") for model in models]
+    models = [model for model in dict.fromkeys(values["model"]) if model not in ("CLIP", SAME_RATE[1])]
+    contrasts = [SAME_RATE if model == SAME_RATE[0] else (model, "CLIP") for model in models]
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
     done = [one for one in contrasts if one[0] in set(changes["model"])]
@@ -149,7 +150,13 @@ def clutter_page(folder: Path, docs: Path) -> None:
             middle = 100 * own["difference"]
             errors = [middle - 100 * own["low"], 100 * own["high"] - middle]
             axes.errorbar(
-                x, middle, errors, fmt="o-", color=colors[model], label=f"{model} − CLIP", capsize=3
+                x,
+                middle,
+                errors,
+                fmt="o-",
+                color=colors[model],
+                label=f"{model} − {own['against'].iloc[0]}",
+                capsize=3,
             )
         axes.axhline(0, color=INK, linewidth=1)
         axes.axhspan(-1, 1, color=GRID, alpha=0.6, linewidth=0)
