@@ -104,13 +104,16 @@ def needle_page(file: Path, docs: Path) -> None:
     )
 
 
+def _counts_done(folder: Path) -> list[int]:
+    """The numbers of distractors for which experiment B has results."""
+    return [count for count in DISTRACTORS if (folder / f"k{count}" / "results.jsonl").is_file()]
+
+
 def clutter_values(folder: Path) -> pd.DataFrame:
     """The mean recalls of experiment B on held-out scenes, as far as it has run: columns distractors, model, seed,
     value, and the model's parameters."""
     parts = []
-    for count in DISTRACTORS:
-        if not (folder / f"k{count}" / "results.jsonl").is_file():
-            continue
+    for count in _counts_done(folder):
         frame = load_records(folder / f"k{count}")
         found = frame[(frame["task"] == "retrieval") & (frame["metric"] == "mean_recall")]
         parameters = frame[frame["metric"] == "parameters"].groupby("model")["value"].first()
@@ -125,10 +128,13 @@ def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     contrasts = [SAME_RATE if model == SAME_RATE[0] else (model, "CLIP") for model in models]
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
-    done = [one for one in contrasts if one[0] in set(changes["model"])]
-    interaction = compare_arms(changes, done, PRIMARY)
+
+    def measured(own: pd.DataFrame) -> list[tuple[str, str]]:
+        return [one for one in contrasts if one[0] in set(own["model"])]
+
+    interaction = compare_arms(changes, measured(changes), PRIMARY)
     each = [
-        compare_arms(own, [one for one in contrasts if one[0] in set(own["model"])]).assign(distractors=count)
+        compare_arms(own, measured(own)).assign(distractors=count)
         for count, own in values.groupby("distractors")
     ]
     return interaction, with_verdicts(pd.concat(each, ignore_index=True))
@@ -254,8 +260,7 @@ def main() -> None:
     options = parser.parse_args()
     if (options.results / "needle.jsonl").is_file():
         needle_page(options.results / "needle.jsonl", options.docs)
-    ends = [options.results / "study_b" / f"k{count}" / "results.jsonl" for count in DISTRACTORS]
-    if ends[0].is_file() and ends[-1].is_file():
+    if {DISTRACTORS[0], DISTRACTORS[-1]} <= set(_counts_done(options.results / "study_b")):
         clutter_page(options.results / "study_b", options.docs)
 
 
