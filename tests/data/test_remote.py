@@ -96,6 +96,22 @@ def test_indexes_beside_the_shards_spare_fetching_to_count(
     assert not isinstance(error.value, InputError)
 
 
+def test_an_index_of_another_shard_of_the_same_size_is_not_used(
+    site: tuple[str, list[str]], tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = tmp_path / "served" / "0.tar"
+    Corpus(str(shard)).keep_indexes()
+    size = shard.stat().st_size
+    write_shard(shard, 3, 50, {50: {"txt": b"a caption " * 500}})
+    assert shard.stat().st_size == size
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    corpus = Corpus(f"{site[0]}/0.tar")
+    samples = [corpus.read(i) for i in range(4)]
+    assert [one.key for one in samples if isinstance(one, Sample)] == ["s0000050", "s0000051", "s0000052"]
+    assert "has changed since its samples were counted" in str(samples[3])
+    assert Corpus(f"{site[0]}/0.tar").samples == 3
+
+
 def test_a_changed_shard_is_another_one(
     site: tuple[str, list[str]], tmp_path: Path, write_shard: WriteShard
 ) -> None:

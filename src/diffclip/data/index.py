@@ -213,6 +213,21 @@ def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header
         return None
 
 
+def belongs_to(table: Table, path: Path) -> bool:
+    """Tell whether the members of the last sample in `table` lie in the tar at `path` where the table says."""
+    try:
+        with path.open("rb") as file:
+            for name in (table.dtype.names or ())[1:] if len(table) else ():
+                block, size = table[-1][name].tolist()
+                if block:
+                    header = os.pread(file.fileno(), BLOCK, (block - 1) * BLOCK)
+                    if tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").size != size:
+                        return False
+    except (tarfile.TarError, OSError):
+        return False
+    return True
+
+
 def index_files(path: Path) -> tuple[Path, Path]:
     """Name where the index of a shard may lie: beside it, and in the user's cache folder."""
     return path.parent / INDEX_FOLDER / f"{path.name}.npy", cached_index(str(path.absolute()))

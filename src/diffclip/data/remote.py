@@ -19,6 +19,7 @@ from diffclip.data.index import (
     INDEX_FOLDER,
     Header,
     Table,
+    belongs_to,
     cached_index,
     read_index,
     scan,
@@ -98,7 +99,8 @@ class RemoteShards:
         """The local copy of a shard, fetched if it is not there, and its index."""
         copy, mark, file = self._copy(address), self._marks[address], cached_index(address)
         found = read_index(file, mark)
-        if found is None:
+        # an index that was put beside the shard may be of an earlier shard of the same size
+        if found is None or not belongs_to(found[1], copy):
             found = scan(copy, mark)
             write_index(file, *found)
         return copy, found[1]
