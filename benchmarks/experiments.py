@@ -21,11 +21,12 @@ from diffclip.files import write_text
 from diffclip.report.frame import interval, p_text, percent
 from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_png
 from diffclip.report.tables import Table
-from diffclip.study.runs import read_timing
+from diffclip.study.runs import RUNS_FILE, read_lines, read_timing
 
 DISTRACTORS = (0, 4, 16)
 PRIMARY = ("DiffCLIP", "CLIP")
 SAME_RATE = ("DiffCLIP-same-rate", "CLIP-same-rate")
+RATE = 2e-3
 NEEDLE_CONTRASTS = [PRIMARY, ("DiffCLIP", "CLIP-half-heads"), ("CLIP-gated", "CLIP")]
 NEEDLE_PRIMARY = ("shared", 64, 1.0)
 CHANCE = 12.5
@@ -111,33 +112,45 @@ def _counts_done(folder: Path) -> list[int]:
 
 def clutter_values(folder: Path) -> pd.DataFrame:
     """The mean recalls of experiment B on held-out scenes, as far as it has run: columns distractors, model, seed,
-    value, and the model's parameters."""
+    value, and the model's parameters.
+
+    Where the rate that a model's sweep chose is the one rate for all, its runs are also those of its arm of that rate.
+    """
     parts = []
     for count in _counts_done(folder):
         frame = load_records(folder / f"k{count}")
         found = frame[(frame["task"] == "retrieval") & (frame["metric"] == "mean_recall")]
         parameters = frame[frame["metric"] == "parameters"].groupby("model")["value"].first()
-        found = found[["model", "seed", "value"]]
-        parts.append(found.assign(distractors=count, parameters=found["model"].map(parameters)))
+        found = found[["model", "seed", "value"]].assign(parameters=found["model"].map(parameters))
+        runs = pd.DataFrame(read_lines(folder / f"k{count}" / RUNS_FILE))
+        rates = runs[runs["group"] == "models"].groupby("arm")["lr"].first()
+        for arm, model in zip(SAME_RATE, PRIMARY, strict=True):
+            if arm not in set(found["model"]) and rates.get(model) == RATE:
+                found = pd.concat([found, found[found["model"] == model].assign(model=arm)])
+        parts.append(found.assign(distractors=count))
     return pd.concat(parts, ignore_index=True)
 
 
 def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The interaction (the change of each contrast from no to most distractors), and the contrasts by distractors."""
-    models = [model for model in dict.fromkeys(values["model"]) if model not in ("CLIP", SAME_RATE[1])]
-    contrasts = [SAME_RATE if model == SAME_RATE[0] else (model, "CLIP") for model in models]
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
+    by_count = values.groupby("distractors")
+    each = [_contrasts(own).assign(distractors=count) for count, own in by_count]
+    return with_verdicts(_contrasts(changes, PRIMARY)), with_verdicts(pd.concat(each, ignore_index=True))
 
-    def measured(own: pd.DataFrame) -> list[tuple[str, str]]:
-        return [one for one in contrasts if one[0] in set(own["model"])]
 
-    interaction = compare_arms(changes, measured(changes), PRIMARY)
-    each = [
-        compare_arms(own, measured(own)).assign(distractors=count)
-        for count, own in values.groupby("distractors")
-    ]
-    return interaction, with_verdicts(pd.concat(each, ignore_index=True))
+def _contrasts(values: pd.DataFrame, primary: tuple[str, str] | None = None) -> pd.DataFrame:
+    """Each model against CLIP, and the two of one rate by a linear model of their own: they may share runs."""
+    models = list(dict.fromkeys(values["model"]))
+    rivals = [(model, "CLIP") for model in models if model not in ("CLIP", *SAME_RATE)]
+    found = []
+    for contrasts in (rivals, [SAME_RATE]):
+        names = {name for pair in contrasts for name in pair}
+        if names <= set(models):
+            own = values[values["model"].isin(names)]
+            found.append(compare_arms(own, contrasts, primary, verdicts=False))
+    return pd.concat(found, ignore_index=True)
 
 
 def clutter_page(folder: Path, docs: Path) -> None:

@@ -41,7 +41,12 @@ def results(tmp_path_factory) -> Path:
             records += [Record(model=model, seed=n, value=values[n], **fields) for n in SEEDS]
             cost = fields | {"task": "cost", "metric": "parameters", "value": 3392193.0}
             records.append(Record(model=model, seed=0, **cost))
-        write_records(folder / "study_b" / f"k{count}" / "results.jsonl", records)
+        study = folder / "study_b" / f"k{count}"
+        write_records(study / "results.jsonl", records)
+        # at K = 16 the rate of both models is the one for all, at K = 0 that of CLIP
+        rates = {"CLIP": 2e-3, "DiffCLIP": 2e-3 if count else 1e-3}
+        runs = [json.dumps({"group": "models", "arm": arm, "lr": lr}) + "\n" for arm, lr in rates.items()]
+        (study / "runs.jsonl").write_text("".join(runs))
     return folder
 
 
@@ -55,6 +60,16 @@ def test_the_interaction_is_the_paired_change_of_the_difference(results: Path) -
     assert found["p"] == pytest.approx(stats.ttest_1samp(change, 0).pvalue)
     assert found["primary"]
     assert found["verdict"] == "better"
+
+
+def test_runs_at_the_one_rate_for_all_are_not_made_twice(results: Path) -> None:
+    values = program.clutter_values(results / "study_b")
+    made = values.groupby("distractors")["model"].unique().map(set)
+    assert made[16] == {"CLIP", "DiffCLIP", *program.SAME_RATE}
+    assert made[0] == {"CLIP", "DiffCLIP", "CLIP-same-rate"}
+    each = program.compare_clutter(values)[1].set_index(["distractors", "model"])["difference"]
+    assert set(each.index) == {(0, "DiffCLIP"), (16, "DiffCLIP"), (16, "DiffCLIP-same-rate")}
+    assert each[16, "DiffCLIP"] == each[16, "DiffCLIP-same-rate"]
 
 
 def test_the_pages_and_figures_are_written(monkeypatch, results: Path, tmp_path: Path) -> None:
