@@ -11,6 +11,7 @@ from tiny_study import ABLATIONS, STUDY, write_finished
 
 from diffclip.errors import InputError
 from diffclip.evaluation.statistics import detectable_difference
+from diffclip.study.place import Place, left_out
 from diffclip.study.plan import choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.recipe import read_study, to_yaml
 from diffclip.study.results import StudyFolder
@@ -50,6 +51,16 @@ def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(study_file, tmp_
         write_finished(tmp_path, run, None)
     with pytest.raises(InputError, match="every setting of CLIP in the sweep diverged"):
         choose(study, StudyFolder(tmp_path).runs)
+
+
+def test_runs_are_measured_without_a_set_that_nothing_downloads(study_file, tmp_path: Path) -> None:
+    study = read_study(study_file(models={**STUDY["models"], "suite": "study"}))
+    place, run = Place(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
+    assert left_out(study, place, ["study"]) == ["oxford_pets3"]
+    assert "--skip-missing" in place.evaluate_words(study, run)
+    (tmp_path / "oxford_pets3").mkdir()
+    assert not left_out(study, place, ["study"])
+    assert "--skip-missing" not in place.evaluate_words(study, run)
 
 
 def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(study_file: Callable[..., Path]) -> None:

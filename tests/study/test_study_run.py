@@ -50,7 +50,7 @@ def test_missing_data_is_named_before_anything_is_done(study_file, tmp_path: Pat
     ended = diffclip_command("study", file, "--data", tmp_path / "none", "--dry-run")
     assert ended.returncode == 2
     assert "0 of 6 runs are finished" in ended.stdout
-    for told in ("flickr8k/train is missing", "oxford_pets3, a folder of your own", "cifar10", "caltech101"):
+    for told in ("flickr8k/train is missing", "oxford_pets3 is not in", "cifar10", "caltech101"):
         assert told in ended.stderr
     assert all(line.startswith("diffclip: ") for line in ended.stderr.splitlines())
     assert not (tmp_path / "runs").exists()

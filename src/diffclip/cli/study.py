@@ -75,7 +75,7 @@ def study(
     from diffclip.errors import DiffCLIPError, InputError, StoppedError
     from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
-    from diffclip.study.place import Place, problems_of, usual_workers
+    from diffclip.study.place import Place, left_out, problems_of, suites_of, usual_workers
     from diffclip.study.recipe import read_study
 
     if minutes is not None and minutes <= 0:
@@ -97,6 +97,10 @@ def study(
         keep=keep,
     )
     problems = problems_of(resolved, place, groups)
+    for name in left_out(resolved, place, suites_of(resolved, groups)):
+        _say(
+            f"diffclip: {name} is not in {place.data}, and no command downloads it: runs are measured without it"
+        )
     if dry_run:
         from diffclip.cli.study_plan import show_plan
 

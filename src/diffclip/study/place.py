@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -55,6 +55,8 @@ class Place:
             return []
         words = ["evaluate", str(run), "--suite", planned.suite, "--data-root", str(self._sets(study))]
         words += ["--output", str(run / "results.jsonl"), "--seeds", str(_DRAWS)]
+        if left_out(study, self, [planned.suite]):
+            words.append("--skip-missing")
         return [*words, "--batch-size", str(_BATCH), "--device", self.device]
 
 
@@ -97,12 +99,22 @@ def problems_of(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
         ]
     entries = [entry for name in suites_of(study, groups) for entry in suite(name)]
     if study.scenes is None:
-        missing = missing_of(entries, place.data)
-        return problems + [f"missing in {place.data}: {name}, {how}" for name, how in missing.items()]
+        missing = missing_of(entries, place.data).items()
+        return problems + [
+            f"missing in {place.data}: {name}, {how}" for name, how in missing if name in PUBLISHED
+        ]
     foreign = {entry.dataset: None for entry in entries if entry.dataset in PUBLISHED}
     return problems + [
         f"{name} is not among the scenes that the study draws: choose another suite" for name in foreign
     ]
+
+
+def left_out(study: Study, place: Place, suites: Iterable[str]) -> list[str]:
+    """List the sets of `suites` without which runs are measured: they are not in `data`, and no command downloads
+    them."""
+    entries = [entry for name in suites for entry in suite(name)]
+    missing = {} if study.scenes else missing_of(entries, place.data)
+    return [name for name in missing if name not in PUBLISHED]
 
 
 def suites_of(study: Study, groups: Collection[Group]) -> list[str]:
