@@ -14,7 +14,7 @@ from benchmarks.models import config_of
 from benchmarks.steps import Batch
 
 FED = "training from shards"
-_DIFFERENT = 128  # pictures that are drawn; the others repeat them
+_DIFFERENT = 128  # images that are drawn; the others repeat them
 _TIMED = 24  # steps at most, after those whose batches were read while nothing ran
 _LEAST = 3
 

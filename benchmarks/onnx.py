@@ -1,4 +1,4 @@
-"""CLIP and DiffCLIP in onnxruntime and in torch: milliseconds of one picture and of one text, all in turns.
+"""CLIP and DiffCLIP in onnxruntime and in torch: milliseconds of one image and of one text, all in turns.
 
     python -m benchmarks.onnx [--size ViT-B-16] [--seconds 120] [--threads 2] [--document docs/export.md]
 

@@ -21,7 +21,7 @@ from diffclip.files import write_atomically
 from diffclip.report.style import with_palette
 
 KINDS = {"forward": "forward", "both": "forward and backward"}
-# operator → (colour after Okabe and Ito, marker, line)
+# operator → (color after Okabe and Ito, marker, line)
 STYLES = {
     "plain auto": ("#000000", "o", "--"),
     "plain flash": ("#999999", "o", ":"),

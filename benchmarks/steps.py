@@ -64,7 +64,7 @@ class Steps:
 
 
 def make_batch(size: str | None, batch: int, device: torch.device) -> Batch:
-    """Random pictures and captions that end half-way."""
+    """Random images and captions that end half-way."""
     config = config_of("CLIP", size)
     vision, text = config.vision, config.text
     generator = torch.Generator().manual_seed(0)

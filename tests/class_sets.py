@@ -1,4 +1,4 @@
-"""Classification sets of plain coloured pictures in clip_benchmark's layout, with as many splits as a test asks for."""
+"""Classification sets of plain coloured images in clip_benchmark's layout, with as many splits as a test asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from made_sets import encoded, tar_of
 
 
 def write_class_set(folder: Path, splits: Mapping[str, Sequence[int]], classes: int) -> Path:
-    """A set with one shard a split, a picture for each label in it; a picture's colour tells its class."""
+    """A set with one shard a split, an image for each label in it; an image's color tells its class."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "classnames.txt").write_text("\n".join(f"colour {i}" for i in range(classes)))
     for number, (split, labels) in enumerate(splits.items()):

@@ -1,4 +1,4 @@
-"""Published sets made small, in the layout of torchvision or the publisher, with pictures that are theirs alone."""
+"""Published sets made small, in the layout of torchvision or the publisher, with images that are theirs alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def png_by_hand(
 
 
 def write_picture(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -> Path:
-    """A picture of noise, another for each number."""
+    """An image of noise, another for each number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(values).save(path)
@@ -60,7 +60,7 @@ def write_picture(path: Path, number: int = 0, size: tuple[int, int] = (12, 10))
 
 
 def write_cifar10(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Ten test pictures and fifty to train on; torchvision's checksums become theirs."""
+    """Ten test images and fifty to train on; torchvision's checksums become theirs."""
     folder = place / "cifar-10-batches-py"
     folder.mkdir(parents=True)
 
@@ -135,7 +135,7 @@ def write_aircraft(place: Path) -> None:
 
 
 def write_sun397(place: Path, counts: Mapping[str, int]) -> None:
-    """`counts` pictures of each scene."""
+    """`counts` images of each scene."""
     for name, count in counts.items():
         for i in range(count):
             write_picture(place / "SUN397" / name[0] / name / f"sun_{i:04d}.jpg", i, (4, 4))
@@ -143,7 +143,7 @@ def write_sun397(place: Path, counts: Mapping[str, int]) -> None:
 
 
 def write_caltech101(place: Path, counts: Sequence[int]) -> None:
-    """`counts` pictures of each of so many categories."""
+    """`counts` images of each of so many categories."""
     for category, count in enumerate(counts):
         folder = place / "caltech101/101_ObjectCategories" / f"category{category:03d}"
         for i in range(count):
@@ -151,7 +151,7 @@ def write_caltech101(place: Path, counts: Sequence[int]) -> None:
 
 
 def write_flowers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture of each of the 102 flowers in each split."""
+    """An image of each of the 102 flowers in each split."""
     from scipy.io import savemat
 
     base = place / "flowers-102"

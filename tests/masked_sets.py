@@ -1,4 +1,4 @@
-"""Small sets of pictures with masks in clip_benchmark's layout."""
+"""Small sets of images with masks in clip_benchmark's layout."""
 
 from __future__ import annotations
 

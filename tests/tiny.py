@@ -38,7 +38,7 @@ def pictures(count: int = 2, seed: int = 0) -> Tensor:
 
 
 def directions(count: int, seed: int = 1) -> Tensor:
-    """Unit vectors as the features of `count` texts or pictures."""
+    """Unit vectors as the features of `count` texts or images."""
     drawn = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
     return torch.nn.functional.normalize(drawn, dim=-1)
 

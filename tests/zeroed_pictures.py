@@ -1,4 +1,4 @@
-"""A shard whose pictures are partly broken: zeros in place of their bytes, the tar whole."""
+"""A shard whose images are partly broken: zeros in place of their bytes, the tar whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from diffclip.data.shards import Shards
 
 
 def zero_pictures(shard: Path, target: Path, broken: Iterable[int]) -> Path:
-    """`shard` written to `target`, with zeros for the pictures of the samples `broken`."""
+    """`shard` written to `target`, with zeros for the images of the samples `broken`."""
     data, samples = bytearray(shard.read_bytes()), Shards([shard])
     for number in broken:
         picture = samples.sample(number, ("jpg",))["jpg"]

@@ -63,7 +63,7 @@ def test_blocked_attention_is_a_proper_operator() -> None:
 
 
 def tiny(backend: str, image_size: int = 32) -> tuple[CLIP, Tensor, Tensor]:
-    """A small DiffCLIP, pictures and tokens; 96 pixels a side make 145 tokens, which a CPU handles in blocks."""
+    """A small DiffCLIP, images and tokens; 96 pixels a side make 145 tokens, which a CPU handles in blocks."""
     sizes = SIZES | {"vision": SIZES["vision"] | {"image_size": image_size}}
     model = CLIP(variant_config("DiffCLIP", sizes), attention_backend=backend, seed=0).to(DEVICE)
     images = torch.randn(2, 3, image_size, image_size, generator=torch.Generator().manual_seed(1))

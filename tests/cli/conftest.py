@@ -1,4 +1,4 @@
-"""Small sets, pictures and a saved model for the commands that use a model."""
+"""Small sets, images and a saved model for the commands that use a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a red, a green and a blue picture."""
+    """A folder of a red, a green and a blue image."""
     folder = tmp_path_factory.mktemp("pictures")
     for name, colour in COLOURS.items():
         Image.new("RGB", (20, 24), colour).save(folder / f"{name}.png")
@@ -36,7 +36,7 @@ def coloured_png(index: int) -> bytes:
 
 @pytest.fixture(scope="session")
 def class_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve pictures of three classes, and one that is broken."""
+    """Twelve images of three classes, and one that is broken."""
     members = []
     for index in range(12):
         key = f"s{index:07d}"
@@ -49,7 +49,7 @@ def class_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def caption_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eleven pictures with one to three captions each."""
+    """Eleven images with one to three captions each."""
     members = []
     for index in range(11):
         captions = "\n".join(f"{'very ' * line}plain picture {index}" for line in range(1 + index % 3))

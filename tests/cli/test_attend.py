@@ -21,7 +21,7 @@ TEXTS = ("--text", "a mug", "--text", "a lamp")
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain CLIP of larger pictures than `model_folder`'s differential one."""
+    """A plain CLIP of larger images than `model_folder`'s differential one."""
     folder = tmp_path_factory.mktemp("models") / "plain"
     vision = WORDED["vision"] | {"image_size": 24, "heads": 2}
     diffclip.save_weights(diffclip.CLIP(variant_config("CLIP", WORDED | {"vision": vision}), seed=0), folder)

@@ -27,7 +27,7 @@ def call(*arguments):
 
 @pytest.fixture
 def root(tmp_path):
-    """CIFAR-10 and Flickr8k of made pictures where `--suite quick` looks for them; Caltech-101 is missing."""
+    """CIFAR-10 and Flickr8k of made images where `--suite quick` looks for them; Caltech-101 is missing."""
     folder = tmp_path / "sets"
     folder.mkdir()
     labels = list(range(10))

@@ -73,7 +73,7 @@ def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path:
 
 @pytest.fixture
 def colors(tmp_path: Path) -> Path:
-    """A red picture and a blue one of the same name in two folders."""
+    """A red image and a blue one of the same name in two folders."""
     for folder, color in (("a", "red"), ("b", "blue")):
         (tmp_path / "set" / folder).mkdir(parents=True)
         Image.new("RGB", (8, 8), color).save(tmp_path / "set" / folder / "0.png")

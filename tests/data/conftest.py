@@ -1,4 +1,4 @@
-"""Shards made by the tests: real tars of real pictures."""
+"""Shards made by the tests: real tars of real images."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ def picture() -> Callable[..., bytes]:
 
 @pytest.fixture
 def write_shard(picture: Callable[..., bytes]) -> Callable[..., Path]:
-    """A shard of the samples `start` to `start + count`, each a picture with two captions.
+    """A shard of the samples `start` to `start + count`, each an image with two captions.
 
     `changes` replaces members of a sample by number and extension; None removes one.
     """

@@ -1,4 +1,4 @@
-"""Pictures, tokens and refusals for several tests of data."""
+"""Images, tokens and refusals for several tests of data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffclip.errors import InputError
 
 
 def photograph(width: int, height: int, seed: int) -> Image.Image:
-    """Smooth colours with grain."""
+    """Smooth colors with grain."""
     rng = np.random.default_rng(seed)
     smooth = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height))
     grain = rng.normal(0, 8, (height, width, 3))

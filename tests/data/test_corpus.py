@@ -24,7 +24,7 @@ def reasons_of(corpus: Corpus) -> list[str]:
 
 @pytest.fixture
 def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
-    """Shards of 3, 1 and 6 samples; the last lacks two captions and a picture."""
+    """Shards of 3, 1 and 6 samples; the last lacks two captions and an image."""
     changes = {5: {"txt": None}, 7: {"jpg": None}, 8: {"txt": b""}}
     return [
         write_shard(tmp_path / "0.tar", 3),

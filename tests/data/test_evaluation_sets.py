@@ -203,7 +203,7 @@ def test_built_in_sets_are_drawn_once_into_the_cache(
 ) -> None:
     from diffclip import scenes
 
-    # Fewer and smaller pictures.
+    # Fewer and smaller images.
     draw = scenes.write_scenes
     calls = []
 

@@ -69,7 +69,7 @@ def test_alpha_lies_over_white() -> None:
     palette.putpixel((1, 0), 1)
     half = pixels(encoded(palette, "PNG", transparency=bytes([255, 128])))
     assert half == [[[10, 20, 30], [227, 177, 152]]]
-    # one transparent colour of a picture without a palette
+    # one transparent color of an image without a palette
     one = png_by_hand(2, 1, b"\0\x00\x50", extra=png_chunk(b"tRNS", b"\0\0"))
     assert pixels(one) == [[[255] * 3, [80] * 3]]
 

@@ -25,7 +25,7 @@ def blob(width: int, height: int) -> np.ndarray:
 def test_any_value_but_0_is_object_in_every_kind_of_png(mode):
     wanted = box_mask(3, 2, 9, 7, 12, 10) > 0
     if mode == "P":
-        # the second colour of the palette is black as well: what counts is the index
+        # the second color of the palette is black as well: what counts is the index
         picture = Image.fromarray(wanted.astype(np.uint8), "P")
         picture.putpalette([0, 0, 0, 0, 0, 0, 255, 255, 255])
         data = encoded(picture)

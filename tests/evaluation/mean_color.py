@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Colours(nn.Module):
-    """Sees a picture's mean colour, reads which colour a statement names: right about pictures of one colour."""
+    """Sees an image's mean color, reads which color a statement names: right about images of one color."""
 
     def __init__(self):
         super().__init__()

@@ -78,7 +78,7 @@ def test_episodes_are_drawn_as_told():
     assert (asked.sum(2) == torch.bincount(test).clamp(max=QUERIES)[classes[..., 0]]).all()
     unasked = episodes.queries.masked_fill(~asked, -1).sort(2).values
     assert ((unasked.diff(dim=2) > 0) | (unasked[..., :-1] == -1)).all()
-    # every class and every picture is as likely as another
+    # every class and every image is as likely as another
     assert torch.bincount(classes[..., 0].flatten()) / 2000 == pytest.approx([5 / 6] * 6, abs=0.04)
     of_two = torch.bincount(episodes.supports[classes == 2], minlength=len(train))[train == 2]
     assert of_two / (2000 * 5 / 6) == pytest.approx([5 / 40] * 40, abs=0.05)

@@ -82,7 +82,7 @@ def test_the_numbers_are_those_of_maps_taken_by_themselves(folder, variant):
         "relevance auroc/2": measures.auroc(relevance, covered).mean(),
         "rollout ap": measures.average_precision(flow, covered).mean(),
     }
-    heads = torch.stack([maps.combined[:, :, 0] for maps in seen], 1)  # [pictures, layers, heads, tokens]
+    heads = torch.stack([maps.combined[:, :, 0] for maps in seen], 1)  # [images, layers, heads, tokens]
     pointing = measures.pointing(heads[..., 1:], covered[:, None, None])
     expected |= {
         "attention pointing": pointing.mean(),
@@ -166,7 +166,7 @@ def test_a_prompt_and_words_word_the_texts(folder, tmp_path):
 
 
 def test_patches_of_maps_and_masks_are_in_one_order():
-    """The patch that changes in the picture is the one that changes in the map, and the one the mask covers."""
+    """The patch that changes in the image is the one that changes in the map, and the one the mask covers."""
     model = subject("CLIP", layers=1).model
     picture = torch.randn(1, 3, 32, 32)
     changed = picture.clone()
@@ -178,7 +178,7 @@ def test_patches_of_maps_and_masks_are_in_one_order():
 
 
 def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypatch):
-    """Pictures with one and with two things take turns, and are computed in groups."""
+    """Images with one and with two things take turns, and are computed in groups."""
     objects = {1: '{"objects": [{"colour": "red", "shape": "star"}]}'}
     objects[2] = objects[1].replace("]", ', {"colour": "blue", "shape": "ring"}]')
     samples = []

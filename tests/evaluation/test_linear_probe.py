@@ -123,7 +123,7 @@ def test_the_last_layer_learns_from_train_and_validation(monkeypatch):
 
 def test_the_metric_that_tunes(monkeypatch):
     def made_up(values, labels, classes, cost):
-        """Below 1 all is class 0, which most pictures are; from 1 on the sign tells."""
+        """Below 1 all is class 0, which most images are; from 1 on the sign tells."""
         sign, first = (1.0, 0.0) if cost >= 1 else (0.0, 1.0)
         return Fit(torch.tensor([[-sign], [sign]]), torch.tensor([first, 0.0]), 1)
 

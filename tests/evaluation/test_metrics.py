@@ -22,7 +22,7 @@ def unit(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def uneven_owners(pictures: int, seed: int = 0) -> torch.Tensor:
-    """One to seven captions a picture, in a shuffled order."""
+    """One to seven captions per image, in a shuffled order."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(1, 8, (pictures,), generator=generator)
     owners = torch.arange(pictures).repeat_interleave(counts)
@@ -59,7 +59,7 @@ def test_ties_count_against_the_model():
     classifier = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     assert classification_ranks(features, classifier, torch.tensor([0, 1, 2])).tolist() == [1, 1, 0]
-    images = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # the first two are the same picture
+    images = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # the first two are the same image
     to_image, to_text = retrieval_ranks(images, images, torch.arange(3))
     assert to_image.tolist() == [1, 1, 0]
     assert to_text.tolist() == [1, 1, 0]

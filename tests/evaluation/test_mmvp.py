@@ -26,7 +26,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def rewrite(folder: Path, target: Path, change) -> Path:
-    """A copy of the folder's csv with `change`d rows, beside the same pictures."""
+    """A copy of the folder's csv with `change`d rows, beside the same images."""
     target.mkdir()
     (target / "MLLM_VLM Images").symlink_to(folder / "MLLM_VLM Images")
     with (folder / "Questions.csv").open(newline="", encoding="utf-8") as file:
@@ -42,7 +42,7 @@ def colour_tokens(texts: list[str]) -> torch.Tensor:
 
 
 def colour_set(target: Path, wrong: tuple[int, ...] = (), pairs: int = 4) -> Path:
-    """Pairs of a red and a green picture in two patterns under their short names, one of them with one pair."""
+    """Pairs of a red and a green image in two patterns under their short names, one of them with one pair."""
     rows: list[tuple] = [COLUMNS]
     for number in range(pairs):
         kind = "Color" if number else "Camera Perspective"

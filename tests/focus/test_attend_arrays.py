@@ -1,4 +1,4 @@
-"""Pictures × texts × models: what comes out is what the single functions give, for any method, layer and number."""
+"""Images × texts × models: what comes out is what the single functions give, for any method, layer and number."""
 
 from __future__ import annotations
 

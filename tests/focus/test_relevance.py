@@ -17,7 +17,7 @@ STEP = 1e-6
 
 
 def logits_of(model: CLIP, tower: str) -> Tensor:
-    """[B]: of two pictures with a text, or of two texts with a picture."""
+    """[B]: of two images with a text, or of two texts with an image."""
     if tower == "visual":
         return image_logits(model, pictures().double(), directions(1).double())[:, 0]
     features = model.encode_text(TOKENS, normalize=True)
@@ -171,7 +171,7 @@ def test_each_picture_may_have_texts_of_its_own() -> None:
 
 
 def test_by_hand() -> None:
-    # one picture, two heads, a class token and two patches; λ = 0.5
+    # one image, two heads, a class token and two patches; λ = 0.5
     first = torch.tensor([[[[0.2, 0.6, 0.2]] * 3, [[0.0, 0.5, 0.5]] * 3]])
     second = torch.tensor([[[[0.2, 0.2, 0.6]] * 3, [[0.0, 1.0, 0.0]] * 3]])
     maps = AttentionMaps(first, second, torch.tensor(0.5))

@@ -248,7 +248,7 @@ def their_logs():
 
 
 def write_table(scenes: Path, folder: Path) -> str:
-    """A table of the scenes' training pictures and their first captions."""
+    """A table of the scenes' training images and their first captions."""
     with tarfile.open(scenes / "captions" / "train" / "0.tar") as tar:
         tar.extractall(folder, filter="data")
     with (folder / "table.csv").open("w", newline="") as table:

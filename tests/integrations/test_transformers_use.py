@@ -1,4 +1,4 @@
-"""Texts, pictures, pipelines and the Trainer on a folder that the Auto classes load."""
+"""Texts, images, pipelines and the Trainer on a folder that the Auto classes load."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def folder(model: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def photo(width: int, height: int) -> Image.Image:
-    """A soft picture with some noise."""
+    """A soft image with some noise."""
     generator = np.random.default_rng(width)
     soft = Image.fromarray(generator.integers(0, 256, (5, 5, 3), dtype=np.uint8)).resize((width, height))
     noise = generator.integers(-20, 21, (height, width, 3))

@@ -264,7 +264,7 @@ def test_progress_after_a_last_broken_batch_is_kept(recipe: Recipe, tmp_path: Pa
 
 
 def zeroed(shards: Path, folder: Path, broken: Iterable[int]) -> Path:
-    """The only shard of a folder, with zeros for the pictures of the samples `broken`."""
+    """The only shard of a folder, with zeros for the images of the samples `broken`."""
     [shard] = expand_shards(str(shards))
     return zero_pictures(shard, folder / "0.tar", broken).parent
 

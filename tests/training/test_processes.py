@@ -90,7 +90,7 @@ def test_two_processes_make_the_run_of_one_until_one_is_killed(
     assert_same_curve(alone, run)
     for here, there in zip(*(lines(folder / "validation.jsonl")[:3] for folder in (alone, run)), strict=True):
         correlations = [line.pop("map_correlation") for line in (here, there)]
-        assert there == pytest.approx(here, abs=0.1)  # a picture or two of twelve
+        assert there == pytest.approx(here, abs=0.1)  # an image or two of twelve
         assert there["captions"] == 60
         for tower, layers in correlations[0].items():
             assert correlations[1][tower] == pytest.approx(layers, abs=0.02)
