@@ -198,8 +198,8 @@ def clutter_page(folder: Path, docs: Path) -> None:
         [
             f"Primary endpoint, the change of the advantage {change}: {_sentence(interaction.iloc[0])}.",
             "![Advantage against distractors](../figures/study_b.png)",
-            "Differences with 95 % intervals over seeds; grey band: ±1 point. "
-            "[Protocol](../experiments.md#b-noise-of-the-scene).",
+            "Differences with 95 % intervals over seeds; grey band: ±1 point. p: the primary one as it is, all others "
+            "corrected (Holm), changes and values apart. [Protocol](../experiments.md#b-noise-of-the-scene).",
             _table(table, {"distractors": rows}).to_markdown(),
             "Mean recall on 1,000 held-out scenes, %, and what a model costs. A training step's time is relative to "
             "CLIP's, measured in turns.",
