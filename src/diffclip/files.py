@@ -10,7 +10,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -175,6 +175,28 @@ def lock_file(file: Path) -> IO[str] | str:
         handle.write(f"process {os.getpid()} on {platform.node()}")
         handle.flush()
     return handle
+
+
+@contextmanager
+def others_wait(path: Path) -> Iterator[None]:
+    """Hold the folder `path`, or the file, made if need be, while other processes that ask for it wait.
+
+    On a file system without locks nobody waits.
+
+    Raises:
+        InputError: the path cannot be opened.
+    """
+    import fcntl
+
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def cores() -> int:

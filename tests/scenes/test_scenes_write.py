@@ -1,5 +1,7 @@
 import io
 import json
+import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -132,6 +134,14 @@ def test_processes_and_kills_change_no_byte(folder, tmp_path):
     (target / "shapes" / "test" / "0.tar").unlink()
     assert write_scenes(target, **SETTINGS)
     assert contents(target) == contents(folder), "a lost file is drawn again"
+
+
+def test_processes_that_want_the_same_set_wait_for_one_another(folder, tmp_path):
+    program = f"from diffclip.scenes import write_scenes; print(write_scenes({str(tmp_path / 'set')!r}, **{SETTINGS}))"
+    command = [sys.executable, "-c", program]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(process.communicate()[0] for process in both) == ["False\n", "True\n"]
+    assert contents(tmp_path / "set") == contents(folder)
 
 
 def test_what_is_refused_writes_nothing(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -27,7 +26,7 @@ from diffclip.data.index import (
 )
 from diffclip.data.shards import expand_braces, natural
 from diffclip.errors import DiffCLIPError, InputError
-from diffclip.files import write_atomically
+from diffclip.files import others_wait, write_atomically
 
 _REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 # Addresses in a text: the part before the host, and the query, may hold a password or a key.
@@ -152,10 +151,7 @@ class RemoteShards:
         """The local copy of a shard, fetched by one process while others wait for it."""
         key = hashlib.sha256(f"{address} {self._marks[address]}".encode()).hexdigest()[:20]
         copy = self._folder / f"{key}.tar"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / f".{key}.lock").open("w") as lock:
-            with suppress(OSError):  # a file system without locks: both fetch
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with others_wait(self._folder / f".{key}.lock"):
             if not copy.exists():
                 with write_atomically(copy) as temporary, _opened(address) as (system, path):
                     system.get_file(path, str(temporary))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from diffclip.data.published_sets import SHIFTS
 from diffclip.data.workers import in_processes
 from diffclip.errors import InputError
-from diffclip.files import disk_errors, write_text
+from diffclip.files import disk_errors, others_wait, write_text
 from diffclip.scenes.export import write_choices, write_pairs, write_questions, write_shard
 from diffclip.scenes.layout import LARGEST_SEED
 from diffclip.scenes.phrases import NUMBERS
@@ -106,18 +106,22 @@ def write_scenes(
         raise InputError(f"seed {seed} is out of range: give a whole number from 0 to {LARGEST_SEED}")
     jobs = list(_jobs(folder, settings))
     _check_folder(folder, settings, {job.target.relative_to(folder).parts[0] for job in jobs})
-    if all(job.target.exists() for job in jobs):
-        return False
     with disk_errors(folder):
-        for half in list(folder.rglob(".*.tmp")):
-            shutil.rmtree(half) if half.is_dir() else half.unlink()
-    write_text(folder / MANIFEST, json.dumps(asdict(settings), indent=2) + "\n")
-    for path, text in _notes(folder, settings):
-        write_text(path, text)
-    total = sum(job.images for job in jobs)
-    for images in in_processes(Job.run, jobs, workers):
-        if progress is not None:
-            progress("images", images, total)
+        folder.mkdir(parents=True, exist_ok=True)
+    # another process would take the files that this one is writing for those of a kill
+    with others_wait(folder):
+        if all(job.target.exists() for job in jobs):
+            return False
+        with disk_errors(folder):
+            for half in list(folder.rglob(".*.tmp")):
+                shutil.rmtree(half) if half.is_dir() else half.unlink()
+        write_text(folder / MANIFEST, json.dumps(asdict(settings), indent=2) + "\n")
+        for path, text in _notes(folder, settings):
+            write_text(path, text)
+        total = sum(job.images for job in jobs)
+        for images in in_processes(Job.run, jobs, workers):
+            if progress is not None:
+                progress("images", images, total)
     return True
 
 

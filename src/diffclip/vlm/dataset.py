@@ -7,12 +7,10 @@ array and read single lines.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from torch.utils.data import Dataset, Sampler
 
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
-from diffclip.files import cache_folder, disk_errors, printable, write_atomically
+from diffclip.files import cache_folder, disk_errors, others_wait, printable, write_atomically
 from diffclip.vlm.chat import IGNORED, Template, encode
 from diffclip.vlm.conversations import Conversation, Turn, missing_images, parse_sample, read_samples
 
@@ -90,13 +88,9 @@ def open_conversations(json_file: str | Path, images: str | Path | None) -> Conv
         ) from None
     identity = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}\n{_FORMAT}"
     folder = cache_folder() / "conversations" / hashlib.sha256(identity.encode()).hexdigest()[:16]
-    with disk_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_suffix(".lock").open("w") as lock:
-            with suppress(OSError):  # a file system without locks: two processes may both make the index
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.is_dir():
-                _make_index(file, folder)
+    with disk_errors(folder), others_wait(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            _make_index(file, folder)
     conversations = Conversations(str(json_file), folder)
     names = set() if images is None else conversations.images()
     missing = sorted(missing_images(Path(images), names)) if images is not None and names else []
