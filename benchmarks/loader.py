@@ -363,7 +363,7 @@ def main() -> None:
             raise SystemExit(f"no image in a .tar in {folder}: give a folder of shards, or none")
         data = {
             "shards": len(list(folder.glob("*.tar"))), "samples": len(sizes),
-            "picture_bytes": sum(sizes) / len(sizes), "made_up": options.shards is None,
+            "image_bytes": sum(sizes) / len(sizes), "made_up": options.shards is None,
         }  # fmt: skip
         named = {"model": MODEL, "image_size": IMAGE_SIZE, "scale": SCALE, "batch": options.batch}
         result: dict[str, Any] = {"about": about("loader", options) | named, "data": data, "workers": {}}

@@ -125,7 +125,7 @@ def loader(results: Results, device: str) -> list[str]:
     source = "made up" if data["made_up"] else "given"
     lines = [
         f"`{about['command']}`, {_about(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} "
-        f"shards ({source}), {data['picture_bytes'] / 1000:.0f} KB a picture.",
+        f"shards ({source}), {data['image_bytes'] / 1000:.0f} KB an image.",
         "",
         *_head(
             [

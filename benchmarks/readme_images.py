@@ -1,6 +1,6 @@
 """The images of the documents: a sheet of scenes, and the demo's attention figure.
 
-make demo && python -m benchmarks.readme_pictures
+make demo && python -m benchmarks.readme_images
 """
 
 from __future__ import annotations
