@@ -215,12 +215,15 @@ def over_an_epoch() -> dict[str, list[int]]:
     return {name: [reading[name] for reading in found] for name in found[0]}
 
 
-def parts(shards: Path, batches: int) -> dict[str, float]:
-    """Microseconds of processor time a sample by part, and of all, for a loader without workers."""
+def parts(shards: Path, most: int) -> dict[str, float]:
+    """Microseconds of processor time a sample by part, and of all, for a loader without workers, over an epoch or
+    `most` samples."""
     before = {name: clock.seconds for name, clock in _feed.clocks.items()}
     samples, started = 0, time.process_time()
-    for _ in range(batches):
+    for _ in range(_feed.batches_per_epoch):
         samples += len(next(_feed.batches)[0])
+        if samples >= most:
+            break
     total = 1e6 * (time.process_time() - started) / samples
     spent = {name: 1e6 * (clock.seconds - before[name]) / samples for name, clock in _feed.clocks.items()}
     with tarfile.open(min(shards.glob("*.tar"))) as tar:
@@ -331,7 +334,7 @@ def breakdown(shards: Path, batch: int) -> dict[str, dict[str, Any]]:
         pool = ProcessPoolExecutor(1, get_context("spawn"))
         try:
             pool.submit(start, name, shards, batch, 0).result()
-            result[name] = pool.submit(parts, shards, max(1, 1024 // batch)).result()
+            result[name] = pool.submit(parts, shards, 1024).result()
             print(
                 f"{name:10} µs a sample:", *(f"{part} {value:.0f}," for part, value in result[name].items())
             )

@@ -137,10 +137,13 @@ def test_processes_and_kills_change_no_byte(folder, tmp_path):
 
 
 def test_processes_that_want_the_same_set_wait_for_one_another(folder, tmp_path):
-    program = f"from diffclip.scenes import write_scenes; print(write_scenes({str(tmp_path / 'set')!r}, **{SETTINGS}))"
+    program = (
+        f"import sys\nfrom diffclip.scenes import write_scenes\n"
+        f"print(write_scenes({str(tmp_path / 'set')!r}, **{SETTINGS}), 'torch' in sys.modules)"
+    )
     command = [sys.executable, "-c", program]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert sorted(process.communicate()[0] for process in both) == ["False\n", "True\n"]
+    assert sorted(process.communicate()[0] for process in both) == ["False False\n", "True False\n"]
     assert contents(tmp_path / "set") == contents(folder)
 
 

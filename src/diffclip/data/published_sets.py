@@ -137,6 +137,8 @@ PATTERNS = (
 """The patterns of MMVP-VLM in the published order (Tong et al. 2024, arXiv 2401.06209; tsb0601/MMVP)."""
 PAIR_IMAGES = "MLLM_VLM Images"
 """The folder of MMVP-VLM's images, as the published script names it."""
+CHOICE_IMAGES = "val2017"
+"""The folder of SugarCrepe's images, COCO's validation set of 2017."""
 
 Shift = Literal["sketch", "recoloured", "noisy"]
 SHIFTS: tuple[Shift, ...] = get_args(Shift)

@@ -15,9 +15,9 @@ from typing import NamedTuple, Self
 
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.index import digest_of
+from diffclip.data.published_sets import CHOICE_IMAGES
 from diffclip.errors import InputError
 
-CHOICE_IMAGES = "val2017"
 _SHARED_IMAGES = "mscoco_captions"
 _FIELDS = ("filename", "caption", "negative_caption")
 

@@ -10,12 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import Any, TypeVar
-
-import torch
-from torch.utils.data import DataLoader, Dataset
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from diffclip.errors import DiffCLIPError
+
+if TYPE_CHECKING:  # drawing scenes in processes needs no torch
+    from torch.utils.data import DataLoader, Dataset
 
 Job = TypeVar("Job")
 Found = TypeVar("Found")
@@ -29,6 +29,9 @@ def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **optio
         workers: processes that read ahead; 0 reads in this one.
         timeout: seconds after which workers that give nothing are an error; 0 waits for ever.
     """
+    import torch
+    from torch.utils.data import DataLoader
+
     return DataLoader(
         dataset,
         num_workers=workers,

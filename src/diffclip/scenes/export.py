@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
-from diffclip.data.sugarcrepe import CHOICE_IMAGES
+from diffclip.data.published_sets import CHOICE_IMAGES, PAIR_IMAGES, PATTERNS
 from diffclip.files import write_atomically
 from diffclip.scenes.pairs import minimal_pair
 from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
