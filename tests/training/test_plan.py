@@ -11,9 +11,18 @@ import torch
 from diffclip import CLIP, InputError
 from diffclip.config import named_config
 from diffclip.training.losses import make_criterion
-from diffclip.training.plan import GIB, count_flops, memory_of, plan_run
+from diffclip.training.plan import (
+    GIB,
+    LiveBytes,
+    count_flops,
+    make_batch,
+    memory_of,
+    parameters_by_part,
+    peak_of_pass,
+    plan_run,
+    weightless,
+)
 from diffclip.training.recipe import Recipe, parse_recipe
-from diffclip.training.weightless import LiveBytes, make_batch, parameters_by_part, peak_of_pass, weightless
 
 TINY: dict[str, Any] = {
     "embed_dim": 32,
