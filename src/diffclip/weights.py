@@ -228,8 +228,8 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
     )
 
 
-def _some(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
 def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> None:

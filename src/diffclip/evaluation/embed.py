@@ -89,7 +89,6 @@ def embed_captioned(
     model: CLIP,
     tokenizer: Tokenizer,
     batches: Iterable[tuple[Tensor, Sequence[Sequence[str]]]],
-    batch_size: int = 256,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Embed batches of (images [B, 3, S, S], the captions of each): [N, D], [M, D] and the image of each text [M].
@@ -109,7 +108,7 @@ def embed_captioned(
         seen += len(images)
         if progress:
             progress("images", len(images), None)
-    return joined(features), embed_texts(model, tokenizer, texts, batch_size, progress), torch.tensor(owners)
+    return joined(features), embed_texts(model, tokenizer, texts, progress=progress), torch.tensor(owners)
 
 
 def joined(features: list[Tensor]) -> Tensor:

@@ -233,9 +233,9 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
     return sections
 
 
-def run_facts(run: Run, now: float | None = None) -> list[tuple[str, str]]:
+def run_facts(run: Run) -> list[tuple[str, str]]:
     """Return pairs of name and text: state and step first; what is not known is left out."""
-    last, state = run.rows[-1], run.state(time.time() if now is None else now)
+    last, state = run.rows[-1], run.state(time.time())
     how = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
     total = f" of {run.steps:,} ({100 * last['step'] / run.steps:.0f} %)" if run.steps else ""
     facts = {

@@ -82,10 +82,10 @@ def png_of(figure: Figure, dpi: int = 144) -> bytes:
     return with_palette(buffer.getvalue())
 
 
-def write_png(file: Path, figure: Figure, dpi: int = 110) -> Path:
+def write_png(file: Path, figure: Figure) -> Path:
     """Write a figure to a PNG file, whole or not at all; return the file."""
     with write_atomically(file) as temporary:
-        temporary.write_bytes(png_of(figure, dpi))
+        temporary.write_bytes(png_of(figure, 110))
     return file
 
 
