@@ -71,6 +71,13 @@ def test_every_task_has_a_headline_and_averages_stand_for_their_sets():
     assert tasks == {"zero-shot", "linear-probe", "few-shot", "retrieval", "mmvp", "focus", "out-of-domain"}
 
 
+def test_a_baseline_is_the_headline_of_no_page():
+    tasks = ("pope-blind", "pope")
+    results = results_of(frame_of([one(ABOUT, task, "scenes-kinds", "accuracy", 0.5) for task in tasks]))
+    fields = measures_of(results.records).loc[headlines(results.records)]
+    assert list(fields["label"]) == ["POPE accuracy, scenes-kinds", "blind POPE accuracy, scenes-kinds"]
+
+
 def test_weights_of_one_name_are_told_apart_and_a_record_given_twice_counts_once():
     first, second = made({"CLIP": 0.4}, seeds=(0,)), made({"CLIP": 0.4}, seeds=(0,))
     assert results_of(frame_of(first + first)).models == ["CLIP"]

@@ -97,7 +97,7 @@ _TASKS = {
     "linear-probe": "linear probe",
     "mmvp": "minimal pairs",
     "pope": "POPE",
-    "pope-blind": "POPE without the image",
+    "pope-blind": "blind POPE",
     "sugarcrepe": "SugarCrepe",
     "out-of-domain": "out of domain",
 }
@@ -258,6 +258,8 @@ def headlines(records: pd.DataFrame) -> list[int]:
     rest = frame[frame["task"] != "six-tasks"]
     if chosen:
         rest = rest[~rest["task"].isin(_AVERAGED)]
+    # a baseline is no page's headline, whichever file came first
+    rest = rest.sort_values("task", key=lambda tasks: tasks == "pope-blind", kind="stable")
     for (task, dataset), own in rest.groupby(["task", "dataset"], sort=False):
         wanted = list(HEADLINES.get(str(task), own["metric"].iloc[:1]))
         if task == "linear-probe":
