@@ -75,7 +75,9 @@ def test_a_baseline_is_the_headline_of_no_page():
     tasks = ("pope-blind", "pope")
     results = results_of(frame_of([one(ABOUT, task, "scenes-kinds", "accuracy", 0.5) for task in tasks]))
     fields = measures_of(results.records).loc[headlines(results.records)]
-    assert list(fields["label"]) == ["POPE accuracy, scenes-kinds", "blind POPE accuracy, scenes-kinds"]
+    assert list(fields["label"]) == [
+        f"{name} accuracy, scenes-kinds, test" for name in ("POPE", "blind POPE")
+    ]
 
 
 def test_weights_of_one_name_are_told_apart_and_a_record_given_twice_counts_once():
