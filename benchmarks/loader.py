@@ -215,15 +215,12 @@ def over_an_epoch() -> dict[str, list[int]]:
     return {name: [reading[name] for reading in found] for name in found[0]}
 
 
-def parts(shards: Path, most: int) -> dict[str, float]:
-    """Microseconds of processor time a sample by part, and of all, for a loader without workers, over an epoch or
-    `most` samples."""
+def parts(shards: Path, batches: int) -> dict[str, float]:
+    """Microseconds of processor time a sample by part, and of all, for a loader without workers."""
     before = {name: clock.seconds for name, clock in _feed.clocks.items()}
     samples, started = 0, time.process_time()
-    for _ in range(_feed.batches_per_epoch):
+    for _ in range(batches):
         samples += len(next(_feed.batches)[0])
-        if samples >= most:
-            break
     total = 1e6 * (time.process_time() - started) / samples
     spent = {name: 1e6 * (clock.seconds - before[name]) / samples for name, clock in _feed.clocks.items()}
     with tarfile.open(min(shards.glob("*.tar"))) as tar:
@@ -333,8 +330,8 @@ def breakdown(shards: Path, batch: int) -> dict[str, dict[str, Any]]:
     for name in FEEDS:
         pool = ProcessPoolExecutor(1, get_context("spawn"))
         try:
-            pool.submit(start, name, shards, batch, 0).result()
-            result[name] = pool.submit(parts, shards, 1024).result()
+            epoch = pool.submit(start, name, shards, batch, 0).result()
+            result[name] = pool.submit(parts, shards, min(epoch, max(1, 1024 // batch))).result()
             print(
                 f"{name:10} µs a sample:", *(f"{part} {value:.0f}," for part, value in result[name].items())
             )

@@ -38,7 +38,7 @@ Case = tuple[str, str | None, int, int, str]
 
 
 def made(case: Case, folder: Path, scratch: Path) -> diffclip.CLIP:
-    """The model with the weights of the case; its epsilon is the published one, as its file is a published one."""
+    """The model of the case, whose weights come from a published file, and with them the published epsilon."""
     variant, named, seed, _, shapes_file = case
     config = named_config(named) if named else variant_config(variant, TINY)
     shapes = json.loads((folder / f"{shapes_file}.shapes.json").read_text())
@@ -75,21 +75,19 @@ def compute(model: diffclip.CLIP, seed: int, batch: int) -> tuple[dict[str, np.n
 
 def check(name: str, case: Case, backends: Sequence[str], folder: Path, scratch: Path) -> None:
     model = made(case, folder, scratch)
+    expected = np.load(folder / f"{name}.npz")
+    expected_norms = json.loads((folder / f"{name}.grad_norms.json").read_text())
     for backend in backends:
         model.set_attention_backend(backend)
         values, norms = compute(model, *case[2:4])
-        expected = np.load(folder / f"{name}.npz")
         for key, value in values.items():
             tolerance = 1e-5 * max(1.0, float(np.abs(expected[key]).max()))
             message = f"{backend} {key}"
             np.testing.assert_allclose(value, expected[key], rtol=0, atol=tolerance, err_msg=message)
-        expected_norms = json.loads((folder / f"{name}.grad_norms.json").read_text())
         assert norms.keys() == expected_norms.keys()
         for key, norm in norms.items():
-            assert abs(norm - expected_norms[key]) <= max(1e-4 * abs(expected_norms[key]), 1e-6), (
-                backend,
-                key,
-            )
+            tolerance = max(1e-4 * abs(expected_norms[key]), 1e-6)
+            assert abs(norm - expected_norms[key]) <= tolerance, f"{backend} {key}"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

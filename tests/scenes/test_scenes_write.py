@@ -138,7 +138,7 @@ def test_processes_and_kills_change_no_byte(folder, tmp_path):
 
 def test_processes_that_want_the_same_set_wait_for_one_another(folder, tmp_path):
     program = (
-        f"import sys\nfrom diffclip.scenes import write_scenes\n"
+        "import sys\nfrom diffclip.scenes import write_scenes\n"
         f"print(write_scenes({str(tmp_path / 'set')!r}, **{SETTINGS}), 'torch' in sys.modules)"
     )
     command = [sys.executable, "-c", program]

@@ -85,7 +85,7 @@ def png_of(figure: Figure, dpi: int = 144) -> bytes:
 def write_png(file: Path, figure: Figure) -> Path:
     """Write a figure to a PNG file, whole or not at all; return the file."""
     with write_atomically(file) as temporary:
-        temporary.write_bytes(png_of(figure, 110))
+        temporary.write_bytes(png_of(figure, dpi=110))
     return file
 
 
