@@ -79,7 +79,7 @@ test-triton36: $(READY)
 	$(RUN) pytest -m slow tests/attention/test_compile_kernels.py
 
 lint: $(READY)
-	$(RUN) ruff check .
+	$(RUN) ruff check --no-cache .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def _steps(
     batch: int,
     workers: int,
     device: torch.device,
-) -> Iterator[tuple[float, float]]:
+) -> Generator[tuple[float, float], None, None]:
     """Take steps on and on; the seconds that each waited for data, and its seconds in all."""
     from diffclip.config import PreprocessConfig
     from diffclip.data.corpus import Corpus

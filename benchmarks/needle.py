@@ -174,7 +174,7 @@ def train(cell: Cell, seeds: list[int], rates: dict[str, float]) -> dict[str, di
             # a sum over models: each has the gradient of its own mean loss
             loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), reduction="sum") / BATCH
             optimizers[arm].zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizers[arm].step()
     x, noise, place, label = data.draw(cell, TEST)
     with torch.inference_mode():
@@ -240,8 +240,8 @@ def main() -> None:
         else []
     )
     if any(len(line["acc1"]) != options.seeds for line in lines):
-        found = len(lines[0]["acc1"])
-        raise SystemExit(f"{options.output} has {found} seeds: give --seeds {found}, or another --output")
+        seeds = len(lines[0]["acc1"])
+        raise SystemExit(f"{options.output} has {seeds} seeds: give --seeds {seeds}, or another --output")
     done = {Cell(line["kind"], line["tokens"], line["strength"]) for line in lines}
     for kind in KINDS:
         left = [cell for cell in cells() if cell.kind == kind and cell not in done]

@@ -124,7 +124,6 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)  # which makes torch fill new memory with NaN
-    torch.utils.deterministic.fill_uninitialized_memory = True
     inputs = draw(case, getattr(torch, dtype_name), seed)
     exact = outputs([x.double() for x in inputs], case, "eager")
     limit = LIMITS[dtype_name]

@@ -15,6 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from benchmarks.about import parser_of
 from diffclip.files import write_atomically
@@ -33,7 +34,7 @@ STYLES = {
 }
 
 
-def draw(results: list[dict[str, Any]]) -> plt.Figure:
+def draw(results: list[dict[str, Any]]) -> Figure:
     """Microseconds a token and layer against tokens; both axes are logarithmic."""
     figure, grid = plt.subplots(len(results), 2, figsize=(10, 4.4 * len(results)), squeeze=False, sharex=True)
     for panels, result in zip(grid, results, strict=True):

@@ -23,9 +23,9 @@ def measure(precision: str, seconds: float) -> float:
     import torch
 
     from benchmarks.steps import Steps
+    from diffclip.training.plan import make_batch
     from diffclip.training.recipe import read_recipe
     from diffclip.training.run import build_model
-    from diffclip.training.weightless import make_batch
 
     recipe = read_recipe("scenes_demo")
     step = Steps(build_model(recipe), torch.device("cpu"), precision)
