@@ -92,7 +92,7 @@ def _section(entry: dict[str, Any]) -> list[str]:
     step += f", {_workers(entry['workers'])}" if "workers" in entry else ""
     step += f", compiled ({entry['compiled']})" if entry["compiled"] else ""
     # those that are fed do not take turns
-    reference = {} if "workers" in entry else entry["rows"]["CLIP"]
+    reference = {} if "workers" in entry else entry["rows"].get("CLIP", {})
     lines = []
     for name, row in entry["rows"].items():
         if "why" in row:

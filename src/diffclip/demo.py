@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from diffclip.data.evaluation_sets import open_set
+from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
@@ -86,6 +87,11 @@ def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> Sequence[R
         Entry("zero-shot", str(scenes / "shapes")),
     ]
     loaded = load_for_use(str(run))
-    measured = [one for entry in run_entries(loaded, entries, results, Sets()) for one in entry.records]
+    measured: list[Record] = []
+    for entry in run_entries(loaded, entries, results, Sets()):
+        if entry.failure:
+            kind = DiffCLIPError if entry.ours else InputError
+            raise kind(f"{run.name}: {entry.entry} failed: {entry.failure}")
+        measured += entry.records
     say(f"{run.name}: {len(measured)} results in {results.path}")
     return measured

@@ -7,7 +7,7 @@ import pytest
 from run_folders import make_run
 
 from diffclip.errors import InputError
-from diffclip.evaluation.records import read_records
+from diffclip.evaluation.records import read_records, write_records
 
 
 def call(*arguments: object) -> str:
@@ -24,6 +24,13 @@ def runs(tmp_path):
 
 def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    file = runs / "CLIP-s0" / "results.jsonl"
+    (first, *_), shown = read_records(file), {("mechanics", "sink_ratio"), ("training", "lambda")}
+    layers = [
+        first.model_copy(update={"task": task, "metric": metric, "layer": 1})
+        for task, metric in (*shown, ("mechanics", "other"))
+    ]
+    write_records(file, [*read_records(file), *layers, layers[0].model_copy(update={"head": 1})])
     assert call("runs", "--save", "saved/demo") == "wrote saved/demo\n"
     assert sorted(path.name for path in (tmp_path / "saved" / "demo").iterdir()) == [
         "curves.jsonl",
@@ -32,6 +39,9 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     records = read_records(tmp_path / "saved" / "demo" / "results.jsonl")
     assert {record.weights for record in records} == {
         f"{m}-s{s}/checkpoints/best" for m in ("CLIP", "DiffCLIP") for s in (0, 1)
+    }
+    assert {(record.task, record.metric, record.head) for record in records if record.layer} == {
+        (*one, None) for one in shown
     }
     call("saved/demo", "--save", "saved/again")
     curves = [(tmp_path / "saved" / name / "curves.jsonl").read_text() for name in ("demo", "again")]

@@ -92,6 +92,19 @@ def test_corrupted_copies_show_the_same_images_so_their_intervals_add_up():
     assert mean.value == pytest.approx(0.7)
     assert mean.high == pytest.approx(0.7 + 0.07 / 2)
     assert mean.corruption is None
+    assert mean.of == ("cifar10, blur 1", "cifar10, noise 1")
+
+
+def test_a_set_counts_once_with_its_test_split_and_most_templates():
+    splits = [
+        record("retrieval", "flickr8k", f"{k}_retrieval_recall@5", v, split=s)
+        for k in ("image", "text")
+        for s, v in (("test", 0.4), ("val", 0.8))
+    ]
+    assert [one.value for one in averages(splits, SIX_TASKS)] == [0.4, 0.4]
+    few, many = (shift("imagenet1k", 0.01 * n, templates=n) for n in (7, 80))
+    (mean,) = averages([many, few], SIX_TASKS)
+    assert (mean.value, mean.templates) == (0.8, 80)
 
 
 def test_an_average_a_draw_that_all_sets_share():

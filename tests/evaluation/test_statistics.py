@@ -141,3 +141,11 @@ def test_class_mean_interval_weighs_classes_equally() -> None:
     low, high = statistics.class_mean_interval(hits, labels)
     assert low < 0.75 < high
     assert high - low > 0.2  # as uncertain as ten items make it
+
+
+def test_the_interval_of_clusters_with_equal_means_is_around_the_mean() -> None:
+    # of each pair of images a model that always prefers one is right once
+    halves = np.tile([1.0, 0.0], 50)
+    low, high = statistics.mean_interval(halves, np.arange(100) // 2)
+    assert low < 0.5 < high
+    assert high - low < 0.2

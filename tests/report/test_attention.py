@@ -39,8 +39,8 @@ def words(figure: Figure) -> list[str]:
     return [text for text in found if text] + [text.get_text() for text in figure.texts]
 
 
-@pytest.mark.parametrize(("size", "resize"), [((90, 61), None), ((50, 200), 40)])
-def test_the_visible_part_is_what_the_model_is_given(size: tuple[int, int], resize: int | None) -> None:
+@pytest.mark.parametrize(("size", "resize"), [((90, 61), None), ((50, 200), 40), ((90, 61), "squash")])
+def test_the_visible_part_is_what_the_model_is_given(size: tuple[int, int], resize: int | str | None) -> None:
     x, y = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
     image = Image.fromarray(np.stack([x, y, 255 - x], -1).astype(np.uint8))
     preprocess = EvalTransform(32, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1), resize=resize))

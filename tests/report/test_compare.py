@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from made_records import frame_of, made, one, write_study
 
 from diffclip.cli.evaluate_table import show_records
+from diffclip.evaluation.results_file import Outcomes, outcome_key
 from diffclip.evaluation.statistics import compare_arms
 from diffclip.report.compare import (
     compare,
@@ -18,6 +20,7 @@ from diffclip.report.compare import (
     verdict_text,
 )
 from diffclip.report.frame import headlines, read_results, results_of, values_of
+from diffclip.report.paper import claims_table, paper_tables
 
 
 def compared(levels, **options):
@@ -45,7 +48,10 @@ def test_a_real_difference_is_better_and_equal_models_are_equivalent():
     assert verdict_class(found.iloc[0]) == ""
 
 
-@pytest.mark.parametrize(("metric", "word"), [("attack_success", "worse"), ("entropy", "higher")])
+@pytest.mark.parametrize(
+    ("metric", "word"),
+    [("attack_success", "worse"), ("entropy", "higher"), ("yes_ratio", "higher"), ("drop", "worse")],
+)
 def test_a_larger_value_is_not_always_better(metric, word):
     levels = {"CLIP": 0.2, "DiffCLIP": 0.4}
     records = []
@@ -100,7 +106,30 @@ def test_models_are_compared_with_the_clip_of_their_size():
 def test_without_a_clip_nothing_is_compared():
     results, found = compared({"mine": 0.4, "yours": 0.5})
     assert found.empty
-    assert "nothing is tested" in headline(results, found)
+    assert "there is no CLIP to compare with" in headline(results, found)
+
+
+def test_claims_and_gains_are_against_the_clip_of_the_models_size():
+    levels = {"CLIP-ViT-B-16": 0.6, "CLIP-ViT-S-16": 0.5, "DiffCLIP-ViT-S-16": 0.53}
+    results = results_of(frame_of(made(levels, noise=0.001)))
+    claims = claims_table(results).frame
+    assert set(claims["claim"]) == {"DiffCLIP − CLIP"}
+    assert claims["difference"].str.match(r"\+[23]\.\d").all()
+    rows = paper_tables(results)[0].frame.set_index("model")
+    assert "(+3." in rows.loc["DiffCLIP-ViT-S-16, few-shot", "average"]
+
+
+def test_the_terminals_difference_is_over_all_draws(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "140")
+    facts = {"CLIP": [0.25, 0.75], "DiffCLIP": [0.5, 0.5]}
+    records, outcomes = [], {}
+    for model, values in facts.items():
+        about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
+        for draw, value in enumerate(values):
+            records.append(one(about, "few-shot", "cifar10", "acc1", value, draw=draw))
+            outcomes[outcome_key(records[-1])] = Outcomes(np.arange(100) < 100 * value, None)
+    show_records(records, outcomes, headlines_only=False)
+    assert "0.0 [−" in capsys.readouterr().out
 
 
 def test_ablations_are_not_the_papers_models():

@@ -71,6 +71,45 @@ def test_every_task_has_a_headline_and_averages_stand_for_their_sets():
     assert tasks == {"zero-shot", "linear-probe", "few-shot", "retrieval", "mmvp", "focus", "out-of-domain"}
 
 
+def test_models_with_averages_over_other_sets_are_compared_on_the_sets_that_they_share():
+    records = []
+    for model, own in (("CLIP", "caltech101"), ("DiffCLIP", "pets")):
+        about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
+        records += [one(about, "zero-shot", name, "acc1", 0.5) for name in ("cifar10", own)]
+        records.append(one(about, "six-tasks", "zero-shot", "average", 0.5, of=("cifar10", own)))
+        records.append(one(about, "six-tasks", "few-shot", "average", 0.5, of=("cifar10",)))
+        records.append(one(about, "few-shot", "cifar10", "acc1", 0.5))
+    frame = results_of(frame_of(records)).records
+    labels = measures_of(frame).loc[headlines(frame), "label"]
+    assert list(labels) == [
+        "Few-shot",
+        *(f"zero-shot top-1, {name}" for name in ("CIFAR-10", "Caltech-101", "Pets")),
+    ]
+
+
+def test_corrupted_images_are_the_headline_where_there_are_no_others():
+    noisy = one(ABOUT, "zero-shot", "cifar10", "acc1", 0.5, corruption="noise", severity=3)
+    assert headlines(results_of(frame_of([noisy])).records) == [0]
+    plain = one(ABOUT, "zero-shot", "cifar10", "acc1", 0.6)
+    assert headlines(results_of(frame_of([noisy, plain])).records) == [1]
+
+
+def test_labels_tell_splits_and_templates_where_there_are_several():
+    facts = [{}, {"split": "val"}, {"templates": 7}, {"templates": 80}]
+    sets = ("flickr8k", "flickr8k", "imagenet1k", "imagenet1k")
+    tasks = [("retrieval", "mean_recall")] * 2 + [("zero-shot", "acc1")] * 2
+    found = [
+        one(ABOUT, task, name, metric, 0.5, **more)
+        for (task, metric), name, more in zip(tasks, sets, facts, strict=True)
+    ]
+    assert list(measures_of(results_of(frame_of(found)).records)["label"]) == [
+        "mean recall, Flickr8k, test",
+        "mean recall, Flickr8k, val",
+        "zero-shot top-1, ImageNet, 7 templates",
+        "zero-shot top-1, ImageNet, 80 templates",
+    ]
+
+
 def test_a_baseline_is_the_headline_of_no_page():
     tasks = ("pope-blind", "pope")
     results = results_of(frame_of([one(ABOUT, task, "scenes-kinds", "accuracy", 0.5) for task in tasks]))
@@ -86,6 +125,16 @@ def test_weights_of_one_name_are_told_apart_and_a_record_given_twice_counts_once
     assert len(results_of(frame_of(first + first)).records) == len(first)
     other = [record.model_copy(update={"weights": "runs/other-s0/checkpoints/best"}) for record in second]
     assert results_of(frame_of(first + other)).models == ["CLIP (CLIP-s0)", "CLIP (other-s0)"]
+    runs = [
+        one(
+            {"model": "CLIP", "seed": 0, "weights": f"runs/{data}/CLIP-s0/checkpoints/best"},
+            *told,
+            steps=steps,
+        )
+        for data, steps in (("cc3m", 1000), ("cc12m", 4000))
+        for told in [("zero-shot", "cifar10", "acc1", 0.5)]
+    ]
+    assert results_of(frame_of(runs)).models == ["CLIP (cc3m/CLIP-s0)", "CLIP (cc12m/CLIP-s0)"]
 
 
 def test_the_last_checkpoint_of_a_followed_training_counts():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from diffclip.cli.console import print_table, table_console
@@ -11,7 +12,7 @@ from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import Outcomes, outcome_key, same_items
 from diffclip.evaluation.statistics import compare_two_trained_weights
 from diffclip.report.compare import ONE_RUN, compare, contrasts_of, verdict_text
-from diffclip.report.frame import headlines, in_order, interval, is_share, measure_label, percent, results_of
+from diffclip.report.frame import Results, headlines, interval, is_share, percent, results_of
 from diffclip.report.tables import values_table
 
 _TASK, _VERDICT = 20, 16
@@ -25,7 +26,7 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
     intervals over items, and two models are compared item by item if they were measured on one set.
     """
     frame = pd.DataFrame([record.model_dump() for record in records], columns=list(Record.model_fields))
-    results = results_of(frame)
+    results = results_of(frame.assign(place=range(len(frame))))
     plain = results.records[results.records["layer"].isna()]
     measures = headlines(results.records) if headlines_only else list(plain["measure"].unique())
     compared = compare(results, measures, contrasts_of(results)) if results.seeds > 1 else pd.DataFrame()
@@ -40,8 +41,9 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
         notes.append("Verdicts: against CLIP over seeds, corrected (Holm).")
     elif len(results.models) > 1:
         notes.append(ONE_RUN)
-        if not headlines_only and (differences := _differences(records, outcomes)):
-            table["difference"] = table["task"].map(differences).fillna("")
+        kept = [outcomes.get(outcome_key(record)) for record in records]
+        if not headlines_only and (differences := _differences(results, kept)):
+            table["difference"] = [differences.get(measure, "") for measure in measures]
             notes.append("Difference: of these two trained weights over items, with its 95 % interval.")
     groups = [[name for name in (model, f"{model} is") if name in table] for model in results.models]
     groups += [["difference"]] if "difference" in table else []
@@ -60,23 +62,28 @@ def _width(columns: pd.DataFrame) -> int:
     return _TASK + sum(letters + 3 for letters in own)
 
 
-def _differences(records: Sequence[Record], outcomes: Mapping[str, Outcomes]) -> dict[str, str]:
-    """Return the second model minus the first, with its interval, by measure; of the same items only."""
-    pairs = dict.fromkeys((record.model, record.weights) for record in records)
-    order = in_order(model for model, _ in pairs)
-    weights = sorted(pairs, key=lambda pair: order.index(pair[0]))
-    if len(weights) != 2:
+def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int, str]:
+    """Return the second of two models minus the first, with its interval, by measure; of the same items only.
+
+    `kept` has the outcomes of each record. An item that several draws have counts with its mean over them.
+    """
+    if len(results.models) != 2:
         return {}
     found = {}
-    first, second = (
-        {measure_label(one.model_dump()): one for one in records if (one.model, one.weights) == own}
-        for own in weights
-    )
-    for label in first.keys() & second.keys():
-        own, base = (outcomes.get(outcome_key(model[label])) for model in (second, first))
-        if own is not None and base is not None and same_items(own, base):
-            test = compare_two_trained_weights(own.hits, base.hits, own.clusters)
-            share = is_share(second[label].model_dump())
+    for measure, own in results.records.groupby("measure"):
+        base, other = (
+            _over_draws([kept[i] for i in own["place"][own["model"] == one]]) for one in results.models
+        )
+        if base is not None and other is not None and same_items(base, other):
+            test = compare_two_trained_weights(other.hits, base.hits, other.clusters)
+            share = is_share(own.iloc[0])
             between = interval(test.low, test.high, share, sign=True)
-            found[label] = f"{percent(test.difference, share, sign=True)} [{between}]"
+            found[int(measure)] = f"{percent(test.difference, share, sign=True)} [{between}]"
     return found
+
+
+def _over_draws(draws: Sequence[Outcomes | None]) -> Outcomes | None:
+    known = [one for one in draws if one is not None]
+    if not known or len(known) < len(draws) or not all(same_items(known[0], one) for one in known):
+        return None
+    return known[0]._replace(hits=np.mean([one.hits for one in known], axis=0))

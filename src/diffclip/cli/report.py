@@ -23,9 +23,7 @@ def report(
         Path | None,
         typer.Option(help="Write one self-contained HTML page to this file. Default: report.html."),
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write a Markdown page of at most 60 lines to this file.")
-    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write a short Markdown page to this file.")] = None,
     figures: Annotated[
         Path | None,
         typer.Option(
@@ -71,7 +69,13 @@ def report(
     from diffclip.study.runs import METRICS
 
     if all(place is None for place in (output, tables, figures, markdown, save)):
-        if len(paths) == 1 and (paths[0] / METRICS).is_file() and attention is None:
+        if (
+            len(paths) == 1
+            and (paths[0] / METRICS).is_file()
+            and attention is None
+            and title is None
+            and not paper
+        ):
             typer.echo(f"wrote {report_run(paths[0])}")
             return
         output = Path("report.html")

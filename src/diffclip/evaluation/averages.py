@@ -46,11 +46,11 @@ def with_averages(records: Iterable[Record]) -> list[Record]:
 def _averages(records: Sequence[Record]) -> list[Record]:
     """Return the averages of one trained model; of tasks that draw, one a draw that all their sets share.
 
-    Of a set measured with several numbers of templates the largest counts.
+    Of a set measured on several splits "test" counts, else the last; of several numbers of templates the largest.
     """
-    fields = ("task", "dataset", "split", "metric", "draw", "corruption", "severity")
-    by_templates = sorted(records, key=lambda one: one.templates or 0)
-    records = list({tuple(getattr(one, name) for name in fields): one for one in by_templates}.values())
+    fields = ("task", "dataset", "metric", "draw", "corruption", "severity")
+    ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
+    records = list({tuple(getattr(one, name) for name in fields): one for one in ranked}.values())
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
     plain = [one for one in records if not _is_shift(one)]
     accuracies = [one for one in records if one.task == "zero-shot" and one.metric == "acc1"]
@@ -107,8 +107,10 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
     value = sum(_value(one) for one in parts) / len(parts)
     below, above = _half(parts, upper=False), _half(parts, upper=True)
     names = tuple(
-        one.dataset if one.corruption is None else f"{one.dataset}, {one.corruption}" for one in parts
+        one.dataset if one.corruption is None else f"{one.dataset}, {one.corruption} {one.severity}"
+        for one in parts
     )
+    templates = {one.templates for one in parts}
     return parts[0].model_copy(
         update={
             "task": task,
@@ -123,7 +125,8 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
             "high": None if above is None else value + above / len(parts),
             "chance": sum(chances) / len(parts) if len(chances) == len(parts) else None,
             "protocol": f"mean over {', '.join(names)}; intervals of the sets combined",
-            **dict.fromkeys(("classes", "corruption", "severity", "templates", "seconds")),
+            "templates": templates.pop() if len(templates) == 1 else None,
+            **dict.fromkeys(("classes", "corruption", "severity", "seconds")),
         }
     )
 

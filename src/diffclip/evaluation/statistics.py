@@ -71,7 +71,7 @@ def mean_intervals(
     intervals: NDArray[np.float64] = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2], axis=0).T
     constant = np.ptp(sums / sizes[:, None], axis=0) == 0
     for column in np.flatnonzero(constant):
-        value, limits = float(values[0, column]), bounds[column]
+        value, limits = float(sums[0, column] / sizes[0]), bounds[column]
         if limits is not None:
             margin = wilson(0, len(sizes))[1]
             intervals[column] = max(limits[0], value - margin), min(limits[1], value + margin)

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.attention import AttentionMaps
+from diffclip.data.masks import crop_box
 from diffclip.data.transforms import EvalTransform
 from diffclip.focus.recording import recording
 from diffclip.model import CLIP
@@ -69,10 +70,10 @@ def visible_part(
     edge: int,
     resample: Image.Resampling = Image.Resampling.BICUBIC,
 ) -> Image.Image:
-    """Crop the square of an image that `preprocess` keeps, and scale it to `edge` pixels."""
-    square = min(image.size) * preprocess.image_size / preprocess.edge
-    left, top = ((length - square) / 2 for length in image.size)
-    return image.resize((edge, edge), resample, box=(left, top, left + square, top + square))
+    """Crop the part of an image that `preprocess` keeps, and scale it to a square of `edge` pixels."""
+    shares = crop_box(image.size, preprocess.image_size, "squash" if preprocess.squash else preprocess.edge)
+    box = [share * length for share, length in zip(shares, image.size * 2, strict=True)]
+    return image.resize((edge, edge), resample, box=(box[0], box[1], box[2], box[3]))
 
 
 def map_correlation(maps: AttentionMaps) -> Tensor:

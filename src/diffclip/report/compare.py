@@ -31,15 +31,15 @@ def contrasts_of(results: Results) -> list[Contrast]:
     """Choose the contrasts: those that the study declares, else every model against the CLIP of its size."""
     if results.study:
         return [(one, other) for one, other in results.study["contrasts"]]
-    models = results.models
-    plain = [model for model in models if variant_of(model) == BASELINE]
-    chosen = []
-    for model in models:
-        wanted = model.replace(variant_of(model), BASELINE, 1)
-        against = wanted if wanted in plain else plain[0] if plain else None
-        if against is not None and against != model:
-            chosen.append((model, against))
-    return chosen
+    found = [(model, clip_of(model, results.models)) for model in results.models]
+    return [(model, against) for model, against in found if against is not None and against != model]
+
+
+def clip_of(model: str, models: Sequence[str]) -> str | None:
+    """Find the CLIP of a model's size among `models`, else the first CLIP of any; None where there is none."""
+    plain = [one for one in models if variant_of(one) == BASELINE]
+    wanted = model.replace(variant_of(model), BASELINE, 1)
+    return wanted if wanted in plain else next(iter(plain), None)
 
 
 def primary_of(results: Results) -> tuple[int, Contrast] | None:
@@ -140,7 +140,8 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
         models = results.models
         if not models:
             return "No results yet."
-        return f"{', '.join(models)}: there is no {BASELINE} to compare with, so nothing is tested."
+        why = "no measure is shared" if contrasts_of(results) else f"there is no {BASELINE} to compare with"
+        return f"{', '.join(models)}: {why}, so nothing is tested."
     first = comparisons.iloc[0]
     if is_one_run_each(comparisons):
         unit = " %" if first["share"] else ""

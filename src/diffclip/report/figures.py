@@ -29,6 +29,7 @@ from diffclip.report.frame import (
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 
 _DASHED = (0, (4, 3))
+_LETTERS = 72  # in a line of a forest plot
 _WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
 # what a forest plot may mark: (in the legend, in the caption, how it is drawn)
 _MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -76,21 +77,23 @@ def forest_chart(
     ends = np.nan_to_num(np.abs(rows[["difference", "low", "high"]].to_numpy(float)))
     reach = min(1.25 * 100 * float(ends.max() or 0.01), 100.0)
     several = rows["model"].nunique() > 1 and by == "label"
-    figure = new_figure(WIDTH, 0.75 + 0.47 * len(rows))
+    figure = new_figure(WIDTH, 1)
     axes = figure.subplots()
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(False, axis="y")
-    marks, measure = set(), None
-    for y, (_, row) in enumerate(rows.iterrows()):
-        color, right = colors[row["model"]], axes.get_yaxis_transform()
+    marks, measure, y = set(), None, -1.0
+    for _, row in rows.iterrows():
+        color, right, y = colors[row["model"]], axes.get_yaxis_transform(), y + 1
         label = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
-        if several:  # the measure is named once
-            label = row["model"] if row["measure"] == measure else f"{label} · {row['model']}"
-            measure = row["measure"]
         told = percent(row["difference"], sign=True)
         told += "" if row["verdict"] == "one run" else f"  {verdict_text(row).split(' (')[0]}"
-        axes.text(0, y - 0.32, label, transform=right, fontsize=9, color=INK)
+        if several or len(label + told) > _LETTERS:  # the measure is named once, in a line of its own
+            if not several or row["measure"] != measure:
+                axes.text(0, y - 0.32, label, transform=right, fontsize=9, color=INK)
+                measure, y = row["measure"], y + 0.45
+            label = row["model"] if several else ""
+        axes.text(0, y - 0.32, label, transform=right, fontsize=9, color=MUTED if several else INK)
         axes.text(1, y - 0.32, told, transform=right, fontsize=8.5, ha="right", color=MUTED)
         axes.plot([100 * row["low"], 100 * row["high"]], [y, y], color=color, linewidth=2.2)
         one, other = (values.loc[(row["measure"], row[side])] for side in ("model", "against"))
@@ -106,7 +109,8 @@ def forest_chart(
                 marks.add(mark)
     axes.axvline(0, color=INK, linewidth=1)
     axes.axvspan(-margin, margin, color=GRID, alpha=0.6, linewidth=0)
-    axes.set_ylim(len(rows) - 0.6, -0.75)
+    axes.set_ylim(y + 0.4, -0.75)
+    figure.set_figheight(0.75 + 0.47 * (y + 1))
     axes.set_xlim(-reach, reach)
     axes.set_xlabel("difference, percentage points")
     shown = [mark for name, mark in _MARKS.items() if name in marks]

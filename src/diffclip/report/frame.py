@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from diffclip.config import ABLATIONS, VARIANTS
 from diffclip.errors import InputError
@@ -20,6 +19,7 @@ from diffclip.study.runs import (
     STUDY_FILE,
     curve_of,
     read_lines,
+    read_study,
     read_timing,
     run_folders,
     saved_curves,
@@ -132,14 +132,15 @@ _MAPS_FIRST = {
 HEADLINE_EPSILON = 1.0
 """The size of an attack, in 255ths, that the first table shows."""
 _ASIDE = ("training", "cost")
-_AVERAGED = ("linear-probe", "few-shot", "retrieval", "zero-shot", "out-of-domain")
+_AVERAGED = ("linear-probe", "few-shot", "retrieval", "retrieval", "zero-shot", "out-of-domain")
+"""The tasks whose sets the averages of `PANELS` are over."""
 _NOT_SHARES = (
     *("inside_over_area", "effective_patches", "lambda", "local_lipschitz", "map_correlation"),
     *("gradient_cosine", "sink_ratio", "sink_value_norm"),
 )
-_LOWER_IS_BETTER = ("attack_success", "background10", "deletion_auc", "local_lipschitz")
+_LOWER_IS_BETTER = ("attack_success", "background10", "deletion_auc", "drop", "local_lipschitz")
 _DESCRIBING = (
-    *("class_token", "effective_patches", "entropy", "map_correlation", "top10"),
+    *("class_token", "effective_patches", "entropy", "map_correlation", "top10", "yes_ratio"),
     *("gradient_cosine", "high_norm_share", "negative_weight", "sink_ratio", "sink_value_norm"),
 )
 """Measures that say what a model does: neither end is better."""
@@ -208,9 +209,8 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     study = next((folder for folder in folders if (folder / STUDY_FILE).is_file()), None)
     if study is None:
         return found
-    fields = yaml.safe_load((study / STUDY_FILE).read_text("utf-8"))
     runs = pd.DataFrame(read_lines(study / RUNS_FILE))
-    return replace(found, runs=runs, study=fields, timing=read_timing(study))
+    return replace(found, runs=runs, study=read_study(study), timing=read_timing(study))
 
 
 def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> Results:
@@ -239,25 +239,33 @@ def measures_of(records: pd.DataFrame) -> pd.DataFrame:
     columns = [*MEASURE, "chance"]
     found = records.groupby("measure", sort=False)[columns].first()
     # `first` skips missing values, which is right for chance, and the other fields are the same throughout
-    return found.assign(label=[measure_label(row) for row in found.to_dict("records")])
+    found = found.assign(label=[measure_label(row) for row in found.to_dict("records")])
+    for name, words in (("split", ", {}"), ("templates", ", {:.0f} templates")):
+        unclear = found.groupby("label")[name].transform("nunique") > 1
+        found["label"] = found["label"].mask(
+            unclear, found["label"] + found[name].map(words.format, "ignore")
+        )
+    return found
 
 
 def headlines(records: pd.DataFrame) -> list[int]:
     """Choose the measures of the first table and of the forest plot: every task that was measured has one.
 
-    Where the averages over six tasks are there, they stand for the sets that they are over.
+    Where every model has the same average over sets, it stands for them. Corrupted images are shown where there are no
+    others.
     """
-    frame = records[records["layer"].isna() & records["head"].isna() & records["corruption"].isna()]
-    frame = frame[~frame["task"].isin(_ASIDE)]
+    frame = records[records["layer"].isna() & records["head"].isna() & ~records["task"].isin(_ASIDE)]
+    frame = frame[frame["corruption"].isna() | frame["corruption"].notna().all()]
     averages = frame[(frame["task"] == "six-tasks") & (frame["metric"] == "average")]
-    chosen = [
-        int(own.groupby("measure")["model"].nunique().idxmax())
-        for panel in PANELS
-        if len(own := averages[averages["dataset"] == panel])
-    ]
-    rest = frame[frame["task"] != "six-tasks"]
-    if chosen:
-        rest = rest[~rest["task"].isin(_AVERAGED)]
+    chosen, averaged = [], ["six-tasks"]
+    for panel, task in zip(PANELS, _AVERAGED, strict=True):
+        models = averages[averages["dataset"] == panel].groupby("measure")["model"].agg(set)
+        measured = set(frame.loc[frame["task"] == task, "model"])
+        # models with averages over other sets share at most single sets
+        if len(models) and measured <= models[best := models.map(len).idxmax()]:
+            chosen.append(int(best))
+            averaged.append(task)
+    rest = frame[~frame["task"].isin(averaged)]
     # a baseline is no page's headline, whichever file came first
     rest = rest.sort_values("task", key=lambda tasks: tasks == "pope-blind", kind="stable")
     for (task, dataset), own in rest.groupby(["task", "dataset"], sort=False):
@@ -373,21 +381,26 @@ def _has(row: Mapping[str, Any], name: str) -> bool:
 
 
 def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the name of their weights to models that share a name, a measure and a seed."""
-    key = ["measure", "model", "seed", "draw", "steps"]
-    twice = frame.groupby(key, dropna=False)["weights"].transform("nunique") > 1
+    """Add the name of their run or file to models that share a name, a measure and a seed."""
+    run = frame["weights"].map(run_of)
+    keys = [frame[name] for name in ("measure", "model", "seed", "draw")]
+    twice = run.groupby(keys, dropna=False).transform("nunique") > 1
     shared = frame["model"].isin(frame.loc[twice, "model"].unique())
-    names = [
-        f"{model} ({weights_name(weights)})"
-        for model, weights in zip(frame.loc[shared, "model"], frame.loc[shared, "weights"], strict=True)
-    ]
-    frame.loc[shared, "model"] = names
+    for model, own in run[shared].groupby(frame["model"]):
+        names = _short(own.unique())
+        frame.loc[own.index, "model"] = [f"{model} ({names[one]})" for one in own]
     return frame
 
 
-def weights_name(weights: str) -> str:
-    """Name weights by their run's folder or file: "CLIP-s0" of "runs/CLIP-s0/checkpoints/best"."""
-    parts = Path(weights).parts
-    if "checkpoints" in parts[1:]:
-        return parts[parts.index("checkpoints", 1) - 1]
-    return parts[-1] if parts else weights
+def run_of(weights: str) -> Path:
+    """Return the run's folder, or the file, of weights: "runs/CLIP-s0" of "runs/CLIP-s0/checkpoints/best"."""
+    path = Path(weights)
+    return next((parent.parent for parent in path.parents if parent.name == "checkpoints"), path)
+
+
+def _short(runs: Iterable[Path]) -> dict[Path, str]:
+    """Name each run by its last folder, and by as many before it as tell all of them apart."""
+    paths, length = list(runs), 1
+    while len({path.parts[-length:] for path in paths}) < len(paths):
+        length += 1
+    return {path: "/".join(path.parts[-length:]) for path in paths}

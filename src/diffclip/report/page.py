@@ -103,7 +103,7 @@ def build_report(
         table = comparison_table(results, tasks, f"{name} by task", paper=gains_in_words())
     elif len(records):
         charts.append(figures.values_chart(results, measures, "Values"))
-        note = f"{ONE_RUN} {BRACKETS}"
+        note = f"{ONE_RUN} {BRACKETS}" if len(tasks) or results.seeds < 2 else BRACKETS
         table = tables.values_table(results, measures, "Values by task (%)", note, "comparison")
     sections = []
     if len(arms) > 1:
@@ -127,7 +127,8 @@ def build_report(
     sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
     if records.empty:
-        told, sections = ". ".join(one.title for one in folders[:3]) + ".", [*folders, *sections]
+        told = ". ".join([one.title for one in folders[:3]] or results.models) + "."
+        sections = [*folders, *sections]
     else:
         told, sections = headline(results, tasks), [*sections, *folders]
     shown = [chart for chart in charts if chart]
@@ -171,7 +172,7 @@ def write_page(output: str | Path, report: Report, command: str = "", extras: Se
 def write_markdown(
     output: str | Path, report: Report, command: str = "", folder: str | Path | None = None
 ) -> list[Path]:
-    """Write a report as a short Markdown file, at most 60 lines, with its forest plots as PNG files.
+    """Write a report as a short Markdown file, with its forest plots as PNG files.
 
     Args:
         folder: where the figures go; by default `figures/` beside the file. Their names begin with the file's.

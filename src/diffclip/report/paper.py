@@ -14,6 +14,7 @@ from diffclip.evaluation.averages import headline_metric
 from diffclip.report.compare import (
     BASELINE,
     TREATED,
+    clip_of,
     compare,
     is_one_run_each,
     is_paper_model,
@@ -111,7 +112,12 @@ def claims_table(results: Results) -> Table | None:
 
     The scores are corrected together (Holm). None where nothing was measured.
     """
-    models = {variant_of(model): model for model in reversed(results.models) if is_paper_model(model)}
+    sizes: dict[str, dict[str, str]] = {}
+    for model in filter(is_paper_model, results.models):
+        variant = variant_of(model)
+        sizes.setdefault(model.removeprefix(variant), {})[variant] = model
+    # the size of which most models are there
+    models = max(sizes.values(), key=len, default={})
     claims = []
     for panel, model, baseline in paper_gains():
         of_pairs = panel == "mmvp"
@@ -266,10 +272,10 @@ def _rows(results: Results, measures: Mapping[str, int | None]) -> list[list[str
     means = values.pivot_table(index="model", columns="measure", values="value").reindex(columns=columns)
     means = means.dropna(how="all")
     models = in_order(means.index)
-    base = next((model for model in models if variant_of(model) == BASELINE), None)
     rows = []
     for model in models:
         own = means.loc[model]
+        base = clip_of(model, models)
         gains = own * float("nan") if base in (None, model) else own - means.loc[base]
         cells = [_cell(100 * value, 100 * gain) for value, gain in zip(own, gains, strict=True)]
         rows.append([model, *cells])

@@ -41,7 +41,8 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
 
 
 def _is_shown(record: Record) -> bool:
-    return record.head is None and (record.layer is None or record.metric in (*BY_LAYER, "lambda"))
+    by_layer = BY_LAYER.get(record.task, ("lambda", "map_correlation"))
+    return record.head is None and (record.layer is None or record.metric in by_layer)
 
 
 def _shortened(record: Record, runs: Sequence[str]) -> Record:

@@ -19,7 +19,15 @@ from diffclip.report.frame import (
     values_of,
 )
 
-_LATEX = {"−": "$-$", "–": "--", "±": r"$\pm$", "→": r"$\rightarrow$", "λ": r"$\lambda$", "×": r"$\times$"}
+_LATEX = {
+    "−": "$-$",
+    "–": "--",
+    "±": r"$\pm$",
+    "→": r"$\rightarrow$",
+    "λ": r"$\lambda$",
+    "ε": r"$\varepsilon$",
+    "×": r"$\times$",
+}
 BRACKETS = "In brackets: 95 % interval over the test items."
 BY_LAYER = {
     "focus": ("auroc", "inside_over_area", "entropy", "map_correlation"),
@@ -45,15 +53,9 @@ class Table:
 
     def to_markdown(self) -> str:
         """Return the table in pipes, numbers to the right, without title and note."""
-        align = ["left", *["right"] * (self.frame.shape[1] - 1)]
-        text: str = self.frame.to_markdown(
-            index=False, disable_numparse=True, colalign=align, tablefmt="pipe"
-        )
-        # tabulate pads the columns, which only makes the lines longer
-        lines = ["|".join(cell.strip() for cell in line.split("|")) for line in text.splitlines()]
-        return "\n".join(
-            line.replace("|", " | ").strip() if not line.startswith("|:") else line for line in lines
-        )
+        rule = ["---", *["---:"] * (self.frame.shape[1] - 1)]
+        rows = [list(self.frame), rule, *self.frame.to_numpy().tolist()]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def to_latex(self) -> str:
         r"""Return a `table` of booktabs (the preamble needs `\usepackage{booktabs}`)."""

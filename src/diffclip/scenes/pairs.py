@@ -1,6 +1,6 @@
 """Minimal pairs for the nine patterns of MMVP-VLM (Tong et al. 2024, arXiv:2401.06209; tsb0601/MMVP).
 
-The two images of a pair differ in one thing; each statement is true of its own image alone.
+The two images of a pair differ in one thing; each statement fits its own image better.
 """
 
 from __future__ import annotations

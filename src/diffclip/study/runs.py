@@ -140,6 +140,20 @@ def saved_curves(folders: Iterable[Path]) -> list[Row]:
     ]
 
 
+def read_study(folder: Path) -> dict[str, Any]:
+    """Read the fields of the study in `folder`.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        return dict(yaml.safe_load((folder / STUDY_FILE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise InputError(
+            f"{folder / STUDY_FILE} cannot be read: start the study again to write it"
+        ) from error
+
+
 def read_timing(folder: Path) -> dict[str, Any]:
     """Read the step times of a study's arms, see `timing.time_arms`; empty where there are none.
 
