@@ -5,6 +5,7 @@ Both models have the same init (`matched`), data order and budget. Whatever is t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def train_on_scenes(
     Args:
         changes: to the recipe.
     """
-    data = [f"data.{split}={scenes / 'captions' / split}" for split in ("train", "val")]
+    data = [f"data.{split}={json.dumps(str(scenes / 'captions' / split))}" for split in ("train", "val")]
     say(f"{run.name}: training in {run}")
     train(read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data, *changes]), run, resume=True)
 

@@ -104,12 +104,28 @@ def test_what_is_missing_or_broken_is_named(
     (kaggle / "Images" / "2.jpg").write_bytes(b"no image")
     (kaggle / "Images" / "4.jpg").unlink()
     Image.new("RGB", (9, 9)).save(kaggle / "Images" / "5.psd.tga")
+    with (kaggle / "captions.txt").open("a") as file:
+        file.write("6.jpg, \n")
     make_shards(kaggle, tmp_path / "shards", captions=[kaggle / "captions.txt"], workers=1)
     told = capsys.readouterr()
     assert told.out.startswith("6 images with 12 captions in 1 shard")
     assert "2 left out" in told.out
     assert f"4.jpg: is not in {kaggle}" in told.err
     assert "2.jpg: is not an image" in told.err
+
+
+def test_files_of_captions_have_names_of_their_own_and_shards_may_lie_beside_them(
+    kaggle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / split / "metadata.csv" for split in ("train", "val")]
+    with pytest.raises(InputError, match="two files of the same name"):
+        make_shards(kaggle, tmp_path / "shards", captions=files, workers=1)
+    photos = kaggle / "Images"
+    (kaggle / "captions.txt").rename(photos / "texts.txt")
+    for _ in range(2):  # what it leaves is no file of captions
+        make_shards(photos, photos, workers=1)
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "images with" in line)
+    assert first == second
 
 
 def test_bad_input_is_one_line(kaggle: Path, tmp_path: Path) -> None:

@@ -41,7 +41,11 @@ def test_kinds_of_files(tmp_path: Path, name: str, content: str) -> None:
 def test_named_columns_and_blank_captions(tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text("where,what,text\na.jpg,mine,theirs\nb.jpg,,x\n")
-    assert read_captions(file, "where", "what") == {"a.jpg": ["mine"]}
+    assert read_captions(file, "where", "what") == {"a.jpg": ["mine"], "b.jpg": []}
+    coco = {"images": [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "b.jpg"}]}
+    coco["annotations"] = [{"image_id": 1, "caption": "one\ntwo"}]
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    assert read_captions(tmp_path / "coco.json") == {"a.jpg": ["one two"], "b.jpg": []}
     with pytest.raises(
         InputError, match=r"no column of images among where, what, text: name it with --image-key"
     ):
@@ -54,6 +58,8 @@ def test_named_columns_and_blank_captions(tmp_path: Path) -> None:
         ("x.csv", b"image,caption\n", "has no caption"),
         ("x.csv", b"\xff\xfe", "should be UTF-8 text"),
         ("x.jsonl", b'{"image": "a.jpg", "caption": "b"}\n{\n', "line 2 is not valid JSON"),
+        ("x.jsonl", b'{"image": "a.jpg", "caption": 5}', "the caption of a.jpg is 5, which is no text"),
+        ("x.csv", b'image,caption\na.jpg,"b' + b"x" * 140_000, r"up to line \d+: field larger than .*quote"),
         ("x.json", b'{"images": [], "annotations": [{}]}', "is not COCO's JSON"),
     ],
 )
@@ -83,6 +89,7 @@ def test_captions_of_a_sample() -> None:
         ({"json": b'{"caption": []}'}, "an empty caption"),
         ({"txt": b"\xff\xfe\xfa"}, "not UTF-8"),
         ({"json": b"[" * 100_000}, "not valid JSON"),
+        ({"json": b'{"caption": ' + b"1" * 5000 + b"}"}, "not valid JSON"),
         ({"json": b"[1]"}, "no key 'caption'"),
         ({"json": b'{"caption": ["a", 1]}'}, "no string or strings as 'caption'"),
     ],

@@ -43,6 +43,7 @@ def test_addresses_are_listed_and_their_secrets_not_shown() -> None:
     assert is_remote("file:/a.tar")
     assert not any(map(is_remote, ("data/{0..9}.tar", "a:b/0.tar", "C:/0.tar")))
     assert shown("s3://me:secret@b/0.tar?key=1 fails") == "s3://…@b/0.tar?… fails"
+    assert shown('{"a": "\\"https://h/0.tar?key=1\\", 2"}') == '{"a": "\\"https://h/0.tar?…\\", 2"}'
     system = fsspec.filesystem("memory")
     for name in ("10.tar", "2.tar", "notes.txt"):
         system.pipe(f"/folder/{name}", b"x")

@@ -196,6 +196,7 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         ({"primary": {"arm": "DiffCLOP"}}, "primary.arm is 'DiffCLOP', which is no arm"),
         ({"contrasts": [["DiffCLIP", "CLUP"]]}, r"contrasts\[0\] has 'CLUP'"),
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),
+        ({"sweep": SWEEP | {"seeds": [100, 100]}}, r"\[100, 100\] contains one twice"),
         ({"sweep": SWEEP | {"seeds": [1]}}, "contain a seed of models or ablations"),
         (
             {"sweep": SWEEP | {"arms": ["CLIP"]}},

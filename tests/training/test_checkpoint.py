@@ -61,6 +61,18 @@ def test_damage_is_found_and_the_checkpoint_before_taken(
     assert damage(folder) is None
 
 
+def test_a_kill_before_the_link_does_not_lose_the_best(stepped, tmp_path: Path) -> None:
+    for step in (1, 2):
+        progress = Progress(step, epoch=step, best_score=step / 10)
+        save_checkpoint(ALONE, tmp_path, *stepped, progress, best=True)
+    best = tmp_path / "checkpoints" / "best"
+    best.unlink()
+    best.symlink_to("step_00000001")
+    newest = choose_checkpoint(tmp_path)
+    assert newest is not None
+    assert best.resolve() == newest.resolve()
+
+
 def test_leftovers_of_a_killed_writer_are_removed(run: Path, stepped) -> None:
     left = run / "checkpoints" / ".0123abcd.tmp"
     left.mkdir()

@@ -272,11 +272,16 @@ def zeroed(shards: Path, folder: Path, broken: Iterable[int]) -> Path:
 def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
     train = zeroed(scenes / "train", tmp_path / "train", [3])
     val = zeroed(scenes / "val", tmp_path / "val", (2, 5, 6))
+    (val / "1.tar").write_bytes(b"no shard")
     data = {"train": str(train), "val": str(val)}
     outcome = runner.train(changed(recipe, epochs=2, data=data), tmp_path / "run")
     assert (outcome.progress.samples, outcome.progress.step) == (2 * 39, 10)
     first, second = (Shards([folder / "0.tar"]) for folder in (train, val))
-    assert outcome.skipped.keys() == {first.name(3), *(second.name(number) for number in (2, 5, 6))}
+    assert outcome.skipped.keys() == {
+        first.name(3),
+        *(second.name(number) for number in (2, 5, 6)),
+        str(val / "1.tar"),
+    }
     found = lines(tmp_path / "run" / "validation.jsonl")
     assert [(line["pictures"], line["captions"]) for line in found] == [(9, 45)] * 2
 

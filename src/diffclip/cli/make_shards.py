@@ -40,8 +40,11 @@ def make_shards(
     from diffclip.data.captions import read_captions
     from diffclip.data.make_shards import find_captions
     from diffclip.data.make_shards import make_shards as make
+    from diffclip.errors import InputError
     from diffclip.files import cores, write_text
 
+    if len({file.stem for file in captions or ()}) < len(captions or ()):
+        raise InputError("--captions names two files of the same name, which names their split: rename one")
     named = {file.stem if len(captions) > 1 else "": file for file in captions} if captions else {}
     files = named or find_captions(source)
     found = {split: read_captions(file, image_key, caption_key) for split, file in files.items()}

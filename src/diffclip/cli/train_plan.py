@@ -39,15 +39,18 @@ def show_dry_run(
     if world < 1:
         raise InputError(f"{devices} devices on {hardware.nodes} nodes: both must be at least 1")
     samples, found, problems = look(recipe, run, resume, world)
-    plan = plan_run(recipe, world, hardware.strategy, gpu, samples)
-    if not plan["fits"]:
-        problems.insert(0, f"{plan['gpu']}: {plan['advice']}")
-    if as_json:
-        data = {"found": found, "problems": problems}
-        print(json.dumps(plan | {"data": data}, indent=1, ensure_ascii=False))
-    else:
-        show_plan(plan)
-        print("\n".join(found))
+    try:
+        plan = plan_run(recipe, world, hardware.strategy, gpu, samples)
+        if not plan["fits"]:
+            problems.insert(0, f"{plan['gpu']}: {plan['advice']}")
+        if as_json:
+            data = {"found": found, "problems": problems}
+            print(json.dumps(plan | {"data": data}, indent=1, ensure_ascii=False))
+        else:
+            show_plan(plan)
+            print("\n".join(found))
+    except DiffCLIPError as error:
+        problems.append(str(error))
     for problem in problems[:-1]:
         print(f"diffclip: {problem}", file=sys.stderr)
     if problems:
@@ -60,7 +63,9 @@ def look(recipe: Recipe, run: Path, resume: bool, world: int) -> tuple[int | Non
     from diffclip.training.run import build_model, take_weights
     from diffclip.training.run_folder import check_folder
 
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": 0})})
+    recipe = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"workers": 0, "memory": False})}
+    )
     samples: list[int] = []
     weights = recipe.weights
     checks: list[Callable[[], Any]] = [
@@ -101,9 +106,8 @@ def _look_at_training_data(recipe: Recipe, world: int, samples: list[int]) -> It
     if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
         yield f"training data: {loader.samples:,} samples where the recipe expects {expected:,}"
     corpus, tried = loader.corpus, min(_READ, loader.corpus.samples)
-    step = (
-        1 if corpus.is_remote else corpus.samples // tried
-    )  # of remote ones only the first shard is fetched
+    # of remote shards with an index beside them only the first is fetched
+    step = 1 if corpus.is_remote else corpus.samples // tried
     with closing(loader):
         read = [decode(corpus, i * step) for i in range(tried)]
     broken = [one for one in read if isinstance(one, Fault)]

@@ -26,7 +26,7 @@ _TOKEN = re.compile(r"(?P<image>[^\t]+)#\d+\t(?P<caption>.*)")
 
 
 def read_captions(file: Path, image_key: str | None = None, caption_key: str | None = None) -> Captions:
-    """Read the captions of images from a file of any of these kinds; blank ones are left out.
+    """Read the captions of images from a file of any of these kinds; an image may have none but blank ones.
 
     Args:
         file: `.csv`, `.tsv` or `.txt` with a header, or without one and two columns; `.token` or `.txt` of
@@ -37,17 +37,17 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     Raises:
         InputError: the file cannot be read, has no such column, or not one caption.
     """
-    if file.stem.endswith("_karpathy") and file.suffix == ".txt":
-        return read_karpathy(file)
     text, keys = read_text(file), {"image": image_key, "caption": caption_key}
     pairs: list[tuple[Any, Any]]
-    if file.suffix.lower() in (".jsonl", ".ndjson"):
+    if file.stem.endswith("_karpathy") and file.suffix == ".txt":
+        pairs = list(read_karpathy(file).items())
+    elif file.suffix.lower() in (".jsonl", ".ndjson"):
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         pairs = _pairs_of([_json(line, f"{file}, line {number}") for number, line in lines], file, keys)
     elif file.suffix.lower() == ".json":
         found = _json(text, str(file))
         if isinstance(found, Mapping) and {"images", "annotations"} <= found.keys():
-            return read_coco(file)
+            found = read_coco(file)
         pairs = list(found.items()) if isinstance(found, Mapping) else _pairs_of(found, file, keys)
     elif _TOKEN.match(text):
         matches = [_TOKEN.match(line) for line in text.split("\n")]
@@ -57,9 +57,12 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     captions: Captions = {}
     for image, texts in pairs:
         own = [texts] if isinstance(texts, str) else texts or []
-        captions.setdefault(str(image).strip(), []).extend(" ".join(str(one).split()) for one in own if one)
-    captions = {image: own for image, own in captions.items() if image and any(own)}
-    if not captions:
+        if not isinstance(own, list):
+            raise InputError(f"{file}: the caption of {image} is {own!r}, which is no text: correct it")
+        cleaned = (" ".join(str(one).split()) for one in own if one)
+        captions.setdefault(str(image).strip(), []).extend(text for text in cleaned if text)
+    captions.pop("", None)
+    if not any(captions.values()):
         raise InputError(f"{file} has no caption: give lines of an image and a caption")
     return captions
 
@@ -124,7 +127,11 @@ def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[
     delimiter = next((mark for mark in ("\t", "|", ";") if mark in first), ",")
     # quotes mean something in comma separated files alone
     quoting: Any = csv.QUOTE_MINIMAL if delimiter in ",;" else csv.QUOTE_NONE
-    rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting) if any(row)]
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting)
+    try:
+        rows = [row for row in reader if any(row)]
+    except csv.Error as error:
+        raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
     head = rows[0] if rows else []
     if rows and head[0].strip().lower().endswith(SUFFIXES):
         image, caption = 0, len(head) - 1

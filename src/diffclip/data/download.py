@@ -14,14 +14,14 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffclip.data.index import digest_of
 from diffclip.data.published_files import unreachable
 from diffclip.data.published_sets import HUB
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
-from diffclip.files import write_atomically
+from diffclip.files import write_atomically, write_text
 
 _TOOL = "img2dataset"
 _WEB = re.compile(r"https?://", re.IGNORECASE)
@@ -77,8 +77,8 @@ def find_tool() -> list[str]:
 def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tuple[Path, tuple[str, str]]:
     """Fetch the list of a set into its folder `place`, unless it is there.
 
-    A TSV is rewritten as `urls.tsv` (`urls-HASH.tsv` for `own`), with a header, one caption a line, and quoted as CSV
-    readers want it; lines without an address or a caption are left out. Parquet files are used as they are.
+    A TSV is rewritten as `urls.tsv`, with a header, one caption a line, and quoted as CSV readers want it; lines
+    without an address or a caption are left out. Parquet files are used as they are.
 
     Args:
         own: a list with the same columns to use instead: an address, a .tsv, a .parquet file or a folder of them.
@@ -90,12 +90,12 @@ def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tupl
         InputError: `own` is missing or of another kind, or holds no line of use; the set was begun with another list.
         DiffCLIPError: the list cannot be fetched.
     """
-    cleaned = place / (f"urls-{digest_of(own)[:8]}.tsv" if own else "urls.tsv")
-    others = [file for file in place.glob("urls*.tsv") if file != cleaned]
-    if others:
-        raise InputError(f"{place} holds shards of another list ({others[0].name}): choose another --root")
+    source, cleaned, begun = own or entry.address, place / "urls.tsv", place / "list.txt"
+    if begun.exists() and (before := begun.read_text(encoding="utf-8")) != source:
+        raise InputError(f"{place} holds shards of another list ({before}): choose another --root")
     if not cleaned.exists():
-        found = _local(own or entry.address, place)
+        found = _local(source, place)
+        write_text(begun, source)
         if found.is_dir() or found.suffix == ".parquet":
             return found, entry.columns
         if found.suffix not in (".tsv", ".txt"):
@@ -187,9 +187,14 @@ def run_tool(command: Sequence[str], shards: Path) -> None:
     shutil.rmtree(shards / "_tmp", ignore_errors=True)
     before = signal.signal(signal.SIGTERM, stop)
     environment = os.environ | {"NO_ALBUMENTATIONS_UPDATE": "1"}
+    # a session of its own, so that its workers can be ended with it
+    tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     try:
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, env=environment).returncode
+        code = tool.wait()
     finally:
+        with suppress(ProcessLookupError):
+            os.killpg(tool.pid, signal.SIGKILL)
+        tool.wait()
         # img2dataset makes a shard without counts again
         for tar in shards.glob("*.tar"):
             if not tar.with_name(f"{tar.stem}_stats.json").exists():

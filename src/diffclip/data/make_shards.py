@@ -28,6 +28,8 @@ SAMPLES = 1000
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:\d{4})?(?:[_.-]|$)")
 _SPLITS = ("", "train", "val", "test")
 _MANIFEST = "make-shards.json"
+# hidden files, notes, and what this module leaves
+_NO_CAPTIONS = re.compile(r"\..*|readme.*|make-shards\.json|\d+\.json|nshards\.txt|dataset_type\.txt")
 _QUALITY = 95
 
 Job = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
@@ -58,7 +60,7 @@ def find_captions(source: Path) -> dict[str, Path]:
         for folder in (source, source / "annotations")
         if folder.is_dir()
         for file in folder.iterdir()
-        if file.suffix.lower() in SUFFIXES_OF_CAPTIONS and not file.name.startswith((".", "readme", "README"))
+        if file.suffix.lower() in SUFFIXES_OF_CAPTIONS and not _NO_CAPTIONS.fullmatch(file.name.lower())
     )
     named = [file for file in files if re.search("caption|token|karpathy|metadata", file.name.lower())]
     of_splits = [(match[1], file) for file in named if (match := _SPLIT.search(file.stem.lower()))]
@@ -98,6 +100,8 @@ def make_shards(
     Raises:
         InputError: no image is there, or `folder` holds shards of another source.
     """
+    without = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
+    captions = {name: texts for name, texts in captions.items() if texts}
     places = _places(source, captions)
     names = [name for name in captions if name in places]
     found = digest_of([[name, captions[name]] for name in names])
@@ -123,7 +127,7 @@ def make_shards(
         for number, start in enumerate(range(0, len(samples), SAMPLES))
     ]
     missing = [Fault(name, f"is not in {source}") for name in captions if name not in places]
-    made = Made(len(jobs), faults=missing)
+    made = Made(len(jobs), faults=missing + without)
     for counts in in_processes(_write_shard, jobs, workers):
         made.samples += counts["samples"]
         made.captions += counts["captions"]

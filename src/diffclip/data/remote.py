@@ -30,10 +30,10 @@ from diffclip.files import others_wait, write_atomically
 
 _REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 # Addresses in a text: the part before the host, and the query, may hold a password or a key.
-_USER = re.compile(r"(?<=://)[^\s/'\"]+@")
-_QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]+")
+_USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
+_QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 # Parts of fsspec's information about a file that change with its content.
-_MARKS = ("size", "ETag", "mtime", "LastModified", "last_modified", "updated", "md5")
+_MARKS = ("size", "ETag", "mtime", "LastModified", "last_modified", "updated", "md5", "blob_id")
 # Questions and fetches at a time.
 _QUESTIONS, _FETCHES = 16, 4
 # Seconds after which a copy that was asked for is open.

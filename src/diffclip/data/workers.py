@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from diffclip.errors import DiffCLIPError
@@ -57,6 +58,8 @@ def in_processes(work: Callable[[Job], Found], jobs: Sequence[Job], workers: int
         try:
             for future in as_completed(futures):
                 yield future.result()
+        except BrokenProcessPool as error:
+            raise DiffCLIPError("a process died, was memory short? Use fewer --workers") from error
         finally:
             for future in futures:
                 future.cancel()

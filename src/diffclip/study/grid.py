@@ -68,7 +68,7 @@ def run_study(
     lock = lock_file(place.runs / ".lock")
     if isinstance(lock, str):
         raise InputError(f"{lock} is running a study in {place.runs}: wait for it, or choose other --runs")
-    with lock:
+    with lock, StopRequest(place.runs, "run the command again") as stop:
         folder = StudyFolder(place.output)
         folder.claim(study)
         if read_timing(folder.path).keys() != study.arms.keys():
@@ -77,9 +77,8 @@ def run_study(
             else:
                 say("timing a training step of every arm, in turns")
                 time_arms(study, place.output, place.device, place.threads, _TIMING[place.device])
-        with StopRequest(place.runs) as stop:
-            stop.saves = True
-            return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
+        stop.saves = True
+        return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
 
 
 @dataclass

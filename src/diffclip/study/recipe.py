@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from diffclip.errors import InputError
 from diffclip.evaluation.suite import SUITES
@@ -38,6 +38,12 @@ class Arm(Keys):
     settings: str | None = Field(default=None, description="the swept arm whose settings this arm takes")
 
 
+def _each_once(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"{values} contains one twice: leave it out")
+    return values
+
+
 class Sweep(Keys):
     """Every learning rate with every weight decay and seed, for each arm in `arms`; the best mean score wins."""
 
@@ -45,6 +51,11 @@ class Sweep(Keys):
     weight_decay: list[float] = Field(min_length=1)
     seeds: list[int] = Field(min_length=1)
     arms: list[str] = Field(default=[BASELINE, TREATED], min_length=1)
+
+    @field_validator("*")
+    @classmethod
+    def _check(cls, values: list[Any]) -> list[Any]:
+        return _each_once(values)
 
 
 class Grid(Keys):
@@ -58,8 +69,7 @@ class Grid(Keys):
     def _check(self) -> Grid:
         if self.suite not in SUITES:
             raise ValueError(f"there is no suite {self.suite!r}: choose from {', '.join(SUITES)}")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds} contain one twice: leave it out")
+        _each_once(self.seeds)
         return self
 
 
@@ -162,7 +172,7 @@ class Study(Keys):
 
     def data_words(self, folder: Path) -> list[str]:
         """Return the words that say where the data lies."""
-        return [f"data.{split}={folder / self.data / split}" for split in ("train", "val")]
+        return [f"data.{split}={json.dumps(str(folder / self.data / split))}" for split in ("train", "val")]
 
     def words(self, arm: str, **changes: Any) -> list[str]:
         """Return the `key=value` words that make the recipe one of the arm, whose own keys stand over `changes`."""

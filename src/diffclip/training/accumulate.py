@@ -9,7 +9,7 @@ like with the loss computed anew for every part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -18,21 +18,6 @@ from diffclip.training.losses import Criterion
 
 Output = dict[str, Tensor]
 FEATURES = ("image_features", "text_features")
-
-
-def backward_of_batch(
-    forward: Callable[[Tensor, Tensor], Output],
-    criterion: Criterion,
-    images: Tensor,
-    tokens: Tensor,
-    backward: Callable[[Tensor], None],
-    size: int | None,
-    without_sync: Callable[[], AbstractContextManager[object]],
-) -> tuple[Tensor, Output]:
-    """`backward_in_parts` where the batch is larger than `size`, a recipe's `micro_batch`, else `backward_whole`."""
-    if size is None or size >= len(images):
-        return backward_whole(forward, criterion, images, tokens, backward)
-    return backward_in_parts(forward, criterion, images, tokens, backward, size, without_sync)
 
 
 def backward_whole(
@@ -55,10 +40,10 @@ def backward_in_parts(
     images: Tensor,
     tokens: Tensor,
     backward: Callable[[Tensor], None],
-    size: int,
+    size: int | None,
     without_sync: Callable[[], AbstractContextManager[object]],
 ) -> tuple[Tensor, Output]:
-    """`backward_whole` with at most `size` samples in a forward pass; the same loss and gradients.
+    """`backward_whole` with at most `size` samples in a forward pass (None: all); the same loss and gradients.
 
     Random numbers (drop path, patch dropout) are those of the first pass again in the second.
 
@@ -67,6 +52,8 @@ def backward_in_parts(
         backward: adds the gradients of a scalar to the parameters'.
         without_sync: a context in which `backward` leaves the exchange between processes to the last part.
     """
+    if size is None or size >= len(images):
+        return backward_whole(forward, criterion, images, tokens, backward)
     parts = list(zip(torch.split(images, size), torch.split(tokens, size), strict=True))
     states, outs = [], []
     with torch.no_grad():
@@ -82,7 +69,7 @@ def backward_in_parts(
     starts = range(0, len(images), size)
     for start, part, state in zip(starts, parts, states, strict=True):
         last = start == starts[-1]
-        with _replayed(state, images.device), _unless(last, without_sync):
+        with _replayed(state, images.device), nullcontext() if last else without_sync():
             out = forward(*part)
             # a scalar whose gradient with respect to each feature is the one the loss has
             handed = [(out[name] * _grad(leaves[name])[start : start + size]).sum() for name in FEATURES]
@@ -94,15 +81,6 @@ def backward_in_parts(
 def _grad(leaf: Tensor) -> Tensor:
     assert leaf.grad is not None
     return leaf.grad
-
-
-@contextmanager
-def _unless(last: bool, without_sync: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    if last:
-        yield
-    else:
-        with without_sync():
-            yield
 
 
 def _generators(device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -15,6 +15,7 @@ import shutil
 import sys
 import uuid
 import zlib
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,11 +200,20 @@ def choose_checkpoint(run: Path) -> Path | None:
         return None
     if damaged:
         print(f"{faults}: going on from {folders[0].name}", file=sys.stderr)
+    _link_best(run, folders[0], damaged)
     for name in LINKS:
         if target_of(run, name) in damaged:
             (run / "checkpoints" / name).unlink()
     _link(run, "last", folders[0])
     return folders[0]
+
+
+def _link_best(run: Path, newest: Path, damaged: Container[Path]) -> None:
+    """Let `best` name the newest checkpoint where a kill came between its folder and that link."""
+    best, score = target_of(run, "best"), read_state(newest).best_score
+    before = None if best is None or best in damaged else read_state(best).best_score
+    if score is not None and best not in damaged and (before is None or score > before):
+        _link(run, "best", newest)
 
 
 def damage(folder: Path) -> str | None:

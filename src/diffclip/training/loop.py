@@ -21,7 +21,7 @@ from torch import Tensor
 
 from diffclip.data.transforms import normalize
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, InputError, NotFiniteError, StoppedError
-from diffclip.training.accumulate import backward_of_batch
+from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.checkpoint import Progress, save_checkpoint
 from diffclip.training.distributed import agreed_batches, clip_gradients, means, share
 from diffclip.training.launch import StopRequest
@@ -94,7 +94,7 @@ class Trainer:
                 group["lr"] = lr
 
             images, tokens = batch.images.to(fabric.device), batch.tokens.to(fabric.device)
-            loss, out = backward_of_batch(  # forward, loss, backward; in parts of `micro_batch` samples
+            loss, out = backward_in_parts(  # forward, loss, backward; in parts of `micro_batch` samples
                 self.forward, criterion, images, tokens, fabric.backward, recipe.micro_batch, without_sync
             )
             norm = clip_gradients(fabric, model, recipe.clip_grad_norm)

@@ -113,7 +113,8 @@ def _embed(
         faults=broken,
     )
     transform = EvalTransform(model.config.vision.image_size, model.config.preprocess)
-    batches = part.batches(transform, batch_size, recipe.data.workers, recipe.data.timeout)
+    workers = 0 if recipe.data.memory else recipe.data.workers  # decoded images stay in this process
+    batches = part.batches(transform, batch_size, workers, recipe.data.timeout)
     read: list[int] = []
     with_maps: list[Tensor] = []
 
