@@ -119,6 +119,7 @@ def test_saved_folder_keeps_everything(tmp_path: Path) -> None:
     assert loaded.config == model.config
     assert not loaded.training
     assert transform.edge == 40
+    assert diffclip.load_weights(tiny("DiffCLIP-dynamic"), tmp_path / "saved").config == model.config
     assert loaded.attention_layers()["visual"][0].lambda_init == pytest.approx(0.2)
     mask = os.umask(0)
     os.umask(mask)

@@ -278,6 +278,12 @@ def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
         raise InputError(f"{source}: {explain(error)}") from None
 
 
+def mlp_ratio(width: int, hidden: int) -> float:
+    """Return the ratio of which int(width · ratio) is `hidden`."""
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
+
+
 def resized(config: CLIPConfig, image_size: int) -> CLIPConfig:
     """`config` for images of another size; the margin around the crop keeps its share.
 

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffclip.config import MODEL_NAMES, CLIPConfig, Differential, name_of, named_config, parse_config
+from diffclip.config import (
+    MODEL_NAMES,
+    CLIPConfig,
+    Differential,
+    mlp_ratio,
+    name_of,
+    named_config,
+    parse_config,
+)
 from diffclip.errors import InputError
 
 State = Mapping[str, Tensor]
@@ -147,5 +155,5 @@ def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]
         "layers": max(indices) + 1,
         "heads": heads,
         "attention": kind,
-        "mlp_ratio": state[f"{blocks}.0.{hidden}.weight"].shape[0] / width,
+        "mlp_ratio": mlp_ratio(width, state[f"{blocks}.0.{hidden}.weight"].shape[0]),
     }

@@ -157,7 +157,8 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
 
 def load_weights(model: CLIP, path: str | Path) -> CLIP:
     """Read weights into `model` and return it. A file in the published layout also sets the published LayerNorm
-    epsilon, whatever the model's init was, and records it in `model.config`; one with a configuration sets its own.
+    epsilon, whatever the model's init was, and records it in `model.config`; one with a configuration sets its own,
+    and the preparation of images that it was trained with.
 
     Raises:
         InputError: unreadable weights, or weights for another model: the line lists what is missing, what is extra
@@ -171,7 +172,8 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
     state, published, config = weights
     check_fit(model, state, source)
     if config is not None:
-        check_same(model, config, source)
+        check_same(model.config, config, source)
+        model.config.preprocess = config.preprocess.model_copy()
     model.load_state_dict(state)
     if config is not None and config.vision.norm_eps is not None:
         model.set_vision_norm_eps(config.vision.norm_eps)
@@ -180,9 +182,8 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
     return model
 
 
-def check_same(model: CLIP, config: CLIPConfig, source: str | Path) -> None:
+def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None:
     """Refuse weights whose saved configuration differs where shapes do not show it."""
-    ours = model.config
     pairs = [
         (f"{tower} {key}", getattr(getattr(config, tower), key), getattr(getattr(ours, tower), key))
         for tower in ("vision", "text")
@@ -197,7 +198,7 @@ def check_same(model: CLIP, config: CLIPConfig, source: str | Path) -> None:
     differing = [f"{what} {theirs} for {wanted}" for what, theirs, wanted in pairs if theirs != wanted]
     if differing:
         raise InputError(
-            f"{source} holds weights for another model than {name_of(model.config)}: {'; '.join(differing)}; "
+            f"{source} holds weights for another model than {name_of(ours)}: {'; '.join(differing)}; "
             f"they fit {name_of(config)}"
         )
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from in_process import diffclip_command
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from test_conversions import IMAGES, TEXT, VISION, open_clip_model, transformers_model
 
 import diffclip
@@ -206,5 +207,11 @@ def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
         (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind}))
         with pytest.raises(InputError, match=told):
             read_foreign(f"transformers:{tmp_path / kind}")
+    transformers_model().save_pretrained(tmp_path / "cut")
+    weights = load_file(tmp_path / "cut" / "model.safetensors")
+    del weights["text_projection.weight"]
+    save_file(weights, tmp_path / "cut" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"is damaged, its weights lack text_projection\.weight"):
+        read_foreign(f"transformers:{tmp_path / 'cut'}")
     with pytest.raises(InputError, match=r"its config\.json names no model_type"):
         call(f"transformers:{model_folder}", tmp_path / "back")

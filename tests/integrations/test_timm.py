@@ -122,6 +122,10 @@ def test_arguments_that_do_not_fit() -> None:
         timm.create_model(BASE, attention="differental", **TINY)
     with pytest.raises(InputError, match='neither a number nor "dynamic"'):
         timm.create_model(BASE, lambda_init="dynamically", **TINY)
+    sizes = {"image_size": 16, "patch_size": 8, "width": 16, "layers": 1, "heads": 2, "pre_norm": True}
+    normed = diffclip.CLIPConfig(embed_dim=8, vision=sizes, text={"width": 16, "layers": 1, "heads": 2})
+    with pytest.raises(InputError, match="a norm after patches with a bias"):
+        from_diffclip(diffclip.CLIP(normed))
 
 
 def test_lambda_init_and_the_start() -> None:

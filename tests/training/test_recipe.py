@@ -131,7 +131,7 @@ def saved(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
     sizes = fields["architecture"]
     towers = {name: sizes[name] | {"attention": "differential-added"} for name in ("vision", "text")}
     towers["vision"] |= {"pre_norm": True, "patch_bias": False, "activation": "quick_gelu", "norm_eps": 1e-5}
-    preprocess = {"mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic"}
+    preprocess = {"mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic", "resize": 40}
     config = CLIPConfig(embed_dim=16, lambda_init=0.0, preprocess=preprocess, **towers)
     folder = tmp_path_factory.mktemp("saved") / "model"
     save_weights(CLIP(config, seed=0), folder)
@@ -156,6 +156,7 @@ def test_a_recipe_can_leave_its_model_to_its_weights(
     assert again == recipe.model_copy(update={"weights": "gone"})
     sized = parse_recipe(of_weights(fields, saved, image_size=48, loss="siglip"), "test").config()
     assert (sized.vision.image_size, sized.logit_bias) == (48, True)
+    assert sized.preprocess.resize == 60, "the margin around the crop keeps its share"
     given = fields["data"] | {"statistics": "imagenet"}
     assert parse_recipe(of_weights(fields, saved, data=given), "test").data.statistics == "imagenet"
 

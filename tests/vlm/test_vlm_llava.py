@@ -82,6 +82,10 @@ def test_language_models_that_do_not_fit(kind: str, message: str, parts: Any) ->
         connect(parts[0], language, *parts[2:])
     with pytest.raises(InputError, match="the vision tower has 1 layer"):
         connect(make_vision(layers=1), *parts[1:])
+    with_registers = make_vision()
+    with_registers.config.registers = 4
+    with pytest.raises(InputError, match="the vision tower has registers"):
+        connect(with_registers, *parts[1:])
 
 
 def test_tokens_that_a_tokenizer_lacks_are_added(parts: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,10 @@ def test_the_command_asks_once_and_keeps_other_records(models, tmp_path: Path, m
     monkeypatch.setattr(chat, "answer", lambda *arguments: pytest.fail("asked again"))
     again, _ = run(*arguments)
     assert f"{models[0]}: keeping its results in {output}" in again
+    moved = models[0].with_name("moved")
+    shutil.copytree(models[0], moved)
+    again, _ = run(moved, "--data", data, "--output", output)
+    assert "POPE accuracy" in again
     assert read_records(output) == both
 
 

@@ -66,8 +66,9 @@ def test_each_place_has_its_nearest_text(plain, image):
 
 
 def test_the_numbers_of_a_map(differential, image):
-    mask = np.zeros((40, 64), bool)
-    mask[:, 12:32] = True  # the left half of the square that the model sees, 12 to 52
+    image = image.resize((80, 40))
+    mask = np.zeros((40, 80), bool)
+    mask[:, 20:40] = True  # the left half of the square that the model sees, 20 to 60
     seen = look(differential, image, TEXTS, {"a dog": mask})
     found = seen.find("relevance", 1)
     values = torch.from_numpy(found.values).flatten()
@@ -81,8 +82,8 @@ def test_the_numbers_of_a_map(differential, image):
     assert 0 < seen.find("A1", 0).numbers["class_token"] < 1
     assert "auroc" in seen.find("A1", 1).numbers
     assert "auroc" not in seen.find("A1", 0).numbers
-    mask[:, 8:] = False  # an object out of sight
-    mask[:, :8] = True
+    mask[:, 16:] = False  # an object out of sight
+    mask[:, :16] = True
     assert "auroc" not in look(differential, image, TEXTS, {"a dog": mask}).find("relevance", 1).numbers
 
 

@@ -121,11 +121,7 @@ def evaluate_models(
                         progress("questions", len(batch), None)
             for split, scores in score_answers(questions, answers).items():
                 results.add(scores, f"{stamp} {split}", task=questions.task, dataset=questions.name, **own)
-        done += [
-            one
-            for one in results.records
-            if (one.weights, one.task, one.dataset) == (own["weights"], questions.task, questions.name)
-        ]
+        done += [one for split in (*questions.splits, OVERALL) for one in results.find(f"{stamp} {split}")]
     show_records(done, results.outcomes, headlines_only=False)
     if questions.images:
         _warn(done)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from diffclip.config import mlp_ratio
 from diffclip.convert.assemble import activation_of, assemble, check_outputs, refuse
 from diffclip.errors import InputError
 from diffclip.model import CLIP
@@ -136,6 +137,6 @@ def _sizes(transformer: Any, source: str) -> dict[str, Any]:
         "width": width,
         "layers": len(blocks),
         "heads": first.attn.num_heads,
-        "mlp_ratio": first.mlp.c_fc.out_features / width,
+        "mlp_ratio": mlp_ratio(width, first.mlp.c_fc.out_features),
         "activation": activation_of(first.mlp.gelu, source),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from diffclip.config import STATISTICS
+from diffclip.config import STATISTICS, mlp_ratio
 from diffclip.convert.assemble import activation_of, assemble, check_end_of_text, check_outputs, refuse
 from diffclip.model import CLIP
 from diffclip.towers.text import TEXT_NORM_EPS
@@ -86,6 +86,6 @@ def _sizes(tower: Any, source: str) -> dict[str, Any]:
         "width": tower.hidden_size,
         "layers": tower.num_hidden_layers,
         "heads": tower.num_attention_heads,
-        "mlp_ratio": tower.intermediate_size / tower.hidden_size,
+        "mlp_ratio": mlp_ratio(tower.hidden_size, tower.intermediate_size),
         "activation": activation_of(tower.hidden_act, source),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from diffclip.config import OPEN_CLIP, TRANSFORMERS
 from diffclip.convert.assemble import quiet, refuse
@@ -74,6 +73,7 @@ def _read_transformers(source: str) -> CLIP:
         load_transformers,
         no_progress_bar,
         read_preprocess,
+        read_whole,
     )
 
     place = source.removeprefix(TRANSFORMERS)
@@ -88,7 +88,7 @@ def _read_transformers(source: str) -> CLIP:
             return load_transformers(place, source)
         if kind != "clip":
             raise InputError(f"{source} is a {kind!r}, not a 'clip': give a CLIP with two ViT towers")
-        model: Any = CLIPModel.from_pretrained(place, use_safetensors=True)
+        model = read_whole(CLIPModel, place, source)
         preprocess = read_preprocess(place, model.config.vision_config.image_size, source)
     converted = from_transformers(model, source)
     if preprocess is not None:

@@ -64,16 +64,11 @@ def as_patches(row: Tensor) -> Tensor:
     return row.reshape(*row.shape[:-1], side, side)
 
 
-def visible_part(
-    image: Image.Image,
-    preprocess: EvalTransform,
-    edge: int,
-    resample: Image.Resampling = Image.Resampling.BICUBIC,
-) -> Image.Image:
+def visible_part(image: Image.Image, preprocess: EvalTransform, edge: int) -> Image.Image:
     """Crop the part of an image that `preprocess` keeps, and scale it to a square of `edge` pixels."""
     shares = crop_box(image.size, preprocess.image_size, "squash" if preprocess.squash else preprocess.edge)
     box = [share * length for share, length in zip(shares, image.size * 2, strict=True)]
-    return image.resize((edge, edge), resample, box=(box[0], box[1], box[2], box[3]))
+    return image.resize((edge, edge), Image.Resampling.BICUBIC, box=(box[0], box[1], box[2], box[3]))
 
 
 def map_correlation(maps: AttentionMaps) -> Tensor:

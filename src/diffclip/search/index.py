@@ -132,7 +132,8 @@ class ImageIndex:
                 vectors = [self._save(found, vectors, faulty)]
                 saved = time.monotonic()
                 took = saved - started
-        self._save(found, vectors, faulty)
+        if added or changed or removed or faulty != before.faulty:
+            self._save(found, vectors, faulty)
         return Update(added, changed, removed, self.faults(), len(self))
 
     def _save(
@@ -220,14 +221,18 @@ def check_text(text: str) -> None:
 
 def _look_up(folder: Path) -> dict[str, ImageFile]:
     """The image files below `folder` by their path in it, with sizes and times."""
-    now = {}
-    for path in find_images([folder]):
+    now, paths = {}, find_images([folder])
+    for path in paths:
         try:
             status = path.stat()
         except OSError:
             continue
         name = str(path.relative_to(folder))
         now[name] = ImageFile(name, status.st_size, status.st_mtime_ns)
+    if not now:
+        raise InputError(
+            f"none of {len(paths)} images in {folder} can be read: are they links to what is gone?"
+        )
     return now
 
 

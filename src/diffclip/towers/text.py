@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from timm.layers import get_act_layer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffclip.attention import ATTENTION_LAYERS, settings_of
-from diffclip.towers.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
     from diffclip.config import Differential, TextConfig
@@ -32,7 +32,7 @@ class ResidualAttentionBlock(nn.Module):
         self.mlp = nn.Sequential(
             OrderedDict(
                 c_fc=nn.Linear(config.width, hidden),
-                gelu=ACTIVATIONS[config.activation](),
+                gelu=get_act_layer(config.activation)(),
                 c_proj=nn.Linear(hidden, config.width),
             )
         )

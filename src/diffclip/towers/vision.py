@@ -14,7 +14,6 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from diffclip.attention import ATTENTION_LAYERS, settings_of
-from diffclip.towers.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
     from diffclip.config import Differential, VisionConfig
@@ -36,7 +35,7 @@ def build_vision(config: VisionConfig, differential: Differential | None = None)
         patch_drop_rate=config.patch_dropout,
         norm_layer=partial(LayerNorm, eps=config.norm_eps),
         attn_layer=layer,
-        act_layer=ACTIVATIONS[config.activation],
+        act_layer=config.activation,
         pre_norm=config.pre_norm,
         reg_tokens=config.registers,
     )

@@ -30,6 +30,7 @@ from diffclip.config import (
     CLIPConfig,
     explain,
     named_config,
+    resized,
     variant_config,
     variant_of,
 )
@@ -137,8 +138,10 @@ class Recipe(Keys):
         else:
             sizes, vision = self.architecture, self.architecture.get("vision", {})
             if self.image_size is not None and isinstance(vision, dict):
-                sizes = sizes | {"vision": vision | {"image_size": self.image_size}}
+                sizes = sizes | {"vision": {"image_size": self.image_size} | vision}
             config = variant_config(self.model, sizes)
+            if self.image_size is not None:
+                config = resized(config, self.image_size)
         if {"mean", "std"} & (self.architecture or {}).get("preprocess", {}).keys():
             raise InputError("architecture.preprocess has a mean or std: data.statistics decides them")
         config.logit_bias = self.loss == "siglip"

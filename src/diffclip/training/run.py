@@ -173,7 +173,7 @@ def take_weights(model: CLIP, source: str) -> None:
             f"{source} was trained with mean {prepared.mean} and std {prepared.std}, "
             f"not {wanted.mean} and {wanted.std}: choose the data.statistics it had"
         )
-    check_same(model, saved.config, source)
+    check_same(model.config, saved.config, source)
     state = saved.state_dict()
     if model.config.logit_bias != saved.config.logit_bias:  # from one loss to the other
         own = model.state_dict()

@@ -20,6 +20,7 @@ from transformers import (
 from diffclip.errors import InputError, explained
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
+from diffclip.integrations.transformers.conversion import read_whole
 from diffclip.model_source import find_model, load_for_use, recipe_of
 from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.llava import connector_of
@@ -60,7 +61,7 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
     """
     folder = model_folder(source)
     with explained(f"{folder} holds no model that answers questions about images", _WANTED):
-        model = _read(_Models, folder)
+        model = read_whole(_Models, folder, folder, trust_remote_code=False)
         connector_of(model.config)
         processor = _Processors.from_pretrained(folder, trust_remote_code=False)
         # resize with Pillow, as in stage 1 and in the tower's own training
@@ -120,7 +121,9 @@ def load_language_model(source: str) -> tuple[Any, Any]:
             raise InputError(
                 f"language_model {source} is a {config.model_type}, not a causal language model: give another one"
             )
-        model = _read(_LanguageModels, source, config=config, dtype=torch.float32)
+        model = read_whole(
+            _LanguageModels, source, source, config=config, dtype=torch.float32, trust_remote_code=False
+        )
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return model, tokenizer
 
@@ -138,14 +141,3 @@ def identify(source: str | Path) -> dict[str, Any]:
     owner = run if (run / RECIPE_FILE).is_file() else folder.resolve()
     name = re.sub(r"-(s\d+|stage\d)(?=-|$)", "", owner.name)
     return {"model": name, "weights": str(folder), "seed": (recipe_of(run) or {}).get("seed")}
-
-
-def _read(kind: Any, source: str | Path, **options: Any) -> Any:
-    """Load a model of an Auto class in evaluation mode; its files must have all weights."""
-    model, report = kind.from_pretrained(
-        source, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
-    )
-    lacking = sorted(report["missing_keys"])
-    if lacking:
-        raise InputError(f"{source} is damaged, its weights lack {lacking[0]}: save or fetch it again")
-    return model.eval()

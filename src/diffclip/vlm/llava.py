@@ -117,12 +117,16 @@ def connect(
         processor: a LlavaProcessor; each image takes as many image tokens as the tower has patches.
 
     Raises:
-        InputError: a slow tokenizer, a vision tower of one layer, or a language model that Llava's classes would
-            compute in another way.
+        InputError: a slow tokenizer, a vision tower of one layer or with registers, or a language model that Llava's
+            classes would compute in another way.
     """
     if vision.config.num_hidden_layers < 2:
         raise InputError(
             "the vision tower has 1 layer, but features come from the layer before the last: take a tower of 2 or more"
+        )
+    if vision.config.registers:
+        raise InputError(
+            "the vision tower has registers, which Llava's classes take for patches: take one without"
         )
     if not tokenizer.is_fast:
         raise InputError(

@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from diffclip.data.masks import coverage as share_of_patches
+from diffclip.data.masks import crop_box
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
 from diffclip.focus import image_relevances, measures, recording, rollout
-from diffclip.focus.maps import as_patches, patch_part, visible_part
+from diffclip.focus.maps import as_patches, patch_part
 from diffclip.model_source import Loaded
 
 METHODS = {
@@ -142,8 +144,10 @@ def look(
 def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) -> Tensor | None:
     """Compute the share of each patch that the object covers, [side²] in row order; None if the model sees nothing of
     it, or nothing else."""
-    seen = visible_part(Image.fromarray(mask.astype(np.uint8) * 255), preprocess, side, Image.Resampling.BOX)
-    parts = torch.from_numpy(np.asarray(seen, np.float32)).flatten() / 255
+    box = crop_box(
+        mask.shape[::-1], preprocess.image_size, "squash" if preprocess.squash else preprocess.edge
+    )
+    parts = torch.from_numpy(share_of_patches(mask, box, side)).float().flatten()
     return parts if 0 < float(parts.mean()) < 1 else None
 
 

@@ -103,7 +103,9 @@ def results(
             "numbers": [
                 {"terms": _terms(found)} | _where(name, text, method)
                 for name in METHODS
-                for text in (range(len(texts)) if (name, 0) in look.maps else [None])
+                for text in (
+                    range(len(texts)) if any((name, t) in look.maps for t in range(len(texts))) else [None]
+                )
                 if (found := look.find(name, text))
             ],
             "segments": _where(_SEGMENTATION, None, method)

@@ -14,7 +14,7 @@ from diffclip.config import CLIPConfig, name_of, parse_config, resized
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.loading import locate
-from diffclip.weights import put_weights, read_weights
+from diffclip.weights import check_same, put_weights, read_weights
 
 MODEL_KEY = "diffclip"  # of our configuration within open_clip's
 USED = {
@@ -63,9 +63,11 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
     if weights is None and given["require_pretrained"]:
         raise InputError(f"{name} has no weights: give pretrained= a saved folder, a run folder or a file")
     config = named if weights is None or weights.config is None else weights.config
-    if (name_of(config), config.lambda_init) != (name_of(named), named.lambda_init):
-        held, wanted = (f"{name_of(one)} (λ_init {one.lambda_init})" for one in (config, named))
-        raise InputError(f"{source} holds {held}, not {wanted}: name the model that it holds")
+    if name_of(config) != name_of(named):
+        raise InputError(
+            f"{source} holds {name_of(config)}, not {name_of(named)}: name the model that it holds"
+        )
+    check_same(named, config, source)
     fields = config.model_dump()
     fields["logit_bias"] |= starts.get("init_logit_bias") is not None
     if given["force_patch_dropout"] is not None:

@@ -61,6 +61,7 @@ class OpenCLIPModel(CLIP):
         with the norm, each other block, and the embeddings. There are no batch norms for `freeze_bn_stats`."""
         visual = self.visual
         stem = [visual.patch_embed, visual.cls_token, visual.pos_embed, visual.norm_pre]
+        stem += [] if visual.reg_token is None else [visual.reg_token]
         _lock(stem, visual.blocks, visual.norm, self.image_projection, unlocked_groups)
 
     def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
@@ -99,4 +100,4 @@ def _check_config(module: CLIP, state: object, prefix: str, metadata: dict[str, 
     """Refuse weights of another model whose shapes are the same."""
     if CONFIG_KEY in metadata:
         saved = parse_config(json.loads(metadata[CONFIG_KEY]), "the checkpoint")
-        check_same(module, saved, "the checkpoint")
+        check_same(module.config, saved, "the checkpoint")

@@ -54,8 +54,9 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
 
     Args:
         model: as `diffclip.load` returns it.
-        arguments: of `timm.create_model`. Without `num_classes` the head is the projection, and outputs are image
-            embeddings; with 0 they are features before the projection; any other number gives a fresh head.
+        arguments: of `timm.create_model`. Without `num_classes`, and with as many as the projection has outputs, the
+            head is the projection, and outputs are image embeddings; with 0 they are features before the projection;
+            any other number gives a fresh head.
 
     Raises:
         InputError: its attention lacks a part that all layers here have.
@@ -66,6 +67,8 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
             f"{name_of(config)} lacks a part of differential attention that our towers in timm all have: use "
             "diffclip.load(…)[0].visual"
         )
+    if vision.pre_norm and vision.patch_bias:
+        raise InputError(f"{name_of(config)} has a norm after patches with a bias, which timm's towers lack")
     resize = config.preprocess.resize
     overlay = {
         "state_dict": {

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from diffclip.attention import settings_of
-from diffclip.config import VOCABULARY, CLIPConfig, TextConfig, VisionConfig, name_of, parse_config
+from diffclip.config import VOCABULARY, CLIPConfig, TextConfig, VisionConfig, mlp_ratio, name_of, parse_config
 from diffclip.errors import InputError
 
 _SHARED = {
@@ -41,7 +41,7 @@ class _TowerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         if self.intermediate_size is None:
             self.intermediate_size = int(self.hidden_size * self.mlp_ratio)
         else:
-            self.mlp_ratio = self.intermediate_size / self.hidden_size
+            self.mlp_ratio = mlp_ratio(self.hidden_size, self.intermediate_size)
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
 
     def fields(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from PIL.Image import Resampling
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoImageProcessor, CLIPProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -24,6 +25,7 @@ from diffclip.integrations.transformers.model import DiffCLIPModel
 from diffclip.integrations.transformers.tokens import tokenizer_of
 from diffclip.integrations.transformers.vision import DiffCLIPVisionModel
 from diffclip.model import CLIP
+from diffclip.weights import as_disk_error
 
 Made = TypeVar("Made", bound=DiffCLIPPreTrainedModel)
 
@@ -140,11 +142,14 @@ def read_preprocess(place: str | Path, image_size: int, source: str) -> Preproce
     Raises:
         InputError: as `preprocess_of`.
     """
-    if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
+    local = Path(place).is_dir()
+    if local and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
         return None
     try:
         processor: Any = AutoImageProcessor.from_pretrained(place)  # type: ignore[no-untyped-call]
     except OSError:  # on the hub, and without one
+        if local:
+            raise
         return None
     return preprocess_of(processor, image_size, source)
 
@@ -160,7 +165,10 @@ def save_transformers(model: CLIP, folder: str | Path) -> None:
     config = model.config
     whole = config.text.vocab_size >= VOCABULARY
     with write_atomically(folder) as temporary, no_progress_bar():
-        from_diffclip(model).save_pretrained(temporary)
+        try:
+            from_diffclip(model).save_pretrained(temporary)
+        except SafetensorError as error:
+            raise as_disk_error(error) from error
         (processor_of(config) if whole else image_processor_of(config)).save_pretrained(temporary)
 
 
@@ -184,6 +192,18 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
             f"{source} does not hold the model that its config.json describes ({'; '.join(listed)}): save it again"
         )
     return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
+
+
+def read_whole(kind: Any, place: str | Path, source: str | Path, **options: Any) -> Any:
+    """Load a model of a class of transformers, in evaluation mode; its files must have all weights.
+
+    Raises:
+        InputError: a weight is missing; `source` names where they come from.
+    """
+    model, report = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
+    if lacking := sorted(report["missing_keys"]):
+        raise InputError(f"{source} is damaged, its weights lack {lacking[0]}: save or fetch it again")
+    return model.eval()
 
 
 @contextmanager
