@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from diffclip.data.workers import in_processes
+from diffclip.errors import DiffCLIPError
+
 PROGRAM = """
 import signal, sys, torch
 from diffclip.config import PreprocessConfig
@@ -53,3 +56,8 @@ def test_signals_to_all_processes_do_not_end_the_workers(
     assert (output, process.returncode) == ("50\n", 0)
     with pytest.raises(ProcessLookupError):  # no process of the group is left
         os.killpg(process.pid, 0)
+
+
+def test_a_job_whose_process_dies_is_one_line() -> None:
+    with pytest.raises(DiffCLIPError, match="a process died, was memory short"):
+        list(in_processes(os._exit, [1, 1], 2))
