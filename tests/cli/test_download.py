@@ -86,6 +86,16 @@ def test_stopped_it_ends_the_tool_and_goes_on_later(web: str, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("tool")
+def test_another_list_is_refused_where_shards_of_one_lie(web: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.tsv").write_text("nothing\n")
+    with pytest.raises(InputError, match="holds no line"):
+        download(["cc3m"], tmp_path / "sets", url_list=str(tmp_path / "bad.tsv"))
+    download(["cc3m"], tmp_path / "sets", url_list=web)  # the bad one has begun nothing
+    with pytest.raises(InputError, match=r"holds shards of another list \(http.*list\.tsv\)"):
+        download(["cc3m"], tmp_path / "sets", url_list=str(tmp_path / "web" / "list.tsv"))
+
+
+@pytest.mark.usefixtures("tool")
 def test_failures_of_lists_are_one_line(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.tsv").write_text("a dog\thttp://127.0.0.1:9/1.jpg\n")
     (tmp_path / "bad.tsv").write_text("nothing\n")

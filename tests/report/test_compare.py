@@ -127,7 +127,11 @@ def test_the_terminals_difference_is_over_all_draws(monkeypatch, capsys):
         about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
         for draw, value in enumerate(values):
             records.append(one(about, "few-shot", "cifar10", "acc1", value, draw=draw))
-            outcomes[outcome_key(records[-1])] = Outcomes(np.arange(100) < 100 * value, None)
+            # episodes of other images in each draw, the same for both models
+            clusters = np.random.default_rng(draw).integers(0, 50, 100)
+            outcomes[outcome_key(records[-1])] = Outcomes(
+                (np.arange(100) < 100 * value).astype(float), clusters
+            )
     show_records(records, outcomes, headlines_only=False)
     assert "0.0 [−" in capsys.readouterr().out
 

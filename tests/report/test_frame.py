@@ -108,6 +108,20 @@ def test_labels_tell_splits_and_templates_where_there_are_several():
         "zero-shot top-1, ImageNet, 7 templates",
         "zero-shot top-1, ImageNet, 80 templates",
     ]
+    mixed = [
+        one(
+            ABOUT | {"model": f"CLIP-{n}"},
+            "six-tasks",
+            "zero-shot",
+            "average",
+            0.5,
+            templates=n,
+            of=(str(n),),
+        )
+        for n in (7, None)
+    ]
+    labels = measures_of(results_of(frame_of(mixed)).records)["label"]
+    assert list(labels) == ["Zero-shot, 7 templates", "Zero-shot"]
 
 
 def test_a_baseline_is_the_headline_of_no_page():
@@ -135,6 +149,17 @@ def test_weights_of_one_name_are_told_apart_and_a_record_given_twice_counts_once
         for told in [("zero-shot", "cifar10", "acc1", 0.5)]
     ]
     assert results_of(frame_of(runs)).models == ["CLIP (cc3m/CLIP-s0)", "CLIP (cc12m/CLIP-s0)"]
+    files = [
+        one(
+            {"model": "CLIP", "seed": None, "weights": f"checkpoints/epoch_{n}.pt"},
+            "zero-shot",
+            "x",
+            "acc1",
+            0.5,
+        )
+        for n in (1, 2)
+    ]
+    assert results_of(frame_of(files)).models == ["CLIP (epoch_1.pt)", "CLIP (epoch_2.pt)"]
 
 
 def test_the_last_checkpoint_of_a_followed_training_counts():

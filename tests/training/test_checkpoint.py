@@ -71,6 +71,11 @@ def test_a_kill_before_the_link_does_not_lose_the_best(stepped, tmp_path: Path) 
     newest = choose_checkpoint(tmp_path)
     assert newest is not None
     assert best.resolve() == newest.resolve()
+    (best / "training.json").write_text("cut")  # where something is damaged nothing is guessed
+    save_checkpoint(ALONE, tmp_path, *stepped, Progress(3, epoch=3, best_score=0.3))
+    damaged = best.resolve()
+    choose_checkpoint(tmp_path)
+    assert best.resolve() == damaged
 
 
 def test_leftovers_of_a_killed_writer_are_removed(run: Path, stepped) -> None:

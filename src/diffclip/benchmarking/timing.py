@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from diffclip.errors import StoppedError
+
 Call = Callable[[], object]
 Sampler = Callable[[], float]
 _LEAST_ROUNDS = 3
@@ -101,6 +103,8 @@ def take_turns(
                 continue
             try:
                 took = sampler()
+            except StoppedError:
+                raise
             except Exception as error:  # one that fails must not take the others along
                 failures[name] = reason(error)
                 continue

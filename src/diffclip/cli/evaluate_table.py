@@ -39,7 +39,7 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
             words = {row["measure"]: verdict_text(row) for _, row in own.iterrows()}
             table[f"{model} is"] = [words.get(one, "") for one in measures]
         notes.append("Verdicts: against CLIP over seeds, corrected (Holm).")
-    elif len(results.models) > 1:
+    elif len(results.models) > 1 and results.seeds < 2:
         notes.append(ONE_RUN)
         kept = [outcomes.get(outcome_key(record)) for record in records]
         if not headlines_only and (differences := _differences(results, kept)):
@@ -65,7 +65,7 @@ def _width(columns: pd.DataFrame) -> int:
 def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int, str]:
     """Return the second of two models minus the first, with its interval, by measure; of the same items only.
 
-    `kept` has the outcomes of each record. An item that several draws have counts with its mean over them.
+    `kept` has the outcomes of each record, and all draws count together.
     """
     if len(results.models) != 2:
         return {}
@@ -84,6 +84,7 @@ def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int,
 
 def _over_draws(draws: Sequence[Outcomes | None]) -> Outcomes | None:
     known = [one for one in draws if one is not None]
-    if not known or len(known) < len(draws) or not all(same_items(known[0], one) for one in known):
+    if not known or len(known) < len(draws):
         return None
-    return known[0]._replace(hits=np.mean([one.hits for one in known], axis=0))
+    items = [np.arange(len(one.hits)) if one.clusters is None else one.clusters for one in known]
+    return Outcomes(np.concatenate([one.hits for one in known]), np.concatenate(items))

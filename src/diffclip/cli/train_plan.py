@@ -63,9 +63,7 @@ def look(recipe: Recipe, run: Path, resume: bool, world: int) -> tuple[int | Non
     from diffclip.training.run import build_model, take_weights
     from diffclip.training.run_folder import check_folder
 
-    recipe = recipe.model_copy(
-        update={"data": recipe.data.model_copy(update={"workers": 0, "memory": False})}
-    )
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": 0})})
     samples: list[int] = []
     weights = recipe.weights
     checks: list[Callable[[], Any]] = [

@@ -91,16 +91,18 @@ def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tupl
         DiffCLIPError: the list cannot be fetched.
     """
     source, cleaned, begun = own or entry.address, place / "urls.tsv", place / "list.txt"
-    if begun.exists() and (before := begun.read_text(encoding="utf-8")) != source:
+    before = begun.read_text(encoding="utf-8") if begun.exists() else entry.address
+    if before != source and (begun.exists() or cleaned.exists()):
         raise InputError(f"{place} holds shards of another list ({before}): choose another --root")
     if not cleaned.exists():
         found = _local(source, place)
-        write_text(begun, source)
         if found.is_dir() or found.suffix == ".parquet":
+            write_text(begun, source)
             return found, entry.columns
         if found.suffix not in (".tsv", ".txt"):
             raise InputError(f"the list {found} is neither .tsv nor .parquet: convert it to one of these")
         _clean(found, cleaned, entry)
+        write_text(begun, source)
     return cleaned, ("url", "caption")
 
 
@@ -173,33 +175,37 @@ def command_of(
 
 
 def run_tool(command: Sequence[str], shards: Path) -> None:
-    """Run img2dataset to its end; it writes to the terminal. Ctrl-C and SIGTERM end img2dataset too.
+    """Run img2dataset to its end; it writes to the terminal. Ctrl-C, SIGTERM and a closed terminal end img2dataset too.
 
     Raises:
         DiffCLIPError: the tool failed.
-        StoppedError: SIGTERM.
+        StoppedError: SIGTERM or SIGHUP.
     """
 
     def stop(*_: object) -> None:
-        raise StoppedError(f"stopped by SIGTERM: the same command goes on with what is in {shards}")
+        raise StoppedError(f"asked to stop: the same command goes on with what is in {shards}")
 
     shards.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(shards / "_tmp", ignore_errors=True)
-    before = signal.signal(signal.SIGTERM, stop)
     environment = os.environ | {"NO_ALBUMENTATIONS_UPDATE": "1"}
-    # a session of its own, so that its workers can be ended with it
-    tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+    heard = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, stop) for one in heard}
+    tool = None
     try:
+        # a session of its own, so that its workers can be ended with it
+        tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
         code = tool.wait()
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(tool.pid, signal.SIGKILL)
-        tool.wait()
+        if tool is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(tool.pid, signal.SIGKILL)
+            tool.wait()
         # img2dataset makes a shard without counts again
         for tar in shards.glob("*.tar"):
             if not tar.with_name(f"{tar.stem}_stats.json").exists():
                 tar.unlink()
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
     if code:
         raise DiffCLIPError(f"img2dataset failed with exit code {code}: see its messages above")
 

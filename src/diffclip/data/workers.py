@@ -54,12 +54,15 @@ def in_processes(work: Callable[[Job], Found], jobs: Sequence[Job], workers: int
         return
     # forking a process that may hold threads (torch does) can deadlock
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(work, job) for job in jobs]
+        futures = []
         try:
+            futures += [pool.submit(work, job) for job in jobs]
             for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool as error:
-            raise DiffCLIPError("a process died, was memory short? Use fewer --workers") from error
+            raise DiffCLIPError(
+                "a process died, was memory short? Free some, or use fewer --workers"
+            ) from error
         finally:
             for future in futures:
                 future.cancel()

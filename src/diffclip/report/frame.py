@@ -241,7 +241,8 @@ def measures_of(records: pd.DataFrame) -> pd.DataFrame:
     # `first` skips missing values, which is right for chance, and the other fields are the same throughout
     found = found.assign(label=[measure_label(row) for row in found.to_dict("records")])
     for name, words in (("split", ", {}"), ("templates", ", {:.0f} templates")):
-        unclear = found.groupby("label")[name].transform("nunique") > 1
+        several = found.groupby("label")[name].transform(lambda own: own.nunique(dropna=False)) > 1
+        unclear = several & found[name].notna()
         found["label"] = found["label"].mask(
             unclear, found["label"] + found[name].map(words.format, "ignore")
         )
@@ -393,9 +394,10 @@ def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_of(weights: str) -> Path:
-    """Return the run's folder, or the file, of weights: "runs/CLIP-s0" of "runs/CLIP-s0/checkpoints/best"."""
+    """Return the run's folder of weights, "runs/CLIP-s0" of "runs/CLIP-s0/checkpoints/best"; a file is itself."""
     path = Path(weights)
-    return next((parent.parent for parent in path.parents if parent.name == "checkpoints"), path)
+    folders = [parent.parent for parent in path.parents if parent.name == "checkpoints"]
+    return folders[0] if folders and folders[0].name and not path.suffix else path
 
 
 def _short(runs: Iterable[Path]) -> dict[Path, str]:

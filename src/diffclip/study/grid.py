@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
-from diffclip.errors import InputError
+from diffclip.errors import InputError, StoppedError
 from diffclip.evaluation.suite import suite
 from diffclip.files import cores, disk_errors, lock_file
 from diffclip.scenes.write import write_scenes
@@ -68,7 +68,7 @@ def run_study(
     lock = lock_file(place.runs / ".lock")
     if isinstance(lock, str):
         raise InputError(f"{lock} is running a study in {place.runs}: wait for it, or choose other --runs")
-    with lock, StopRequest(place.runs, "run the command again") as stop:
+    with lock, StopRequest(place.runs) as stop:
         folder = StudyFolder(place.output)
         folder.claim(study)
         if read_timing(folder.path).keys() != study.arms.keys():
@@ -76,7 +76,13 @@ def run_study(
                 say("no time to time the steps of all arms: a call with more --minutes does")
             else:
                 say("timing a training step of every arm, in turns")
-                time_arms(study, place.output, place.device, place.threads, _TIMING[place.device])
+                try:
+                    time_arms(study, place.output, place.device, place.threads, _TIMING[place.device])
+                except StoppedError:
+                    wanted, lines = plan(study, folder.runs, groups)[0], folder.runs
+                    return Tally(
+                        len(wanted), sum(run.is_finished(lines) for run in wanted), stopped=stop.asked
+                    )
         stop.saves = True
         return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
 

@@ -15,7 +15,6 @@ import shutil
 import sys
 import uuid
 import zlib
-from collections.abc import Container
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,7 +199,8 @@ def choose_checkpoint(run: Path) -> Path | None:
         return None
     if damaged:
         print(f"{faults}: going on from {folders[0].name}", file=sys.stderr)
-    _link_best(run, folders[0], damaged)
+    if not damaged:
+        _link_best(run, folders[0])
     for name in LINKS:
         if target_of(run, name) in damaged:
             (run / "checkpoints" / name).unlink()
@@ -208,11 +208,14 @@ def choose_checkpoint(run: Path) -> Path | None:
     return folders[0]
 
 
-def _link_best(run: Path, newest: Path, damaged: Container[Path]) -> None:
+def _link_best(run: Path, newest: Path) -> None:
     """Let `best` name the newest checkpoint where a kill came between its folder and that link."""
     best, score = target_of(run, "best"), read_state(newest).best_score
-    before = None if best is None or best in damaged else read_state(best).best_score
-    if score is not None and best not in damaged and (before is None or score > before):
+    try:
+        before = None if best is None else read_state(best).best_score
+    except InputError:  # `best` is damaged
+        return
+    if score is not None and (before is None or score > before):
         _link(run, "best", newest)
 
 

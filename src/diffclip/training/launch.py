@@ -205,8 +205,8 @@ class StopRequest:
     ever asked.
     """
 
-    def __init__(self, run: Path, way_out: str = "run the command again with --resume") -> None:
-        self.asked, self.saves, self._run, self._way_out = 0, False, run, way_out
+    def __init__(self, run: Path) -> None:
+        self.asked, self.saves, self._run = 0, False, run
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -224,4 +224,6 @@ class StopRequest:
         # also where the error below is taken for a broken image or file on its way
         self.asked = self.asked or number
         if not self.saves:
-            raise StoppedError(f"{self._run}: asked to stop before its first step: {self._way_out}")
+            raise StoppedError(
+                f"{self._run}: asked to stop before its first step: run the command again with --resume"
+            )

@@ -241,9 +241,9 @@ def _prepare(
         progress = all_do(fabric, restore)
     _check_order(progress, loader, fabric, run)
     scored = None if validation is None else partial(validate, fabric, model, validation, tokenizer, recipe)
-    parts = (model, wrapped, optimizer, wrapped_optimizer, progress)
-    skipped = {fault.name: fault for fault in (validation.faults if validation else ())}
-    return Trainer(recipe, run, fabric, stop, loader, scored, *parts, skipped=skipped)
+    return Trainer(
+        recipe, run, fabric, stop, loader, scored, model, wrapped, optimizer, wrapped_optimizer, progress
+    )
 
 
 def _check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabric: Any, run: Path) -> None:

@@ -93,7 +93,7 @@ def validate(
         }
         first = [rows[place] for place in sorted(rows)[:_WITH_MAPS]]
         correlation[tower] = torch.stack(first).mean(0).tolist()
-    return Validation(scores, correlation, faults)
+    return Validation(scores, correlation, [*data.faults, *faults])
 
 
 def _embed(

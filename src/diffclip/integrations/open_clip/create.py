@@ -14,7 +14,7 @@ from diffclip.config import CLIPConfig, name_of, parse_config, resized
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.loading import locate
-from diffclip.weights import check_same, put_weights, read_weights
+from diffclip.weights import put_weights, read_weights
 
 MODEL_KEY = "diffclip"  # of our configuration within open_clip's
 USED = {
@@ -63,11 +63,9 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
     if weights is None and given["require_pretrained"]:
         raise InputError(f"{name} has no weights: give pretrained= a saved folder, a run folder or a file")
     config = named if weights is None or weights.config is None else weights.config
-    if name_of(config) != name_of(named):
-        raise InputError(
-            f"{source} holds {name_of(config)}, not {name_of(named)}: name the model that it holds"
-        )
-    check_same(named, config, source)
+    if _kind(config) != _kind(named):
+        held, wanted = (f"{name_of(one)} (λ_init {one.lambda_init})" for one in (config, named))
+        raise InputError(f"{source} holds {held}, not {wanted}: name the model that it holds")
     fields = config.model_dump()
     fields["logit_bias"] |= starts.get("init_logit_bias") is not None
     if given["force_patch_dropout"] is not None:
@@ -92,6 +90,13 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
     model.output_dict = bool(given["output_dict"])
     _cast(model, given["precision"], given["device"])
     return model
+
+
+def _kind(config: CLIPConfig) -> tuple[Any, ...]:
+    """What the name of a model promises."""
+    attention = (config.vision.attention, config.text.attention)
+    own = (config.lambda_init, config.differential) if "differential" in attention else ()
+    return name_of(config), attention, own
 
 
 def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) -> None:
