@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import pytest
@@ -26,6 +27,20 @@ def test_a_run_folder_gives_its_best_checkpoint_and_seed(run_folder):
     loaded = load_for_use(str(run_folder))
     assert loaded.weights == str(run_folder / "checkpoints" / "best")
     assert load_for_use(loaded.weights).seed == 7
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        "sets/cc12m/train",
+        "https://me:secret@host/cc12m/{000..331}.tar?key=1",
+        ["sets/cc12m/{0..9}.tar", "other"],
+        [{"shards": ["/data/cc12m"]}, {"shards": "https://host/{000..331}.tar", "weight": 0.5}],
+    ],
+)
+def test_records_name_the_folder_of_the_training_set(train, run_folder):
+    (run_folder / "recipe.yaml").write_text(json.dumps({"model": "DiffCLIP", "data": {"train": train}}))
+    assert load_for_use(str(run_folder)).data == "cc12m"
 
 
 def test_a_recipe_without_a_seed(run_folder):

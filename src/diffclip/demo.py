@@ -6,6 +6,7 @@ Both models have the same init (`matched`), data order and budget. Whatever is t
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def run_demo(folder: Path, say: Callable[[str], None], seeds: int = 1) -> tuple[
         runs,
         folder / "report.html",
         title="CLIP and DiffCLIP on the built-in scenes",
-        command="make demo" if seeds == 1 else f"diffclip demo --seeds {seeds}",
+        command=shlex.join(["diffclip", "demo", "--folder", str(folder), "--seeds", str(seeds)]),
         extras=[
             retrieval_examples(models, test, _EXAMPLES),
             attention_examples(models, test, _ATTENTION_IMAGES),

@@ -9,7 +9,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -103,6 +103,12 @@ def check_writable(target: str | Path) -> None:
         while _kind(folder) is None:
             folder = folder.parent
         tempfile.TemporaryFile(dir=folder).close()
+
+
+def check_not_input(output: Path, inputs: Iterable[Path]) -> None:
+    """Raise `InputError` where the file `output` is one of the `inputs`, which it would replace."""
+    if output.exists() and any(one.exists() and output.samefile(one) for one in inputs):
+        raise InputError(f"{output} is an input, which would be lost: give another name")
 
 
 def check_new(target: str | Path) -> None:

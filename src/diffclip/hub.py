@@ -153,8 +153,10 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
 def _training(recipe: Mapping[str, Any] | None) -> str:
     if recipe is None:
         return "Not stated."
+    from diffclip.data.remote import shown
+
     data = recipe.get("data")
-    rows = {"data": data.get("train") if isinstance(data, Mapping) else data}
+    rows: dict[str, Any] = {"data": shown(str(data.get("train") if isinstance(data, Mapping) else data))}
     rows |= {key: recipe.get(key) for key in ("seed", "init", "epochs", "batch_size", "lr", "weight_decay")}
     return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
 

@@ -147,7 +147,9 @@ def _facts(run: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     """Label, seed, init and data (the training set) of a run."""
     seed, data = recipe.get("seed"), recipe.get("data")
     train = data.get("train") if isinstance(data, dict) else None
-    shards = Path(str((train[0] if isinstance(train, list) and train else train) or ""))
+    while isinstance(train, list | dict):  # of several sources the first
+        train = train.get("shards") if isinstance(train, dict) else next(iter(train), None)
+    shards = Path(str(train or "").partition("?")[0])
     folders = [
         part for part in shards.parts if part not in ("train", shards.anchor) and not part.endswith(".tar")
     ]

@@ -130,6 +130,7 @@ def test_requests_are_checked_before_anything_is_loaded(model_folder, pictures, 
         (("--method", "relevance"), 'give at least one, as in --text "a dog"'),
         (("--output", "figure.gif"), "figure.gif should end in .png, .svg, .pdf or, for arrays"),
         (("--model", f"{model_folder}/"), "twice"),
+        (("--output", pictures / "red.png"), "is an input, which would be lost"),
     ):
         with pytest.raises(InputError, match=message):
             call(pictures, "--model", model_folder, *arguments)

@@ -90,7 +90,7 @@ def test_missing_sets_are_told_before_anything_starts(model_folder, root, tmp_pa
     (line,) = told.splitlines()
     assert line.startswith("diffclip: missing caltech101, 137 MB to download: ")
     assert error == (
-        f"1 of the 3 sets of the suite quick are missing in {root}: fetch them with the commands above, "
+        f"1 of the 3 sets of the suite quick are missing in {root}: get them as said above, "
         "or add --skip-missing to go on without"
     )
     assert list(tmp_path.glob("quick*")) == []

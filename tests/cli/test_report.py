@@ -43,6 +43,15 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     assert {(record.task, record.metric, record.head) for record in records if record.layer} == {
         (*one, None) for one in shown
     }
+    for options, words in (
+        (
+            ("saved/demo/results.jsonl", "--output", "saved/demo/results.jsonl"),
+            "is an input, which would be lost",
+        ),
+        (("saved/demo", "--save", "saved"), "--save saved holds what is to be saved"),
+    ):
+        with pytest.raises(InputError, match=words):
+            call(*options)
     call("saved/demo", "--save", "saved/again")
     curves = [(tmp_path / "saved" / name / "curves.jsonl").read_text() for name in ("demo", "again")]
     assert curves[0] == curves[1]

@@ -10,6 +10,7 @@ from subjects import run, subject
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes
+from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import Entry
 
 CLIP = subject("CLIP", image_size=16)
@@ -39,6 +40,16 @@ def test_a_changed_set_is_measured_again(tmp_path):
     run(CLIP, entry, file=path)
     write_masked(tmp_path / "set", animals(5))
     assert not run(CLIP, entry, file=path)[0].reused
+
+
+def test_what_two_processes_add_to_one_file_stays(tmp_path):
+    path = tmp_path / "new" / "results.jsonl"
+    open_files = [ResultsFile(path) for _ in range(2)]
+    facts = {"task": "x", "dataset": "y", "split": "z", "protocol": "made up"}
+    scores = [Score("acc1", 0.5, 10, 0.4, 0.6, 0.1, facts=facts)]
+    for number, results in enumerate(open_files * 2):
+        results.add(scores, "stamp", model="CLIP", weights=str(number % 2), seed=None)
+    assert sorted(one.weights for one in read_records(path)) == ["0", "1"]
 
 
 def test_outcomes_lie_beside_the_records(classes, tmp_path):

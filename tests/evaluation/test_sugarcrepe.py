@@ -96,6 +96,8 @@ def test_a_folder_of_any_files_with_the_images_of_coco_beside_it(tmp_path) -> No
 def test_a_part_has_the_items_of_its_images(tmp_path) -> None:
     write_set(tmp_path / "set", ["swap_obj", "swap_att", "add_obj"])
     whole = open_choices("set", tmp_path / "set").choices
+    with pytest.raises(InputError, match="has no splits: leave --split out"):
+        open_for("sugarcrepe", str(tmp_path / "set"), "val")
     data = open_for("sugarcrepe", str(tmp_path / "set"), "test[1:3]")
     assert (len(data), data.split) == (2, "test[1:3]")
     kept = [one for one in whole if one.image in (1, 2)]

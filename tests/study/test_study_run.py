@@ -156,6 +156,7 @@ def test_no_run_is_begun_that_would_not_end_in_time(study_file, diffclip_study, 
     assert "1 of 8 runs done, the same command goes on" in ended.stdout
     assert "diffclip report" not in ended.stdout
     assert "started" not in ended.stderr
+    assert "no run is begun, as the next takes about 60 s" in ended.stderr
 
 
 @pytest.mark.slow(minutes=2)

@@ -371,6 +371,10 @@ def test_more_epochs_extend_a_run_and_fewer_are_refused(
         runner.train(recipe, run, resume=True)
     assert runner.train(changed(recipe, epochs=4), run, resume=True).progress.step == 20
     assert "the run is finished after step 20" in capsys.readouterr().err
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(InputError, match="has lost its checkpoints"):
+        runner.train(changed(recipe, epochs=5), run, resume=True)
+    assert len(lines(run / "metrics.jsonl")) == 20
 
 
 @pytest.mark.parametrize("lost", ["link", "target"])

@@ -46,6 +46,7 @@ def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
     assert read_recipe(recipe_file, ["data.statistics=openai"]).config().preprocess.mean == OPENAI_MEAN
     named = read_recipe(recipe_file, ["model=DiffCLIP-ViT-Ti-16", "architecture=null", "image_size=64"])
     assert named.config().vision.image_size == 64
+    assert read_recipe(recipe_file, ["data.val=my #1/val"]).data.val == "my #1/val"
     sized = read_recipe(recipe_file, ["architecture=null", "architecture.embed_dim=8"])
     assert sized.config().embed_dim == 8
 

@@ -13,7 +13,7 @@ import typer
 from diffclip.cli.console import say_skipped
 from diffclip.cli.images import ImageReader
 from diffclip.errors import InputError, require_group
-from diffclip.files import check_writable, printable
+from diffclip.files import check_not_input, check_writable, printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ def attend(
         if path.suffix.lower() not in (*DRAWN, ARRAYS):
             raise InputError(f"{path} should end in {', '.join(DRAWN)} or, for arrays, {ARRAYS}")
         check_writable(path)
+        numbered = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in range(1, len(files) + 1))
+        for written_to in (path, *numbered):
+            check_not_input(written_to, files)
     drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]
 
     loaded = _load(model, device)

@@ -12,6 +12,7 @@ import typer
 from diffclip.cli.console import say_skipped
 from diffclip.cli.images import ImageReader
 from diffclip.errors import InputError
+from diffclip.files import printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def classify(
         results.append({"image": str(file), "label": best[0][0], "probabilities": dict(best[:top])})
     if json_lines:
         for result in results:
-            print(json.dumps(result, ensure_ascii=False))
+            print(json.dumps(result))  # in ASCII: a name need not be text
     else:
         _show(results)
     say_skipped(f"{len(reader.faults)} of {len(files)} images", reader.faults)
@@ -134,6 +135,6 @@ def _show(results: list[dict[str, Any]]) -> None:
         for rank, (name, share) in enumerate(result["probabilities"].items()):
             label = Text(name, style="" if rank else "bold")
             bar = Bar(size=1, begin=0, end=share, width=20)
-            rows.append(("" if rank else result["image"], label, bar, f"{share:.1%}"))
+            rows.append(("" if rank else printable(result["image"]), label, bar, f"{share:.1%}"))
         rows.append(None)
     print_table(("image", "label", "", "probability"), "lllr", rows)

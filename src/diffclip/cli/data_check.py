@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffclip.cli.console import print_table
-from diffclip.files import check_writable, cores, printable, write_text
+from diffclip.files import check_not_input, check_writable, cores, printable, write_text
 
 if TYPE_CHECKING:
     from diffclip.data.check import Check, Spread
@@ -54,6 +54,7 @@ def check(
 
     if output is not None:
         check_writable(output)
+        check_not_input(output, map(Path, shards))
     corpus = Corpus(shards, caption_key)
     try:
         total = min(sample or corpus.samples, corpus.samples)

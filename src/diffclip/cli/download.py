@@ -106,9 +106,8 @@ def _published(name: str, root: Path, there: bool) -> None:
     elif by_hand(name, root):
         typer.echo(f"{what}. By hand: {by_hand(name, root)}")
         if name in ("flickr8k", "flickr30k"):
-            typer.echo(
-                f"Then, to train on it: diffclip data make-shards {place_of(name, root)} {place_of(name, root)}"
-            )
+            place = shlex.quote(str(place_of(name, root)))
+            typer.echo(f"Then, to train on it: diffclip data make-shards {place} {place}")
     else:
         typer.echo(what)
         typer.echo(f"{name} is in {fetch(name, root)}.")
@@ -138,5 +137,7 @@ def _captions(
     for reason, count in [("images that came", came), *outcome.most_common(_REASONS)]:
         typer.echo(f"  {reason}: {count:,} ({100 * count / max(done, 1):.1f} %)")
     if not came:
-        raise DiffCLIPError(f"not one image of {name} came: check the network and start again")
+        raise DiffCLIPError(
+            f"not one image of {name} came: check the network, remove {shards} and start again"
+        )
     typer.echo(f"Next: diffclip data check {shlex.quote(str(shards))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -194,8 +195,9 @@ def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_line
         shown = [one for one in results.records if (one.model, one.weights) in models] if several else done
         show_records(shown, results.outcomes, headlines_only=several)
         if results.path is not None and several:
-            page = results.path.with_suffix(".html")
-            print(f"Tables and figures: diffclip report {results.path} --output {page}")
+            page = results.path.with_name(f"{results.path.stem}-report.html")
+            command = shlex.join(["diffclip", "report", str(results.path), "--output", str(page)])
+            print(f"Tables and figures: {command}")
 
 
 def _line(loaded: Loaded, measured: Measured) -> str:
@@ -259,6 +261,6 @@ def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool)
         sets = len({entry.dataset for entry in entries})
         raise InputError(
             f"{len(missing)} of the {sets} sets of the suite {name} are missing {where}: "
-            f"fetch them with the commands above{way}"
+            f"get them as said above{way}"
         )
     return left

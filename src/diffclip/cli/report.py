@@ -82,10 +82,15 @@ def report(
     if attention is not None and output is None and figures is None:
         raise InputError("--attention needs a place for its figures: give --output FILE or --figures FOLDER")
 
+    from diffclip.files import check_not_input
     from diffclip.report.frame import read_results
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
     from diffclip.report.save import save_results
 
+    for file in filter(None, (output, markdown)):
+        check_not_input(file, paths)
+    if save is not None and any(path.resolve().is_relative_to(save.resolve()) for path in paths):
+        raise InputError(f"--save {save} holds what is to be saved: give a folder beside it")
     named = ["--title", title] if title else []
     built = build_report(read_results(paths), paths, title, paper)
     looks = _attention(paths, attention) if attention else {}

@@ -12,7 +12,7 @@ import typer
 
 from diffclip.cli.console import none_readable, print_table, say_skipped
 from diffclip.errors import InputError, require_group
-from diffclip.files import check_writable, printable, write_atomically
+from diffclip.files import check_not_input, check_writable, printable, write_atomically
 from diffclip.model_source import MODEL_HELP, load_for_use, pick_device
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def search(
             raise InputError(f"{sheet} has another ending than .png or .svg: give one of them")
         require_group("search", "matplotlib")
         check_writable(sheet)
+        check_not_input(sheet, [image] if image else [])
     from diffclip.data.images import read_image
     from diffclip.search import ImageIndex
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -77,11 +78,16 @@ def study(
     from diffclip.study.grid import run_study
     from diffclip.study.place import Place, left_out, problems_of, suites_of, usual_workers
     from diffclip.study.recipe import read_study
+    from diffclip.study.runs import RUNS_FILE
 
     if minutes is not None and minutes <= 0:
         raise InputError(f"--minutes {minutes:g} is too short: give a number above 0, or leave it out")
     if pilot is not None and not dry_run:
         raise InputError("--pilot is for --dry-run: add --dry-run, or leave --pilot out")
+    if pilot is not None and not (pilot / RUNS_FILE).is_file():
+        raise InputError(f"--pilot {pilot} has no {RUNS_FILE}: give the results of a study")
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"--device {device} is not for studies: give auto, cpu or cuda")
     resolved = read_study(recipe, changes or [])
     groups = _groups(only)
     name = Path(recipe).stem
@@ -127,7 +133,7 @@ def study(
         raise StoppedError(f"asked to stop: {_progress(tally)}")
     print(f"{place.output}: {_progress(tally)}")
     if tally.stopped is None:
-        print(f"diffclip report {place.output}")
+        print(shlex.join(["diffclip", "report", str(place.output)]))
 
 
 def run_command(words: Sequence[str]) -> None:

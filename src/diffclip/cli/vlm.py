@@ -144,7 +144,7 @@ def demo(
 
     Example: diffclip vlm demo --folder runs/vlm_scenes
 
-    Takes about 22 minutes on 2 CPU cores, and about 16 for each further seed. After a stop, the same command continues
+    Takes about 22 minutes on a CPU core, and about 16 for each further seed. After a stop, the same command continues
     from the last checkpoint and reuses finished parts.
     """
     from diffclip.errors import StoppedError, require_group

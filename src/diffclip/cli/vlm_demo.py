@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -38,7 +39,7 @@ def run_vlm_demo(
         [records],
         folder / "report.html",
         title="Language models that see scenes through CLIP and DiffCLIP",
-        command=f"diffclip vlm demo --folder {folder}" + (f" --seeds {len(seeds)}" if len(seeds) > 1 else ""),
+        command=shlex.join(["diffclip", "vlm", "demo", "--folder", str(folder), "--seeds", str(len(seeds))]),
     )
     say(f"the page: {page}")
     return page

@@ -67,8 +67,8 @@ def _shift(title: str, size: str, home: str, folder: str, archive: str) -> Publi
 
 def _flickr(title: str, size: str, kaggle: str, name: str, folder: str) -> PublishedSet:
     command = (
-        f"kaggle datasets download -d {kaggle} -p {{place}} --unzip && cd {{place}} && "
-        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt'"
+        f"kaggle datasets download -d {kaggle} -p {{place}} --unzip && (cd {{place}} && "
+        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt')"
     )
     files, home = (folder, f"{name}_{{split}}_karpathy.txt"), f"https://www.kaggle.com/datasets/{kaggle}"
     wants = "Kaggle wants an account and pip install kaggle"
@@ -94,7 +94,7 @@ PUBLISHED = {
     "sun397": _built("SUN397", "39 GB", "https://vision.princeton.edu/projects/2010/SUN", _TWO, "SUN397"),
     "imagenet1k": PublishedSet(
         "ImageNet, validation images", "6.8 GB", "https://image-net.org/download", "classes", ("{split}",), _TWO,
-        command="cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\"",
+        command="(cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\")",
         wants="first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
         "ILSVRC2012_devkit_t12.tar.gz into {place}"),
     "imagenetv2": _shift("ImageNet-V2, matched frequency", "1.3 GB", f"{HUB}/vaishaal/ImageNetV2",

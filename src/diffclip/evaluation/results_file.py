@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from diffclip.evaluation.averages import DERIVED, with_averages
 from diffclip.evaluation.records import MEASURE, Record, read_records, write_records
 from diffclip.evaluation.scores import Score
-from diffclip.files import write_atomically, write_text
+from diffclip.files import disk_errors, others_wait, write_atomically, write_text
 
 _TASK = (
     *("model", "weights", "seed", "task", "dataset"),
@@ -63,10 +64,15 @@ class ResultsFile:
         self._records: list[Record] = []
         self.outcomes: dict[str, Outcomes] = {}
         self._stamps: dict[str, str] = {}
-        if path is not None and path.is_file():
-            self._records = [record for record in read_records(path) if record.task not in DERIVED]
-            self.outcomes = read_outcomes(path)
-            self._stamps = _read_stamps(path)
+        self._known: tuple[int, int] | None = None
+        self._read()
+
+    def _read(self) -> None:
+        """Read the files, unless they are as this process has left them."""
+        if self.path is not None and self.path.is_file() and _state(self.path) != self._known:
+            self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
+            self.outcomes = read_outcomes(self.path)
+            self._stamps = _read_stamps(self.path)
 
     @property
     def records(self) -> list[Record]:
@@ -80,13 +86,20 @@ class ResultsFile:
         return [record for record in self._records if _task_key(record) in tasks]
 
     def add(self, scores: Sequence[Score], stamp: str = "", **facts: Any) -> list[Record]:
-        """Add the scores of a task, and write all files; return their records.
+        """Add the scores of a task, and write all files; return their records. What another process has added
+        meanwhile stays.
 
         Args:
             stamp: what the task was measured on, for `find`.
             facts: fields of the records that the scores do not have: the model's, and `seconds`.
         """
         records = [score.record(**facts) for score in scores]
+        with self._alone():
+            self._read()
+            self._put(records, scores, stamp)
+        return records
+
+    def _put(self, records: list[Record], scores: Sequence[Score], stamp: str) -> None:
         key = _task_key(records[0])
         self._records = [record for record in self._records if _task_key(record) != key] + records
         for record, score in zip(records, scores, strict=True):
@@ -94,7 +107,14 @@ class ResultsFile:
                 self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
         self._stamps[key] = stamp
         self.write()
-        return records
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """Let other processes wait with their results; a pipe or a device has none."""
+        if self.path is None or (self.path.exists() and not self.path.is_file()):
+            return nullcontext()
+        with disk_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        return others_wait(self.path.parent)
 
     def write(self) -> None:
         """Write records and what belongs to them; into a pipe or device the records alone."""
@@ -107,6 +127,7 @@ class ResultsFile:
         if is_file:
             # last, so that a stamp never stands for records that are not there
             write_text(_beside(self.path, ".stamps.json"), json.dumps(self._stamps))
+            self._known = _state(self.path)
 
     def _write_outcomes(self, path: Path) -> None:
         arrays: dict[str, Any] = {"keys": np.frombuffer(json.dumps(list(self.outcomes)).encode(), np.uint8)}
@@ -116,6 +137,11 @@ class ResultsFile:
                 arrays[f"clusters{i}"] = one.clusters
         with write_atomically(path) as temporary, temporary.open("wb") as handle:
             np.savez_compressed(handle, **arrays)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def _beside(records: Path, suffix: str) -> Path:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 
@@ -16,4 +17,4 @@ def report_run(run: str | Path) -> Path:
     from diffclip.report.page import write_report
 
     page = Path(run) / "report.html"
-    return write_report([run], page, command=f"diffclip report {run}")
+    return write_report([run], page, command=shlex.join(["diffclip", "report", str(run)]))

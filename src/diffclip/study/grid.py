@@ -98,6 +98,7 @@ class _Grid:
     say: Callable[[str], None]
     deadline: float
     stop: StopRequest
+    begun: bool = False
 
     def do(self, groups: Collection[Group]) -> Tally:
         """The sweep if it is wanted, then what it decides."""
@@ -146,6 +147,7 @@ class _Grid:
                     planned = next((run for run in pending if self._fits(run)), None)
                     if planned is None:
                         break
+                    self.begun = True
                     pending.remove(planned)
                     worker = self._start(planned)
                     going[worker.connection] = planned, worker, time.monotonic()
@@ -174,6 +176,11 @@ class _Grid:
                 worker.stop(at_once=True)
         if pending and tally.stopped is None:
             tally.stopped = "time"
+            if not self.begun:
+                needed = duration(seconds_of_runs(lines, pending[:1], 1) or 0.0)
+                self.say(
+                    f"no run is begun, as the next takes about {needed}: a call with more --minutes does it"
+                )
 
     def _fits(self, planned: Planned) -> bool:
         """Tell whether the run can be expected to end in time."""

@@ -127,6 +127,8 @@ def _apply(fields: dict[str, Any], change: str) -> None:
         raise InputError(f"{change!r} is not a change to a recipe: write key=value, for example epochs=3")
     try:
         value = yaml.safe_load(text)
+        if isinstance(value, str) and text[:1] not in ("'", '"'):
+            value = text  # YAML takes what follows " #" for a comment
     except (yaml.YAMLError, ValueError):
         value = text
     *outer, last = key.split(".")
