@@ -34,6 +34,8 @@ def test_a_run_folder_gives_its_best_checkpoint_and_seed(run_folder):
     [
         "sets/cc12m/train",
         "https://me:secret@host/cc12m/{000..331}.tar?key=1",
+        "https://me:secret@cc12m/{000..331}.tar",
+        "sets/cc12m/shard?.tar",
         ["sets/cc12m/{0..9}.tar", "other"],
         [{"shards": ["/data/cc12m"]}, {"shards": "https://host/{000..331}.tar", "weight": 0.5}],
     ],

@@ -75,9 +75,7 @@ def train_on_scenes(
     Args:
         changes: to the recipe.
     """
-    places = {
-        split: json.dumps(str(scenes / "captions" / split), ensure_ascii=False) for split in ("train", "val")
-    }
+    places = {split: json.dumps(str(scenes / "captions" / split)) for split in ("train", "val")}
     data = [f"data.{split}={place}" for split, place in places.items()]
     say(f"{run.name}: training in {run}")
     train(read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data, *changes]), run, resume=True)

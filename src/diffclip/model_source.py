@@ -145,11 +145,14 @@ def recipe_of(run: Path) -> dict[str, Any] | None:
 
 def _facts(run: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     """Label, seed, init and data (the training set) of a run."""
+    from diffclip.data.remote import is_remote, shown
+
     seed, data = recipe.get("seed"), recipe.get("data")
     train = data.get("train") if isinstance(data, dict) else None
     while isinstance(train, list | dict):  # of several sources the first
         train = train.get("shards") if isinstance(train, dict) else next(iter(train), None)
-    shards = Path(str(train or "").partition("?")[0])
+    text = str(train or "")
+    shards = Path(shown(text).partition("?")[0].replace("…@", "") if is_remote(text) else text)
     folders = [
         part for part in shards.parts if part not in ("train", shards.anchor) and not part.endswith(".tar")
     ]

@@ -48,7 +48,8 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
             ("saved/demo/results.jsonl", "--output", "saved/demo/results.jsonl"),
             "is an input, which would be lost",
         ),
-        (("saved/demo", "--save", "saved"), "--save saved holds what is to be saved"),
+        (("saved/demo", "--save", "saved/demo"), "is an input, which would be lost"),
+        (("runs", "--save", "runs"), "--save runs holds what is to be saved"),
     ):
         with pytest.raises(InputError, match=words):
             call(*options)

@@ -47,9 +47,10 @@ def test_what_two_processes_add_to_one_file_stays(tmp_path):
     open_files = [ResultsFile(path) for _ in range(2)]
     facts = {"task": "x", "dataset": "y", "split": "z", "protocol": "made up"}
     scores = [Score("acc1", 0.5, 10, 0.4, 0.6, 0.1, facts=facts)]
-    for number, results in enumerate(open_files * 2):
-        results.add(scores, "stamp", model="CLIP", weights=str(number % 2), seed=None)
-    assert sorted(one.weights for one in read_records(path)) == ["0", "1"]
+    for number in range(4):
+        open_files[number % 2].add(scores, "stamp", model="CLIP", weights=str(number), seed=None)
+        open_files[number % 2].write()
+    assert [one.weights for one in read_records(path)] == ["0", "1", "2", "3"]
 
 
 def test_outcomes_lie_beside_the_records(classes, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,13 @@ def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
     assert read_recipe(recipe_file, ["data.statistics=openai"]).config().preprocess.mean == OPENAI_MEAN
     named = read_recipe(recipe_file, ["model=DiffCLIP-ViT-Ti-16", "architecture=null", "image_size=64"])
     assert named.config().vision.image_size == 64
-    assert read_recipe(recipe_file, ["data.val=my #1/val"]).data.val == "my #1/val"
+    for text, value in (
+        ("my #1/val", "my #1/val"),
+        (json.dumps("🙂 #2"), "🙂 #2"),
+        (" x ", "x"),
+        ("'a #b'", "a #b"),
+    ):
+        assert read_recipe(recipe_file, [f"data.val={text}"]).data.val == value
     sized = read_recipe(recipe_file, ["architecture=null", "architecture.embed_dim=8"])
     assert sized.config().embed_dim == 8
 

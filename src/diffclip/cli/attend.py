@@ -95,7 +95,9 @@ def attend(
         if path.suffix.lower() not in (*DRAWN, ARRAYS):
             raise InputError(f"{path} should end in {', '.join(DRAWN)} or, for arrays, {ARRAYS}")
         check_writable(path)
-        numbered = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in range(1, len(files) + 1))
+        several = len(files) > 1 and path.suffix.lower() != ARRAYS
+        numbers = range(1, len(files) + 1) if several else ()
+        numbered = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)
         for written_to in (path, *numbered):
             check_not_input(written_to, files)
     drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]

@@ -54,9 +54,10 @@ def check(
 
     if output is not None:
         check_writable(output)
-        check_not_input(output, map(Path, shards))
     corpus = Corpus(shards, caption_key)
     try:
+        if output is not None:
+            check_not_input(output, corpus.files())
         total = min(sample or corpus.samples, corpus.samples)
         with showing_progress("Reading", {"samples": total}) as advance:
             processes = workers or cores()

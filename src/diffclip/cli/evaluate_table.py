@@ -71,6 +71,7 @@ def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int,
         return {}
     found = {}
     for measure, own in results.records.groupby("measure"):
+        own = own.sort_values("draw", kind="stable")
         base, other = (
             _over_draws([kept[i] for i in own["place"][own["model"] == one]]) for one in results.models
         )
@@ -86,5 +87,7 @@ def _over_draws(draws: Sequence[Outcomes | None]) -> Outcomes | None:
     known = [one for one in draws if one is not None]
     if not known or len(known) < len(draws):
         return None
+    if len(known) == 1:
+        return known[0]
     items = [np.arange(len(one.hits)) if one.clusters is None else one.clusters for one in known]
     return Outcomes(np.concatenate([one.hits for one in known]), np.concatenate(items))

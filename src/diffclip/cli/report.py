@@ -65,8 +65,9 @@ def report(
     from diffclip.errors import InputError, require_group
 
     require_group("report", "matplotlib", "pandas", "jinja2")
+    from diffclip.evaluation.records import RESULTS_FILE
     from diffclip.report import report_run
-    from diffclip.study.runs import METRICS
+    from diffclip.study.runs import CURVES_FILE, METRICS
 
     if all(place is None for place in (output, tables, figures, markdown, save)):
         if (
@@ -87,9 +88,12 @@ def report(
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
     from diffclip.report.save import save_results
 
-    for file in filter(None, (output, markdown)):
-        check_not_input(file, paths)
-    if save is not None and any(path.resolve().is_relative_to(save.resolve()) for path in paths):
+    saved = [save / RESULTS_FILE, save / CURVES_FILE] if save else []
+    for file in filter(None, (output, markdown, *saved)):
+        check_not_input(
+            file, [one for path in paths for one in (path.rglob("*.jsonl") if path.is_dir() else [path])]
+        )
+    if save is not None and save.resolve() in (path.resolve() for path in paths):
         raise InputError(f"--save {save} holds what is to be saved: give a folder beside it")
     named = ["--title", title] if title else []
     built = build_report(read_results(paths), paths, title, paper)

@@ -63,12 +63,15 @@ def look(recipe: Recipe, run: Path, resume: bool, world: int) -> tuple[int | Non
     from diffclip.training.run import build_model, take_weights
     from diffclip.training.run_folder import check_folder
 
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": 0})})
+    memory = recipe.data.memory
+    recipe = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"workers": 0, "memory": False})}
+    )
     samples: list[int] = []
     weights = recipe.weights
     checks: list[Callable[[], Any]] = [
         lambda: require_group("train", "lightning"),
-        lambda: _look_at_training_data(recipe, world, samples),
+        lambda: _look_at_training_data(recipe, world, samples, memory),
         lambda: _look_at_validation_data(recipe),
         lambda: take_weights(build_model(recipe), weights) if weights else None,
         lambda: check_folder(recipe, run, resume),
@@ -83,10 +86,11 @@ def look(recipe: Recipe, run: Path, resume: bool, world: int) -> tuple[int | Non
     return next(iter(samples), None), found, problems
 
 
-def _look_at_training_data(recipe: Recipe, world: int, samples: list[int]) -> Iterator[str]:
+def _look_at_training_data(recipe: Recipe, world: int, samples: list[int], memory: bool) -> Iterator[str]:
     from contextlib import closing
 
     from diffclip.data.loader import decode
+    from diffclip.data.memory import check_whole
     from diffclip.errors import Fault
     from diffclip.training.run import open_training_data
 
@@ -95,6 +99,8 @@ def _look_at_training_data(recipe: Recipe, world: int, samples: list[int]) -> It
     except DiffCLIPError as error:
         command = how_to_get(recipe)
         raise InputError(f"training data: {error}" + (f"; to get it: {command}" if command else "")) from None
+    if memory:  # which the dry run leaves alone
+        check_whole(loader.corpus)
     samples.append(loader.samples)
     yield (
         f"training data: {loader.samples:,} samples an epoch in {loader.batches_per_epoch:,} batches, "

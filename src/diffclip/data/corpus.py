@@ -232,6 +232,10 @@ class Corpus:
             return sample_fault(name, error, "caption")
         return Sample(key, name, captions, image_member(members, name))
 
+    def files(self) -> list[Path]:
+        """The shards on a disk."""
+        return [Path(shard.place) for shard in self._shards if not shard.remote]
+
     def keep_indexes(self) -> None:
         """Write the indexes of local shards beside them, where that folder can be written."""
         for shard in self._shards:

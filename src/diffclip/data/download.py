@@ -18,12 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffclip.data.index import digest_of
 from diffclip.data.published_files import unreachable
 from diffclip.data.published_sets import HUB
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import write_atomically, write_text
 
-_TOOL = "img2dataset"
+_TOOL, _LISTS = "img2dataset", "list"
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -101,7 +102,12 @@ def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tupl
             return found, entry.columns
         if found.suffix not in (".tsv", ".txt"):
             raise InputError(f"the list {found} is neither .tsv nor .parquet: convert it to one of these")
-        _clean(found, cleaned, entry)
+        try:
+            _clean(found, cleaned, entry)
+        except InputError:
+            if found.parent == place / _LISTS:  # perhaps it is mended where it came from
+                found.unlink()
+            raise
         write_text(begun, source)
     return cleaned, ("url", "caption")
 
@@ -115,7 +121,8 @@ def _local(source: str, place: Path) -> Path:
         return Path(source)
     from torchvision.datasets.utils import download_url
 
-    target = place / "list" / source.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+    name = source.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+    target = place / _LISTS / f"{digest_of(source)[:8]}-{name}"
     if not target.exists():
         with write_atomically(target) as temporary:
             try:

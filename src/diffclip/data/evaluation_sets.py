@@ -100,6 +100,8 @@ def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
         return open_files(name, split, folder)
     told = kind or _kind(folder)
     if told == "sugarcrepe":
+        if split != "test":
+            raise InputError(f"{folder} has no splits: leave --split out")
         return open_choices(name, folder)
     shards = Shards(_shards(folder, split))
     if kind is None and told == "classification":

@@ -15,6 +15,15 @@ from diffclip.data.transforms import TrainTransform
 from diffclip.errors import Fault, InputError
 
 
+def check_whole(corpus: Corpus) -> None:
+    """Raise `InputError` unless all samples of `corpus` are at hand at once."""
+    if corpus.window is not None:
+        raise InputError(
+            f"{corpus} is read window by window, and images in memory need all samples at hand: leave data.window "
+            "out and give local shards, or train without images in memory"
+        )
+
+
 class MemoryLoader:
     """`CaptionLoader` with all images in one uint8 tensor [N, H, W, 3], smaller ones in the top left corner.
 
@@ -46,11 +55,7 @@ class MemoryLoader:
         world: int = 1,
         device: torch.device | None = None,
     ) -> None:
-        if corpus.window is not None:
-            raise InputError(
-                f"{corpus} is read window by window, and images in memory need all samples at hand: leave data.window "
-                "out and give local shards, or train without images in memory"
-            )
+        check_whole(corpus)
         self._steps = steps_of(corpus, batch_size, rank, world)
         self.faults, self.samples = corpus.faults, corpus.per_epoch
         self.batches_per_epoch, self.dropped = self._steps.batches, self.samples % batch_size

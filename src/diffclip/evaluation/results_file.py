@@ -106,7 +106,7 @@ class ResultsFile:
             if score.hits is not None:
                 self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
         self._stamps[key] = stamp
-        self.write()
+        self._write()
 
     def _alone(self) -> AbstractContextManager[object]:
         """Let other processes wait with their results; a pipe or a device has none."""
@@ -118,6 +118,11 @@ class ResultsFile:
 
     def write(self) -> None:
         """Write records and what belongs to them; into a pipe or device the records alone."""
+        with self._alone():
+            self._read()
+            self._write()
+
+    def _write(self) -> None:
         if self.path is None:
             return
         is_file = self.path.is_file() or not self.path.exists()

@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.evaluation_sets import BUILT_IN, open_set, set_folder
-from diffclip.data.published_sets import parts_of
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.faithfulness import faithfulness
@@ -74,12 +73,12 @@ def open_for(
     Of a set with a class for each pixel, tasks that read captions get those of its samples.
     """
     kind = TASKS[task].kind if task else None
-    if kind in ("mmvp", "sugarcrepe") and parts_of(split)[0] != "test":
-        raise InputError(f"{source} has no splits: leave --split out")
     if kind in ("masks", "segmentation", "sugarcrepe"):
         return open_set(source, split, root, kind)
     folder = set_folder(source, root)
     if kind == "mmvp" or (folder / QUESTIONS).is_file():
+        if split != "test":
+            raise InputError(f"{source} has no splits: leave --split out")
         return open_pairs(folder, str(source) if str(source) in BUILT_IN else None)
     data = open_set(source, split, root)
     if task and data.kind == "segmentation" and "retrieval" in (kind, *TASKS[task].also):

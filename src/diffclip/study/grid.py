@@ -68,23 +68,30 @@ def run_study(
     lock = lock_file(place.runs / ".lock")
     if isinstance(lock, str):
         raise InputError(f"{lock} is running a study in {place.runs}: wait for it, or choose other --runs")
-    with lock, StopRequest(place.runs) as stop:
+    with lock:
         folder = StudyFolder(place.output)
         folder.claim(study)
-        if read_timing(folder.path).keys() != study.arms.keys():
-            if deadline - time.monotonic() < _TIMING[place.device]:
-                say("no time to time the steps of all arms: a call with more --minutes does")
-            else:
-                say("timing a training step of every arm, in turns")
-                try:
-                    time_arms(study, place.output, place.device, place.threads, _TIMING[place.device])
-                except StoppedError:
-                    wanted, lines = plan(study, folder.runs, groups)[0], folder.runs
-                    return Tally(
-                        len(wanted), sum(run.is_finished(lines) for run in wanted), stopped=stop.asked
-                    )
-        stop.saves = True
-        return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
+        with StopRequest(place.runs) as stop:
+            try:
+                _time(study, place, say, deadline)
+            except StoppedError:
+                stop.saves = True
+                wanted, lines = plan(study, folder.runs, groups)[0], folder.runs
+                return Tally(len(wanted), sum(run.is_finished(lines) for run in wanted), stopped=stop.asked)
+            stop.saves = True
+            return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
+
+
+def _time(study: Study, place: Place, say: Callable[[str], None], deadline: float) -> None:
+    """Time a step of every arm, unless that has been done or there is no time for it."""
+    seconds = _TIMING[place.device]
+    if read_timing(place.output).keys() == study.arms.keys():
+        return
+    if deadline - time.monotonic() < seconds:
+        say("no time to time the steps of all arms: a call with more --minutes does")
+        return
+    say("timing a training step of every arm, in turns")
+    time_arms(study, place.output, place.device, place.threads, seconds)
 
 
 @dataclass

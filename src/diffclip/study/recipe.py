@@ -172,10 +172,7 @@ class Study(Keys):
 
     def data_words(self, folder: Path) -> list[str]:
         """Return the words that say where the data lies."""
-        return [
-            f"data.{split}={json.dumps(str(folder / self.data / split), ensure_ascii=False)}"
-            for split in ("train", "val")
-        ]
+        return [f"data.{split}={json.dumps(str(folder / self.data / split))}" for split in ("train", "val")]
 
     def words(self, arm: str, **changes: Any) -> list[str]:
         """Return the `key=value` words that make the recipe one of the arm, whose own keys stand over `changes`."""

@@ -28,6 +28,7 @@ from diffclip.training.launch import StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimizer import MAX_LOGIT_SCALE, learning_rate
 from diffclip.training.recipe import Recipe
+from diffclip.training.run_folder import note_saved
 
 if TYPE_CHECKING:
     from diffclip.data.loader import CaptionLoader
@@ -147,7 +148,10 @@ class Trainer:
 
     def save(self, best: bool = False) -> Path:
         """Write a checkpoint."""
-        return save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)
+        folder = save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)
+        if self.logger:
+            note_saved(self.run)
+        return folder
 
     def all_skipped(self) -> dict[str, Fault]:
         """The samples that any process has skipped, by name."""

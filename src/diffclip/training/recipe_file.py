@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -126,9 +127,9 @@ def _apply(fields: dict[str, Any], change: str) -> None:
     if not equals or not key:
         raise InputError(f"{change!r} is not a change to a recipe: write key=value, for example epochs=3")
     try:
-        value = yaml.safe_load(text)
-        if isinstance(value, str) and text[:1] not in ("'", '"'):
-            value = text  # YAML takes what follows " #" for a comment
+        value = json.loads(text) if text[:1] == '"' else yaml.safe_load(text)
+        if isinstance(value, str) and text.strip().startswith(f"{value} "):
+            value = text.strip()  # YAML takes what follows " #" for a comment
     except (yaml.YAMLError, ValueError):
         value = text
     *outer, last = key.split(".")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +50,6 @@ from diffclip.training.run_folder import (
     describe_start,
     is_started,
     lock_folder,
-    read_starts,
 )
 from diffclip.training.validation import validate
 from diffclip.weights import check_fit, check_same, load_weights
@@ -189,17 +187,10 @@ def take_weights(model: CLIP, source: str) -> None:
 def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, held: ExitStack) -> Path | None:
     """Find the checkpoint of `run` to go on from, and lock its folder as long as `held` is open; None to start anew."""
     check_folder(recipe, run, resume)
-    if resume and not is_started(run) and any(_has_saved(start) for start in read_starts(run)):
-        raise InputError(f"{run} has lost its checkpoints: bring them back, or start a run in another folder")
     if not (resume and is_started(run)):
         return None
     held.enter_context(lock_folder(run))
     return choose_checkpoint(run)
-
-
-def _has_saved(start: Mapping[str, Any]) -> bool:
-    """Whether a start of a run went on from a checkpoint, or reached the end of the run, which leaves one."""
-    return bool(start.get("step")) or (start.get("ended") or {}).get("how") == "finished"
 
 
 def _prepare(

@@ -56,10 +56,13 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     """See, without writing anything, that a run of `recipe` may start in `run`, or go on there with `resume`.
 
     Raises:
-        InputError: it holds other files; or a run, without `resume` or of another recipe.
+        InputError: it holds other files; or a run, without `resume`, of another recipe, or whose checkpoints are gone.
     """
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} if run.exists() else set()
+    saved = any(start.get("saved") or start.get("step") for start in read_starts(run))
+    if saved and not is_started(run):
+        raise InputError(f"{run} has lost its checkpoints: bring them back, or start a run in another folder")
     if resume and RECIPE_FILE in found:
         change = _change(read_recipe(run / RECIPE_FILE), recipe)
         if change is not None:
@@ -153,6 +156,14 @@ def add_start(run: Path, facts: Mapping[str, Any]) -> None:
         InputError: no space left, or no permission.
     """
     _write_starts(run, [*read_starts(run), dict(facts)])
+
+
+def note_saved(run: Path) -> None:
+    """Note in `about.json` that the last start of `run` has left a checkpoint."""
+    starts = read_starts(run)
+    if starts and "saved" not in starts[-1]:
+        starts[-1]["saved"] = True
+        _write_starts(run, starts)
 
 
 def end_start(run: Path, how: str, step: int) -> None:

@@ -14,7 +14,7 @@ from diffclip.config import CLIPConfig, name_of, parse_config, resized
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.loading import locate
-from diffclip.weights import put_weights, read_weights
+from diffclip.weights import check_same, put_weights, read_weights
 
 MODEL_KEY = "diffclip"  # of our configuration within open_clip's
 USED = {
@@ -64,6 +64,8 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
         raise InputError(f"{name} has no weights: give pretrained= a saved folder, a run folder or a file")
     config = named if weights is None or weights.config is None else weights.config
     if _kind(config) != _kind(named):
+        if name_of(config) == name_of(named):
+            check_same(named, config, source)
         held, wanted = (f"{name_of(one)} (λ_init {one.lambda_init})" for one in (config, named))
         raise InputError(f"{source} holds {held}, not {wanted}: name the model that it holds")
     fields = config.model_dump()
