@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -83,11 +84,11 @@ def gradients(model: nn.Module, images: Tensor, tokens: Tensor) -> dict[str, Ten
     }
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], rounding: float = 0.0) -> None:
     assert found.keys() == expected.keys()
     assert any("lambda_q1" in name for name in found)
     errors = {name: error(found[name], expected[name]) for name in expected}
-    assert max(errors.values()) < 1e-5, max(errors, key=lambda name: errors[name])
+    assert max(errors.values()) < 1e-5 + rounding, max(errors, key=lambda name: errors[name])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,13 @@ def test_a_compiled_model_is_the_model(backend: str, image_size: int, compiler: 
     torch._dynamo.reset()
     model, images, tokens = tiny(backend, image_size)
     expected = gradients(model, images, tokens)
-    assert_same(gradients(torch.compile(model, fullgraph=True, backend=compiler), images, tokens), expected)
+    rounding = 0.0
+    if compiler == "inductor":  # it sums in another order: as near as float32's own error lets it be
+        exact = gradients(copy.deepcopy(model).double(), images.double(), tokens)
+        rounding = 2 * max(error(expected[name].double(), exact[name].double()) for name in exact)
+        assert rounding < 5e-5
+    found = gradients(torch.compile(model, fullgraph=True, backend=compiler), images, tokens)
+    assert_same(found, expected, rounding)
 
 
 @pytest.mark.parametrize(("backend", "image_size"), [("triton", 32), ("sdpa", 96)])
