@@ -88,11 +88,10 @@ def report(
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
     from diffclip.report.save import save_results
 
+    inputs = [one for path in paths for one in (path.rglob("*.jsonl") if path.is_dir() else [path])]
     saved = [save / RESULTS_FILE, save / CURVES_FILE] if save else []
     for file in filter(None, (output, markdown, *saved)):
-        check_not_input(
-            file, [one for path in paths for one in (path.rglob("*.jsonl") if path.is_dir() else [path])]
-        )
+        check_not_input(file, inputs)
     if save is not None and save.resolve() in (path.resolve() for path in paths):
         raise InputError(f"--save {save} holds what is to be saved: give a folder beside it")
     named = ["--title", title] if title else []

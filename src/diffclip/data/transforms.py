@@ -114,6 +114,7 @@ class EvalTransform:
     def __init__(self, image_size: int, preprocess: PreprocessConfig) -> None:
         self.image_size = image_size
         self.preprocess = preprocess
+        self.resize = preprocess.resize or image_size  # as `crop_box` takes it
         self.squash = preprocess.resize == "squash"
         self.edge = preprocess.resize if isinstance(preprocess.resize, int) else image_size
         self._interpolation = InterpolationMode(preprocess.interpolation)
@@ -137,7 +138,7 @@ class EvalTransform:
     @property
     def identity(self) -> list[object]:
         """The settings that decide `pixels`, in types that JSON has."""
-        return [self.image_size, "squash" if self.squash else self.edge, self.preprocess.interpolation]
+        return [self.image_size, self.resize, self.preprocess.interpolation]
 
 
 def normalize(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None = None) -> Tensor:

@@ -94,19 +94,16 @@ class ResultsFile:
             facts: fields of the records that the scores do not have: the model's, and `seconds`.
         """
         records = [score.record(**facts) for score in scores]
+        key = _task_key(records[0])
         with self._alone():
             self._read()
-            self._put(records, scores, stamp)
+            self._records = [record for record in self._records if _task_key(record) != key] + records
+            for record, score in zip(records, scores, strict=True):
+                if score.hits is not None:
+                    self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
+            self._stamps[key] = stamp
+            self._write()
         return records
-
-    def _put(self, records: list[Record], scores: Sequence[Score], stamp: str) -> None:
-        key = _task_key(records[0])
-        self._records = [record for record in self._records if _task_key(record) != key] + records
-        for record, score in zip(records, scores, strict=True):
-            if score.hits is not None:
-                self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
-        self._stamps[key] = stamp
-        self._write()
 
     def _alone(self) -> AbstractContextManager[object]:
         """Let other processes wait with their results; a pipe or a device has none."""

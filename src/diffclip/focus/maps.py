@@ -66,7 +66,7 @@ def as_patches(row: Tensor) -> Tensor:
 
 def visible_part(image: Image.Image, preprocess: EvalTransform, edge: int) -> Image.Image:
     """Crop the part of an image that `preprocess` keeps, and scale it to a square of `edge` pixels."""
-    shares = crop_box(image.size, preprocess.image_size, "squash" if preprocess.squash else preprocess.edge)
+    shares = crop_box(image.size, preprocess.image_size, preprocess.resize)
     box = [share * length for share, length in zip(shares, image.size * 2, strict=True)]
     return image.resize((edge, edge), Image.Resampling.BICUBIC, box=(box[0], box[1], box[2], box[3]))
 

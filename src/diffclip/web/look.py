@@ -144,9 +144,7 @@ def look(
 def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) -> Tensor | None:
     """Compute the share of each patch that the object covers, [side²] in row order; None if the model sees nothing of
     it, or nothing else."""
-    box = crop_box(
-        mask.shape[::-1], preprocess.image_size, "squash" if preprocess.squash else preprocess.edge
-    )
+    box = crop_box(mask.shape[::-1], preprocess.image_size, preprocess.resize)
     parts = torch.from_numpy(share_of_patches(mask, box, side)).float().flatten()
     return parts if 0 < float(parts.mean()) < 1 else None
 

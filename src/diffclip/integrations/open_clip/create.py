@@ -95,7 +95,7 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
 
 
 def _kind(config: CLIPConfig) -> tuple[Any, ...]:
-    """What the name of a model promises."""
+    """Return what weights and a model's name must agree in; λ_init and parts count in differential layers alone."""
     attention = (config.vision.attention, config.text.attention)
     own = (config.lambda_init, config.differential) if "differential" in attention else ()
     return name_of(config), attention, own
