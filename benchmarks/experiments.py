@@ -18,7 +18,7 @@ from benchmarks.about import parser_of
 from diffclip import load_records
 from diffclip.evaluation.statistics import compare_arms, mean_interval, with_verdicts
 from diffclip.files import write_text
-from diffclip.report.frame import interval, p_text, percent
+from diffclip.report.names import interval, p_text, percent
 from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_png
 from diffclip.report.tables import Table
 from diffclip.study.runs import RUNS_FILE, read_lines, read_timing

@@ -30,7 +30,7 @@ from diffclip.focus import recording
 from diffclip.integrations import timm, transformers
 from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.published import infer_config
-from diffclip.report.frame import variant_of as variant_of_label
+from diffclip.report.names import variant_of as variant_of_label
 from diffclip.training.recipe import model_fields, parse_recipe
 from diffclip.weights import save_published
 

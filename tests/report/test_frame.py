@@ -5,19 +5,8 @@ from __future__ import annotations
 import pytest
 from made_records import frame_of, made, one
 
-from diffclip.report.frame import (
-    headlines,
-    in_order,
-    interval,
-    measure_label,
-    measures_of,
-    metric_label,
-    p_text,
-    percent,
-    results_of,
-    values_of,
-    variant_of,
-)
+from diffclip.report.frame import headlines, measures_of, results_of, values_of
+from diffclip.report.names import in_order, interval, measure_label, metric_label, p_text, percent, variant_of
 
 ABOUT = {"model": "CLIP", "seed": 0, "weights": "runs/CLIP-s0/checkpoints/best"}
 

@@ -202,7 +202,7 @@ def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_line
 
 def _line(loaded: Loaded, measured: Measured) -> str:
     """Tell one entry of a model in a line."""
-    from diffclip.report.frame import interval, is_share, metric_label, percent
+    from diffclip.report.names import interval, is_share, metric_label, percent
 
     name = loaded.label if loaded.seed is None else f"{loaded.label}, seed {loaded.seed}"
     if not measured.records:

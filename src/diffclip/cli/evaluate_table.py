@@ -12,7 +12,8 @@ from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import Outcomes, outcome_key, same_items
 from diffclip.evaluation.statistics import compare_two_trained_weights
 from diffclip.report.compare import ONE_RUN, compare, contrasts_of, verdict_text
-from diffclip.report.frame import Results, headlines, interval, is_share, percent, results_of
+from diffclip.report.frame import Results, headlines, results_of
+from diffclip.report.names import interval, is_share, percent
 from diffclip.report.tables import values_table
 
 _TASK, _VERDICT = 20, 16

@@ -8,16 +8,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from diffclip.evaluation.statistics import ALPHA, Contrast, above_chance, compare_arms, with_verdicts
-from diffclip.report.frame import (
-    Results,
-    direction,
-    headlines,
-    is_share,
-    measures_of,
-    percent,
-    values_of,
-    variant_of,
-)
+from diffclip.report.frame import Results, headlines, measures_of, values_of
+from diffclip.report.names import direction, is_share, percent, variant_of
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 ONE_RUN = "One run each: another seed or processor can turn this around."

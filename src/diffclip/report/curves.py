@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from diffclip.report.figures import Chart, add_legend, few_models
-from diffclip.report.frame import Results, in_order
+from diffclip.report.frame import Results
+from diffclip.report.names import in_order
 from diffclip.report.style import INK, WIDTH, colors_of, new_figure
 
 Curve = dict[str, Any]

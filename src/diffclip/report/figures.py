@@ -16,16 +16,8 @@ from matplotlib.projections.polar import PolarAxes
 
 from diffclip.evaluation.averages import PANELS
 from diffclip.report.compare import is_paper_model, verdict_text
-from diffclip.report.frame import (
-    DATASETS,
-    Results,
-    capitalized,
-    in_order,
-    is_share,
-    measures_of,
-    percent,
-    values_of,
-)
+from diffclip.report.frame import Results, measures_of, values_of
+from diffclip.report.names import DATASETS, capitalized, in_order, is_share, percent
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 
 _DASHED = (0, (4, 3))

@@ -1,19 +1,19 @@
-"""Result records as one table: measures, arms, seeds, and the names that people read."""
+"""Result records as one table: measures, models, seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from diffclip.config import ABLATIONS, VARIANTS
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import PANELS, headline_metric
 from diffclip.evaluation.records import MEASURE, RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import MARGIN
+from diffclip.report.names import ASIDE, in_order, measure_label
 from diffclip.study.runs import (
     RUNS_FILE,
     STUDY_FILE,
@@ -24,85 +24,6 @@ from diffclip.study.runs import (
     run_folders,
     saved_curves,
 )
-
-DATASETS = {
-    "caltech101": "Caltech-101",
-    "dtd": "DTD",
-    "pets": "Pets",
-    "flowers": "Flowers",
-    "sun397": "SUN397",
-    "fgvc_aircraft": "Aircraft",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "food101": "Food-101",
-    "flickr30k": "Flickr30k",
-    "flickr8k": "Flickr8k",
-    "mscoco_captions": "COCO",
-    "imagenet1k": "ImageNet",
-    "imagenetv2": "ImageNet-V2",
-    "imagenet-a": "ImageNet-A",
-    "imagenet-r": "ImageNet-R",
-    "imagenet_sketch": "ImageNet-Sketch",
-    "oxford_pets3": "Oxford Pets (masks)",
-    "mmvp": "MMVP-VLM",
-    "scenes-mmvp": "scenes (pairs)",
-    "sugarcrepe": "COCO val2017",
-    "scenes-sugarcrepe": "scenes",
-    "scenes-segmentation": "scenes",
-    "coco_mini": "COCO (80 images)",
-}
-METRICS = {
-    "acc1": "top-1",
-    "acc5": "top-5",
-    "mean_per_class_recall": "mean per class",
-    "pair_accuracy": "right pairs",
-    "mean_per_pattern_accuracy": "right pairs, mean over patterns",
-    "statement_accuracy": "right statements",
-    "group_match": "right matchings of a pair",
-    "mean_of_shifts": "mean of the shifts",
-    "mean_of_all": "mean of base and shifts",
-    "drop": "drop from base to shifts",
-    "score": "validation score",
-    "mean_recall": "mean recall",
-    "f1": "F1",
-    "yes_ratio": "answers yes",
-    "auroc": "area under ROC",
-    "ap": "average precision",
-    "inside": "share on the object",
-    "inside_over_area": "lift on the object",
-    "pointing": "pointing game",
-    "deletion_auc": "deletion (lower is better)",
-    "insertion_auc": "insertion",
-    "class_token": "share of the class token",
-    "top10": "share of the ten strongest patches",
-    "background10": "share of the ten strongest background patches",
-    "adversarial_accuracy": "accuracy under attack",
-    "noise_accuracy": "accuracy under noise",
-    "attack_success": "success of the attack",
-    "local_lipschitz": "local Lipschitz estimate",
-    "mean_iou": "mean IoU",
-    "pixel_accuracy": "right pixels",
-    "sink_ratio": "sink ratio",
-    "sink_value_norm": "value norm at the sink",
-    "high_norm_share": "share of high-norm tokens",
-    "negative_weight": "share of negative weight",
-    "gradient_cosine": "cosine of the gradients of A1 and A2",
-    "lambda": "λ",
-    "map_correlation": "correlation of A1 and A2",
-    "step_seconds": "seconds a step",
-    "peak_memory": "peak memory (bytes)",
-}
-MAPS = {"A1_minus_A2": "A1 − A2"}
-_TASKS = {
-    "linear-probe": "linear probe",
-    "mmvp": "minimal pairs",
-    "pope": "POPE",
-    "pope-blind": "blind POPE",
-    "sugarcrepe": "SugarCrepe",
-    "out-of-domain": "out of domain",
-}
-_BARE = ("mechanics", "retrieval", "robustness", "six-tasks", "validation", "training", "cost")
-"""Tasks that the metric's own label names already."""
 
 HEADLINES = {
     "six-tasks": ("average",),
@@ -131,20 +52,8 @@ _MAPS_FIRST = {
 """The map that stands for a task: the first that was measured."""
 HEADLINE_EPSILON = 1.0
 """The size of an attack, in 255ths, that the first table shows."""
-_ASIDE = ("training", "cost")
 _AVERAGED = ("linear-probe", "few-shot", "retrieval", "retrieval", "zero-shot", "out-of-domain")
 """The tasks whose sets the averages of `PANELS` are over."""
-_NOT_SHARES = (
-    *("inside_over_area", "effective_patches", "lambda", "local_lipschitz", "map_correlation"),
-    *("gradient_cosine", "sink_ratio", "sink_value_norm"),
-)
-_LOWER_IS_BETTER = ("attack_success", "background10", "deletion_auc", "drop", "local_lipschitz")
-_DESCRIBING = (
-    *("class_token", "effective_patches", "entropy", "map_correlation", "top10", "yes_ratio"),
-    *("gradient_cosine", "high_norm_share", "negative_weight", "sink_ratio", "sink_value_norm"),
-)
-"""Measures that say what a model does: neither end is better."""
-_ORDER = (*VARIANTS, *ABLATIONS)
 
 
 @dataclass(frozen=True)
@@ -255,7 +164,7 @@ def headlines(records: pd.DataFrame) -> list[int]:
     Where every model has the same average over sets, it stands for them. Corrupted images are shown where there are no
     others.
     """
-    frame = records[records["layer"].isna() & records["head"].isna() & ~records["task"].isin(_ASIDE)]
+    frame = records[records["layer"].isna() & records["head"].isna() & ~records["task"].isin(ASIDE)]
     frame = frame[frame["corruption"].isna() | frame["corruption"].notna().all()]
     averages = frame[(frame["task"] == "six-tasks") & (frame["metric"] == "average")]
     chosen, averaged = [], ["six-tasks"]
@@ -282,103 +191,6 @@ def headlines(records: pd.DataFrame) -> list[int]:
         own = own[own["metric"].isin(wanted)] if own["metric"].isin(wanted).any() else own[:1]
         chosen += [int(measure) for measure in own["measure"].unique()]
     return chosen
-
-
-def in_order(models: Iterable[str]) -> list[str]:
-    """Sort models: CLIP, DiffCLIP, its variants, ablations, then others as they come."""
-    names = list(models)
-    ranks = {name: position for position, name in enumerate(_ORDER)}
-    return sorted(
-        names, key=lambda name: (ranks.get(variant_of(name), len(ranks)), len(name), names.index(name))
-    )
-
-
-def variant_of(model: str) -> str:
-    """Find the variant or ablation in a model's name: "DiffCLIP-vision" of "DiffCLIP-vision-ViT-B-16"."""
-    fitting = [name for name in _ORDER if model == name or model.startswith((f"{name}-", f"{name} "))]
-    return max(fitting, key=len, default=model)
-
-
-def metric_label(row: Mapping[str, Any]) -> str:
-    """Name a record's task and metric for people, without the set: "zero-shot top-1", "text→image R@5"."""
-    metric = str(row["metric"])
-    base, _, pattern = metric.partition("/")
-    kind, found, k = base.partition("_retrieval_recall@")
-    if found:
-        name = f"{'text→image' if kind == 'image' else 'image→text'} R@{k}"
-    else:
-        name = METRICS.get(base, base.replace("_", " "))
-    task = str(row["task"])
-    if task == "six-tasks":
-        name = "" if base == "average" else name
-    elif task == "focus":
-        name = f"focus: {name}"
-    elif task not in _BARE:
-        name = f"{_TASKS.get(task, task)} {name}"
-    if _has(row, "epsilon"):
-        name = f"{name}, ε={row['epsilon']:g}/255"
-    return f"{name}: {pattern}" if pattern else name
-
-
-def measure_label(row: Mapping[str, Any]) -> str:
-    """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "Out of domain"."""
-    if row["task"] == "six-tasks":
-        return ", ".join(filter(None, (capitalized(row["dataset"]), metric_label(row))))
-    parts = [metric_label(row)]
-    if row["task"] not in _ASIDE:
-        parts.append(DATASETS.get(row["dataset"], str(row["dataset"])))
-        if _has(row, "corruption"):
-            parts.append(f"{row['corruption']} {row['severity']}")
-        if str(row["task"]).startswith("pope") and row["split"] != "overall":
-            parts.append(str(row["split"]))
-    if _has(row, "map"):
-        parts.append(MAPS.get(row["map"], str(row["map"])))
-    parts += [f"{name} {int(row[name])}" for name in ("layer", "head") if _has(row, name)]
-    return ", ".join(parts)
-
-
-def capitalized(name: str) -> str:
-    """Capitalize the first letter, and leave all others as they are."""
-    return name[:1].upper() + name[1:]
-
-
-def is_share(row: Mapping[str, Any]) -> bool:
-    """Tell whether a metric is a share, which is shown in percent."""
-    return row["task"] != "cost" and row["metric"] not in _NOT_SHARES
-
-
-def direction(metric: str) -> int:
-    """Return 1 if a larger value of a metric is better, −1 if a smaller one is, 0 if neither is."""
-    return 0 if metric in _DESCRIBING else -1 if metric in _LOWER_IS_BETTER else 1
-
-
-def percent(value: float | None, share: bool = True, sign: bool = False) -> str:
-    """Write a fraction as "48.3" (percent), or a number that is no share as it is; a dash for None."""
-    if value is None or pd.isna(value):
-        return "–"
-    text = f"{100 * value if share else value:{'+' if sign else ''}.{1 if share else 2}f}"
-    return text.lstrip("+-") if float(text) == 0 else text.replace("-", "−")
-
-
-def interval(low: float | None, high: float | None, share: bool = True, sign: bool = False) -> str:
-    """Write an interval as "46.1 to 50.5"; empty where a bound is missing."""
-    if low is None or high is None or pd.isna(low) or pd.isna(high):
-        return ""
-    return f"{percent(low, share, sign)} to {percent(high, share, sign)}"
-
-
-def p_text(p: float | None) -> str:
-    """Write a p-value with two digits: "0.34", "0.007", "< 0.001"; a value below 0.05 is never rounded up to it."""
-    if p is None or pd.isna(p):
-        return "–"
-    if p < 0.001:
-        return "< 0.001"
-    return "0.049" if 0.0495 <= p < 0.05 else f"{p:.{1 if p < 0.0095 else 2}g}"
-
-
-def _has(row: Mapping[str, Any], name: str) -> bool:
-    value = row.get(name)
-    return value is not None and not pd.isna(value)
 
 
 def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:

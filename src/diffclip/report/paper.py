@@ -21,15 +21,8 @@ from diffclip.report.compare import (
     verdict_class,
     verdict_text,
 )
-from diffclip.report.frame import (
-    DATASETS,
-    Results,
-    in_order,
-    interval,
-    percent,
-    values_of,
-    variant_of,
-)
+from diffclip.report.frame import Results, values_of
+from diffclip.report.names import DATASETS, in_order, interval, percent, variant_of
 from diffclip.report.tables import Table
 
 # by panel of the figures: the task of its records, their metric (None: the set's own), and its printed table

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from diffclip.files import write_atomically
+from diffclip.report.names import variant_of
 
 COLORS = {
     "CLIP": "#0072b2",
@@ -64,8 +65,6 @@ def new_figure(width: float, height: float) -> Figure:
 
 def colors_of(models: Sequence[str]) -> dict[str, str]:
     """Choose a color for each model: the variant's own for the first of a variant, another one for the next."""
-    from diffclip.report.frame import variant_of
-
     chosen: dict[str, str] = {}
     others = iter(OTHERS * (1 + len(models) // len(OTHERS)))
     for model in models:

@@ -7,17 +7,8 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from diffclip.report.compare import ONE_RUN, is_one_run_each, seeds_text, verdict_class, verdict_text
-from diffclip.report.frame import (
-    Results,
-    capitalized,
-    in_order,
-    interval,
-    is_share,
-    measures_of,
-    p_text,
-    percent,
-    values_of,
-)
+from diffclip.report.frame import Results, measures_of, values_of
+from diffclip.report.names import capitalized, in_order, interval, is_share, p_text, percent
 
 _LATEX = {
     "−": "$-$",
