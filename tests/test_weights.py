@@ -22,7 +22,15 @@ from tiny import SIZES, TOKENS
 
 import diffclip
 from diffclip import CLIP, InputError
-from diffclip.config import ABLATIONS, VARIANTS, PreprocessConfig, named_config, variant_config, variant_of
+from diffclip.config import (
+    ABLATIONS,
+    VARIANTS,
+    PreprocessConfig,
+    named_config,
+    resized,
+    variant_config,
+    variant_of,
+)
 from diffclip.published import infer_config, to_published
 from diffclip.weights import save_published
 
@@ -109,7 +117,7 @@ def test_a_pickle_that_tries_to_run_code_is_refused_and_does_not(
 def test_saved_folder_keeps_everything(tmp_path: Path) -> None:
     preprocess = PreprocessConfig(mean=(0.1, 0.2, 0.3), std=(1, 1, 1), interpolation="bicubic", resize=40)
     model = tiny("DiffCLIP-dynamic", preprocess=preprocess.model_dump())
-    diffclip.save_weights(model, tmp_path / "saved")
+    diffclip.save_weights(torch.compile(model), tmp_path / "saved")  # as it is without the wrapper
     assert {file.name for file in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert config["preprocess"] == {**preprocess.model_dump(), "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}
@@ -161,6 +169,8 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
     assert loaded.config.lambda_init == "dynamic"
     assert loaded.visual.pos_embed.shape[1] == 17
     assert preprocess.image_size == 64
+    published_file(CLIP(resized(model.config, 64), seed=0), tmp_path / "small.pt")
+    assert diffclip.load(tmp_path / "small.pt", model=name)[1].image_size == 64
     diffclip.save_weights(tiny("CLIP"), tmp_path / "saved")
     with pytest.raises(InputError, match="not DiffCLIP-ViT-B-16"):
         diffclip.load(tmp_path / "saved", model="DiffCLIP-ViT-B-16")
@@ -169,6 +179,9 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
 def test_heads_of_a_plain_tower_of_unknown_width_cannot_be_told() -> None:
     with pytest.raises(InputError, match="number of heads of a plain vision tower 32 wide"):
         infer_config(tiny("CLIP").state_dict())
+    converted = tiny("DiffCLIP-added", vision=SIZES["vision"] | {"pre_norm": True, "patch_bias": False})
+    with pytest.raises(InputError, match="the activation and the epsilon of a converted model"):
+        infer_config(converted.state_dict())
     for variant in ("DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added"):
         assert infer_config(tiny(variant).state_dict()) == variant_config(variant, SIZES)
 

@@ -97,6 +97,7 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
         force_download: bool,
         local_files_only: bool,
         token: str | bool | None,
+        attention_backend: str = "auto",
         **_: Any,
     ) -> Any:
         from diffclip.published import infer_config
@@ -108,7 +109,8 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
             folder = fetch(model_id, revision, cache_dir=cache_dir, token=token, **options)
         weights = read_weights(folder)
         make: Any = cls
-        return put_weights(make(weights.config or infer_config(weights.state)), weights, folder).eval()
+        model = make(weights.config or infer_config(weights.state), attention_backend=attention_backend)
+        return put_weights(model, weights, folder).eval()
 
     def generate_model_card(
         self,

@@ -51,7 +51,9 @@ def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
 def initialise(named: Iterable[tuple[str, Tensor]], config: CLIPConfig, init: str, seed: int) -> None:
     """Set the parameters `named` in place. Equal seeds and names give bit-equal values on every machine's CPU."""
     for name, parameter in named:
-        start = torch.empty(parameter.shape, dtype=torch.float32)
+        start = torch.empty(
+            parameter.shape, dtype=torch.float32, device="meta" if parameter.is_meta else "cpu"
+        )
         if name == "visual.pos_embed" and config.vision.registers:
             # the positions of a model without registers, and those of the registers from a seed of their own
             last = 1 + config.vision.registers

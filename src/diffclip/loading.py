@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-from diffclip.config import HUB_PREFIX, CLIPConfig, name_of, named_config
+from diffclip.config import HUB_PREFIX, CLIPConfig, name_of, named_config, resized
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, explained
 from diffclip.hub import fetch
@@ -54,8 +55,9 @@ def read_config(source: str | Path) -> CLIPConfig:
     return _config(read_weights(path), path, None)
 
 
-def locate(source: str | Path) -> Path:
-    """Return `source` as a path; a name on the hub is fetched into a local folder first.
+def locate(source: str | Path, cache_dir: str | None = None) -> Path:
+    """Return `source` as a path; a name on the hub is fetched into a local folder first, in
+    `cache_dir` or the hub's own cache.
 
     Raises:
         InputError: no such model on the hub, or the hub cannot be reached.
@@ -64,7 +66,7 @@ def locate(source: str | Path) -> Path:
         return Path(source)
     repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
     with explained(f"{source} cannot be fetched", "check the name and the connection"):
-        return fetch(repository, revision or None)
+        return fetch(repository, revision or None, cache_dir=cache_dir)
 
 
 def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
@@ -73,4 +75,11 @@ def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
         if model is not None and name_of(saved) != model:
             raise InputError(f"{path} holds {name_of(saved)}, not {model}: leave the model's name out")
         return saved
-    return named_config(model) if model is not None else infer_config(weights.state)
+    if model is None:
+        return infer_config(weights.state)
+    named, positions = named_config(model), weights.state.get("visual.pos_embed")
+    if positions is None or positions.ndim != 3:
+        return named
+    # the image size that it was trained with, which the name does not tell
+    grid = math.isqrt(max(positions.shape[1] - 1 - named.vision.registers, 0))
+    return resized(named, grid * named.vision.patch_size) if grid else named

@@ -71,7 +71,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
 
     if path.startswith((OPEN_CLIP, TRANSFORMERS)):
         if model_name is not None:
-            raise InputError(f"{source} tells what it is: leave --model-name out")
+            raise InputError(f"{source} tells what it is: leave the model's name out")
         from diffclip.convert.sources import read_foreign
 
         model, preprocess, tokenizer = prepared(read_foreign(path), image_size)

@@ -92,7 +92,7 @@ def infer_config(state: State) -> CLIPConfig:
 
     Raises:
         InputError: the weights are not those of a CLIP, lack a part of the published differential layer or have gates
-            or registers, or a plain tower has widths that no named model has.
+            or registers, the model was converted from another library, or a plain tower has widths that no named model has.
     """
     try:
         patch = state["visual.patch_embed.proj.weight"]
@@ -100,9 +100,7 @@ def infer_config(state: State) -> CLIPConfig:
         vocab, text_width = state["token_embedding.weight"].shape
         towers: dict[str, dict[str, Any]] = {
             "vision": _tower(state, "visual.blocks", "mlp.fc1", patch.shape[0])
-            | {"image_size": grid * patch.shape[-1], "patch_size": patch.shape[-1]}
-            | {"pre_norm": "visual.norm_pre.weight" in state}
-            | {"patch_bias": "visual.patch_embed.proj.bias" in state},
+            | {"image_size": grid * patch.shape[-1], "patch_size": patch.shape[-1]},
             "text": _tower(state, "transformer.resblocks", "mlp.c_fc", text_width)
             | {"vocab_size": vocab, "context_length": state["positional_embedding"].shape[0]},
         }
@@ -121,6 +119,11 @@ def infer_config(state: State) -> CLIPConfig:
                 f"the weights do not tell the number of heads of a plain {key} tower {tower['width']} wide: "
                 "save the model as a folder with its config.json, or name the model"
             )
+    if "visual.norm_pre.weight" in state or "visual.patch_embed.proj.bias" not in state:
+        raise InputError(
+            "the weights do not tell the activation and the epsilon of a converted model: save it as a folder with its "
+            "config.json"
+        )
     added = "differential-added" in (tower["attention"] for tower in towers.values())
     whole = {
         "embed_dim": embed_dim,

@@ -48,9 +48,7 @@ def find_weights(path: str | Path) -> Path:
             f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved model's folder"
         )
     if not path.exists():
-        raise InputError(
-            f"{path} does not exist: give a run folder, a saved folder, a weights file or hf-hub:OWNER/NAME"
-        )
+        raise InputError(f"{path} does not exist: give a run folder, a saved folder or a weights file")
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty: fetch it again")
     return path
@@ -150,7 +148,8 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
         raise InputError(f"{file} is not a model's configuration: save the model again")
     if "model_type" in fields:
         raise InputError(
-            f"{file.parent} was saved by transformers: run diffclip convert transformers:{file.parent} FOLDER"
+            f"{file.parent} was saved by transformers: name it transformers:{file.parent}, or transformers:OWNER/NAME "
+            "where it is on the hub"
         )
     return parse_config(fields, str(file))
 
@@ -241,6 +240,7 @@ def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | 
     Raises:
         InputError: no space left on the device, or no permission.
     """
+    model = getattr(model, "_orig_mod", model)  # torch.compile puts a wrapper around it
     folder = Path(folder)
     state = model.state_dict() if state is None else state
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
@@ -257,6 +257,7 @@ def save_published(model: CLIP, file: str | Path) -> None:
     Raises:
         InputError: no space left on the device, or no permission.
     """
+    model = getattr(model, "_orig_mod", model)  # torch.compile puts a wrapper around it
     state = to_published(model.state_dict(), model.config)
     contents = {
         "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},

@@ -56,9 +56,12 @@ def test_threads_give_the_same_numbers_in_every_run_and_leave_torch_its_own() ->
     try:
         runs = [results(blocked.differential, [q, k, v, torch.tensor(0.5)], grad, True) for _ in range(3)]
         assert torch.get_num_threads() == 3
+        with torch.inference_mode():
+            inferred = blocked.differential(q, k, v, torch.tensor(0.5), True)
     finally:
         torch.set_num_threads(before)
     expected = results(eager.differential, [q, k, v, torch.tensor(0.5)], grad, True)
     for name, want in expected.items():
         assert all(torch.equal(run[name], runs[0][name]) for run in runs), name
         torch.testing.assert_close(runs[0][name], want, rtol=1e-4, atol=1e-4)
+    assert torch.equal(inferred, runs[0]["out"])

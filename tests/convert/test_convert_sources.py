@@ -52,6 +52,17 @@ def test_a_folder_of_transformers_becomes_a_differential_model(tmp_path: Path) -
     assert "no published layout" in convert(tmp_path / "ours", tmp_path / "ours.pt").stderr
 
 
+def test_weights_in_half_precision_are_read_in_float32(tmp_path: Path, capsys) -> None:
+    model = transformers_model()
+    model.half().save_pretrained(tmp_path / "half")
+    ours = read_foreign(f"transformers:{tmp_path / 'half'}")
+    assert "no image processor: images are prepared as OpenAI's" in capsys.readouterr().err
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    theirs = model.float().get_image_features(IMAGES)
+    theirs = getattr(theirs, "pooler_output", theirs)
+    torch.testing.assert_close(ours.encode_image(IMAGES), theirs, rtol=1e-5, atol=1e-5)
+
+
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Weights of an architecture "tiny" with GELU; its tag "squashed" says that they were trained otherwise."""
@@ -152,7 +163,7 @@ def test_every_command_takes_models_of_other_libraries(tiny: Path, tmp_path: Pat
     loaded = load_for_use(theirs, image_size=16)
     assert (loaded.label, loaded.weights) == (name_of(loaded.model.config), theirs)
     assert (loaded.preprocess.image_size, loaded.model.training) == (16, False)
-    with pytest.raises(InputError, match="leave --model-name out"):
+    with pytest.raises(InputError, match="leave the model's name out"):
         load_for_use(f"open_clip:tiny/{tiny}", "CLIP-ViT-B-16")
     done = diffclip_command("classify", image, "--labels", "cat, dog", "--model", theirs)
     assert done.returncode == 0, done.stderr
@@ -183,6 +194,9 @@ def test_to_transformers_and_back(model_folder: Path, tmp_path: Path, capfd) -> 
     assert again.config == model.config
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+    loaded.bfloat16().save_pretrained(tmp_path / "half")
+    half = read_foreign(f"transformers:{tmp_path / 'half'}")
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.float32}
     with pytest.raises(InputError, match="theirs is not empty: give a new folder"):
         call(model_folder, tmp_path / "theirs", "--transformers")
 

@@ -143,6 +143,8 @@ def test_runs_with_the_default_output(weights, scenes) -> None:
     ours.run_command(["eval", "--pretrained", *names, *given])
     results = [f"shapes_{name.replace('/', '_')}_diffclip_en_zeroshot_classification.json" for name in names]
     assert [json.loads(Path(file).read_text())["pretrained"] for file in results] == names
+    ours.run_command(["eval", "--pretrained", names[0], *given, "--output", "new/sub/{dataset}.json"])
+    assert Path("new/sub/shapes.json").is_file()
     ours.run_command(["build", *results, "--output", "all.csv"])
     assert len(Path("all.csv").read_text().splitlines()) == 3
 

@@ -74,7 +74,7 @@ def test_a_copy_gives_the_core_s_numbers(dynamic, pictures) -> None:
     assert dynamic.image_projection.any()
 
 
-@pytest.mark.parametrize("resize", [None, 40, "squash"])
+@pytest.mark.parametrize("resize", [None, 40, 93, "squash"])
 @torch.no_grad()
 def test_images_are_prepared_as_the_core_does(resize) -> None:
     preprocess = {"mean": (0.4, 0.5, 0.6), "interpolation": "bicubic", "resize": resize}

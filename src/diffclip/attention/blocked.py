@@ -123,8 +123,10 @@ def _share_out(shares: list[_Share], work: Callable[[Iterator[_Share]], None]) -
     if threads < 2:
         return work(waiting)
 
+    inference = torch.is_inference_mode_enabled()  # each thread has a mode of its own
+
     def run() -> None:
-        with torch.no_grad():
+        with torch.inference_mode(inference), torch.no_grad():
             work(waiting)
 
     pool = _pool(os.getpid(), torch.get_num_threads())

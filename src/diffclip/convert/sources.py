@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import torch
+
 from diffclip.config import OPEN_CLIP, TRANSFORMERS
 from diffclip.convert.assemble import quiet, refuse
 from diffclip.convert.from_open_clip import from_open_clip
@@ -88,9 +90,11 @@ def _read_transformers(source: str) -> CLIP:
             return load_transformers(place, source)
         if kind != "clip":
             raise InputError(f"{source} is a {kind!r}, not a 'clip': give a CLIP with two ViT towers")
-        model = read_whole(CLIPModel, place, source)
+        model = read_whole(CLIPModel, place, source, dtype=torch.float32)
         preprocess = read_preprocess(place, model.config.vision_config.image_size, source)
     converted = from_transformers(model, source)
-    if preprocess is not None:
+    if preprocess is None:
+        print(f"diffclip: {source} has no image processor: images are prepared as OpenAI's", file=sys.stderr)
+    else:
         converted.config.preprocess = preprocess
     return converted

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy
@@ -140,6 +141,7 @@ class _Output(str):
         """Return the file, after a check that it can be written: clip_benchmark opens it after the last image."""
         name = super().format(*args, **{key: str(value).replace("/", "_") for key, value in fields.items()})
         check_writable(name)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         return name
 
 

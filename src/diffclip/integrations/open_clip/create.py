@@ -59,7 +59,7 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
             raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
         size = size[0]
     source = given["pretrained"]
-    weights = read_weights(locate(source)) if source and given["load_weights"] else None
+    weights = read_weights(locate(source, given["cache_dir"])) if source and given["load_weights"] else None
     if weights is None and given["require_pretrained"]:
         raise InputError(f"{name} has no weights: give pretrained= a saved folder, a run folder or a file")
     config = named if weights is None or weights.config is None else weights.config

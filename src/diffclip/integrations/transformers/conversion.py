@@ -180,7 +180,9 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
             `source` names where they come from.
     """
     with no_progress_bar():
-        read: Any = DiffCLIPModel.from_pretrained(place, use_safetensors=True, output_loading_info=True)
+        read: Any = DiffCLIPModel.from_pretrained(
+            place, use_safetensors=True, output_loading_info=True, dtype=torch.float32
+        )
     loaded, faults = read
     listed = [
         f"{kind.replace('_', ' ')} {', '.join(sorted(map(str, names))[:4])}"
