@@ -1,8 +1,9 @@
 """The pages of experiments B and C, from their records: docs/results/study_b.md, needle.md and their figures.
 
-    python -m benchmarks.experiments [--results benchmarks/results] [--docs docs]
+    python -m benchmarks.experiments [--results benchmarks/results] [--docs docs] [--runs runs/study_a]
 
-Experiment A is a study like any other: `diffclip report benchmarks/results/study_a`.
+Experiment A is a study like any other: `diffclip report benchmarks/results/study_a`. With the folder of its runs, how
+far its primary difference would move with other test images goes to study_a/over_images.json.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
+from scipy import stats
 
-from benchmarks.about import parser_of
+from benchmarks.about import parser_of, write_json
 from diffclip import load_records
+from diffclip.evaluation.results_file import read_outcomes
 from diffclip.evaluation.statistics import compare_arms, mean_interval, with_verdicts
 from diffclip.files import write_text
-from diffclip.report.names import interval, p_text, percent
+from diffclip.report.names import in_order, interval, p_text, percent
 from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_png
 from diffclip.report.tables import Table
 from diffclip.study.runs import RUNS_FILE, read_lines, read_timing
@@ -27,6 +32,7 @@ DISTRACTORS = (0, 4, 16)
 PRIMARY = ("DiffCLIP", "CLIP")
 SAME_RATE = ("DiffCLIP-same-rate", "CLIP-same-rate")
 RATE = 2e-3
+ZERO_SHOT = ("colours", "counts", "shapes")
 NEEDLE_CONTRASTS = [PRIMARY, ("DiffCLIP", "CLIP-half-heads"), ("CLIP-gated", "CLIP")]
 NEEDLE_PRIMARY = ("shared", 64, 1.0)
 CHANCE = 12.5
@@ -55,7 +61,7 @@ def compare_needle(values: pd.DataFrame) -> pd.DataFrame:
     """The contrasts of each cell; all but the primary one are corrected together."""
     parts = []
     for cell, own in values.groupby(_CELL, sort=False):
-        found = compare_arms(own, NEEDLE_CONTRASTS, PRIMARY if cell == NEEDLE_PRIMARY else None)
+        found = _contrasts(own, NEEDLE_CONTRASTS, PRIMARY if cell == NEEDLE_PRIMARY else None)
         parts.append(found.assign(**dict(zip(_CELL, cell, strict=True))))
     return with_verdicts(pd.concat(parts, ignore_index=True))
 
@@ -94,7 +100,8 @@ def needle_page(file: Path, docs: Path) -> None:
         [
             f"Primary endpoint: {_sentence(primary)}.",
             "![Accuracy against N and σ](../figures/needle.png)",
-            "Accuracy over 50 seeds with 95 % intervals (bootstrap over seeds); dashed: chance, 12.5 %. "
+            f"Accuracy over {primary['seeds']} seeds with 95 % intervals (bootstrap over seeds); dashed: chance, "
+            f"{CHANCE} %. "
             "[Protocol](../experiments.md#c-one-layer-one-needle).",
             _table(found, {"noise": _cells(found)}).to_markdown(),
             "Differences in points. p: the primary one as it is, all others corrected together (Holm).",
@@ -110,53 +117,63 @@ def _counts_done(folder: Path) -> list[int]:
     return [count for count in DISTRACTORS if (folder / f"k{count}" / "results.jsonl").is_file()]
 
 
-def clutter_values(folder: Path) -> pd.DataFrame:
-    """The mean recalls of experiment B on held-out scenes, as far as it has run: columns distractors, model, seed,
-    value, and the model's parameters.
+def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "captions") -> pd.DataFrame:
+    """A measure of experiment B on held-out scenes, as far as it has run: columns distractors, model, seed, value,
+    count (of items), and the model's parameters.
 
     Where the rate that a model's sweep chose is the one rate for all, its runs are also those of its arm of that rate.
     """
     parts = []
     for count in _counts_done(folder):
         frame = load_records(folder / f"k{count}")
-        found = frame[(frame["task"] == "retrieval") & (frame["metric"] == "mean_recall")]
+        found = frame[(frame["metric"] == metric) & (frame["dataset"] == dataset)]
         parameters = frame[frame["metric"] == "parameters"].groupby("model")["value"].first()
-        found = found[["model", "seed", "value"]].assign(parameters=found["model"].map(parameters))
+        found = found[["model", "seed", "value", "count"]].assign(parameters=found["model"].map(parameters))
         runs = pd.DataFrame(read_lines(folder / f"k{count}" / RUNS_FILE))
         rates = runs[runs["group"] == "models"].groupby("arm")["lr"].first()
         for arm, model in zip(SAME_RATE, PRIMARY, strict=True):
-            if arm not in set(found["model"]) and rates.get(model) == RATE:
-                found = pd.concat([found, found[found["model"] == model].assign(model=arm)])
+            if rates.get(model) == RATE:
+                made = found.loc[found["model"] == arm, "seed"]
+                more = found[(found["model"] == model) & ~found["seed"].isin(made)]
+                found = pd.concat([found, more.assign(model=arm)])
         parts.append(found.assign(distractors=count))
     return pd.concat(parts, ignore_index=True)
 
 
 def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The interaction (the change of each contrast from no to most distractors), and the contrasts by distractors."""
+    """The interaction (the change of each contrast from no to most distractors), and the contrasts by distractors;
+    each is to be corrected (`with_verdicts`)."""
+    pairs = [
+        (model, "CLIP") for model in in_order(values["model"].unique()) if model not in ("CLIP", *SAME_RATE)
+    ]
+    pairs.append(SAME_RATE)
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
     by_count = values.groupby("distractors")
-    each = [_contrasts(own).assign(distractors=count) for count, own in by_count]
-    return with_verdicts(_contrasts(changes, PRIMARY)), with_verdicts(pd.concat(each, ignore_index=True))
+    each = [_contrasts(own, pairs).assign(distractors=count) for count, own in by_count]
+    return _contrasts(changes, pairs, PRIMARY), pd.concat(each, ignore_index=True)
 
 
-def _contrasts(values: pd.DataFrame, primary: tuple[str, str] | None = None) -> pd.DataFrame:
-    """Each model against CLIP, and the two of one rate by a linear model of their own: they may share runs."""
-    models = list(dict.fromkeys(values["model"]))
-    rivals = [(model, "CLIP") for model in models if model not in ("CLIP", *SAME_RATE)]
-    found = []
-    for contrasts in (rivals, [SAME_RATE]):
-        names = {name for pair in contrasts for name in pair}
-        if names <= set(models):
-            own = values[values["model"].isin(names)]
-            found.append(compare_arms(own, contrasts, primary, verdicts=False))
+def _contrasts(
+    values: pd.DataFrame, pairs: Sequence[tuple[str, str]], primary: tuple[str, str] | None = None
+) -> pd.DataFrame:
+    """The pairs of models that were measured, each by a fit of its own: with so many seeds a pooled residual gains
+    nothing, and models vary by up to five times as much as others."""
+    found = [
+        compare_arms(values[values["model"].isin(pair)], [pair], primary, verdicts=False)
+        for pair in pairs
+        if set(pair) <= set(values["model"])
+    ]
     return pd.concat(found, ignore_index=True)
 
 
 def clutter_page(folder: Path, docs: Path) -> None:
     """Write the page and the figure of experiment B."""
     values = clutter_values(folder)
-    interaction, each = compare_clutter(values)
+    interaction, each = map(with_verdicts, compare_clutter(values))
+    primary = interaction[interaction["primary"]].iloc[0]
+    seen = [compare_clutter(clutter_values(folder, "acc1", name))[0].assign(set=name) for name in ZERO_SHOT]
+    zero_shot = with_verdicts(pd.concat(seen, ignore_index=True).assign(primary=False))
     with style():
         figure = new_figure(6.4, 4.0)
         axes = figure.subplots()
@@ -196,16 +213,50 @@ def clutter_page(folder: Path, docs: Path) -> None:
         docs / "results" / "study_b.md",
         "Experiment B: noise of the scene",
         [
-            f"Primary endpoint, the change of the advantage {change}: {_sentence(interaction.iloc[0])}.",
+            f"Primary endpoint, the change of the advantage {change}: {_sentence(primary)}.",
             "![Advantage against distractors](../figures/study_b.png)",
             "Differences with 95 % intervals over seeds; grey band: ±1 point. p: the primary one as it is, all others "
             "corrected (Holm), changes and values apart. [Protocol](../experiments.md#b-noise-of-the-scene).",
             _table(table, {"distractors": rows}).to_markdown(),
-            "Mean recall on 1,000 held-out scenes, %, and what a model costs. A training step's time is relative to "
-            "CLIP's, measured in turns.",
+            f"Zero-shot accuracy on held-out scenes, change {change}; corrected together.",
+            _table(zero_shot, {"set": zero_shot["set"]}).to_markdown(),
+            f"Mean recall on {values['count'].max():,.0f} held-out scenes, %, and what a model costs. A training "
+            "step's time is relative to CLIP's, measured in turns.",
             Table("values", "", shown.reset_index()).to_markdown(),
         ],
     )
+
+
+def over_images(runs: Path) -> dict[str, float]:
+    """Experiment A's primary difference over other test images as well as other seeds, from the outcomes in its runs.
+
+    Returns:
+        Numbers of seeds and images; the difference in `mean_recall`; its standard errors over seeds (the images as they
+        are) and over images (the runs as they are); and its 95 % interval over both, whose variances add up.
+    """
+    recalls = {model: _recalls_by_image(runs, model) for model in PRIMARY}
+    shared = sorted(set.intersection(*map(set, recalls.values())))
+    first, second = (np.stack([recalls[model][seed] for seed in shared]) for model in PRIMARY)
+    gains = first - second  # [seeds, images]
+    errors = [gains.mean(axis).std(ddof=1) / gains.shape[1 - axis] ** 0.5 for axis in (1, 0)]
+    middle, reach = gains.mean(), stats.norm.ppf(0.975) * np.hypot(*errors)
+    sizes = dict(zip(("seeds", "images"), gains.shape, strict=True))
+    told = {"difference": middle, "error_over_seeds": errors[0], "error_over_images": errors[1]}
+    told |= {"low": middle - reach, "high": middle + reach}
+    return sizes | {name: round(float(value), 6) for name, value in told.items()}
+
+
+def _recalls_by_image(runs: Path, model: str) -> dict[int, NDArray[np.float64]]:
+    """The mean of the six recalls of each test image (its captions' for text→image), by seed."""
+    found = {}
+    for file in (runs / "models").glob(f"{model}-s[0-9]*/results.jsonl"):
+        outcomes = [one for key, one in read_outcomes(file).items() if "_retrieval_recall@" in key]
+        owners = [np.arange(len(hits)) if clusters is None else clusters for hits, clusters in outcomes]
+        means = [
+            np.bincount(own, hits) / np.bincount(own) for own, (hits, _) in zip(owners, outcomes, strict=True)
+        ]
+        found[int(file.parent.name.rpartition("-s")[2])] = np.mean(means, axis=0)
+    return found
 
 
 def _curves(panel: Axes, values: pd.DataFrame, along: str, models: Sequence[str]) -> None:
@@ -235,6 +286,7 @@ def _table(found: pd.DataFrame, first: dict[str, Iterable[str]]) -> Table:
         "95 % interval": [
             interval(low, high, sign=True) for low, high in zip(found["low"], found["high"], strict=True)
         ],
+        "seeds": found["seeds"].astype(str),
         "p": [p_text(value) for value in found["p_holm"]],
         "verdict": [
             word + ("; primary" if own else "")
@@ -270,7 +322,10 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--runs", type=Path, help="the folder of experiment A's runs")
     options = parser.parse_args()
+    if options.runs:
+        write_json(options.results / "study_a" / "over_images.json", over_images(options.runs))
     if (options.results / "needle.jsonl").is_file():
         needle_page(options.results / "needle.jsonl", options.docs)
     if {DISTRACTORS[0], DISTRACTORS[-1]} <= set(_counts_done(options.results / "study_b")):

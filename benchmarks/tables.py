@@ -8,6 +8,7 @@ What no file tells is given as not measured yet, with the command that measures 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def parity(results: Results, device: str) -> list[str]:
         ran = [row for row in rows if "worst" in row]
         worst, moves = (largest(row[key] for row in ran) for key in ("worst", "repeated"))
         above = sum(not row.get("within", False) for row in rows)
-        limit = result["limits"][dtype]
+        limit = result["limits"].get(dtype, math.nan)  # of a process that died
         lines.append(
             _row([backend, dtype, str(len(rows)), f"{worst:.1e}", f"{limit:.0e}", str(above), f"{moves:.0e}"])
         )

@@ -56,6 +56,10 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     call("saved/demo", "--save", "saved/again")
     curves = [(tmp_path / "saved" / name / "curves.jsonl").read_text() for name in ("demo", "again")]
     assert curves[0] == curves[1]
+    make_run(tmp_path / "other" / "CLIP-s0", "CLIP", 0, level=0.2)
+    call("runs", "other", "--save", "saved/both")
+    both = {record.weights for record in read_records(tmp_path / "saved" / "both" / "results.jsonl")}
+    assert {f"{folder}/CLIP-s0/checkpoints/best" for folder in ("runs", "other")} < both
     assert call("saved/demo", "--output", "report.html", "--title", "Demo") == "wrote report.html\n"
     page = (tmp_path / "report.html").read_text()
     assert "<h1>Demo</h1>" in page

@@ -91,7 +91,7 @@ def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] 
     write_records(folder / "results.jsonl", records)
     arms = {model: {"change": {"model": model}} for model in levels}
     primary = {"task": "validation", "dataset": "flickr8k", "metric": "score"}
-    study = {"title": "A made-up study", "models": {"arms": arms}, "margin": 0.01}
+    study = {"title": "A made-up study", "models": {"arms": arms, "seeds": list(seeds)}, "margin": 0.01}
     study["contrasts"] = [[model, "CLIP"] for model in levels if model != "CLIP"]
     study["primary"] = primary | {"arm": "DiffCLIP", "against": "CLIP"}
     (folder / "study.yaml").write_text(yaml.safe_dump(study))

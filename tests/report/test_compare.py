@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
 from made_records import frame_of, made, one, write_study
 
@@ -93,6 +96,44 @@ def test_a_study_has_one_primary_endpoint(tmp_path):
     assert found["primary"].tolist() == [True, False, False]
     assert found["p_holm"][0] == found["p"][0]
     assert "the primary endpoint" in headline(results, found)
+    assert "3 seeds): better" in headline(results, found)
+    study = results.study | {"models": {"seeds": [*range(4)]}}
+    assert headline(replace(results, study=study), found).endswith("3 of 4 seeds so far).")
+    ends = pd.DataFrame(
+        {
+            "run": "models/CLIP-s3",
+            "group": "models",
+            "arm": ["CLIP", "DiffCLIP"] * 4,
+            "diverged": 7 * [None] + [9],
+        }
+    )
+    assert "3 of 4 seeds, CLIP-s3 diverged): better" in headline(
+        replace(results, study=study, runs=ends), found
+    )
+    results.study["primary"]["alone"] = False  # the endpoint is over several studies
+    assert not compare(results, [measure], [pair])["primary"].any()
+
+
+def test_values_are_those_of_the_seeds_that_both_have():
+    records = made({"CLIP": 0.4, "DiffCLIP": 0.45}, noise=0.02)
+    fewer = [record for record in records if (record.model, record.seed) != ("CLIP", 0)]
+    results = results_of(frame_of(fewer))
+    found = compare(results, headlines(results.records), contrasts_of(results))
+    differences = found["model_value"] - found["base_value"]
+    assert differences.tolist() == pytest.approx(found["difference"].tolist())
+
+
+def test_settings_of_several_seeds_are_compared_each_with_its_own_clip():
+    records = [
+        record.model_copy(update={"weights": f"{rate}/{record.model}-s{record.seed}/checkpoints/best"})
+        for rate, level in (("low", 0.4), ("high", 0.5))
+        for record in made({"CLIP": level, "DiffCLIP": level})
+    ]
+    results = results_of(frame_of(records), [{"arm": "CLIP"}, {"arm": "DiffCLIP"}])
+    pairs = {(f"DiffCLIP ({rate}/DiffCLIP)", f"CLIP ({rate}/CLIP)") for rate in ("low", "high")}
+    assert pairs == set(contrasts_of(results))
+    found = compare(results, headlines(results.records), contrasts_of(results))
+    assert set(found["seeds"]) == {3}
 
 
 def test_models_are_compared_with_the_clip_of_their_size():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from made_records import frame_of, made, one
+from made_records import frame_of, made, one, write_study
 
-from diffclip.report.frame import headlines, measures_of, results_of, values_of
+from diffclip.errors import InputError
+from diffclip.report.frame import headlines, measures_of, read_results, results_of, values_of
 from diffclip.report.names import in_order, interval, measure_label, metric_label, p_text, percent, variant_of
 
 ABOUT = {"model": "CLIP", "seed": 0, "weights": "runs/CLIP-s0/checkpoints/best"}
@@ -149,6 +150,13 @@ def test_weights_of_one_name_are_told_apart_and_a_record_given_twice_counts_once
         for n in (1, 2)
     ]
     assert results_of(frame_of(files)).models == ["CLIP (epoch_1.pt)", "CLIP (epoch_2.pt)"]
+
+
+def test_two_studies_are_not_merged(tmp_path):
+    studies = [write_study(tmp_path / name, {"CLIP": 0.4, "DiffCLIP": 0.4}) for name in ("k0", "k16")]
+    for paths in (studies, [tmp_path]):
+        with pytest.raises(InputError, match=r"k0 and .*k16 are two studies: give one of them"):
+            read_results(paths)
 
 
 def test_the_last_checkpoint_of_a_followed_training_counts():

@@ -87,6 +87,8 @@ def test_the_grid_in_order_once_with_what_the_sweep_chose(study_file, diffclip_s
     assert diffclip_study(file).returncode == 0
     after = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert after | {out / "study.yaml": 0} == before | {out / "study.yaml": 0}
+    assert diffclip_study(file, "ablations=null").returncode == 0
+    assert (out / "timing.json").stat().st_mtime_ns == before[out / "timing.json"]
 
     ablations: dict[str, Any] = copy.deepcopy(ABLATIONS)
     ablations["arms"]["DiffCLIP-no-norm"]["change"]["lr"] = 1e-5

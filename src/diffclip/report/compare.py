@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
 from diffclip.evaluation.statistics import ALPHA, Contrast, above_chance, compare_arms, with_verdicts
 from diffclip.report.frame import Results, headlines, measures_of, values_of
-from diffclip.report.names import direction, is_share, percent, variant_of
+from diffclip.report.names import direction, in_order, is_share, percent, variant_of
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 ONE_RUN = "One run each: another seed or processor can turn this around."
@@ -23,22 +24,25 @@ def contrasts_of(results: Results) -> list[Contrast]:
     """Choose the contrasts: those that the study declares, else every model against the CLIP of its size."""
     if results.study:
         return [(one, other) for one, other in results.study["contrasts"]]
-    found = [(model, clip_of(model, results.models)) for model in results.models]
+    models = in_order(results.records["model"].unique()) or results.models
+    found = [(model, clip_of(model, models)) for model in models]
     return [(model, against) for model, against in found if against is not None and against != model]
 
 
 def clip_of(model: str, models: Sequence[str]) -> str | None:
     """Find the CLIP of a model's size among `models`, else the first CLIP of any; None where there is none."""
     plain = [one for one in models if variant_of(one) == BASELINE]
-    wanted = model.replace(variant_of(model), BASELINE, 1)
+    wanted = model.replace(variant_of(model), BASELINE)
     return wanted if wanted in plain else next(iter(plain), None)
 
 
 def primary_of(results: Results) -> tuple[int, Contrast] | None:
-    """Find the measure and the contrast of the study's pre-declared endpoint; None where there is no study."""
+    """Find the measure and the contrast of the study's pre-declared endpoint; None where it has none of its own."""
     if results.study is None:
         return None
     declared, frame = results.study["primary"], results.records
+    if not declared.get("alone", True):
+        return None
     fits = pd.Series(True, frame.index)
     for name in ("task", "dataset", "metric"):
         fits &= frame[name] == declared[name]
@@ -52,8 +56,8 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
 
     Returns:
         A row a measure and contrast that was measured: those of `evaluation.statistics.compare_arms`, and `measure`,
-        `label`, `panel` (one of the six tasks, or the task), `share`, `margin`, the means over seeds `model_value` and
-        `base_value`, `chance`, and `not_above_chance`: neither model is shown to be above chance.
+        `label`, `panel` (one of the six tasks, or the task), `share`, `margin`, the means over the seeds of both
+        `model_value` and `base_value`, `chance`, and `not_above_chance`: neither model is shown to be above chance.
     """
     primary = primary_of(results)
     values, fields = values_of(results.records), measures_of(results.records)
@@ -68,14 +72,13 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
         found = compare_arms(own[["model", "seed", "value"]], here, pair, results.margin, False)
         row = fields.loc[measure].to_dict()
         share = is_share(row)
-        means = own.groupby("model")["value"].mean()
         panel = row["dataset"] if row["task"] == "six-tasks" else row["task"]
         found = found.assign(
             measure=measure, label=row["label"], panel=panel, share=share, margin=results.margin
         )
         if not share:
             found["p_equivalent"] = float("nan")
-        found["model_value"], found["base_value"] = found["model"].map(means), found["against"].map(means)
+        found[["model_value", "base_value"]] = [_means(own, pair) for pair in here]
         found["chance"] = own["chance"].mean()
         above = {model: is_above_chance(one, row["metric"]) for model, one in own.groupby("model")}
         pairs = [
@@ -90,6 +93,14 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
         own = compared["measure"].map(fields["metric"]).map(direction) == sign
         compared.loc[own, "verdict"] = compared.loc[own, "verdict"].replace(words)
     return compared
+
+
+def _means(values: pd.DataFrame, pair: Contrast) -> list[float]:
+    """Average two models over the seeds that both have, if there are any."""
+    table = values.pivot_table(index="seed", columns="model", values="value")[list(pair)]
+    both = table.dropna()
+    means: list[float] = (table if both.empty else both).mean().tolist()
+    return means
 
 
 def is_one_run_each(comparisons: pd.DataFrame) -> bool:
@@ -144,10 +155,11 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
     primary = comparisons[comparisons["primary"]]
     if len(primary):
         row = primary.iloc[0]
+        seeds, verdict = _progress(results, row)
         return (
             f"{row['model']} − {row['against']} on {row['label']}, the primary endpoint: "
             f"{percent(row['difference'], sign=True)} points (95 % interval {percent(row['low'], sign=True)} to "
-            f"{percent(row['high'], sign=True)}, {row['seeds']} seeds): {verdict_text(row)}."
+            f"{percent(row['high'], sign=True)}, {seeds}){verdict}."
         )
     counts = (
         comparisons["verdict"].mask(comparisons["not_above_chance"], "not shown above chance").value_counts()
@@ -157,6 +169,21 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
     named = " and ".join(tested) if len(tested) < 3 else f"{len(tested)} models"
     count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
     return f"{named} against {baselines_of(comparisons)} in {count} over {seeds_text(comparisons)} seeds: {told}."
+
+
+def _progress(results: Results, row: pd.Series) -> tuple[str, str]:
+    """Count the seeds of the primary endpoint, and word its verdict: none before all runs have ended."""
+    runs, declared = results.runs, len((results.study or {})["models"]["seeds"])
+    if row["seeds"] == declared:
+        return f"{declared} seeds", f": {verdict_text(row)}"
+    own = runs[(runs["group"] == "models") & runs["arm"].isin([row["model"], row["against"]])]
+    diverged = own.loc[own["diverged"].notna(), "run"]
+    named = "".join(f", {Path(run).name} diverged" for run in diverged)
+    ended = len(own) == 2 * declared
+    return (
+        f"{row['seeds']} of {declared} seeds{'' if ended else ' so far'}{named}",
+        f": {verdict_text(row)}" * ended,
+    )
 
 
 def baselines_of(comparisons: pd.DataFrame) -> str:

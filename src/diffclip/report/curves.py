@@ -90,7 +90,8 @@ def sweep_chart(results: Results) -> Chart | None:
     axes = figure.subplots()
     for (model, decay), own in sweep.groupby(["arm", "weight_decay"]):
         line = _STYLES[sorted(sweep["weight_decay"].unique()).index(decay) % len(_STYLES)]
-        scores = 100 * own.groupby("lr")["score"].mean()
+        # a rate with a seed that diverged has no score
+        scores = 100 * own.groupby("lr")["score"].agg(lambda seeds: seeds.mean(skipna=False))
         label = f"{model}, weight decay {decay:g}"
         axes.plot(scores, line, marker="o", markersize=4, color=colors[model], label=label)
     rates = sorted(sweep["lr"].unique())

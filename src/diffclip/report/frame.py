@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from diffclip.study.runs import (
     saved_curves,
 )
 
+_SEED = re.compile(r"-s\d+$")
 HEADLINES = {
     "six-tasks": ("average",),
     "retrieval": ("image_retrieval_recall@5", "text_retrieval_recall@5"),
@@ -96,7 +98,8 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     """Read records, and beside them curves, runs and the study, from files and folders.
 
     Raises:
-        InputError: a path does not exist, a file cannot be read, or there is neither a record nor a step.
+        InputError: a path does not exist, a file cannot be read, there is neither a record nor a step, or there are two
+            studies.
     """
     sources = [Path(path) for path in paths]
     for path in sources:
@@ -105,6 +108,9 @@ def read_results(paths: Sequence[str | Path]) -> Results:
                 f"{path} does not exist: give run folders, result files (.jsonl) or folders of either"
             )
     folders = [path for path in sources if path.is_dir()]
+    studies = sorted({file.parent for folder in folders for file in folder.rglob(STUDY_FILE)})
+    if len(studies) > 1:
+        raise InputError(f"{studies[0]} and {studies[1]} are two studies: give one of them")
     curves = saved_curves(folders) + [curve_of(run) for folder in folders for run in run_folders(folder)]
     records = load_records(
         [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
@@ -115,7 +121,7 @@ def read_results(paths: Sequence[str | Path]) -> Results:
             f"{named} has no records, and no run there has made its first step: train or evaluate first"
         )
     found = results_of(records, curves)
-    study = next((folder for folder in folders if (folder / STUDY_FILE).is_file()), None)
+    study = next((folder for folder in folders if folder in studies), None)
     if study is None:
         return found
     runs = pd.DataFrame(read_lines(study / RUNS_FILE))
@@ -194,14 +200,22 @@ def headlines(records: pd.DataFrame) -> list[int]:
 
 
 def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the name of their run or file to models that share a name, a measure and a seed."""
+    """Add the name of their runs or file to models that share a name, a measure and a seed; that of several seeds
+    without the seed."""
     run = frame["weights"].map(run_of)
+    setting = run.map(lambda path: path.with_name(_SEED.sub("", path.name)) if path.name else path)
     keys = [frame[name] for name in ("measure", "model", "seed", "draw")]
-    twice = run.groupby(keys, dropna=False).transform("nunique") > 1
-    shared = frame["model"].isin(frame.loc[twice, "model"].unique())
-    for model, own in run[shared].groupby(frame["model"]):
-        names = _short(own.unique())
-        frame.loc[own.index, "model"] = [f"{model} ({names[one]})" for one in own]
+
+    def models_of_several(by: list[pd.Series]) -> set[str]:
+        twice = run.groupby(by, dropna=False).transform("nunique") > 1
+        return set(frame.loc[twice, "model"])
+
+    unclear = models_of_several([*keys, setting.map(str)])
+    for model in models_of_several(keys):
+        own = frame["model"] == model
+        told = setting if frame.loc[own, "seed"].nunique() > 1 and model not in unclear else run
+        names = short_names(told[own].unique())
+        frame.loc[own, "model"] = [f"{model} ({names[one]})" for one in told[own]]
     return frame
 
 
@@ -212,7 +226,7 @@ def run_of(weights: str) -> Path:
     return folders[0] if folders and folders[0].name and not path.suffix else path
 
 
-def _short(runs: Iterable[Path]) -> dict[Path, str]:
+def short_names(runs: Iterable[Path]) -> dict[Path, str]:
     """Name each run by its last folder, and by as many before it as tell all of them apart."""
     paths, length = list(runs), 1
     while len({path.parts[-length:] for path in paths}) < len(paths):

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from diffclip.evaluation.averages import headline_metric
+from diffclip.evaluation.statistics import with_verdicts
 from diffclip.report.compare import (
     BASELINE,
     TREATED,
@@ -121,6 +122,12 @@ def claims_table(results: Results) -> Table | None:
             claims.append((panel, model, baseline, measure))
     contrasts = list(dict.fromkeys((models[model], models[baseline]) for _, model, baseline, _ in claims))
     judged = compare(results, list(dict.fromkeys(claim[3] for claim in claims)), contrasts)
+    claimed = {(measure, models[model], models[baseline]) for _, model, baseline, measure in claims}
+    if len(judged):
+        keys = judged[["measure", "model", "against"]].itertuples(index=False, name=None)
+        judged = with_verdicts(
+            judged[[key in claimed for key in keys]]
+        )  # no metric of these is better if smaller
     found = {(row["measure"], row["model"], row["against"]): row for _, row in judged.iterrows()}
     rows, classes = [], []
     for panel, model, baseline, measure in claims:
@@ -225,7 +232,7 @@ def _spread(results: Results, name: str, printed: bool) -> Table | None:
     spread = own.groupby(["dataset", "model", "seed"], dropna=False, sort=False)["value"].agg(
         ["mean", "std", "count"]
     )
-    spread = spread[spread["count"].groupby("dataset").transform("max") > 1]
+    spread = spread[spread["count"] > 1]
     means = (100 * spread).groupby(["dataset", "model"], sort=False)[["mean", "std"]].mean()
     cells = {key: f"{row['mean']:.1f} ± {row['std']:.1f}" for key, row in means.iterrows()}
     if not cells:

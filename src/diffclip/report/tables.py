@@ -101,6 +101,8 @@ def comparison_table(
         cells["p"] = p_text(row["p_holm"]) + (" (primary)" if row["primary"] else "")
         if by == "model":
             cells |= {"paired t": p_text(row["p_paired"]), "max-T": p_text(row["p_max_t"])}
+        if comparisons["seeds"].nunique() > 1:
+            cells["seeds"] = str(row["seeds"])
         cells["detectable"] = percent(row["detectable"], share)
         if set(gains) != {"–"}:
             cells["paper"] = gain
@@ -108,12 +110,16 @@ def comparison_table(
     but = " but for the primary endpoint, which is tested at 5 %" if comparisons["primary"].any() else ""
     note = (
         f"Shares in percent, differences in points; {seeds_text(comparisons)} training seeds, linear model value ~ arm "
-        f"+ seed with pooled residual. p: corrected over this table (Holm){but}. Detectable: found with 80 % power."
+        "+ seed with pooled residual. Intervals and p are of other seeds on these test images. p: corrected over this "
+        f"table (Holm){but}. Detectable: found with 80 % power."
     )
     if set(gains) != {"–"}:
         note += " Paper: gains printed for ViT-B/16, one training run a model."
     if by == "model":
-        note += " Beside it, uncorrected: the paired t test; and the max-T permutation over all arms."
+        note += (
+            " Beside it, uncorrected: the paired t test; and the max-T permutation over all arms, with the seeds that "
+            "all of them have."
+        )
     classes = [verdict_class(row) for _, row in comparisons.iterrows()]
     return Table("arms" if by == "model" else "comparison", title, pd.DataFrame(rows), note, classes)
 

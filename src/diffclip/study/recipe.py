@@ -92,6 +92,7 @@ class Primary(Keys):
     task: str = "validation"
     dataset: str = ""
     metric: str = "score"
+    alone: bool = True  # False: it is over several studies, and the page of this one has none
 
 
 class Study(Keys):

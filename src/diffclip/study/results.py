@@ -20,7 +20,7 @@ from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_l
 from diffclip.files import disk_errors, write_text
 from diffclip.model import CLIP
 from diffclip.study.plan import Line, Planned
-from diffclip.study.recipe import Study, to_yaml
+from diffclip.study.recipe import Primary, Study, to_yaml
 from diffclip.study.runs import CURVES_FILE, METRICS, RUNS_FILE, STUDY_FILE, VALIDATION, curve, read_lines
 from diffclip.training.recipe import Recipe
 
@@ -175,6 +175,7 @@ def _parameters(recipe: Recipe) -> int:
 def _fixed(study: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys under other values of which runs were trained on other data, or measured on other tasks."""
     found = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}
+    found["primary"] = Primary.model_validate(study.get("primary") or {}).model_dump()
     return found | {f"{name}.suite": (study.get(name) or {}).get("suite") for name in ("models", "ablations")}
 
 
