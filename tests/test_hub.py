@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from hub_server import COMMIT, serving
@@ -33,10 +34,10 @@ def run_folder(model_folder: Path, folder: Path) -> Path:
     return folder
 
 
-def write_results(file: Path, weights: Path) -> Path:
+def write_results(file: Path, weights: Path, **facts: Any) -> Path:
     fields = {"model": "m", "weights": str(weights), "dataset": "cifar10", "split": "test", "protocol": ""}
     numbers = {"task": "zero-shot", "metric": "acc1", "value": 0.5, "count": 10, "low": 0.4, "high": 0.6}
-    write_records(file, [Record(**fields, **numbers, seed=7)])
+    write_records(file, [Record(**fields, **numbers, seed=7, **facts)])
     return file
 
 
@@ -67,8 +68,10 @@ def test_a_run_is_pushed_and_loaded_again(model_folder: Path, tmp_path: Path) ->
 
 def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path: Path) -> None:
     run = run_folder(model_folder, tmp_path / "run")
-    results = write_results(tmp_path / "results.jsonl", run / "checkpoints" / "best")
-    options = ["--results", results, "--license", "mit", "--dry-run"]
+    weights = run / "checkpoints" / "best"
+    results = write_results(tmp_path / "results.jsonl", weights)
+    foggy = write_results(tmp_path / "foggy.jsonl", weights, corruption="fog", severity=3)
+    options = ["--results", results, "--results", foggy, "--license", "mit", "--dry-run"]
     shown = diffclip_command("push", run, "me/mine", *options)
     assert shown.returncode == 0, shown.stderr
     assert "model.safetensors: " in shown.stdout
@@ -77,15 +80,18 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path
         "| data | cc3m/*.tar |",
         "| seed | 7 |",
         "| zero-shot | cifar10, test | acc1 | 0.5000 | 0.4000 to 0.6000 | 10 |",
+        "| zero-shot | cifar10, test, corruption fog, severity 3 | acc1 |",
         'diffclip.load("hf-hub:me/mine")',
         "import open_clip",
         "integrations.transformers",
     ):
         assert part in shown.stdout
-    other = write_results(tmp_path / "other.jsonl", tmp_path / "other")
-    refused = diffclip_command("push", run, "me/mine", "--results", other, "--dry-run")
-    assert refused.returncode == 2
-    assert "has no record of" in refused.stderr
+    # another model, and the same run before it went on
+    for of, facts in ((tmp_path / "other", {}), (weights, {"steps": 5})):
+        other = write_results(tmp_path / "other.jsonl", of, **facts)
+        refused = diffclip_command("push", run, "me/mine", "--results", other, "--dry-run")
+        assert refused.returncode == 2
+        assert "has no record of" in refused.stderr
 
 
 def test_what_cannot_be_pushed_is_one_line(model_folder: Path) -> None:

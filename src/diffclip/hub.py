@@ -164,8 +164,14 @@ def _training(recipe: Mapping[str, Any] | None) -> str:
 
 
 def _results(records: Iterable[Record]) -> str:
+    facts = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
+
+    def measured_on(record: Record) -> str:
+        told = [f"{fact} {own}" for fact in facts if (own := getattr(record, fact)) is not None]
+        return ", ".join([record.dataset, record.split, *told])
+
     rows = [
-        f"| {record.task} | {record.dataset}, {record.split} | {record.metric} | {record.value:.4f} | "
+        f"| {record.task} | {measured_on(record)} | {record.metric} | {record.value:.4f} | "
         f"{'' if record.low is None else f'{record.low:.4f} to {record.high:.4f}'} | {record.count} |"
         for record in records
         if record.value is not None

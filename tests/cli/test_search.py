@@ -87,6 +87,7 @@ def test_sheets(call, photos, tmp_path, suffix):
         (["{photos}/missing", "red"], "missing does not exist: give a folder"),
         (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not an image"),
         (["{photos}", "red", "--sheet", "{photos}/sheet.pdf"], "another ending than .png or .svg"),
+        (["{photos}", "red", "--sheet", "{photos}/new.png"], "is in the folder that is searched"),
         (["{photos}", "red", "--index", "{photos}"], "holds other files: choose a new or an empty folder"),
         (["{photos}", "red", "--index", "/proc/index"], "cannot write /proc/index"),
         (["{photos}/empty", "red"], "has no image"),

@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -145,6 +146,18 @@ def test_processes_that_want_the_same_set_wait_for_one_another(folder, tmp_path)
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert sorted(process.communicate()[0] for process in both) == ["False False\n", "True False\n"]
     assert contents(tmp_path / "set") == contents(folder)
+
+
+def test_a_process_that_waited_for_another_with_other_settings_is_refused(tmp_path, monkeypatch):
+    @contextmanager
+    def wait(path):
+        monkeypatch.undo()
+        write_scenes(path, **(SETTINGS | {"seed": 8}))
+        yield
+
+    monkeypatch.setattr(module, "others_wait", wait)
+    with pytest.raises(InputError, match=r"other settings \(seed 8\)"):
+        write_scenes(tmp_path / "set", **SETTINGS)
 
 
 def test_what_is_refused_writes_nothing(tmp_path):

@@ -128,6 +128,15 @@ def test_a_file_that_the_system_does_not_let_us_read_is_tried_again(index, folde
     assert index.update().total == 12
 
 
+def test_a_link_to_nowhere_is_told_until_it_leads_somewhere(index, folder, tmp_path):
+    (folder / "gone.png").symlink_to(tmp_path / "unmounted" / "gone.png")
+    for added in (12, 0):
+        done = index.update()
+        assert (done.added, done.total, [fault.name for fault in done.faults]) == (added, 12, ["gone.png"])
+    draw(tmp_path / "unmounted" / "gone.png", 50)
+    assert index.update() == Update(0, 1, 0, [], 13)
+
+
 def test_workers_read_the_same(folder, loaded, index, tmp_path):
     (folder / "broken.jpg").write_text("not an image")
     index.update()

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from tiny_study import ABLATIONS, STUDY, write_finished
 
+from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
+from diffclip.evaluation.records import Record, write_records
 from diffclip.evaluation.statistics import detectable_difference
 from diffclip.study.place import Place, left_out
-from diffclip.study.plan import choose, grid_runs, plan, settings_digest, sweep_runs
+from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.recipe import read_study, to_yaml
 from diffclip.study.results import StudyFolder
 from diffclip.training.recipe import read_recipe
@@ -91,6 +93,7 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
         ({"data": "flickr30k"}, 'data="flickr8k", not "flickr30k"'),
         ({"scenes": {"train": 8, "val": 8, "size": 32}}, "scenes=null, not "),
         ({"change": {"epochs": 7}}, r"change=\{\}, not "),
+        ({"primary": {"metric": "acc1"}}, "primary=.*, not "),
         ({"models": {**more, "suite": "quick"}}, 'models.suite="brief", not "quick"'),
     ):
         with pytest.raises(InputError, match=rf"{told}.*: choose another --output and other --runs"):
@@ -123,6 +126,25 @@ def test_a_dry_run_tells_runs_time_and_detectable_difference(
     assert "seeds vary by 1.00 points (residual standard deviation with 1 degrees of freedom)" in ended.stdout
     least = detectable_difference(0.01 * (2 / 6) ** 0.5, 5)
     assert f"6 seeds find a difference of {100 * least:.2f} points" in ended.stdout
+
+
+def test_a_dry_run_knows_the_variance_of_the_sweep_until_the_models_tell_theirs(
+    study_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = read_study(study_file(sweep={"lr": [1e-3], "weight_decay": [0.1], "seeds": [100, 101]}))
+    place = Place(tmp_path, tmp_path, tmp_path / "out", "cpu", 1, 1)
+    for run, score in zip(sweep_runs(study), (0.40, 0.41, 0.42, 0.45), strict=True):
+        write_finished(place.output, run, score)
+    fields = {"model": "CLIP", "weights": "", "seed": 0, "split": "val", "protocol": "", "count": 8}
+    fields |= {"task": "validation", "dataset": "flickr8k", "metric": "score"}
+    write_records(place.output / "results.jsonl", [Record(**fields, value=0.4, low=None, high=None)])
+    # then both seeds of one arm
+    for run in plan(study, StudyFolder(place.output).runs)[0][4::2]:
+        show_plan(study, place, GROUPS, None)
+        assert "seeds vary by 1.00 points" in capsys.readouterr().out
+        write_finished(place.output, run, 0.4)
+    show_plan(study, place, GROUPS, None)
+    assert "seeds vary by 1.00 points" in capsys.readouterr().out
 
 
 def test_the_committed_study_is_finished_and_tells_its_power() -> None:

@@ -97,11 +97,14 @@ def test_intervals_draw_images_with_all_their_questions() -> None:
 
 
 def test_the_mean_of_three_splits() -> None:
-    questions = QuestionSet("made", dict.fromkeys(SPLITS, asked("ynyn")), None)
-    right = ["Yes", "No", "Yes", "No"]
-    found = score_answers(questions, {"random": ["Yes"] * 4, "popular": right, "adversarial": right})
+    """Each counts the same, however many questions it has."""
+    labels = dict(zip(SPLITS, ("ynyn", "ynynyn", "ynynynyn"), strict=True))
+    questions = QuestionSet("made", {split: asked(own) for split, own in labels.items()}, None)
+    right = ["Yes", "No"]
+    found = score_answers(questions, {"random": ["Yes"] * 4, "popular": right * 3, "adversarial": right * 4})
     assert [found[split][0].value for split in (*SPLITS, "overall")] == pytest.approx([0.5, 1, 1, 2.5 / 3])
-    assert (found["random"][0].count, found["overall"][0].count) == (4, 12)
+    assert (found["random"][0].count, found["overall"][0].count) == (4, 18)
+    assert found["overall"][0].hits.mean() == pytest.approx(found["overall"][0].value)
     assert "asked without the image" in found["overall"][0].facts["protocol"]
 
 

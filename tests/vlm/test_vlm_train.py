@@ -13,20 +13,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_vlm import write_conversations
+from tiny_vlm import make_language_model, make_tokenizer, write_conversations
 from typer.testing import CliRunner
 
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.records import read_records
+from diffclip.vlm import demo
+from diffclip.vlm.dataset import GroupedOrder
 from diffclip.vlm.files import load_vlm, save_vlm
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
 from diffclip.vlm.run import last_checkpoint
-from diffclip.vlm.train import train_stage
+from diffclip.vlm.train import StageTrainer, train_stage, trainer_arguments
 
 Read = Callable[..., VLMRecipe]
 
@@ -162,12 +165,21 @@ def test_a_stopped_run_ends_as_one_that_was_not(
         assert last_checkpoint(stopped) == stopped / f"checkpoint-{steps}"
         with pytest.raises(InputError, match="add --resume"):
             train_stage(recipe, 1, stopped)
+    other = tmp_path / "shorter.json"
+    other.write_text(json.dumps(json.loads(Path(recipe.stage(1).json_file).read_text())[1:]))
+    with pytest.raises(InputError, match="was started with other conversations"):
+        train_stage(read(*changes, f"stage1.json={other}"), 1, stopped, resume=True)
+    kept = [stopped / name for name in ("checkpoint-1-keep", "checkpoint-best")]
+    for folder in kept:
+        folder.mkdir()
+    (kept[0] / "trainer_state.json").write_text("{}")
     # checkpoints that were cut off are passed over
     for name in ("checkpoint-98", "checkpoint-99"):
         (stopped / name).mkdir()
     (stopped / "checkpoint-98" / "trainer_state.json").write_text("")
     assert train_stage(recipe, 1, stopped, resume=True) == 24
     assert not list(stopped.glob("checkpoint-9*"))
+    assert all(folder.is_dir() for folder in kept)
     assert [record["step"] for record in metrics(stopped)] == list(range(1, 25))
     assert not changed(weights(whole), weights(stopped))
 
@@ -218,10 +230,9 @@ def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
     (tmp_path / "images" / "3.png").write_bytes(b"no image")
     assert "3.png" in said(f"stage1.images={tmp_path / 'images'}", run="broken")
     assert "step 2: " in said("stage1.lr=1e38", "stage1.warmup_ratio=0", run="far")
-    # a run that ended before its first checkpoint is started again
-    (tmp_path / "images" / "3.png").write_bytes((file.parent / "images" / "3.png").read_bytes())
-    changes = [f"stage1.images={tmp_path / 'images'}"]
-    assert train_stage(read(*changes), 1, tmp_path / "broken") == 3
+    # a run that ended before its first checkpoint is started again, here with other images
+    assert train_stage(read(), 1, tmp_path / "broken", resume=True) == 3
+    assert read_vlm_recipe(tmp_path / "broken" / "recipe.yaml").stage(1).images == str(file.parent / "images")
 
 
 def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
@@ -240,18 +251,32 @@ def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
     assert train_stage(read(), 1, tmp_path / "run", resume=True) == 3
 
 
+def test_the_order_is_told_its_epoch(tmp_path: Path) -> None:
+    """No DataLoader does, in a resumed run of several processes."""
+    order = GroupedOrder(np.ones(4), 2, 0)
+    model = make_language_model(make_tokenizer())
+    trainer = StageTrainer(order, model=model, args=trainer_arguments(tmp_path))
+    trainer.state.epoch = 1.4
+    trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+    assert order._epoch == 1
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one(file: Path, read: Read, tmp_path: Path) -> None:
-    """By torchrun; some passes of some processes have no image."""
+    """By torchrun, and resumed in the second epoch; some passes of some processes have no image."""
     alone, both = tmp_path / "alone", tmp_path / "both"
-    train_stage(read(), 2, alone)
+    train_stage(read("stage2.epochs=2"), 2, alone)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     torchrun += ["-m", "diffclip.cli", "--"]
-    train = ["vlm", "train", "--stage", "2", str(file), "stage2.per_device_batch_size=1", "--run", str(both)]
-    done = subprocess.run([*torchrun, *train], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("3 steps; the model is") == 1
-    torch.testing.assert_close(weights(alone), weights(both), rtol=1e-5, atol=2e-4)
+    changes = ["stage2.epochs=2", "stage2.per_device_batch_size=1"]
+    train = ["vlm", "train", "--stage", "2", str(file), *changes, "--run", str(both), "--resume"]
+    for _ in range(2):
+        done = subprocess.run([*torchrun, *train], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("6 steps; the model is") == 1
+        torch.testing.assert_close(weights(alone), weights(both), rtol=1e-5, atol=2e-4)
+        for name in ("checkpoint-6", "model"):
+            shutil.rmtree(both / name)
 
 
 @pytest.fixture
@@ -316,6 +341,15 @@ def test_the_papers_recipes_have_its_settings(stage: int, lr: float) -> None:
     assert (part.batch_size, part.epochs, part.weight_decay, part.warmup_ratio) == (192, 1, 0, 0.03)
     assert part.lr == lr
     assert (recipe.stage2 if stage == 1 else recipe.stage1) is None
+
+
+def test_a_folder_of_the_demo_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, trained = tmp_path / "runs: 2026", []
+    monkeypatch.setattr(demo, "train_on_scenes", lambda *arguments: None)
+    monkeypatch.setattr(demo, "train_stage", lambda recipe, *arguments, **options: trained.append(recipe))
+    demo._train_model(folder, "CLIP", 0, print, demo.DemoSettings())
+    assert trained[0].vision == str(folder / "CLIP-s0")
+    assert trained[1].stage(2).start == str(folder / "CLIP-s0-stage1")
 
 
 PARTS = (

@@ -177,6 +177,13 @@ def test_search_by_text_and_by_image(tab, photos):
     tab.wait_for_selector(".dc-hits li:first-child:has-text('below/grey.png')")
     cosine = tab.locator(".dc-hits li:first-child .dc-cosine").inner_text()
     assert float(cosine.removeprefix("cosine ")) == pytest.approx(1, abs=0.01)
+    settle(tab)
+    tab.locator("#dc-search").click()
+    tab.wait_for_selector("#dc-found .dc-bad:has-text('there is a text and an image')")
+    settle(tab)
+    tab.locator("#dc-query textarea, #dc-query input").first.press("Enter")
+    tab.wait_for_selector(".dc-hits li")
+    assert tab.locator(".dc-hits .dc-cosine").first.inner_text() != cosine
 
 
 @pytest.mark.parametrize("width", [820, 390])

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from diffclip.data.images import read_image
 from diffclip.errors import InputError
+from diffclip.model import CLIP
 
 gradio = pytest.importorskip("gradio")
 
@@ -117,6 +119,22 @@ def test_what_a_model_does_not_have_is_said(both):
     assert "need its mask" not in html
 
 
+@pytest.mark.parametrize(
+    ("attention", "said"),
+    [("differential-v2", "of V2: its λ are of tokens"), ("gated", "gated: it has no λ")],
+)
+def test_a_model_without_lambda_says_why(plain, attention, said):
+    config = plain.model.config
+    towers = {
+        one: getattr(config, one).model_copy(update={"attention": attention}) for one in ("vision", "text")
+    }
+    loaded = replace(plain, model=CLIP(config.model_copy(update=towers)).eval())
+    image = Image.new("RGB", (32, 32), "red")
+    html = results([(SHOWN, look(loaded, image, ["a"]), image)], ["a"], "relevance", 0.6, scene=True)
+    assert f"This model’s attention is {said}." in html
+    assert "plain" not in html
+
+
 def test_names_and_colors_of_models(plain, differential):
     names = [shown.name for shown, _ in shown_models([("x/a", plain), ("y/a", plain)])]
     assert names == ["x/a (1)", "y/a (2)"]
@@ -168,6 +186,23 @@ def test_an_image_finds_itself_with_each_model(photos, plain, differential):
         hits = searched.search(model, Image.open(photos / "below" / "grey.png").convert("RGB"), 2)
         assert (hits[0][0], hits[0][1]) == ("below/grey.png", pytest.approx(1, abs=1e-2))
         assert all(uri.startswith("data:image/webp;base64,") for _, _, uri in hits)
+    searched.close()
+
+
+def test_enter_takes_the_text_and_an_upload_the_image(photos, plain):
+    searched = updated(photos, [("Plain", plain)])
+    page = build(shown_models([("x/Plain", plain)]), searched)
+    grey = str(photos / "below" / "grey.png")
+    filled = {"dc-query": "a square", "dc-example": grey, "dc-model": "Plain", "dc-top": 4}
+    shown = {}
+    for event in page.fns.values():
+        fields = [part.elem_id for part in event.inputs]
+        if {"dc-query", "dc-example"} & set(fields):
+            (_, name), *_ = event.targets
+            shown[name] = event.fn(*(filled[field] for field in fields))
+    assert shown["submit"][1] == gallery(searched.search("Plain", "a square", 4))
+    assert shown["upload"][1] == gallery(searched.search("Plain", read_image(grey), 4))
+    assert "there is a text and an image: clear one of them" in shown["click"][0]
     searched.close()
 
 

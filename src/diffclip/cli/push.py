@@ -44,10 +44,13 @@ def push(
         record
         for file in results or ()
         for record in read_records(file)
-        if record.weights in (model, loaded.weights)
+        # the link `best` may have moved since
+        if record.weights in (model, loaded.weights) and record.steps == loaded.steps
     ]
     if results and not records:
-        raise InputError(f"{results[0]} has no record of {loaded.weights}: evaluate the model that you push")
+        raise InputError(
+            f"{results[0]} has no record of {loaded.weights} as it is now: evaluate the model that you push"
+        )
     about = {
         "repo_id": name,
         "recipe": loaded.recipe,

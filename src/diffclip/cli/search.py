@@ -64,7 +64,7 @@ def search(
         require_group("search", "matplotlib")
         check_writable(sheet)
         check_not_input(sheet, [image] if image else [])
-        if sheet.exists() and sheet.resolve().is_relative_to(folder.resolve()):
+        if sheet.resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{sheet} is in the folder that is searched: give a place outside")
     from diffclip.data.images import read_image
     from diffclip.search import ImageIndex

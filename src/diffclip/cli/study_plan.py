@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -58,8 +58,8 @@ def _span(seeds: pd.Series[int]) -> str:
 
 
 def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> None:
-    """Print the seed variance of the primary metric, by the first of `folders` that has two seeds of two arms, and the
-    difference that the planned runs of the grids can find with it."""
+    """Print the seed variance of the primary metric, by the first values in `folders` of two seeds of two arms, and
+    the difference that the planned runs of the grids can find with it."""
     primary = study.primary
     print(f"primary: {primary.arm} − {primary.against}, {primary.task} {primary.metric} on {primary.dataset}")
     own, others = ({run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against))
@@ -67,8 +67,7 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
         len(runs) - len({run.arm for run in runs}) - len({run.seed for run in runs}) + 1,
         len(own & others),
     )
-    for folder in folders:
-        frame = _primary_values(study, folder)
+    for frame in (frame for folder in folders for frame in _primary_values(study, folder)):
         sd, df = residual_sd(frame) if len(frame) else (math.nan, 0.0)
         if df and sd and planned and pairs:
             error = sd * math.sqrt(2 / pairs)
@@ -87,24 +86,24 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
     print("the detectable difference is known when two seeds of two arms are finished, or with --pilot")
 
 
-def _primary_values(study: Study, folder: Path) -> pd.DataFrame:
-    """Return the columns model, seed and value of the primary metric.
+def _primary_values(study: Study, folder: Path) -> Iterator[pd.DataFrame]:
+    """Yield model, seed and value of the primary metric: the results, then scores of the grids, then of the sweep.
 
     The validation score is that of runs.jsonl, where the seeds of a sweep tell the variance before the models do: each
     setting of the sweep counts as a model. It is a mean recall, and stands for that of other images until there is one.
     """
     primary, columns = study.primary, ["model", "seed", "value"]
-    found = pd.DataFrame(columns=columns)
     if (folder / RESULTS_FILE).is_file():
         frame = load_records(folder)
         for key in ("task", "dataset", "metric"):
             frame = frame[frame[key] == getattr(primary, key)]
-        found = frame[columns]
-    if len(found) or primary.metric not in ("score", "mean_recall"):
-        return found
+        yield frame[columns]
+    if primary.metric not in ("score", "mean_recall"):
+        return
     lines = [line for line in StudyFolder(folder).runs.values() if line["score"] is not None]
     names = [line["arm"] if line["group"] != "sweep" else line["run"].rpartition("-s")[0] for line in lines]
     rows = [(name, line["seed"], line["score"]) for name, line in zip(names, lines, strict=True)]
     frame = pd.DataFrame(rows, columns=columns)
-    models = frame[~frame["model"].str.startswith("sweep/")]
-    return models if models.groupby("model").size().max() > 1 else frame
+    of_sweep = frame["model"].str.startswith("sweep/")
+    yield frame[~of_sweep]
+    yield frame[of_sweep]

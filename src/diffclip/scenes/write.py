@@ -105,11 +105,13 @@ def write_scenes(
     if not 0 <= seed <= LARGEST_SEED:
         raise InputError(f"seed {seed} is out of range: give a whole number from 0 to {LARGEST_SEED}")
     jobs = list(_jobs(folder, settings))
-    _check_folder(folder, settings, {job.target.relative_to(folder).parts[0] for job in jobs})
+    names = {job.target.relative_to(folder).parts[0] for job in jobs}
+    _check_folder(folder, settings, names)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     # another process would take the files that this one is writing for those of a kill
     with others_wait(folder):
+        _check_folder(folder, settings, names)  # another process may have drawn others meanwhile
         if all(job.target.exists() for job in jobs):
             return False
         with disk_errors(folder):

@@ -221,17 +221,17 @@ def check_text(text: str) -> None:
 
 def _look_up(folder: Path) -> dict[str, ImageFile]:
     """The image files below `folder` by their path in it, with sizes and times."""
-    now, paths = {}, find_images([folder])
-    for path in paths:
+    now = {}
+    for path in find_images([folder]):
+        name = str(path.relative_to(folder))
         try:
             status = path.stat()
+            now[name] = ImageFile(name, status.st_size, status.st_mtime_ns)
         except OSError:
-            continue
-        name = str(path.relative_to(folder))
-        now[name] = ImageFile(name, status.st_size, status.st_mtime_ns)
-    if not now:
+            now[name] = ImageFile(name, 0, -1)  # `read_image` has words for it
+    if all(file.mtime == -1 for file in now.values()):
         raise InputError(
-            f"none of {len(paths)} images in {folder} can be read: are they links to what is gone?"
+            f"none of {len(now)} images in {folder} can be read: are they links to what is gone?"
         )
     return now
 

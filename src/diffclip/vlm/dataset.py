@@ -52,6 +52,11 @@ class Conversations(Sequence[Conversation]):
             own_id, image, turns = json.loads(handle.read(int(size)))
         return Conversation(own_id, image, tuple(Turn(*turn) for turn in turns), index, self.file)
 
+    @property
+    def digest(self) -> str:
+        """Identify the samples by their lengths, in their order, wherever the file lies."""
+        return hashlib.sha256(self._entries.tobytes()).hexdigest()
+
     def images(self) -> set[str]:
         """Return the paths of all images."""
         with self._lines.open("rb") as handle:
@@ -185,7 +190,7 @@ class GroupedOrder(Sampler[int]):
         self._lengths, self._batch_size, self._seed, self._epoch = lengths, batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw another order for each epoch; the DataLoader calls this."""
+        """Draw another order for each epoch; StageTrainer calls this."""
         self._epoch = epoch
 
     def __len__(self) -> int:

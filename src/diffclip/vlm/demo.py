@@ -6,6 +6,7 @@ and a stopped one goes on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -92,16 +93,11 @@ def _train_model(
     tower, talks = folder / f"{model}-s{seed}", folder / "conversations"
     train_on_scenes(tower, folder / "scenes", model, seed, say, settings.tower)
     runs = [folder / f"{tower.name}-stage{stage}" for stage in STAGES]
-    recipe = read_vlm_recipe(
-        RECIPE,
-        [
-            *(f"vision={tower}", f"language_model={folder / 'language_model'}", f"seed={seed}"),
-            *(f"stage{stage}.images={talks / 'images'}" for stage in STAGES),
-            *(f"stage{stage}.json={talks / file}" for stage, file in zip(STAGES, STAGE_FILES, strict=True)),
-            f"stage2.start={runs[0]}",
-            *settings.recipe,
-        ],
-    )
+    places = {"vision": tower, "language_model": folder / "language_model", "stage2.start": runs[0]}
+    for stage, file in zip(STAGES, STAGE_FILES, strict=True):
+        places |= {f"stage{stage}.images": talks / "images", f"stage{stage}.json": talks / file}
+    changes = [f"{key}={json.dumps(str(place))}" for key, place in places.items()]
+    recipe = read_vlm_recipe(RECIPE, [*changes, f"seed={seed}", *settings.recipe])
     for stage, run in zip(STAGES, runs, strict=True):
         if is_finished(run):
             say(f"{run.name}: reusing {run}")

@@ -144,6 +144,8 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     said = np.array([read_answer(text) == "yes" for split in SPLITS for text in answers[split]], float)
     frequent = np.array([label[places == place].mean() >= 0.5 for place in range(len(SPLITS))], float)
     right = (label == said).astype(float)
+    # weighted so that their mean is that of the splits
+    weighted = right * (len(asked) / len(SPLITS) / np.bincount(places))[places]
 
     def sums(said: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum v and w over the questions of an image: [images, splits, metrics, 2]."""
@@ -159,7 +161,7 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     for split, chosen in [*((split, [place]) for place, split in enumerate(SPLITS)), (OVERALL, [0, 1, 2])]:
         here = np.isin(places, chosen)
         facts = {"split": split, "protocol": _protocol(questions, split, label[here], len(set(images[here])))}
-        found[split] = []
+        found[split], outcomes = [], (weighted if split == OVERALL else right)[here]
         for number, metric in enumerate(METRICS):
             part = own[:, chosen, number]
             low, high = sums_interval(part, _ratio) if part.sum(0)[:, 1].all() else (0.0, 1.0)
@@ -167,7 +169,7 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
                 float(_ratio(part.sum(0)[None])[0]) for part in (part, constant[:, chosen, number])
             )
             is_mean = metric == "accuracy"
-            hits, clusters = right[here] if is_mean else None, images[here] if is_mean else None
+            hits, clusters = (outcomes, images[here]) if is_mean else (None, None)
             found[split].append(
                 Score(metric, value, int(here.sum()), low, high, chance, hits, clusters, facts)
             )

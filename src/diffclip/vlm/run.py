@@ -25,6 +25,7 @@ from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
 # keys that change the numbers of a run by no more than rounding, so a resumed run may have other values
 _FREE_KEYS = {"gradient_checkpointing", "workers"}
 _FREE_STAGE_KEYS = {"json", "images", "per_device_batch_size", "save_every", "start"}
+_SAMPLES_FILE = "conversations.sha256"
 _LINE_EVERY = 15.0  # seconds
 
 
@@ -35,12 +36,12 @@ def is_finished(run: Path) -> bool:
 
 def last_checkpoint(run: Path) -> Path | None:
     """Return the whole checkpoint with the most steps."""
-    return max(filter(_is_whole, run.glob("checkpoint-*")), key=_step, default=None)
+    return max(filter(_is_whole, _checkpoints(run)), key=_step, default=None)
 
 
 def remove_torn_checkpoints(run: Path) -> None:
     """Remove checkpoints that were cut off while they were written."""
-    for folder in run.glob("checkpoint-*"):
+    for folder in _checkpoints(run):
         if not _is_whole(folder):
             shutil.rmtree(folder)
 
@@ -59,8 +60,8 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
         # a run that ended before its first checkpoint leaves these files
-        own = {RECIPE_FILE, METRICS_FILE, *(name for name in found if name.startswith("checkpoint-"))}
-        if found - own or (found and RECIPE_FILE not in found):
+        others = {name for name in found if not name.startswith("checkpoint-")}
+        if others - {RECIPE_FILE, METRICS_FILE, _SAMPLES_FILE} or (found and RECIPE_FILE not in found):
             raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
         return
     started = read_vlm_recipe(run / RECIPE_FILE)
@@ -75,25 +76,32 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
             )
 
 
-def claim_run(recipe: VLMRecipe, run: Path, resume: bool) -> IO[str]:
+def claim_run(recipe: VLMRecipe, run: Path, resume: bool, samples: str) -> IO[str]:
     """Make `run` this recipe's folder, and keep other processes out of it until the returned handle is closed.
 
+    Args:
+        samples: digest of the conversations, whose file may have moved.
+
     Raises:
-        InputError: as `check_run`, or another process trains there.
+        InputError: as `check_run`, another process trains there, or the run was started with other conversations.
     """
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)
     check_run(recipe, run, resume)  # another process may have been here meanwhile
-    if not resume or not (run / RECIPE_FILE).is_file():
+    file = run / _SAMPLES_FILE
+    if last_checkpoint(run) is None:
         write_text(run / RECIPE_FILE, to_yaml(recipe))
+        write_text(file, samples)
+    elif file.is_file() and file.read_text() != samples:
+        raise InputError(f"{run} was started with other conversations: resume with the same JSON")
     remove_torn_checkpoints(run)
     return lock
 
 
 class Reporter(TrainerCallback):
-    """Write RUN/metrics.jsonl and show progress, in the first process alone; end a run whose loss is not finite; save
-    and stop after the step in which a signal came to any of the processes.
+    """Write RUN/metrics.jsonl, show progress and keep two checkpoints, in the first process alone; end a run whose loss
+    is not finite; save and stop after the step in which a signal came to any of the processes.
 
     A line has step, epoch, samples, loss, lr, grad_norm, samples_per_second, time and seconds_left. A resumed run
     first removes the lines of steps after its checkpoint.
@@ -119,6 +127,12 @@ class Reporter(TrainerCallback):
             torch.distributed.all_reduce(asked)
         if asked:
             control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            # beside the newest one more, in case the newest is cut off
+            for folder in sorted(_checkpoints(self._run), key=_step)[:-2]:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -165,6 +179,11 @@ def _is_whole(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    """List the checkpoints, and no folder that a user keeps beside them, such as checkpoint-500-keep."""
+    return [folder for folder in run.glob("checkpoint-*") if folder.name.partition("-")[2].isdecimal()]
 
 
 def _step(folder: Path) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch.utils.data import Sampler
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
@@ -65,7 +65,7 @@ def train_stage(
             error.shared = True  # every process has met it
             raise
         if is_first:
-            held.enter_context(claim_run(recipe, run, resume))
+            held.enter_context(claim_run(recipe, run, resume, conversations.digest))
         freeze(model, stage)
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
@@ -97,6 +97,7 @@ class StageTrainer(Trainer):
     def __init__(self, order: Sampler[int], **options: Any) -> None:
         super().__init__(**options)
         self._order = order
+        self.add_callback(_Epochs(order))
         self.remove_callback(PrinterCallback)
         # the Trainer has set it, and Llava would hand it on to the vision tower
         vars(self.model.config).pop("use_cache", None)
@@ -142,6 +143,18 @@ class StageTrainer(Trainer):
         if hasattr(self.model.model, "vision_tower"):
             self.model.model.vision_tower.eval()  # frozen, but the Trainer has set the whole model to training
         return super().compute_loss(model, inputs | {"use_cache": False}, *args, **kwargs)
+
+
+class _Epochs(TrainerCallback):
+    """Tell the order its epoch: the DataLoader of a resumed run of several processes does not reach it."""
+
+    def __init__(self, order: Sampler[int]) -> None:
+        self._order = order
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if isinstance(self._order, GroupedOrder):
+            # epochs that are done count as whole numbers exactly: the Trainer adds n / n
+            self._order.set_epoch(int(state.epoch))
 
 
 def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[Any, Any]:
@@ -201,7 +214,6 @@ def trainer_arguments(run: Path, **options: Any) -> TrainingArguments:
         dataloader_pin_memory=cuda,
         remove_unused_columns=False,
         save_strategy="steps",
-        save_total_limit=2,  # beside the newest one more, in case the newest is cut off
         logging_steps=1,
         logging_nan_inf_filter=False,
         report_to="none",

@@ -60,14 +60,15 @@ class Map:
 @dataclass(frozen=True)
 class Look:
     """`cosines` and `probabilities` are by text; `maps` by (method, text), with text None where all texts share it;
-    `lambdas` by tower, empty for a plain one; `segments` [EDGE, EDGE] the number of the text that is nearest to each
-    place, by the last layer's values and bilinear in between, as in `evaluation.segmentation`; `patches` [h·w, h, w]
-    where each patch looks."""
+    `lambdas` by tower, empty where layers have none of their own; `attention` the kinds of both towers; `segments`
+    [EDGE, EDGE] the number of the text that is nearest to each place, by the last layer's values and bilinear in
+    between, as in `evaluation.segmentation`; `patches` [h·w, h, w] where each patch looks."""
 
     cosines: list[float]
     probabilities: list[float]
     maps: dict[tuple[str, int | None], Map]
     lambdas: dict[str, list[float]]
+    attention: str
     segments: npt.NDArray[np.int64]
     patches: npt.NDArray[np.float32]
 
@@ -136,6 +137,7 @@ def look(
         probabilities.tolist(),
         maps,
         {tower: values.tolist() for tower, values in model.lambdas().items()},
+        f"{model.config.vision.attention}, {model.config.text.attention}",
         segments.cpu().numpy(),
         as_patches(looks).float().cpu().numpy(),
     )

@@ -202,6 +202,8 @@ def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
     timer = gr.Timer(2.0)
 
     def search(text: str, path: str | None, model: str, top: int) -> tuple[str, str]:
+        if path and text.strip():
+            raise InputError("there is a text and an image: clear one of them")
         hits = folder.search(model, _read(path) if path else parse_texts(text)[0], int(top))
         if not hits:
             raise InputError(
@@ -213,8 +215,10 @@ def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
         return message(f"The nearest{more}, by {model}", bad=False), gallery(hits)
 
     run = _with_notice(search, 2)
-    for event in (button.click, query.submit, example.upload):
-        event(run, [query, example, model, top], [notice, found], **_COMPUTED)
+    how, outputs = [model, top], [notice, found]
+    button.click(run, [query, example, *how], outputs, **_COMPUTED)
+    query.submit(lambda text, *how: run(text, None, *how), [query, *how], outputs, **_COMPUTED)
+    example.upload(lambda path, *how: run("", path, *how), [example, *how], outputs, **_COMPUTED)
     timer.tick(lambda: (_status(folder), gr.Timer(active=folder.updating)), None, [status, timer], **_QUICK)
     return status
 

@@ -28,7 +28,7 @@ _NUMBERS = {
     "entropy": ("Entropy", "0: all on one patch, 1: spread evenly", "{:.2f}"),
     "effective_patches": ("Effective patches", "an even map over so many has this entropy", "{:.1f}"),
     "top10": ("On the ten strongest", "share of all patches' total", "{:.0%}"),
-    "class_token": ("On the class token", "share that lies on no patch", "{:.0%}"),
+    "class_token": ("On the class token", "share on the class token itself", "{:.0%}"),
     "auroc": ("AUROC of the object", "0.5: as good as chance", "{:.2f}"),
     "inside": ("On the object", "share of the positive values", "{:.0%}"),
 }
@@ -114,6 +114,7 @@ def results(
                 (text, share, f"{cosine:.3f}".replace("-", "−"))
                 for text, share, cosine in zip(texts, look.probabilities, look.cosines, strict=True)
             ],
+            "attention": look.attention,
             "lambdas": [(_TOWERS[tower], values) for tower, values in look.lambdas.items() if values],
         }
         for shown, look, image in seen
