@@ -140,6 +140,10 @@ def test_seeds_decide_the_start() -> None:
             lambda: diffclip.create_model("CLIP-ViT-B-16", image_size=230),
             "230 is not a multiple of patch_size",
         ),
+        (
+            lambda: diffclip.create_model("CLIP-registers-ViT-B-16", image_size=16),
+            "4 registers are too many beside so few patches: use up to 2",
+        ),
         (lambda: variant_config("DiffCLIP", {"vision": {"heads": 3}}), "heads 3 is odd"),
         (lambda: variant_config("CLIP", {"text": {"width": 100, "heads": 8}}), "not a multiple of heads 8"),
         (lambda: CLIP(tiny(), init="matchd"), "did you mean 'matched'"),

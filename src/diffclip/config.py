@@ -105,6 +105,11 @@ class VisionConfig(_TowerConfig):
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
             )
+        # maps find the patches by the largest square
+        if self.registers > (most := 2 * (self.image_size // self.patch_size)):
+            raise ValueError(
+                f"{self.registers} registers are too many beside so few patches: use up to {most}"
+            )
         return self
 
 

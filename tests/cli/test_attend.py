@@ -124,6 +124,16 @@ def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_fo
         call(folder, broken, *arguments)
 
 
+def test_each_figure_is_written_before_the_next_is_drawn(model_folder, pictures, tmp_path, monkeypatch):
+    from diffclip.report import attention
+
+    figures = [attention.grid_figure]
+    monkeypatch.setattr(attention, "grid_figure", lambda *how: figures.pop()(*how))
+    with pytest.raises(IndexError):
+        call(pictures, "--model", model_folder, "--output", tmp_path / "maps.png")
+    assert [file.name for file in tmp_path.iterdir()] == ["maps-1.png"]
+
+
 def test_requests_are_checked_before_anything_is_loaded(model_folder, pictures, monkeypatch):
     monkeypatch.setattr("diffclip.cli.attend.load_for_use", lambda *_: pytest.fail("a model was loaded"))
     for arguments, message in (
@@ -154,7 +164,11 @@ def test_a_page_gets_figures_2_and_6_of_a_set(tmp_path, save_model, plain, capti
     run = make_run(tmp_path / "runs" / "CLIP-s0", "CLIP")
     shutil.copytree(plain, run / "checkpoints" / "last")
     page = tmp_path / "page.html"
-    in_process.call("report", tmp_path / "runs", "--output", page, "--attention", caption_set)
+    figures = tmp_path / "figures"
+    in_process.call(
+        "report", tmp_path / "runs", "--output", page, "--attention", caption_set, "--figures", figures
+    )
+    assert list(figures.glob("figure_2*.png"))
     text = page.read_text()
     assert "Figure 2: which patches speak for each text" in text
     assert "Figure 6: models side by side" in text

@@ -72,6 +72,19 @@ def test_no_model_is_left_out_of_a_narrow_table(save_model, model_folder, class_
     assert not {"better", "worse", "p <", "p ="} & set(table.split())
 
 
+def test_two_models_are_compared_without_a_test(save_model, model_folder, caption_set, tmp_path, monkeypatch):
+    monkeypatch.setattr("scipy.stats.permutation_test", lambda *_, **__: pytest.fail("p was computed"))
+    table, _ = call(model_folder, save_model(tmp_path / "other", seed=1), "--data", caption_set)
+    assert "difference" in table
+
+
+def test_a_result_that_another_protocol_replaces_is_told(model_folder, class_set, tmp_path):
+    output = tmp_path / "results.jsonl"
+    for size, told in ((16, 0), (24, 1), (24, 0)):
+        _, errors = call(model_folder, "--data", class_set, "--output", output, "--image-size", size)
+        assert errors.count(f"{output}: zero-shot on colours of DiffCLIP") == told
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -102,6 +102,8 @@ def test_a_set_counts_once_with_its_test_split_and_most_templates():
         for s, v in (("test", 0.4), ("val", 0.8))
     ]
     assert [one.value for one in averages(splits, SIX_TASKS)] == [0.4, 0.4]
+    apart = [averages([one], SIX_TASKS)[0].of for one in splits[:2]]
+    assert apart == [("flickr8k",), ("flickr8k, val",)]
     few, many = (shift("imagenet1k", 0.01 * n, templates=n) for n in (7, 80))
     (mean,) = averages([many, few], SIX_TASKS)
     assert (mean.value, mean.templates) == (0.8, 80)
@@ -113,6 +115,18 @@ def test_an_average_a_draw_that_all_sets_share():
     (mean,) = averages(records, SIX_TASKS, "few-shot")
     assert mean.draw == 1
     assert mean.value == pytest.approx(0.45)
+    # the split is chosen once for all draws
+    records += [record("few-shot", "dtd", "acc1", 0.1, draw=draw, split="val") for draw in (0, 1, 2)]
+    assert averages(records, SIX_TASKS, "few-shot") == [mean]
+
+
+@pytest.mark.parametrize("prefix", ["scenes-", ""])
+def test_the_scenes_by_shape_and_color_show_the_same_images(prefix):
+    records = [shift(f"{prefix}{name}", 0.5) for name in ("colours", "shapes", "shapes-sketch")]
+    (mean,) = averages(records, SIX_TASKS, "zero-shot")
+    assert mean.of == (f"{prefix}colours", f"{prefix}shapes")
+    assert mean.high - mean.value == pytest.approx(0.1)
+    assert {one.dataset for one in averages(records, OUT_OF_DOMAIN)} == {f"{prefix}shapes"}
 
 
 def test_averages_are_computed_anew_and_a_model_at_a_time():

@@ -13,6 +13,7 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.mmvp import COLUMNS, group_hits, mmvp, open_pairs, statement_hits
 from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.tasks import open_for
 from diffclip.scenes import PATTERNS
 from diffclip.scenes.export import write_pairs
 from diffclip.tokenizer import Tokenizer
@@ -125,6 +126,11 @@ def test_counts_means_and_intervals(tmp_path):
     assert (statements.value, statements.count, statements.chance) == (7 / 8, 8, 0.5)
     assert statements.clusters.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert {score.chance for score in scores if score not in (statements, groups)} == {0.25}
+
+
+def test_the_published_set_keeps_its_name_behind_a_link(tmp_path):
+    (tmp_path / "mmvp").symlink_to(colour_set(tmp_path / "MMVP_VLM"))
+    assert open_for("mmvp", "mmvp", "test", tmp_path).name == "mmvp"
 
 
 def test_a_picture_that_cannot_be_read(tmp_path):

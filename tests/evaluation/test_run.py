@@ -1,9 +1,14 @@
 """Suites on real files: what is finished is found again, a failure ends one task, and nothing in the file is lost."""
 
 import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
 
 import pytest
 from class_sets import write_class_set
+from made_sets import tar_of
 from masked_sets import animals, write_masked
 from subjects import run, subject
 
@@ -14,14 +19,16 @@ from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import Entry
 
 CLIP = subject("CLIP", image_size=16)
+LABELS = [i % 6 for i in range(48)]
+FACTS = {"task": "x", "dataset": "y", "split": "z", "protocol": "made up"}
+SCORES = [Score("acc1", 0.5, 10, 0.4, 0.6, 0.1, facts=FACTS)]
 
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
     """Six classes of eight images, with a train and a test split."""
-    labels = [i % 6 for i in range(48)]
     folder = tmp_path_factory.mktemp("sets") / "colors"
-    return str(write_class_set(folder, {"train": labels, "test": labels}, 6))
+    return str(write_class_set(folder, {"train": LABELS, "test": LABELS}, 6))
 
 
 def test_a_suite_goes_on_and_other_weights_are_measured_again(classes, tmp_path):
@@ -32,6 +39,47 @@ def test_a_suite_goes_on_and_other_weights_are_measured_again(classes, tmp_path)
     assert not any(one.reused for one in run(other, *entries, file=path))
     kept = {(record.weights, record.task) for record in read_records(path)}
     assert kept >= {(one.weights, task) for one in (CLIP, other) for task in ("zero-shot", "few-shot")}
+    other.model.set_vision_norm_eps(0.5)
+    assert not any(one.reused for one in run(other, *entries, file=path))
+
+
+def test_another_draw_is_for_tasks_that_draw(classes, tmp_path):
+    path, entries = tmp_path / "results.jsonl", [Entry("zero-shot", classes), Entry("few-shot", classes)]
+    run(CLIP, *entries, file=path, draws=(0,))
+    assert [one.reused for one in run(CLIP, *entries, file=path, draws=(1,))] == [True, False]
+
+
+def test_nothing_is_learned_from_the_rest_of_a_split(tmp_path):
+    folder = str(write_class_set(tmp_path / "colors", dict.fromkeys(("train", "val", "test"), LABELS), 6))
+    (probe,) = run(CLIP, Entry("linear-probe", folder, ("val[24:]",)))
+    assert "a stratified fifth of train" in probe.records[0].protocol
+    for one in run(CLIP, *(Entry(task, folder, ("train[:24]",)) for task in ("linear-probe", "few-shot"))):
+        assert "learns from the split train" in one.failure
+
+
+def test_sets_of_the_same_images_have_their_own_labels(tmp_path):
+    first = write_class_set(tmp_path / "first", {"train": LABELS, "test": LABELS}, 6)
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    for split in ("train", "test"):
+        shard = second / split / "0.tar"
+        with tarfile.open(shard) as tar:
+            members = [(one.name, tar.extractfile(one).read()) for one in tar]
+        labels = [
+            (name, str(i // 16).encode()) for i, (name, _) in enumerate(members) if name.endswith("cls")
+        ]
+        tar_of(shard, (dict(members) | dict(labels)).items())
+        for folder in (first, second):
+            os.utime(folder / split / "0.tar", (0, 0))
+    _, both = run(CLIP, *(Entry("few-shot", str(folder)) for folder in (first, second)))
+    (alone,) = run(CLIP, Entry("few-shot", str(second)))
+    assert both.records[0].value == alone.records[0].value
+
+
+def test_what_learns_refuses_corrupted_images(classes):
+    for one in run(
+        CLIP, *(Entry(task, classes, corruption="noise") for task in ("linear-probe", "few-shot"))
+    ):
+        assert "corruptions shift test images" in one.failure
 
 
 def test_a_changed_set_is_measured_again(tmp_path):
@@ -45,12 +93,21 @@ def test_a_changed_set_is_measured_again(tmp_path):
 def test_what_two_processes_add_to_one_file_stays(tmp_path):
     path = tmp_path / "new" / "results.jsonl"
     open_files = [ResultsFile(path) for _ in range(2)]
-    facts = {"task": "x", "dataset": "y", "split": "z", "protocol": "made up"}
-    scores = [Score("acc1", 0.5, 10, 0.4, 0.6, 0.1, facts=facts)]
     for number in range(4):
-        open_files[number % 2].add(scores, "stamp", model="CLIP", weights=str(number), seed=None)
+        open_files[number % 2].add(SCORES, "stamp", model="CLIP", weights=str(number), seed=None)
         open_files[number % 2].write()
     assert [one.weights for one in read_records(path)] == ["0", "1", "2", "3"]
+
+
+def test_a_pipe_gets_each_record_once():
+    read, written = os.pipe()
+    results = ResultsFile(Path(f"/dev/fd/{written}"))
+    for weights in ("0", "1"):
+        results.add(SCORES, model="CLIP", weights=weights, seed=None)
+    results.write()
+    os.close(written)
+    with open(read) as pipe:
+        assert [json.loads(line)["weights"] for line in pipe] == ["0", "1"]
 
 
 def test_outcomes_lie_beside_the_records(classes, tmp_path):

@@ -47,6 +47,8 @@ def test_maps_scores_and_words_are_those_of_the_single_functions(
     shown = pictures(3)
     found = attend(models, iter(shown), TEXTS, View(method))
     assert list(found) == ["plain", "fine"]
+    heads = {"relevance": "mean over heads", "grad-eclip": "all heads"}
+    assert f"last vision layer, {heads[method]}: " in str(View(method, "last"))
     for name, (model, preprocess, tokenizer) in models.items():
         one, side = found[name], model.config.vision.image_size // 8
         images, tokens = torch.stack([preprocess(picture) for picture in shown]), tokenizer(TEXTS)

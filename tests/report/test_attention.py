@@ -93,7 +93,7 @@ def test_equal_figures_become_equal_files(tmp_path) -> None:
     for name in ("a", "b"):
         for suffix in (".png", ".svg", ".pdf"):
             figures = [grid_figure([[Cell(GRAY, np.eye(5), "a mug")]]) for _ in range(2)]
-            files = write_figures(tmp_path / f"{name}{suffix}", figures)
+            files = write_figures([tmp_path / f"{name}{suffix}"], figures, 2)
             assert files == [tmp_path / f"{name}-{number}{suffix}" for number in (1, 2)]
     for end in ("-1.png", "-2.svg", "-2.pdf"):
         assert (tmp_path / f"a{end}").read_bytes() == (tmp_path / f"b{end}").read_bytes()

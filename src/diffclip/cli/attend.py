@@ -114,14 +114,12 @@ def attend(
     with showing_progress("attend", {"images": len(files)}) as progress:
         reader = ImageReader(files, [path for path in images if not path.is_dir()], progress)
         found = attend_to(loaded, shown(reader), texts, view)
-    written: list[Path] = []
     with warnings.catch_warnings():
         # a text in a script that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         names = [path.name for path in reader.read]
         figures = attend_figures(found, seen, names, texts, view) if drawn else []
-        for path in drawn:
-            written += write_figures(path, figures)
+        written = write_figures(drawn, figures, len(names))
     for path in outputs:
         if path not in drawn:
             written.append(write_arrays(path, found, list(map(str, reader.read)), texts, view.method))

@@ -10,7 +10,7 @@ import pandas as pd
 from diffclip.cli.console import print_table, table_console
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import Outcomes, outcome_key, same_items
-from diffclip.evaluation.statistics import compare_two_trained_weights
+from diffclip.evaluation.statistics import mean_interval
 from diffclip.report.compare import ONE_RUN, compare, contrasts_of, verdict_text
 from diffclip.report.frame import Results, headlines, results_of
 from diffclip.report.names import interval, is_share, percent
@@ -77,10 +77,9 @@ def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int,
             _over_draws([kept[i] for i in own["place"][own["model"] == one]]) for one in results.models
         )
         if base is not None and other is not None and same_items(base, other):
-            test = compare_two_trained_weights(other.hits, base.hits, other.clusters)
-            share = is_share(own.iloc[0])
-            between = interval(test.low, test.high, share, sign=True)
-            found[int(measure)] = f"{percent(test.difference, share, sign=True)} [{between}]"
+            differences, share = other.hits - base.hits, is_share(own.iloc[0])
+            between = interval(*mean_interval(differences, other.clusters, (-1.0, 1.0)), share, sign=True)
+            found[int(measure)] = f"{percent(differences.mean(), share, sign=True)} [{between}]"
     return found
 
 

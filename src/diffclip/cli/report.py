@@ -114,7 +114,7 @@ def report(
         from diffclip.report.attention import write_figures as write_in_full_color
 
         for stem, one in looks.items():
-            written += write_in_full_color(figures / f"{stem}.png", one.figures)
+            written += write_in_full_color([figures / f"{stem}.png"], one.figures, len(one.figures))
     if tables is not None:
         written += write_tables(tables, built)
     for path in written:

@@ -81,6 +81,8 @@ def evaluate_models(
     Raises:
         InputError: a source has no model, an image cannot be read, or memory is too small.
     """
+    import hashlib
+
     import torch
 
     import diffclip
@@ -100,7 +102,8 @@ def evaluate_models(
     done: list[Record] = []
     for source, own in facts.items():
         model, processor = load_vlm(source)
-        stamp = f"{diffclip.__version__} {digest_of(model)} {questions.digest}"
+        parts = (diffclip.__version__, digest_of(model), model.config.to_json_string(), questions.digest)
+        stamp = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         if results.find(f"{stamp} {OVERALL}"):
             print(f"{source}: keeping its results in {output}")
         else:
@@ -122,6 +125,7 @@ def evaluate_models(
             for split, scores in score_answers(questions, answers).items():
                 results.add(scores, f"{stamp} {split}", task=questions.task, dataset=questions.name, **own)
         done += [one for split in (*questions.splits, OVERALL) for one in results.find(f"{stamp} {split}")]
+    results.write()
     show_records(done, results.outcomes, headlines_only=False)
     if questions.images:
         _warn(done)

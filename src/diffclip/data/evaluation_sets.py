@@ -66,7 +66,7 @@ def open_set(
             published set that must be downloaded first.
     """
     folder, (whole, first, end) = set_folder(source, root), parts_of(split)
-    opened = _open(_name(source, folder), whole, folder, kind)
+    opened = _open(set_name(source, folder), whole, folder, kind)
     return opened if whole == split else replace(opened.part(first, end), split=split)
 
 
@@ -77,10 +77,10 @@ def has_split(source: str | Path, split: str, root: str | Path | None = None) ->
         InputError: no such set or folder.
     """
     folder, split = set_folder(source, root), parts_of(split)[0]
-    return (folder / split).is_dir() or _has_files(_name(source, folder), split, folder)
+    return (folder / split).is_dir() or _has_files(set_name(source, folder), split, folder)
 
 
-def _name(source: str | Path, folder: Path) -> str:
+def set_name(source: str | Path, folder: Path) -> str:
     """Name the set `source`: a built-in or published set as it is, a folder by its own name."""
     named = str(source) in BUILT_IN or (str(source) in PUBLISHED and folder != Path(source).expanduser())
     return str(source) if named else folder.resolve().name

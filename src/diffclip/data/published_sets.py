@@ -143,23 +143,24 @@ CHOICE_IMAGES = "val2017"
 Shift = Literal["sketch", "recoloured", "noisy"]
 SHIFTS: tuple[Shift, ...] = get_args(Shift)
 """The styles that the built-in scenes are drawn in beside the plain one."""
-_SINGLE_OBJECTS = "scenes-shapes"
+_SINGLE_OBJECTS = "scenes-shapes", "shapes"  # built in, and as a folder
 
 
 def base_of(dataset: str) -> str | None:
     """Return the set that `dataset` is a shifted version of: "imagenet1k" of "imagenet-a"; None if it is no shift."""
-    if dataset in [f"{_SINGLE_OBJECTS}-{style}" for style in SHIFTS]:
-        return _SINGLE_OBJECTS
+    base, _, style = dataset.rpartition("-")
+    if base in _SINGLE_OBJECTS and style in SHIFTS:
+        return base
     return PUBLISHED[dataset].shift_of if dataset in PUBLISHED else None
 
 
 def images_of(dataset: str) -> str:
     """Return the set whose images `dataset` shows.
 
-    The scenes by shape, by color and in every style show the same scenes in the same order.
+    The scenes by shape, by color and in every style show the same scenes in the same order, built in and in a folder.
     """
-    shared = dataset == "scenes-colours" or dataset.startswith(_SINGLE_OBJECTS)
-    return _SINGLE_OBJECTS if shared else dataset
+    shared = dataset.removeprefix("scenes-").startswith(("shapes", "colours"))
+    return _SINGLE_OBJECTS[0] if shared else dataset
 
 
 def parts_of(split: str) -> tuple[str, int | None, int | None]:

@@ -1,7 +1,8 @@
 """Averages over sets as the paper's Figures 1, 3 and 5 show them: six tasks, and the shifts of a set.
 
-An average is a record like any other, with the sets it is over in `of`. The halves of intervals are combined as
-standard errors are; those of sets of the same images (corrupted copies) are added, the widest that their sum can be.
+An average is a record like any other, with the sets it is over in `of`, and their splits but `test`. The halves of
+intervals are combined as standard errors are; those of sets of the same images (corrupted copies) are added, the widest
+that their sum can be.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from diffclip.data.published_sets import base_of, images_of
 from diffclip.evaluation.records import Record
@@ -48,9 +50,13 @@ def _averages(records: Sequence[Record]) -> list[Record]:
 
     Of a set measured on several splits "test" counts, else the last; of several numbers of templates the largest.
     """
-    fields = ("task", "dataset", "metric", "draw", "corruption", "severity")
+    fields = ("task", "dataset", "metric", "corruption", "severity")
     ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
-    records = list({tuple(getattr(one, name) for name in fields): one for one in ranked}.values())
+    sets: dict[tuple[object, ...], list[Record]] = {}
+    for one in ranked:
+        sets.setdefault(tuple(getattr(one, name) for name in fields), []).append(one)
+    how = attrgetter("split", "templates")  # the same for all draws
+    records = [one for own in sets.values() for one in own if how(one) == how(own[-1])]
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
     plain = [one for one in records if not _is_shift(one)]
     accuracies = [one for one in records if one.task == "zero-shot" and one.metric == "acc1"]
@@ -106,10 +112,7 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
     chances = [one.chance for one in parts if one.chance is not None]
     value = sum(_value(one) for one in parts) / len(parts)
     below, above = _half(parts, upper=False), _half(parts, upper=True)
-    names = tuple(
-        one.dataset if one.corruption is None else f"{one.dataset}, {one.corruption} {one.severity}"
-        for one in parts
-    )
+    names = tuple(map(_name, parts))
     templates = {one.templates for one in parts}
     return parts[0].model_copy(
         update={
@@ -129,6 +132,11 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
             **dict.fromkeys(("classes", "corruption", "severity", "seconds")),
         }
     )
+
+
+def _name(record: Record) -> str:
+    split = "" if record.split == "test" else f", {record.split}"
+    return record.dataset + split + (f", {record.corruption} {record.severity}" if record.corruption else "")
 
 
 def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:

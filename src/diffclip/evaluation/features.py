@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.published_sets import parts_of
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import evaluating, joined
@@ -57,10 +58,10 @@ def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features
     """Compute the features of the split `train` beside the tested one, and of the tested one.
 
     Raises:
-        InputError: the tested split is `train`, or there is no `train`.
+        InputError: the tested split is `train` or a part of it, or there is no `train`.
     """
     data = setting.data
-    if data.split == TRAIN:
+    if parts_of(data.split)[0] == TRAIN:
         raise InputError(
             f"{task} learns from the split {TRAIN}: give another one to test on, as --split test"
         )
@@ -83,7 +84,7 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
             "corruptions shift test images, and this task learns from clean ones: "
             "use them with zero-shot, retrieval, mmvp or focus"
         )
-    key = (data.identity["source"], data.identity["samples"], str(transform.identity))
+    key = (*data.identity.values(), str(transform.identity))
     if key not in setting.features:
         weight = next(iter(model.parameters()))
         values: list[Tensor] = []

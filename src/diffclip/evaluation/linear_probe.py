@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.published_sets import parts_of
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import headline_metric
 from diffclip.evaluation.embed import Progress
@@ -57,11 +58,12 @@ class Probe(NamedTuple):
 def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `acc1` and `mean_per_class_recall` of a layer that learns from the split `train`.
 
-    The cost is chosen on the split `val` or `validation`, or where the set has none on a fifth of `train`.
+    The cost is chosen on the split `val` or `validation`, or where the set has none beside the tested one on a fifth of
+    `train`.
     """
     data = setting.data
     train, test = train_and_test(setting, "linear-probe")
-    splits = (data.beside(name) for name in VALIDATION if name != data.split)
+    splits = (data.beside(name) for name in VALIDATION if name != parts_of(data.split)[0])
     own = next((split for split in splits if split is not None), None)
     if own is None:
         learned, held = stratified_split(train.labels, setting.draw)

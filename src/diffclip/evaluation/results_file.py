@@ -7,6 +7,7 @@ models), and `results.stamps.json`, what each finished task was measured on. All
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -86,8 +87,8 @@ class ResultsFile:
         return [record for record in self._records if _task_key(record) in tasks]
 
     def add(self, scores: Sequence[Score], stamp: str = "", **facts: Any) -> list[Record]:
-        """Add the scores of a task, and write all files; return their records. What another process has added
-        meanwhile stays.
+        """Add the scores of a task, and write all files, but no pipe or device; return their records. What another
+        process has added meanwhile stays. A result by another protocol that is replaced is told on stderr.
 
         Args:
             stamp: what the task was measured on, for `find`.
@@ -97,21 +98,32 @@ class ResultsFile:
         key = _task_key(records[0])
         with self._alone():
             self._read()
+            before = next((record for record in self._records if _task_key(record) == key), records[0])
+            if self.path and before.protocol != records[0].protocol:
+                what = f"{before.task} on {before.dataset} of {before.model} by another protocol is replaced"
+                print(f"diffclip: {self.path}: {what}; give another file to keep both", file=sys.stderr)
             self._records = [record for record in self._records if _task_key(record) != key] + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:
                     self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
             self._stamps[key] = stamp
-            self._write()
+            if self._file:
+                self._write()
         return records
+
+    @property
+    def _file(self) -> Path | None:
+        """The path unless it is a pipe or a device, which is written once and has nothing beside it."""
+        special = self.path is None or (self.path.exists() and not self.path.is_file())
+        return None if special else self.path
 
     def _alone(self) -> AbstractContextManager[object]:
         """Let other processes wait with their results; a pipe or a device has none."""
-        if self.path is None or (self.path.exists() and not self.path.is_file()):
+        if (file := self._file) is None:
             return nullcontext()
-        with disk_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        return others_wait(self.path.parent)
+        with disk_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        return others_wait(file.parent)
 
     def write(self) -> None:
         """Write records and what belongs to them; into a pipe or device the records alone."""
@@ -122,14 +134,13 @@ class ResultsFile:
     def _write(self) -> None:
         if self.path is None:
             return
-        is_file = self.path.is_file() or not self.path.exists()
-        if is_file:
-            self._write_outcomes(_beside(self.path, ".outcomes.npz"))
+        if file := self._file:
+            self._write_outcomes(_beside(file, ".outcomes.npz"))
         write_records(self.path, self.records)
-        if is_file:
+        if file:
             # last, so that a stamp never stands for records that are not there
-            write_text(_beside(self.path, ".stamps.json"), json.dumps(self._stamps))
-            self._known = _state(self.path)
+            write_text(_beside(file, ".stamps.json"), json.dumps(self._stamps))
+            self._known = _state(file)
 
     def _write_outcomes(self, path: Path) -> None:
         arrays: dict[str, Any] = {"keys": np.frombuffer(json.dumps(list(self.outcomes)).encode(), np.uint8)}

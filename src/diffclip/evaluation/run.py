@@ -16,6 +16,7 @@ import torch
 import diffclip
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import has_split
+from diffclip.data.published_sets import parts_of
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
@@ -128,11 +129,12 @@ def _measure(
     task = pick_task(entry.task, setting.data)
     names = ("weights", "seed", "init", "data", "steps")
     model = {"model": loaded.label, **{name: getattr(loaded, name) for name in names}}
-    options = [getattr(setting, name) for name in ("draw", "templates", *TASKS[task].options)]
+    options = [getattr(setting, name) for name in ("templates", *TASKS[task].options)]
     transform = setting.preprocess
     images = [transform.identity, transform.preprocess, *_files(setting.data, task)]
     # everything that a result depends on
-    facts = [diffclip.__version__, model, digest, task, options, images]
+    config = loaded.model.config.model_dump(mode="json")
+    facts = [diffclip.__version__, model, digest, config, task, options, images]
     stamp = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     kept = results.find(stamp) if digest else []
     if kept:
@@ -154,7 +156,8 @@ def _files(data: EvaluationSet | PairSet, task: str) -> list[object]:
     """Identify the set, and for a task that learns the splits that it learns from."""
     if isinstance(data, PairSet) or task not in LEARNING:
         return [data.identity]
-    splits = [data.beside(split) for split in (TRAIN, *VALIDATION) if split != data.split]
+    tested = parts_of(data.split)[0]
+    splits = [data.beside(split) for split in (TRAIN, *VALIDATION) if split != tested]
     return [data.identity, *(split.identity for split in splits if split is not None)]
 
 

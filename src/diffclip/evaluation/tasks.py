@@ -4,7 +4,8 @@ A task is one function in a file of its own: it takes a `Setting` (model, prepar
 with the method in words as the fact `protocol`. To add a task:
 
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
-2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers alone.
+2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers, but
+   not those of every task.
 3. Name it for people in `report/frame.py` (`_TASKS`, `METRICS`, and `HEADLINES` for the first table), and add it to
    the suites that measure it.
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from diffclip.data.evaluation_set import EvaluationSet, Kind
-from diffclip.data.evaluation_sets import BUILT_IN, open_set, set_folder
+from diffclip.data.evaluation_sets import open_set, set_folder, set_name
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.faithfulness import faithfulness
@@ -38,7 +39,8 @@ from diffclip.evaluation.zero_shot import zero_shot
 
 
 class Task(NamedTuple):
-    """The kind of set that a task reads, its function, the options of `Setting` that only it has, other kinds.
+    """The kind of set that a task reads, its function, the options of `Setting` that not every task has, other
+    kinds.
 
     With `squash` images are not cropped.
     """
@@ -53,12 +55,12 @@ class Task(NamedTuple):
 TASKS = {
     "zero-shot": Task("classification", zero_shot),
     "retrieval": Task("retrieval", retrieval),
-    "linear-probe": Task("classification", linear_probe),
-    "few-shot": Task("classification", few_shot),
+    "linear-probe": Task("classification", linear_probe, ("draw",)),
+    "few-shot": Task("classification", few_shot, ("draw",)),
     "mmvp": Task("mmvp", mmvp),
     "focus": Task("masks", focus, ("prompt", "words", "init")),
     "mechanics": Task("retrieval", mechanics, also=("classification", "masks")),
-    "robustness": Task("classification", robustness, also=("retrieval", "masks")),
+    "robustness": Task("classification", robustness, ("draw",), also=("retrieval", "masks")),
     "faithfulness": Task("classification", faithfulness, ("prompt", "words"), also=("masks",)),
     "segmentation": Task("segmentation", segmentation, squash=True),
     "sugarcrepe": Task("sugarcrepe", sugarcrepe),
@@ -79,7 +81,7 @@ def open_for(
     if kind == "mmvp" or (folder / QUESTIONS).is_file():
         if split != "test":
             raise InputError(f"{source} has no splits: leave --split out")
-        return open_pairs(folder, str(source) if str(source) in BUILT_IN else None)
+        return open_pairs(folder, set_name(source, folder))
     data = open_set(source, split, root)
     if task and data.kind == "segmentation" and "retrieval" in (kind, *TASKS[task].also):
         return open_set(source, split, root, "retrieval")

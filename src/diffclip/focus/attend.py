@@ -76,7 +76,8 @@ class View:
         layers: the vision layers, "last", "all" or the number of one, counted from 1; "" takes "all" for rollout, else
             "last". Relevance and rollout go through the layers in order of depth, Grad-ECLIP is their sum and attention
             their mean. The relevance of tokens goes through all text layers for "all", else through the last.
-        head: one head, counted from 1, in place of the mean over heads; a pair of a differential layer is one head.
+        head: one head, counted from 1, in place of the mean over heads, or of all heads of Grad-ECLIP; a pair of a
+            differential layer is one head.
         patch: the row and column, from 0 at the top left, of a patch that looks in place of the class token.
     """
 
@@ -114,7 +115,8 @@ class View:
         layers = {"last": "last vision layer", "all": "all vision layers"}.get(
             self.layers, f"vision layer {self.layers}"
         )
-        heads = "mean over heads" if self.head is None else f"head {self.head}"
+        together = "all heads" if self.method == "grad-eclip" else "mean over heads"
+        heads = together if self.head is None else f"head {self.head}"
         name, meaning = f"{self.method[0].upper()}{self.method[1:]}", METHODS[self.method]
         if self.patch is not None:
             name += f" of the patch in row {self.patch[0]}, column {self.patch[1]}"

@@ -52,7 +52,7 @@ def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, 
 def patch_part(row: Tensor) -> Tensor:
     """The patches' part [..., h·w] of a value for each token [..., N]: the last ones, after class token and registers.
 
-    Images are square, and there are fewer registers than patches on two edges.
+    Images are square, and `VisionConfig` refuses more registers than there are patches on two edges.
     """
     side = math.isqrt(row.shape[-1] - 1)
     return row[..., -side * side :]

@@ -6,7 +6,7 @@ Shapes: P images, T texts, h × w patches, S pixels of an image's edge.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,20 +164,18 @@ def attend_figures(
     names: Sequence[str],
     texts: Sequence[str],
     view: View,
-) -> list[Figure]:
-    """Draw a figure per image with a row per model, as the paper's Figure 2.
+) -> Iterator[Figure]:
+    """Draw a figure per image with a row per model, as the paper's Figure 2; each when it is asked for.
 
     `found` has the maps by model, for P images and the texts; `views` the images by model, as it sees them; `view` says
     which maps they are.
     """
     floor = RELEVANCE_FLOOR if view.method == "relevance" else 0.0
     shares = " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
-    figures = []
     for number, name in enumerate(names):
         seen = {label: own[number] for label, own in views.items()}
         rows = model_rows(found, seen, list(texts) or [view.method], number)
-        figures.append(grid_figure(rows, f"{printable(name)}: {view}.{shares}", list(found), floor))
-    return figures
+        yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", list(found), floor)
 
 
 def abreast(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
@@ -228,13 +226,18 @@ def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
     return words[int(np.argmax(totals))].strip() if max(totals) > 0 else ""
 
 
-def write_figures(path: Path, figures: Sequence[Figure]) -> list[Path]:
-    """Write figures in the format of the path's ending, to NAME-1.png, NAME-2.png, … where there are several."""
-    files, kind = [path], path.suffix.lower()
-    if len(figures) > 1:
-        files = [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(1, len(figures) + 1)]
-    for file, figure in zip(files, figures, strict=True):
-        # without a salt of its own an SVG has other names each time
-        with write_atomically(file) as temporary, mpl.rc_context({"svg.hashsalt": "diffclip"}):
-            figure.savefig(temporary, format=kind[1:], dpi=144, metadata=_METADATA[kind])
-    return files
+def write_figures(paths: Sequence[Path], figures: Iterable[Figure], count: int) -> list[Path]:
+    """Write `count` figures, each to every path in the format of its ending; several to NAME-1.png, NAME-2.png, …
+
+    A figure takes 10 MB, so each is written before the next is drawn.
+    """
+    written = []
+    for number, figure in enumerate(figures, 1):
+        for path in paths:
+            file = path if count == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+            kind = path.suffix.lower()
+            # without a salt of its own an SVG has other names each time
+            with write_atomically(file) as temporary, mpl.rc_context({"svg.hashsalt": "diffclip"}):
+                figure.savefig(temporary, format=kind[1:], dpi=144, metadata=_METADATA[kind])
+            written.append(file)
+    return written

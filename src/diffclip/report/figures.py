@@ -145,7 +145,7 @@ def out_of_domain_chart(results: Results) -> Chart | None:
     accuracy = frame[(frame["task"] == "zero-shot") & (frame["metric"] == "acc1")]
     labels = measures_of(accuracy)["label"]
     for base, family in families.groupby("dataset", sort=False):
-        shifts = {name for of in family["of"].dropna() for name in of}
+        shifts = {name.partition(",")[0] for of in family["of"].dropna() for name in of}
         kin = accuracy[(accuracy["dataset"] == base) | accuracy["dataset"].isin(shifts)]
         for measure, own in kin.groupby("measure", sort=False):
             rows.append((labels[measure].partition(", ")[2], own))
