@@ -128,9 +128,9 @@ def check_new(target: str | Path) -> None:
 
 
 def write_text(target: str | Path, text: str) -> None:
-    """Write `text` as UTF-8 to `target`, whole or not at all."""
+    """Write `text` as UTF-8 to `target`, whole or not at all; bytes of names that are no UTF-8 are escaped."""
     with write_atomically(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _kind(path: Path) -> int | None:

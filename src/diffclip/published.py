@@ -92,7 +92,8 @@ def infer_config(state: State) -> CLIPConfig:
 
     Raises:
         InputError: the weights are not those of a CLIP, lack a part of the published differential layer or have gates
-            or registers, the model was converted from another library, or a plain tower has widths that no named model has.
+            or registers, they were converted from another library, or a plain tower has widths that no named model
+            has.
     """
     try:
         patch = state["visual.patch_embed.proj.weight"]

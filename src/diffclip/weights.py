@@ -240,13 +240,19 @@ def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | 
     Raises:
         InputError: no space left on the device, or no permission.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile puts a wrapper around it
+    model = _uncompiled(model)
     folder = Path(folder)
     state = model.state_dict() if state is None else state
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with write_atomically(folder / WEIGHTS_FILE) as temporary:
         save_tensors(state, temporary, {CONFIG_KEY: model.config.model_dump_json()})
     write_text(folder / CONFIG_FILE, model.config.model_dump_json(indent=2) + "\n")
+
+
+def _uncompiled(model: Any) -> CLIP:
+    """The model itself: `torch.compile` puts a wrapper around it."""
+    inner: CLIP = getattr(model, "_orig_mod", model)
+    return inner
 
 
 def save_published(model: CLIP, file: str | Path) -> None:
@@ -257,7 +263,7 @@ def save_published(model: CLIP, file: str | Path) -> None:
     Raises:
         InputError: no space left on the device, or no permission.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile puts a wrapper around it
+    model = _uncompiled(model)
     state = to_published(model.state_dict(), model.config)
     contents = {
         "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},

@@ -8,6 +8,7 @@ from PIL import Image
 from diffclip.cli.make_shards import make_shards
 from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_sets import open_set
+from diffclip.data.make_shards import find_captions
 from diffclip.errors import Fault, InputError
 
 
@@ -35,8 +36,13 @@ def test_kaggles_flickr8k_becomes_three_splits(
     kaggle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards = tmp_path / "shards"
+    # images may lie elsewhere
+    (kaggle / "Images").rename(tmp_path / "Images")
+    (kaggle / "Images").symlink_to(tmp_path / "Images")
     make_shards(kaggle, shards, edge=20, workers=1)
-    out = capsys.readouterr().out.splitlines()
+    told = capsys.readouterr()
+    assert "left out, of no split: captions.txt; name" in told.err
+    out = told.out.splitlines()
     assert out[0] == f"6 images with 12 captions in 1 shard in {shards / 'train'}; 0 left out"
     assert out[-1] == f"Next: diffclip data check {shards / 'train'}"
     assert captions_in(shards / "train") == {
@@ -45,6 +51,16 @@ def test_kaggles_flickr8k_becomes_three_splits(
     data = open_set(shards, "test")
     assert (data.kind, len(data), data.captions) == ("retrieval", 1, [["caption 0 of 7", "caption 1 of 7"]])
     assert data.source.image(0).size == (30, 20)
+
+
+def test_names_of_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train2017", "validation", "dev"):
+        (tmp_path / f"captions_{name}.json").touch()
+    assert [(split, file.stem) for split, file in find_captions(tmp_path).items()] == [
+        ("train", "captions_train2017"),
+        ("val", "captions_validation"),
+    ]
+    assert "left out, of no split: captions_dev.json; " in capsys.readouterr().err
 
 
 def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ COCO = {
         ("captions.txt", 'image,caption\na.jpg,"a dog, running"\na.jpg,second\nb/c.png,one\n'),
         ("captions.csv", "image,caption\na.jpg,a dog, running\na.jpg,second\nb/c.png, one\n\n"),
         ("x.csv", "id,TEXT,filepath\n1,\"a dog, running\",a.jpg\n2,second,a.jpg\n3,one,b/c.png\n"),
+        ("x.csv", "a.jpg,a dog, running\na.jpg,second\nb/c.png,one\n"),
+        ("x.csv", "a.jpg,0,a dog, running\na.jpg,1,second\nb/c.png,0,one\n"),
         ("x.tsv", "a.jpg\ta dog, running\na.jpg\tsecond\nb/c.png\tone\n"),
         ("results.csv", "image_name| number| comment\na.jpg| 0| a dog, running\na.jpg| 1| second\nb/c.png| 0| one"),
         ("Flickr8k.token.txt", "a.jpg#0\ta dog, running\na.jpg#1\tsecond\nb/c.png#0\tone\n"),
@@ -36,6 +38,11 @@ COCO = {
 def test_kinds_of_files(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert read_captions(tmp_path / name) == WANTED
+
+
+def test_marks_of_other_files_in_a_caption(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('a.jpg,"a dog; running | fast"\nb.jpg,two\n')
+    assert read_captions(tmp_path / "x.csv") == {"a.jpg": ["a dog; running | fast"], "b.jpg": ["two"]}
 
 
 def test_named_columns_and_blank_captions(tmp_path: Path) -> None:
@@ -59,10 +66,12 @@ def test_named_columns_and_blank_captions(tmp_path: Path) -> None:
         ("x.csv", b"\xff\xfe", "should be UTF-8 text"),
         ("x.jsonl", b'{"image": "a.jpg", "caption": "b"}\n{\n', "line 2 is not valid JSON"),
         ("x.jsonl", b'{"image": "a.jpg", "caption": 5}', "the caption of a.jpg is 5, which is no text"),
+        ("x.json", b'[{"image": "a.jpg", "caption": [{"raw": "b"}]}]', r"a.jpg is \[{'raw': 'b'}\], which is no text"),
+        ("x.json", b'[{"image": "a.jpg", "caption": ["b", NaN]}]', "which is no text"),
         ("x.csv", b'image,caption\na.jpg,"b' + b"x" * 140_000, r"up to line \d+: field larger than .*quote"),
         ("x.json", b'{"images": [], "annotations": [{}]}', "is not COCO's JSON"),
     ],
-)
+)  # fmt: skip
 def test_bad_files(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=words) as raised:

@@ -9,6 +9,7 @@ from made_sets import write_picture
 from PIL import Image
 
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
+from diffclip.data import memory
 from diffclip.data.corpus import Corpus
 from diffclip.data.images import read_pixels
 from diffclip.data.loader import Batch, CaptionLoader
@@ -43,13 +44,18 @@ def test_batches_are_those_of_the_loader(tmp_path: Path, write_shard: WriteShard
         assert all(same(ours, theirs) for ours, theirs in pairs)
 
 
-def test_data_that_is_read_in_windows_or_all_broken(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_data_that_is_read_in_windows_or_all_broken_or_too_large(
+    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transform = TrainTransform(8, OPENAI)
     path = write_shard(tmp_path / "0.tar", 3, changes={n: {"jpg": b"x"} for n in range(3)})
     with pytest.raises(InputError, match=r"leave data\.window out"):
         MemoryLoader(Corpus(path, window=1), transform, tokenize, 2, 0)
     with pytest.raises(InputError, match="every image in"):
         MemoryLoader(Corpus(path), transform, tokenize, 2, 0)
+    monkeypatch.setattr(memory, "_memory_of", lambda device: 3 * 10 * 12 * 3 - 1)
+    with pytest.raises(InputError, match=r"3 images padded to 10×12 take .* --edge, or data\.memory=false"):
+        MemoryLoader(Corpus(write_shard(path, 3)), transform, tokenize, 2, 0)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

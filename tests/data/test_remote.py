@@ -1,7 +1,9 @@
 import errno
 import os
 from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -87,14 +89,17 @@ def test_indexes_beside_the_shards_spare_fetching_to_count(
     assert isinstance(corpus.read(0), Sample)
     assert [path for path in fetched if path.endswith(".tar")] == ["/0.tar"]
 
-    def fails(*_: object) -> None:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    errors = iter((OSError(errno.ECONNREFUSED, "Connection refused"), PermissionError("Forbidden")))
 
-    # a server that is gone ends the run instead of skipping shards
+    def fails(*_: object) -> None:
+        raise next(errors)
+
+    # a server that is gone or refuses ends the run instead of skipping shards
     monkeypatch.setattr(fsspec.filesystem("http"), "get_file", fails)
-    with pytest.raises(DiffCLIPError, match="check the address and the network") as error:
-        corpus.read(23)
-    assert not isinstance(error.value, InputError)
+    for _ in range(2):
+        with pytest.raises(DiffCLIPError, match="check the address and the network") as error:
+            corpus.read(23)
+        assert not isinstance(error.value, InputError)
 
 
 def test_an_index_of_another_shard_of_the_same_size_is_not_used(
@@ -118,8 +123,15 @@ def test_a_changed_shard_is_another_one(
 ) -> None:
     train = f"{site[0]}/0.tar"
     assert Corpus(train).samples == 4
-    write_shard(tmp_path / "served" / "0.tar", 70)
+    shard = write_shard(tmp_path / "served" / "0.tar", 70)
     assert Corpus(train).samples == 70
+    before = shard.stat()
+    write_shard(shard, 70, start=70)
+    os.utime(shard, (before.st_atime, before.st_mtime + 2))
+    assert shard.stat().st_size == before.st_size
+    sample = Corpus(train).read(0)
+    assert isinstance(sample, Sample)
+    assert sample.key == "s0000070"
 
 
 def test_copies_stay_within_the_limit(site: tuple[str, list[str]], tmp_path: Path) -> None:
@@ -137,15 +149,29 @@ def test_copies_stay_within_the_limit(site: tuple[str, list[str]], tmp_path: Pat
     assert len(list(cache.glob("*.tar"))) == 7
 
 
-def test_what_is_missing_or_broken_is_skipped_and_named(site: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_what_is_missing_or_broken_is_skipped_and_named(
+    site: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = site[0]
     (tmp_path / "served" / "2.tar").write_bytes(b"no tar")
     corpus = Corpus(f"{server}/{{0..6}}.tar")
     assert corpus.samples == 20
     assert [str(fault) for fault in corpus.faults] == [
         f"{server}/2.tar is not a tar",
-        f"{server}/6.tar does not exist, or no server answers: check the address (that of a folder ends with '/')",
+        f"{server}/6.tar does not exist: check the address (that of a folder ends with '/')",
     ]
-    with pytest.raises(InputError, match=r"0\.tar does not exist, or no server answers") as raised:
-        Corpus("http://127.0.0.1:9/0.tar")
-    assert "\n" not in str(raised.value)
+    send_head = SimpleHTTPRequestHandler.send_head
+
+    def busy(self: SimpleHTTPRequestHandler) -> Any:
+        return self.send_error(503) if self.path == "/1.tar" else send_head(self)
+
+    # a server that is busy or gone ends the run instead of skipping shards
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "send_head", busy)
+    for train, words in (
+        (f"{server}/{{0..5}}.tar", r"/1\.tar cannot be read \(503"),
+        (f"{server}/0.tar http://127.0.0.1:9/0.tar".split(), r":9/0\.tar cannot be read \("),
+    ):
+        with pytest.raises(DiffCLIPError, match=words) as raised:
+            Corpus(train)
+        assert not isinstance(raised.value, InputError)
+        assert "\n" not in str(raised.value)

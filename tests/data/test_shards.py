@@ -169,6 +169,20 @@ def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteShard
     assert len(Shards([cut])) == 6
 
 
+def test_zeros_or_another_tar_in_a_shard_are_a_fault(tmp_path: Path, write_shard: WriteShard) -> None:
+    path = write_shard(tmp_path / "0.tar", 5)
+    data, header = path.read_bytes(), members_of(path)[6].offset
+    for content, kept, is_whole in (
+        (data[:header] + bytes(len(data) - header + (1 << 20)), 3, False),
+        (data + data, 5, False),
+        (data + bytes(1 << 19), 5, True),  # some writers pad more than others
+    ):
+        path.write_bytes(content)
+        shards = Shards([path])
+        assert (len(shards), not shards.faults) == (kept, is_whole)
+        assert is_whole or f" of {len(content)}, {kept} samples before it are left" in str(shards.faults[0])
+
+
 def test_a_damaged_header_ends_a_shard(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5)
     header = members_of(path)[6].offset

@@ -151,7 +151,9 @@ def test_processes_started_by_others_are_known(monkeypatch: pytest.MonkeyPatch) 
     assert (found.devices, found.nodes, found.world) == (4, 2, 8)
     with pytest.raises(InputError, match="leave --devices and --nodes out"):
         Hardware(8, accelerator="cpu").resolved()
-    started(SLURM_JOB_NAME="bash")  # an interactive job: this program starts the processes
+    started(SLURM_NTASKS="1", SLURM_NNODES="1")  # a batch script without srun
+    assert Hardware(2, accelerator="cpu").resolved().must_launch
+    started(SLURM_NTASKS="8", SLURM_JOB_NAME="bash")  # an interactive job: this program starts the processes
     assert Hardware(2, accelerator="cpu").resolved().world == 2
     started(TORCHELASTIC_RUN_ID="a", LOCAL_WORLD_SIZE="2", WORLD_SIZE="6", RANK="3")
     found = Hardware(accelerator="cpu").resolved()

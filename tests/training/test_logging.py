@@ -138,6 +138,6 @@ def test_a_start_tells_how_it_came_about_and_hides_passwords(
     assert start["environment"]["OMP_NUM_THREADS"] == "1"
     assert {"diffclip", "torch", "python"} <= start["versions"].keys()
     add_start(tmp_path, start)
-    add_start(tmp_path, {"step": 7})
+    add_start(tmp_path, {"folder": "caf\udce9"})  # a path of other bytes than UTF-8
     first, second = read_starts(tmp_path)
-    assert (first, second) == (json.loads(json.dumps(start)), {"step": 7})
+    assert (first, second) == (json.loads(json.dumps(start)), {"folder": "caf\udce9"})

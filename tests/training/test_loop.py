@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_sets import tar_of
 from zeroed_pictures import zero_pictures
 
 import diffclip
@@ -32,6 +33,7 @@ from diffclip.training.checkpoint import read_state
 from diffclip.training.launch import StopRequest
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.training.run import open_training_data
+from diffclip.training.run_folder import read_starts
 from diffclip.weights import save_weights
 
 
@@ -181,6 +183,8 @@ def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(
     with pytest.raises(InputError, match="holds other files"):
         runner.train(recipe, tmp_path)
     assert (tmp_path / "recipe.yaml").read_text() == "mine"
+    with pytest.raises(InputError, match="is no UTF-8 name"):
+        runner.train(recipe, tmp_path / "caf\udce9")
     run = copied(finished, tmp_path)
     with pytest.raises(InputError, match="holds a run already: add --resume"):
         runner.train(recipe, run)
@@ -261,6 +265,7 @@ def test_progress_after_a_last_broken_batch_is_kept(recipe: Recipe, tmp_path: Pa
     outcome = runner.train(changed(recipe, checkpoint_every=1), tmp_path / "run")
     assert (outcome.progress.step, outcome.progress.epoch) == (12, 3)
     assert read_state(tmp_path / "run" / "checkpoints" / "last") == outcome.progress
+    assert read_starts(tmp_path / "run")[-1]["ended"]["how"] == "finished"
 
 
 def zeroed(shards: Path, folder: Path, broken: Iterable[int]) -> Path:
@@ -273,15 +278,24 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     train = zeroed(scenes / "train", tmp_path / "train", [3])
     val = zeroed(scenes / "val", tmp_path / "val", (2, 5, 6))
     (val / "1.tar").write_bytes(b"no shard")
-    data = {"train": str(train), "val": str(val)}
+    # a shard with two faults: cut short, and of a sample without its image
+    cut = tar_of(train / "1.tar", [("a.txt", b"no image"), ("b.txt", b"cut")])
+    os.truncate(cut, 1024 + 512 + 1)
+    data = {"train": str(train), "val": str(val), "window": 1}
     outcome = runner.train(changed(recipe, epochs=2, data=data), tmp_path / "run")
     assert (outcome.progress.samples, outcome.progress.step) == (2 * 39, 10)
     first, second = (Shards([folder / "0.tar"]) for folder in (train, val))
-    assert outcome.skipped.keys() == {
+    assert [fault.reason for fault in outcome.skipped if fault.name == str(cut)] == [
+        "is cut short, 1 samples are left",
+        "holds 1 samples that have no image",
+    ]
+    assert {fault.name for fault in outcome.skipped} == {
         first.name(3),
         *(second.name(number) for number in (2, 5, 6)),
         str(val / "1.tar"),
+        str(cut),
     }
+    assert len(outcome.skipped) == 7
     found = lines(tmp_path / "run" / "validation.jsonl")
     assert [(line["pictures"], line["captions"]) for line in found] == [(9, 45)] * 2
 
@@ -293,11 +307,29 @@ def test_nothing_but_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tm
     assert "\n" not in str(error.value)
 
 
-def test_an_error_in_validation_loses_no_step(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [{"memory": True}, {"window": 1}])
+def test_an_error_in_validation_loses_no_step(
+    kind: dict[str, Any], recipe: Recipe, scenes: Path, tmp_path: Path
+) -> None:
+    recipe, run = changed(recipe, epochs=1, data=kind), tmp_path / "run"
     val = zeroed(scenes / "val", tmp_path / "val", range(12))
     with pytest.raises(InputError, match="every image in"):
-        runner.train(changed(recipe, data={"val": str(val)}), tmp_path / "run")
-    assert read_state(tmp_path / "run" / "checkpoints" / "last").step == 5
+        runner.train(changed(recipe, data={"val": str(val)}), run)
+    assert read_state(run / "checkpoints" / "last").step == 5
+    outcome = runner.train(recipe, run, resume=True)  # it goes on with the validation
+    assert (outcome.progress.step, outcome.progress.epoch, outcome.progress.batch) == (5, 1, 0)
+    assert [line["epoch"] for line in lines(run / "validation.jsonl")] == [1]
+    assert read_state(run / "checkpoints" / "best") == outcome.progress
+
+
+def test_best_is_that_of_the_validation_set_of_now(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    runner.train(changed(recipe, epochs=1), run)
+    # of more images fewer are found
+    runner.train(changed(recipe, epochs=2, data={"val": str(scenes / "train")}), run, resume=True)
+    before, now = lines(run / "validation.jsonl")
+    assert before["score"] > now["score"]
+    assert read_state(run / "checkpoints" / "best").step == 10
 
 
 def test_bf16_follows_the_same_curve(finished: Path, recipe: Recipe, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def train(
     if outcome.rank:
         return
     report_run(run)
-    say_skipped(f"{len(outcome.skipped)} broken samples or shards", list(outcome.skipped.values()))
+    say_skipped(f"{len(outcome.skipped)} broken samples or shards", outcome.skipped)
     print(
         f"{run}: {outcome.progress.step} steps, {outcome.progress.samples} samples; see {run / 'report.html'}"
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffclip.cli.console import print_table
 from diffclip.errors import DiffCLIPError, InputError
+from diffclip.files import printable
 
 if TYPE_CHECKING:
     from diffclip.training.launch import Hardware
@@ -45,10 +46,10 @@ def show_dry_run(
             problems.insert(0, f"{plan['gpu']}: {plan['advice']}")
         if as_json:
             data = {"found": found, "problems": problems}
-            print(json.dumps(plan | {"data": data}, indent=1, ensure_ascii=False))
+            print(json.dumps(plan | {"data": data}, indent=1))
         else:
             show_plan(plan)
-            print("\n".join(found))
+            print(*map(printable, found), sep="\n")
     except DiffCLIPError as error:
         problems.append(str(error))
     for problem in problems[:-1]:

@@ -57,9 +57,9 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     captions: Captions = {}
     for image, texts in pairs:
         own = [texts] if isinstance(texts, str) else texts or []
-        if not isinstance(own, list):
+        if not isinstance(own, list) or not all(one is None or isinstance(one, str) for one in own):
             raise InputError(f"{file}: the caption of {image} is {own!r}, which is no text: correct it")
-        cleaned = (" ".join(str(one).split()) for one in own if one)
+        cleaned = (" ".join(one.split()) for one in own if one)
         captions.setdefault(str(image).strip(), []).extend(text for text in cleaned if text)
     captions.pop("", None)
     if not any(captions.values()):
@@ -124,7 +124,9 @@ def _json(text: str, where: str) -> Any:
 
 def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[str, str]]:
     first = text.partition("\n")[0]
-    delimiter = next((mark for mark in ("\t", "|", ";") if mark in first), ",")
+    # behind its delimiter, the first line may have other marks in a caption
+    mark = re.search(r"\t", first) or re.search(r"[|;,]", first)
+    delimiter = mark[0] if mark else ","
     # quotes mean something in comma separated files alone
     quoting: Any = csv.QUOTE_MINIMAL if delimiter in ",;" else csv.QUOTE_NONE
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting)
@@ -132,14 +134,15 @@ def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[
         rows = [row for row in reader if any(row)]
     except csv.Error as error:
         raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
-    head = rows[0] if rows else []
-    if rows and head[0].strip().lower().endswith(SUFFIXES):
-        image, caption = 0, len(head) - 1
+    head = rows[0] if rows else [""]
+    headerless = head[0].strip().lower().endswith(SUFFIXES)
+    if headerless:  # the row with the fewest columns has no delimiter in its caption
+        image, caption = 0, min((len(row) for row in rows if len(row) > 1), default=2) - 1
     else:
         image, caption = (_column(head, what, keys, file) for what in keys)
         rows = rows[1:]
     # a last column goes on behind a delimiter in a caption that nobody quoted
-    last = caption == len(head) - 1
+    last = headerless or caption == len(head) - 1
     return [
         (row[image], delimiter.join(row[caption:]) if last else row[caption])
         for row in rows

@@ -36,6 +36,8 @@ INDEX_FOLDER = "diffclip-index"
 MEMBERS = (*IMAGE, "txt", "json", "cls", "mask.png", "seg.png")
 """The extensions that are indexed; all others are passed over."""
 BLOCK = 512
+# Zeros that a writer may leave behind the last member: GNU tar fills up 10 KiB, or what `-b` says.
+_PADDING = 1 << 20
 OPEN_FILES = 256
 """Files that a process holds open."""
 
@@ -163,11 +165,11 @@ def _scan(file: IO[bytes], length: int, rows: Rows, faults: list[str]) -> None:
     except (tarfile.TarError, ValueError, OverflowError, IndexError):
         pass
     file.seek(tar.offset)
-    end = file.read(BLOCK)
+    end = file.read(_PADDING + 1)
     if not whole or len(end) < BLOCK:
         faults.append(f"is cut short, {len(rows)} samples are left")
-    elif end.strip(b"\0"):
-        faults.append(f"is broken at byte {tar.offset}, {len(rows)} samples before it are left")
+    elif len(end) > _PADDING or end.strip(b"\0"):
+        faults.append(f"is broken at byte {tar.offset} of {length}, {len(rows)} samples before it are left")
 
 
 def _add_member(member: tarfile.TarInfo, rows: Rows, faults: list[str]) -> None:
@@ -235,9 +237,8 @@ def index_files(path: Path) -> tuple[Path, Path]:
 
 def cached_index(place: str) -> Path:
     """Name the index in the user's cache folder of the shard at a path or address."""
-    folder, _, name = place.rpartition("/")
-    key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:20]
-    return cache_folder() / "indexes" / key / f"{name[-100:]}.npy"
+    key = hashlib.sha256(os.fsencode(place)).hexdigest()[:20]
+    return cache_folder() / "indexes" / key[:2] / f"{key}.npy"
 
 
 def open_index(path: Path, whole: bool = True) -> tuple[Header, Table]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
-from diffclip.data.images import IMAGE, SUFFIXES, read_image
+from diffclip.data.images import IMAGE, SUFFIXES, read_image, walk
 from diffclip.data.index import digest_of
 from diffclip.data.workers import in_processes
 from diffclip.errors import Fault, InputError, sample_fault
@@ -25,7 +25,7 @@ from diffclip.files import write_atomically, write_text
 
 SAMPLES = 1000
 """Samples a shard."""
-_SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:\d{4})?(?:[_.-]|$)")
+_SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:idation|\d{4})?(?:[_.-]|$)")
 _SPLITS = ("", "train", "val", "test")
 _MANIFEST = "make-shards.json"
 # hidden files, notes, and what this module leaves
@@ -70,6 +70,11 @@ def find_captions(source: Path) -> dict[str, Path]:
         which = ", ".join(file.name for file in files[:5]) or "none"
         raise InputError(
             f"{source} has no file of captions, or several ({which}): name one with --captions FILE"
+        )
+    if left := ", ".join(file.name for file in named if file not in found.values()):
+        print(
+            f"diffclip: {source}: left out, of no split: {left}; name what to pack with --captions FILE",
+            file=sys.stderr,
         )
     return found
 
@@ -142,7 +147,7 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
     one of that name."""
     exact: dict[str, Path] = {}
     named: dict[str, list[Path]] = {}
-    for parent, _, files in os.walk(source):
+    for parent, _, files in walk(source):
         for file in files:
             if file.lower().endswith(SUFFIXES):
                 path = Path(parent, file)

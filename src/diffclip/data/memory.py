@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffclip.data.corpus import Corpus
-from diffclip.data.loader import Batch, Tokenizer, caption_of, decode, steps_of
+from diffclip.data.loader import Batch, Decoded, Tokenizer, caption_of, decode, steps_of
 from diffclip.data.order import WholeEpoch, seeds_of
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import Fault, InputError
@@ -22,6 +23,13 @@ def check_whole(corpus: Corpus) -> None:
             f"{corpus} is read window by window, and images in memory need all samples at hand: leave data.window "
             "out and give local shards, or train without images in memory"
         )
+
+
+def _memory_of(device: torch.device) -> int:
+    """The memory of a device, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class MemoryLoader:
@@ -41,7 +49,7 @@ class MemoryLoader:
         device: where the images lie.
 
     Raises:
-        InputError: as `CaptionLoader`; a corpus that is remote or has a window.
+        InputError: as `CaptionLoader`; a corpus that is remote, has a window, or is larger than the memory of `device`.
     """
 
     def __init__(
@@ -61,9 +69,21 @@ class MemoryLoader:
         self.batches_per_epoch, self.dropped = self._steps.batches, self.samples % batch_size
         self.corpus, self._seed, self._transform = corpus, seed, transform
         self.device = device or torch.device("cpu")
-        found = [decode(corpus, i) for i in range(corpus.samples)]
-        self._broken = {i: one for i, one in enumerate(found) if isinstance(one, Fault)}
-        whole = {i: one for i, one in enumerate(found) if not isinstance(one, Fault)}
+        self._broken: dict[int, Fault] = {}
+        whole: dict[int, Decoded] = {}
+        height, width, limit = 0, 0, _memory_of(self.device)
+        for i in range(corpus.samples):
+            one = decode(corpus, i)
+            if isinstance(one, Fault):
+                self._broken[i] = one
+                continue
+            whole[i] = one
+            height, width = max(height, one.pixels.shape[1]), max(width, one.pixels.shape[2])
+            if (size := corpus.samples * height * width * 3) > limit:
+                raise InputError(
+                    f"{corpus.samples} images padded to {height}×{width} take {size / 1e9:.3g} GB of memory, with "
+                    f"{limit / 1e9:.3g} GB: shrink them with diffclip data make-shards --edge, or data.memory=false"
+                )
         if not whole:
             raise InputError(
                 f"every image in {corpus} is broken (first: {self._broken[0]}): replace the shards"
@@ -74,9 +94,9 @@ class MemoryLoader:
         self._tokens = tokenizer([text for one in whole.values() for text in one.captions]).to(self.device)
         counts = np.cumsum([0, *(len(one.captions) for one in whole.values())])
         self._first_caption = dict(zip(whole, counts.tolist(), strict=False))
-        height, width = (max(size[edge] for size in self._sizes.values()) for edge in (0, 1))
-        self._images = torch.zeros(len(found), height, width, 3, dtype=torch.uint8, device=self.device)
-        for i, one in whole.items():
+        self._images = torch.zeros(corpus.samples, height, width, 3, dtype=torch.uint8, device=self.device)
+        while whole:  # no image stays in memory twice
+            i, one = whole.popitem()
             self._images[i, : one.pixels.shape[1], : one.pixels.shape[2]] = one.pixels.permute(1, 2, 0)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:

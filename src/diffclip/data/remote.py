@@ -33,7 +33,9 @@ _REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
 _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 # Parts of fsspec's information about a file that change with its content.
-_MARKS = ("size", "ETag", "mtime", "LastModified", "last_modified", "updated", "md5", "blob_id")
+_MARKS = (
+    *("size", "ETag", "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "md5", "blob_id"),
+)
 # Questions and fetches at a time.
 _QUESTIONS, _FETCHES = 16, 4
 # Seconds after which a copy that was asked for is open.
@@ -90,7 +92,11 @@ class RemoteShards:
         self._pool: ThreadPoolExecutor | None = None
 
     def headers(self, addresses: Sequence[str]) -> dict[str, Header]:
-        """The header of each shard's index. One that does not exist or is broken has `faults`."""
+        """The header of each shard's index. One that does not exist or is broken has `faults`.
+
+        Raises:
+            DiffCLIPError: an address does not answer, or refuses.
+        """
         with ThreadPoolExecutor(_QUESTIONS) as pool:
             return dict(zip(addresses, pool.map(self._header, addresses), strict=True))
 
@@ -123,7 +129,7 @@ class RemoteShards:
         try:
             with _opened(address) as (system, path):
                 about = system.info(path)
-        except InputError as error:
+        except _MissingError as error:
             return Header("", {}, [str(error).removeprefix(f"{shown(address)} ")])
         mark = " ".join(str(about[key]) for key in _MARKS if about.get(key) is not None)
         self._marks[address] = mark
@@ -178,6 +184,10 @@ class RemoteShards:
                 used -= size
 
 
+class _MissingError(InputError):
+    """The server says that the address does not exist."""
+
+
 @contextmanager
 def _opened(address: str) -> Iterator[tuple[Any, str]]:
     """The file system of an address and the path there; errors with it are one line."""
@@ -188,20 +198,21 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
         yield url_to_fs(address)
     except DiffCLIPError:
         raise
-    except FileNotFoundError:
-        raise InputError(
-            f"{what} does not exist, or no server answers: check the address (that of a folder ends with '/')"
-        ) from None
-    except (PermissionError, ImportError, ValueError) as error:
-        reason = shown(str(error))
-        raise InputError(
-            f"{what} cannot be read ({reason}): check the address and your credentials"
-        ) from None
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{what} cannot be read ({shown(str(error))}): check the address") from None
     # each protocol has errors of its own
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        # at http every failure is a FileNotFoundError, which only its cause tells from a missing file
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
+        if cause is None or getattr(cause, "status", None) in (404, 410):
+            raise _MissingError(
+                f"{what} does not exist: check the address (that of a folder ends with '/')"
+            ) from None
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiffCLIPError(
                 f"no space left for a copy of {what}: choose another data.cache, or a lower data.cache_gb"
-            ) from error
-        reason = " ".join(shown(str(error)).split()) or type(error).__name__
-        raise DiffCLIPError(f"{what} cannot be read ({reason}): check the address and the network") from error
+            ) from cause
+        reason = " ".join(shown(str(cause)).split()) or type(cause).__name__
+        raise DiffCLIPError(
+            f"{what} cannot be read ({reason}): check the address and the network, or your credentials"
+        ) from cause

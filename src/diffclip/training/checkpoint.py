@@ -39,7 +39,8 @@ LINKS = ("last", "best", "previous")
 @dataclass
 class Progress:
     """The place in a run. `batch` counts the batches of `epoch` (from 0) that are done; `order` identifies the order of
-    the samples, and `processes` is the number that shared it."""
+    the samples, and `processes` is the number that shared it; `validation` identifies the captions that `best_score` is
+    of."""
 
     step: int = 0
     epoch: int = 0
@@ -48,6 +49,7 @@ class Progress:
     best_score: float | None = None
     order: str | None = None
     processes: int = 1
+    validation: str | None = None
 
 
 def save_checkpoint(

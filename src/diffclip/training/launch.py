@@ -103,9 +103,11 @@ def started_outside() -> tuple[int, int] | None:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return devices, int(os.environ["WORLD_SIZE"]) // devices
     interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    if {"SLURM_PROCID", "SLURM_NTASKS"} <= os.environ.keys() and not interactive:
+    tasks = int(os.environ.get("SLURM_NTASKS", "1"))
+    # one task may be a batch script without `srun`, with all GPUs of its job
+    if "SLURM_PROCID" in os.environ and tasks > 1 and not interactive:
         nodes = int(os.environ.get("SLURM_NNODES", "1"))
-        return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
+        return tasks // nodes, nodes
     return None
 
 

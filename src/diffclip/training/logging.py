@@ -81,7 +81,7 @@ class RunLogger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
-        how = "finished" if self._step >= self._steps else "stopped"
+        how = "finished"
         if error is not None:
             name = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
             how = " ".join(f"{name}{error}".split()).removesuffix(":")

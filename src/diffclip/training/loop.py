@@ -43,8 +43,8 @@ class Trainer:
     """A run in progress: the parts that its steps share, and the steps.
 
     `wrapped` and `wrapped_optimizer` are `model` and `optimizer` as Fabric runs them. `validate` scores the model in
-    all processes together. `logger` is the first process's. `skipped` are the samples that this process skipped, by
-    name.
+    all processes together. `logger` is the first process's. `skipped` has the samples that this process skipped as
+    keys.
     """
 
     recipe: Recipe
@@ -59,7 +59,7 @@ class Trainer:
     wrapped_optimizer: Any
     progress: Progress
     logger: RunLogger | None = None
-    skipped: dict[str, Fault] = field(default_factory=dict)
+    skipped: dict[Fault, None] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -83,7 +83,7 @@ class Trainer:
         batches = self.loader.epoch(epoch, start_batch=progress.batch)
         for batch, waited, asked_to_stop in agreed_batches(fabric, batches, self.stop):
             started = time.perf_counter()
-            self.skipped |= {fault.name: fault for fault in batch.faults}
+            self.skipped |= dict.fromkeys(batch.faults)
             if asked_to_stop:
                 self._save_and_stop()
             progress.batch += 1
@@ -131,7 +131,7 @@ class Trainer:
             if self._is_due() and progress.batch < self.loader.batches_per_epoch:
                 self.save()
         if whole_epoch and progress.samples == samples_before:
-            first = next(iter(self.all_skipped().values()), "none was read")
+            first = next(iter(self.all_skipped()), "none was read")
             whose = "of one process " if world > 1 else ""
             raise InputError(
                 f"every sample {whose}in {self.loader.corpus} is broken (first: {first}): replace the shards"
@@ -140,9 +140,11 @@ class Trainer:
     def finish_epoch(self) -> None:
         """Validate the model and save a checkpoint, where the recipe says so."""
         recipe, progress = self.recipe, self.progress
-        progress.epoch, progress.batch = progress.epoch + 1, 0
-        is_last = progress.epoch == recipe.epochs
-        is_best = (is_last or progress.epoch % recipe.validate_every == 0) and self._validate()
+        epoch = progress.epoch + 1
+        is_last = epoch == recipe.epochs
+        is_best = (is_last or epoch % recipe.validate_every == 0) and self._validate()
+        # only now: a run goes on with a validation that failed
+        progress.epoch, progress.batch = epoch, 0
         if is_best or is_last or recipe.checkpoint_every is None or self._is_due():
             self.save(is_best)
 
@@ -153,12 +155,12 @@ class Trainer:
             note_saved(self.run)
         return folder
 
-    def all_skipped(self) -> dict[str, Fault]:
-        """The samples that any process has skipped, by name."""
-        skipped = {fault.name: fault for fault in self.loader.faults}  # the same in all
+    def all_skipped(self) -> list[Fault]:
+        """The shards and samples that any process has skipped."""
+        skipped = dict.fromkeys(self.loader.faults)  # the same in all
         for part in share(self.fabric, self.skipped):
             skipped |= part
-        return skipped
+        return list(skipped)
 
     def _is_due(self) -> bool:
         """True if the recipe wants a checkpoint after this step."""
@@ -178,9 +180,9 @@ class Trainer:
             self.save()  # the steps that are done are not lost
             raise
         if self.logger:
-            place = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+            place = {"step": progress.step, "epoch": progress.epoch + 1, "samples": progress.samples}
             self.logger.validation(place | found.scores | {"map_correlation": found.map_correlation})
-        self.skipped |= {fault.name: fault for fault in found.faults}
+        self.skipped |= dict.fromkeys(found.faults)
         score = found.scores["score"]
         best = progress.best_score is None or score > progress.best_score
         progress.best_score = score if best else progress.best_score

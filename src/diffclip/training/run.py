@@ -17,6 +17,7 @@ import torch
 from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
+from diffclip.data.index import digest_of
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.memory import MemoryLoader
 from diffclip.data.remote import is_remote, shown
@@ -57,10 +58,10 @@ from diffclip.weights import check_fit, check_same, load_weights
 
 @dataclass
 class Outcome:
-    """The end of a run in process `rank`: its place, and the samples that were skipped, by name."""
+    """The end of a run in process `rank`: its place, and the shards and samples that were skipped."""
 
     progress: Progress
-    skipped: dict[str, Fault] = field(default_factory=dict)
+    skipped: list[Fault] = field(default_factory=list)
     rank: int = 0
 
 
@@ -240,6 +241,11 @@ def _prepare(
         restore = partial(restore_checkpoint, fabric, checkpoint, model, optimizer, recipe.seed)
         progress = all_do(fabric, restore)
     _check_order(progress, loader, fabric, run)
+    if validation is not None:
+        captions = digest_of(validation.captions)
+        if progress.validation not in (None, captions):
+            progress.best_score = None
+        progress.validation = captions
     scored = None if validation is None else partial(validate, fabric, model, validation, tokenizer, recipe)
     return Trainer(
         recipe, run, fabric, stop, loader, scored, model, wrapped, optimizer, wrapped_optimizer, progress
@@ -260,7 +266,8 @@ def _check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabri
             f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): "
             f"bring them back, or start a new run with weights={run}/checkpoints/last"
         )
-    changed = progress.batch and before != fabric.world_size and loader.corpus.window is not None
+    midway = 0 < progress.batch < loader.batches_per_epoch
+    changed = midway and before != fabric.world_size and loader.corpus.window is not None
     if changed and not fabric.global_rank:
         _say(
             f"{run}: with data.window the order depends on the number of processes, {before} before and "
@@ -298,7 +305,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     about = describe_start(recipe, data, processes, done, steps)
     add_start(run, about)
     # Weights & Biases shows it to others: no passwords of addresses
-    config = json.loads(shown(recipe.model_dump_json())) | {"about": about}
+    config = json.loads(shown(json.dumps(recipe.model_dump(mode="json")))) | {"about": about}
     return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, recipe.wandb, config)
 
 

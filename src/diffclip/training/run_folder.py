@@ -58,6 +58,12 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     Raises:
         InputError: it holds other files; or a run, without `resume`, of another recipe, or whose checkpoints are gone.
     """
+    try:
+        str(run).encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            f"{run} is no UTF-8 name, and safetensors cannot open it: choose another --run"
+        ) from None
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} if run.exists() else set()
     saved = any(start.get("saved") or start.get("step") for start in read_starts(run))
