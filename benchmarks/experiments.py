@@ -150,7 +150,11 @@ def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
     by_count = values.groupby("distractors")
-    each = [_contrasts(own, pairs).assign(distractors=count) for count, own in by_count]
+    each = [
+        _contrasts(own, pairs).assign(distractors=count)
+        for count, own in by_count
+        if set(PRIMARY) <= set(own["model"])
+    ]
     return _contrasts(changes, pairs, PRIMARY), pd.concat(each, ignore_index=True)
 
 
@@ -232,14 +236,19 @@ def over_images(runs: Path) -> dict[str, float]:
 
     Returns:
         Numbers of seeds and images; the difference in `mean_recall`; its standard errors over seeds (the images as they
-        are) and over images (the runs as they are); and its 95 % interval over both, whose variances add up.
+        are) and over images (the runs as they are); and its 95 % interval over both, by a crossed model of seeds and
+        images.
     """
     recalls = {model: _recalls_by_image(runs, model) for model in PRIMARY}
     shared = sorted(set.intersection(*map(set, recalls.values())))
     first, second = (np.stack([recalls[model][seed] for seed in shared]) for model in PRIMARY)
     gains = first - second  # [seeds, images]
     errors = [gains.mean(axis).std(ddof=1) / gains.shape[1 - axis] ** 0.5 for axis in (1, 0)]
-    middle, reach = gains.mean(), stats.norm.ppf(0.975) * np.hypot(*errors)
+    middle = gains.mean()
+    # what seeds and images do together is in both errors
+    rest = gains - gains.mean(1, keepdims=True) - gains.mean(0) + middle
+    twice = (rest**2).sum() / np.prod([size * (size - 1) for size in gains.shape])
+    reach = stats.norm.ppf(0.975) * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - twice)
     sizes = dict(zip(("seeds", "images"), gains.shape, strict=True))
     told = {"difference": middle, "error_over_seeds": errors[0], "error_over_images": errors[1]}
     told |= {"low": middle - reach, "high": middle + reach}

@@ -10,6 +10,7 @@ import torch
 import diffclip
 from diffclip import CLIP
 from diffclip.config import ABLATIONS, REGISTERS, VARIANTS, variant_config
+from diffclip.initialisation import initialise
 
 SMALL = {
     "embed_dim": 64,
@@ -91,6 +92,14 @@ def test_matched_models_start_bit_equal_in_all_that_they_share(other: str) -> No
     if other in ABLATIONS:
         whole = model("DiffCLIP", "matched", 7).state_dict()
         assert all(torch.equal(whole[name], value) for name, value in rival.items())
+
+
+def test_values_are_drawn_on_the_cpu_whatever_the_default_device_is() -> None:
+    built = model("DiffCLIP", "matched", 7)
+    with torch.device("meta"):
+        initialise(built.named_parameters(), built.config, "matched", 8)
+    expected = model("DiffCLIP", "matched", 8).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in built.state_dict().items())
 
 
 def test_published_init_differs_only_where_the_published_code_does() -> None:

@@ -148,8 +148,8 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
         raise InputError(f"{file} is not a model's configuration: save the model again")
     if "model_type" in fields:
         raise InputError(
-            f"{file.parent} was saved by transformers: name it transformers:{file.parent}, or transformers:OWNER/NAME "
-            "where it is on the hub"
+            f"{file.parent} was saved by transformers: give a command transformers:FOLDER or transformers:OWNER/NAME, "
+            f"or convert it: diffclip convert transformers:{file.parent} NEW"
         )
     return parse_config(fields, str(file))
 

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
+from statsmodels.formula.api import ols
 
 from benchmarks import experiments as program
 from diffclip.evaluation.records import Record, write_records
@@ -114,7 +116,9 @@ def test_the_interval_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None
     assert (found["seeds"], found["images"]) == (4, 30)
     errors = [stats.sem(np.mean(gains, axis)) for axis in (1, 0)]
     assert [found["error_over_seeds"], found["error_over_images"]] == pytest.approx(errors, abs=1e-6)
-    middle, reach = np.mean(gains), 1.96 * np.hypot(*errors)
+    table = pd.DataFrame(np.stack(gains)).stack().rename_axis(["seed", "image"]).rename("gain").reset_index()
+    rest = ols("gain ~ C(seed) + C(image)", table).fit().mse_resid / len(table)  # it is in both errors
+    middle, reach = np.mean(gains), 1.96 * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - rest)
     assert [found["low"], found["difference"], found["high"]] == pytest.approx(
         [middle - reach, middle, middle + reach], abs=1e-5
     )

@@ -78,13 +78,6 @@ def test_two_models_are_compared_without_a_test(save_model, model_folder, captio
     assert "difference" in table
 
 
-def test_a_result_that_another_protocol_replaces_is_told(model_folder, class_set, tmp_path):
-    output = tmp_path / "results.jsonl"
-    for size, told in ((16, 0), (24, 1), (24, 0)):
-        _, errors = call(model_folder, "--data", class_set, "--output", output, "--image-size", size)
-        assert errors.count(f"{output}: zero-shot on colours of DiffCLIP") == told
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -53,6 +53,15 @@ def test_kaggles_flickr8k_becomes_three_splits(
     assert data.source.image(0).size == (30, 20)
 
 
+def test_a_link_to_a_folder_of_the_source_hides_no_image(tmp_path: Path) -> None:
+    for version in ("v1", "v2"):
+        write_picture(tmp_path / "source" / version / "1.jpg", 1, (20, 20))
+    (tmp_path / "source" / "current").symlink_to("v2")
+    (tmp_path / "source" / "captions.csv").write_text("image,caption\nv1/1.jpg,one\nv2/1.jpg,two\n")
+    make_shards(tmp_path / "source", tmp_path / "shards", workers=1)
+    assert Corpus(tmp_path / "shards").samples == 2
+
+
 def test_names_of_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train2017", "validation", "dev"):
         (tmp_path / f"captions_{name}.json").touch()

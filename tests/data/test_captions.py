@@ -26,6 +26,8 @@ COCO = {
         ("x.csv", "id,TEXT,filepath\n1,\"a dog, running\",a.jpg\n2,second,a.jpg\n3,one,b/c.png\n"),
         ("x.csv", "a.jpg,a dog, running\na.jpg,second\nb/c.png,one\n"),
         ("x.csv", "a.jpg,0,a dog, running\na.jpg,1,second\nb/c.png,0,one\n"),
+        ("x.csv", "a.jpg,a dog, running\na.jpg, second\nb/c.png, one"),
+        ("x.csv", "a.jpg| 0| a dog, running\na.jpg| 1| second\nb/c.png| 0| one\nc.png| 4   cut .\n"),
         ("x.tsv", "a.jpg\ta dog, running\na.jpg\tsecond\nb/c.png\tone\n"),
         ("results.csv", "image_name| number| comment\na.jpg| 0| a dog, running\na.jpg| 1| second\nb/c.png| 0| one"),
         ("Flickr8k.token.txt", "a.jpg#0\ta dog, running\na.jpg#1\tsecond\nb/c.png#0\tone\n"),
@@ -43,6 +45,8 @@ def test_kinds_of_files(tmp_path: Path, name: str, content: str) -> None:
 def test_marks_of_other_files_in_a_caption(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('a.jpg,"a dog; running | fast"\nb.jpg,two\n')
     assert read_captions(tmp_path / "x.csv") == {"a.jpg": ["a dog; running | fast"], "b.jpg": ["two"]}
+    (tmp_path / "x.csv").write_text("a.jpg,a dog, running\nb.jpg,a cat, asleep\n")
+    assert read_captions(tmp_path / "x.csv") == {"a.jpg": ["a dog, running"], "b.jpg": ["a cat, asleep"]}
 
 
 def test_named_columns_and_blank_captions(tmp_path: Path) -> None:

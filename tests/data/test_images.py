@@ -145,11 +145,8 @@ def test_find_images(tmp_path: Path) -> None:
     inside = [tmp_path / name for name in ("a.png", "b.JPG", "deep/er/c.webp")]
     assert find_images([tmp_path]) == inside
     assert find_images([str(tmp_path / "odd"), tmp_path, tmp_path / "a.png"]) == [tmp_path / "odd", *inside]
-    # linked folders are searched too, each once
-    (tmp_path / "deep" / "loop").symlink_to(tmp_path)
+    (tmp_path / "deep" / "link").symlink_to(tmp_path)  # links to folders are not followed
     assert find_images([tmp_path]) == inside
-    names = ("er/c.webp", "loop/a.png", "loop/b.JPG")
-    assert find_images([tmp_path / "deep"]) == [tmp_path / "deep" / name for name in names]
     os.mkfifo(tmp_path / "pipe.jpg")
     with pytest.raises(InputError, match=r"pipe\.jpg is no regular file: give an image file"):
         read_image(tmp_path / "pipe.jpg")

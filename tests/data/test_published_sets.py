@@ -26,6 +26,8 @@ def test_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "sun397" / "test").mkdir(parents=True)
     (tmp_path / "sun397" / "test" / "0.tar").touch()
     assert base_of("scenes-shapes-sketch") == images_of("scenes-colours") == "scenes-shapes"
+    assert images_of("colours") == images_of("shapes-noisy") == images_of("shapes")
+    assert images_of("shapes3d") == "shapes3d"
     assert missing_of([Entry("zero-shot", "sun397")], tmp_path) == {}
     assert "sun397" in missing_of([Entry("linear-probe", "sun397")], tmp_path)
 

@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
@@ -160,6 +161,11 @@ def test_what_is_missing_or_broken_is_skipped_and_named(
         f"{server}/2.tar is not a tar",
         f"{server}/6.tar does not exist: check the address (that of a folder ends with '/')",
     ]
+    cached = Corpus(f"{server}/0.tar", cache=str(tmp_path / "cache"))
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    (tmp_path / "cache").touch()
+    with pytest.raises(InputError, match="cannot write"):  # and no shard less than before
+        cached.read(0)
     send_head = SimpleHTTPRequestHandler.send_head
 
     def busy(self: SimpleHTTPRequestHandler) -> Any:

@@ -81,6 +81,8 @@ def test_images_are_prepared_as_the_core_does(resize) -> None:
     model = tiny_clip(preprocess=preprocess)
     tower = from_diffclip(model)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(tower))
+    # at other image sizes the share of the edge stays
+    assert int(14 * 32 / tower.pretrained_cfg["crop_pct"]) == 14 * (resize if isinstance(resize, int) else 32)
     image = Image.effect_noise((70, 50), 80).convert("RGB")
     torch.testing.assert_close(transform(image), EvalTransform(32, model.config.preprocess)(image))
 

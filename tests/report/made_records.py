@@ -99,6 +99,8 @@ def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] 
     swept |= {"steps": 100, "seconds": 60.0}
     rates = [(model, rate) for model in levels for rate in (1e-4, 1e-3)]
     runs = [swept | {"run": f"sweep/{model}-lr{rate}", "arm": model, "lr": rate} for model, rate in rates]
+    ended = swept | {"group": "models", "weight_decay": 0.1, "lr": 1e-3}
+    runs += [ended | {"run": f"models/{m}-s{seed}", "arm": m, "seed": seed} for m in levels for seed in seeds]
     curves = []
     for model in levels:
         towers = (lambda rows: {}) if model == "CLIP" else (lambda rows: {"vision": rows})

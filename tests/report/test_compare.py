@@ -11,7 +11,7 @@ from made_records import frame_of, made, one, write_study
 
 from diffclip.cli.evaluate_table import show_records
 from diffclip.evaluation.results_file import Outcomes, outcome_key
-from diffclip.evaluation.statistics import compare_arms
+from diffclip.evaluation.statistics import compare_arms, with_verdicts
 from diffclip.report.compare import (
     compare,
     contrasts_of,
@@ -24,6 +24,7 @@ from diffclip.report.compare import (
 )
 from diffclip.report.frame import headlines, read_results, results_of, values_of
 from diffclip.report.paper import claims_table, paper_tables
+from diffclip.report.tables import comparison_table
 
 
 def compared(levels, **options):
@@ -97,19 +98,14 @@ def test_a_study_has_one_primary_endpoint(tmp_path):
     assert found["p_holm"][0] == found["p"][0]
     assert "the primary endpoint" in headline(results, found)
     assert "3 seeds): better" in headline(results, found)
-    study = results.study | {"models": {"seeds": [*range(4)]}}
-    assert headline(replace(results, study=study), found).endswith("3 of 4 seeds so far).")
-    ends = pd.DataFrame(
-        {
-            "run": "models/CLIP-s3",
-            "group": "models",
-            "arm": ["CLIP", "DiffCLIP"] * 4,
-            "diverged": 7 * [None] + [9],
-        }
-    )
-    assert "3 of 4 seeds, CLIP-s3 diverged): better" in headline(
-        replace(results, study=study, runs=ends), found
-    )
+    study = results.study | {"models": results.study["models"] | {"seeds": [*range(4)]}}
+    ends = pd.DataFrame({"arm": ["CLIP", "DiffCLIP"] * 4, "seed": [n // 2 for n in range(8)]})
+    ends = ends.assign(group="models", run="models/CLIP-s3", diverged=7 * [None] + [9])
+    ended, going = (replace(results, study=study, runs=runs) for runs in (ends, ends[:6]))
+    assert "3 seeds, CLIP-s3 diverged): better" in headline(ended, compare(ended, [measure], [pair]))
+    partial = compare(going, [measure, *headlines(results.records)[:1]], [pair])
+    assert headline(going, partial).endswith("3 seeds, 2 runs to come): unfinished.")
+    assert comparison_table(going, partial, "").frame["verdict"][0] == "unfinished"
     results.study["primary"]["alone"] = False  # the endpoint is over several studies
     assert not compare(results, [measure], [pair])["primary"].any()
 
@@ -121,6 +117,8 @@ def test_values_are_those_of_the_seeds_that_both_have():
     found = compare(results, headlines(results.records), contrasts_of(results))
     differences = found["model_value"] - found["base_value"]
     assert differences.tolist() == pytest.approx(found["difference"].tolist())
+    some = found.assign(seeds=[2, *[3] * (len(found) - 1)])
+    assert comparison_table(results, some, "").frame["seeds"][:2].tolist() == ["2", "3"]
 
 
 def test_settings_of_several_seeds_are_compared_each_with_its_own_clip():
@@ -150,10 +148,15 @@ def test_without_a_clip_nothing_is_compared():
     assert "there is no CLIP to compare with" in headline(results, found)
 
 
-def test_claims_and_gains_are_against_the_clip_of_the_models_size():
+def test_claims_and_gains_are_against_the_clip_of_the_models_size(monkeypatch):
     levels = {"CLIP-ViT-B-16": 0.6, "CLIP-ViT-S-16": 0.5, "DiffCLIP-ViT-S-16": 0.53}
     results = results_of(frame_of(made(levels, noise=0.001)))
+    judged = []
+    monkeypatch.setattr(
+        "diffclip.report.paper.with_verdicts", lambda rows: judged.append(rows) or with_verdicts(rows)
+    )
     claims = claims_table(results).frame
+    assert len(judged[0]) == (claims["verdict"] != "–").sum()  # corrected over the table
     assert set(claims["claim"]) == {"DiffCLIP − CLIP"}
     assert claims["difference"].str.match(r"\+[23]\.\d").all()
     rows = paper_tables(results)[0].frame.set_index("model")

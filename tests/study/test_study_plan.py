@@ -11,7 +11,7 @@ from tiny_study import ABLATIONS, STUDY, write_finished
 
 from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
-from diffclip.evaluation.records import Record, write_records
+from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.statistics import detectable_difference
 from diffclip.study.place import Place, left_out
 from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
@@ -93,7 +93,7 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
         ({"data": "flickr30k"}, 'data="flickr8k", not "flickr30k"'),
         ({"scenes": {"train": 8, "val": 8, "size": 32}}, "scenes=null, not "),
         ({"change": {"epochs": 7}}, r"change=\{\}, not "),
-        ({"primary": {"metric": "acc1"}}, "primary=.*, not "),
+        ({"primary": {"metric": "acc1"}}, 'primary.metric="score", not "acc1"'),
         ({"models": {**more, "suite": "quick"}}, 'models.suite="brief", not "quick"'),
     ):
         with pytest.raises(InputError, match=rf"{told}.*: choose another --output and other --runs"):
@@ -101,6 +101,19 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
     (out / "study.yaml").write_text("models: [")
     with pytest.raises(InputError, match="is not a study: remove it"):
         StudyFolder(out).check(read_study(study_file()))
+
+
+def test_averages_of_all_runs_are_of_one_version_of_the_code(tmp_path: Path) -> None:
+    fields = {"task": "retrieval", "dataset": "flickr8k", "split": "val[500:]", "count": 500, "protocol": ""}
+    fields |= {"metric": "image_retrieval_recall@5", "value": 0.1, "low": 0.0, "high": 0.2, "model": "CLIP"}
+    first, second = (Record.model_validate(fields | {"seed": n, "weights": f"s{n}"}) for n in (0, 1))
+    old = first.model_copy(update={"task": "six-tasks", "metric": "average", "of": ("flickr8k",)})
+    write_records(tmp_path / "results.jsonl", [first, old])
+    StudyFolder(tmp_path).add(
+        {"run": "models/CLIP-s1", "arm": "CLIP", "seed": 1, "group": "models"}, [second], {}
+    )
+    averages = [one for one in read_records(tmp_path / "results.jsonl") if one.task == "six-tasks"]
+    assert [(one.seed, one.of) for one in averages] == [(n, ("flickr8k, val[500:]",)) for n in (0, 1)]
 
 
 def test_a_dry_run_tells_runs_time_and_detectable_difference(

@@ -128,12 +128,12 @@ def test_a_start_tells_how_it_came_about_and_hides_passwords(
     assert read_starts(tmp_path) == []
     (tmp_path / "about.json").write_text('{"starts": [3')  # damaged
     assert read_starts(tmp_path) == []
-    words = ["/bin/diffclip", "train", "it.yaml", "data.train=https://me:pa55@host/x.tar"]
+    words = ["/bin/diffclip", "train", "it.yaml", "data.train=https://mé:pa55@host/é/x.tar?sig=pa55"]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     start = describe_start(recipe, {"samples": 40, "sources": []}, {"world": 1, "precision": "fp32"}, 5, 15)
     assert (start["step"], start["steps"], start["epochs"], start["batch_size"]) == (5, 15, 3, 8)
-    assert start["command"].endswith(" train it.yaml data.train=https://…@host/x.tar")
+    assert start["command"].endswith(" train it.yaml 'data.train=https://…@host/é/x.tar?…'")
     assert start["processes"] == {"world": 1, "precision": "fp32"}
     assert start["environment"]["OMP_NUM_THREADS"] == "1"
     assert {"diffclip", "torch", "python"} <= start["versions"].keys()

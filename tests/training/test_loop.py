@@ -29,7 +29,7 @@ from diffclip.data.loader import CaptionLoader
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DivergedError, Fault, StoppedError
 from diffclip.training import run as runner
-from diffclip.training.checkpoint import read_state
+from diffclip.training.checkpoint import choose_checkpoint, read_state
 from diffclip.training.launch import StopRequest
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.training.run import open_training_data
@@ -329,7 +329,14 @@ def test_best_is_that_of_the_validation_set_of_now(recipe: Recipe, scenes: Path,
     runner.train(changed(recipe, epochs=2, data={"val": str(scenes / "train")}), run, resume=True)
     before, now = lines(run / "validation.jsonl")
     assert before["score"] > now["score"]
-    assert read_state(run / "checkpoints" / "best").step == 10
+    best = run / "checkpoints" / "best"
+    assert read_state(best).step == 10
+    best.unlink()
+    best.symlink_to("step_00000005")  # a kill came between the folder of step 10 and its link
+    (run / "checkpoints" / "previous").unlink()
+    (run / "checkpoints" / "previous").symlink_to("step_00000005")
+    assert choose_checkpoint(run) == run / "checkpoints" / "step_00000010"
+    assert read_state(best).step == 10
 
 
 def test_bf16_follows_the_same_curve(finished: Path, recipe: Recipe, tmp_path: Path) -> None:

@@ -165,8 +165,11 @@ def test_a_stopped_run_ends_as_one_that_was_not(
         assert last_checkpoint(stopped) == stopped / f"checkpoint-{steps}"
         with pytest.raises(InputError, match="add --resume"):
             train_stage(recipe, 1, stopped)
-    other = tmp_path / "shorter.json"
-    other.write_text(json.dumps(json.loads(Path(recipe.stage(1).json_file).read_text())[1:]))
+    other = tmp_path / "mended.json"
+    found = json.loads(Path(recipe.stage(1).json_file).read_text())
+    answer = found[0]["conversations"][1]
+    answer["value"] = answer["value"].swapcase()  # of the same length
+    other.write_text(json.dumps(found))
     with pytest.raises(InputError, match="was started with other conversations"):
         train_stage(read(*changes, f"stage1.json={other}"), 1, stopped, resume=True)
     kept = [stopped / name for name in ("checkpoint-1-keep", "checkpoint-best")]

@@ -29,9 +29,9 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     """Read the captions of images from a file of any of these kinds; an image may have none but blank ones.
 
     Args:
-        file: `.csv`, `.tsv` or `.txt` with a header, or without one and two columns; `.token` or `.txt` of
-            `NAME#NUMBER<tab>CAPTION` lines; `.jsonl` with an object a line; `.json` as COCO's, with a list of
-            objects, or with an object from images to captions. Captions may be a list.
+        file: `.csv`, `.tsv` or `.txt` with a header, or without one: image, perhaps a number, caption; `.token` or
+            `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl` with an object a line; `.json` as COCO's, with a list
+            of objects, or with an object from images to captions. Captions may be a list.
         image_key, caption_key: names of the columns or keys; None: the first usual one that is there.
 
     Raises:
@@ -125,8 +125,7 @@ def _json(text: str, where: str) -> Any:
 def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[str, str]]:
     first = text.partition("\n")[0]
     # behind its delimiter, the first line may have other marks in a caption
-    mark = re.search(r"\t", first) or re.search(r"[|;,]", first)
-    delimiter = mark[0] if mark else ","
+    delimiter = "\t" if "\t" in first else next((mark for mark in first if mark in "|;,"), ",")
     # quotes mean something in comma separated files alone
     quoting: Any = csv.QUOTE_MINIMAL if delimiter in ",;" else csv.QUOTE_NONE
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting)
@@ -136,8 +135,9 @@ def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[
         raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
     head = rows[0] if rows else [""]
     headerless = head[0].strip().lower().endswith(SUFFIXES)
-    if headerless:  # the row with the fewest columns has no delimiter in its caption
-        image, caption = 0, min((len(row) for row in rows if len(row) > 1), default=2) - 1
+    if headerless:
+        numbers = [row[1].strip().isdecimal() for row in rows if len(row) > 2]
+        image, caption = 0, 2 if numbers and all(numbers) else 1
     else:
         image, caption = (_column(head, what, keys, file) for what in keys)
         rows = rows[1:]

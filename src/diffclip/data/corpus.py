@@ -29,7 +29,7 @@ from diffclip.data.index import (
     write_index,
 )
 from diffclip.data.order import Layout
-from diffclip.data.remote import RemoteShards, expand_remote, is_remote, shown
+from diffclip.data.remote import MissingError, RemoteShards, expand_remote, is_remote, shown
 from diffclip.data.shards import expand_shards
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import cache_folder
@@ -272,6 +272,8 @@ class Corpus:
                         raise InputError(header.faults[0])
                 opened = _Opened(path, table, usable_rows(table, self._needed)[0])
             except (InputError, OSError) as error:
+                if shard.remote and isinstance(error, InputError) and not isinstance(error, MissingError):
+                    raise  # the cache, or the address
                 opened = sample_fault(shard.name, error)
             while len(self._opened) >= (self.window or 1):
                 self._opened.pop(next(iter(self._opened)))

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -139,21 +139,9 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     return list(found)
 
 
-def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, in sorted order and also into linked folders; a folder reached twice is entered once."""
-    entered = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(parent)) in entered:
-            folders.clear()
-            continue
-        entered.add(real)
-        folders.sort()
-        yield parent, folders, files
-
-
 def _images_in(folder: Path) -> list[Path]:
     found = []
-    for parent, folders, files in walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
     # a broken link stays, since `read_image` has words for it

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
-from diffclip.data.images import IMAGE, SUFFIXES, read_image, walk
+from diffclip.data.images import IMAGE, SUFFIXES, read_image
 from diffclip.data.index import digest_of
 from diffclip.data.workers import in_processes
 from diffclip.errors import Fault, InputError, sample_fault
@@ -147,7 +148,7 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
     one of that name."""
     exact: dict[str, Path] = {}
     named: dict[str, list[Path]] = {}
-    for parent, _, files in walk(source):
+    for parent, files in _walk(source):
         for file in files:
             if file.lower().endswith(SUFFIXES):
                 path = Path(parent, file)
@@ -166,6 +167,19 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
         elif alike and asked[last] == 1:
             found[name] = min(alike)
     return found
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder with its files, also linked folders; a link back into `folder` is not followed."""
+    root, entered = os.path.realpath(folder), set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        own = os.path.normpath(os.path.join(root, os.path.relpath(parent, folder)))
+        if real in entered or (real != own and Path(real).is_relative_to(root)):
+            folders.clear()
+            continue
+        entered.add(real)
+        yield parent, files
 
 
 def _write_shard(job: Job) -> dict[str, Any]:

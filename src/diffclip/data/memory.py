@@ -26,7 +26,7 @@ def check_whole(corpus: Corpus) -> None:
 
 
 def _memory_of(device: torch.device) -> int:
-    """The memory of a device, in bytes."""
+    """The memory of a device, in bytes; for a CPU that of the machine, of which a job may have less."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

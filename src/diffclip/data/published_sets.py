@@ -159,7 +159,7 @@ def images_of(dataset: str) -> str:
 
     The scenes by shape, by color and in every style show the same scenes in the same order, built in and in a folder.
     """
-    shared = dataset.removeprefix("scenes-").startswith(("shapes", "colours"))
+    shared = dataset.removeprefix("scenes-") == "colours" or (base_of(dataset) or dataset) in _SINGLE_OBJECTS
     return _SINGLE_OBJECTS[0] if shared else dataset
 
 

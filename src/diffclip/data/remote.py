@@ -33,9 +33,17 @@ _REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
 _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 # Parts of fsspec's information about a file that change with its content.
-_MARKS = (
-    *("size", "ETag", "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "md5", "blob_id"),
-)
+_MARKS = [
+    "size",
+    "ETag",
+    "mtime",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "md5",
+    "blob_id",
+]
 # Questions and fetches at a time.
 _QUESTIONS, _FETCHES = 16, 4
 # Seconds after which a copy that was asked for is open.
@@ -129,7 +137,7 @@ class RemoteShards:
         try:
             with _opened(address) as (system, path):
                 about = system.info(path)
-        except _MissingError as error:
+        except MissingError as error:
             return Header("", {}, [str(error).removeprefix(f"{shown(address)} ")])
         mark = " ".join(str(about[key]) for key in _MARKS if about.get(key) is not None)
         self._marks[address] = mark
@@ -184,7 +192,7 @@ class RemoteShards:
                 used -= size
 
 
-class _MissingError(InputError):
+class MissingError(InputError):
     """The server says that the address does not exist."""
 
 
@@ -203,9 +211,10 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
     # each protocol has errors of its own
     except Exception as error:
         # at http every failure is a FileNotFoundError, which only its cause tells from a missing file
-        cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
-        if cause is None or getattr(cause, "status", None) in (404, 410):
-            raise _MissingError(
+        missing = isinstance(error, FileNotFoundError)
+        cause = error.__cause__ if missing and address.startswith("http") else error
+        if missing and (cause in (None, error) or getattr(cause, "status", None) in (404, 410)):
+            raise MissingError(
                 f"{what} does not exist: check the address (that of a folder ends with '/')"
             ) from None
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -7,7 +7,6 @@ models), and `results.stamps.json`, what each finished task was measured on. All
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -88,7 +87,7 @@ class ResultsFile:
 
     def add(self, scores: Sequence[Score], stamp: str = "", **facts: Any) -> list[Record]:
         """Add the scores of a task, and write all files, but no pipe or device; return their records. What another
-        process has added meanwhile stays. A result by another protocol that is replaced is told on stderr.
+        process has added meanwhile stays.
 
         Args:
             stamp: what the task was measured on, for `find`.
@@ -98,10 +97,6 @@ class ResultsFile:
         key = _task_key(records[0])
         with self._alone():
             self._read()
-            before = next((record for record in self._records if _task_key(record) == key), records[0])
-            if self.path and before.protocol != records[0].protocol:
-                what = f"{before.task} on {before.dataset} of {before.model} by another protocol is replaced"
-                print(f"diffclip: {self.path}: {what}; give another file to keep both", file=sys.stderr)
             self._records = [record for record in self._records if _task_key(record) != key] + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:

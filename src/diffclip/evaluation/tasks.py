@@ -6,8 +6,8 @@ with the method in words as the fact `protocol`. To add a task:
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
 2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers, but
    not those of every task.
-3. Name it for people in `report/frame.py` (`_TASKS`, `METRICS`, and `HEADLINES` for the first table), and add it to
-   the suites that measure it.
+3. Name it for people in `report/names.py` (`_TASKS`, `METRICS`), and for the first table in `report/frame.py`
+   (`HEADLINES`), and add it to the suites that measure it.
 
 Records, intervals over seeds, resuming, tables and the page follow from the scores.
 """

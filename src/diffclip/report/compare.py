@@ -92,6 +92,8 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
     for sign, words in _WORDS.items():
         own = compared["measure"].map(fields["metric"]).map(direction) == sign
         compared.loc[own, "verdict"] = compared.loc[own, "verdict"].replace(words)
+    if primary and _missing(results, primary[1]):
+        compared.loc[compared["primary"], ["p_holm", "verdict"]] = [float("nan"), "unfinished"]
     return compared
 
 
@@ -155,11 +157,10 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
     primary = comparisons[comparisons["primary"]]
     if len(primary):
         row = primary.iloc[0]
-        seeds, verdict = _progress(results, row)
         return (
             f"{row['model']} − {row['against']} on {row['label']}, the primary endpoint: "
             f"{percent(row['difference'], sign=True)} points (95 % interval {percent(row['low'], sign=True)} to "
-            f"{percent(row['high'], sign=True)}, {seeds}){verdict}."
+            f"{percent(row['high'], sign=True)}, {_seeds_of(results, row)}): {verdict_text(row)}."
         )
     counts = (
         comparisons["verdict"].mask(comparisons["not_above_chance"], "not shown above chance").value_counts()
@@ -171,19 +172,26 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
     return f"{named} against {baselines_of(comparisons)} in {count} over {seeds_text(comparisons)} seeds: {told}."
 
 
-def _progress(results: Results, row: pd.Series) -> tuple[str, str]:
-    """Count the seeds of the primary endpoint, and word its verdict: none before all runs have ended."""
-    runs, declared = results.runs, len((results.study or {})["models"]["seeds"])
-    if row["seeds"] == declared:
-        return f"{declared} seeds", f": {verdict_text(row)}"
-    own = runs[(runs["group"] == "models") & runs["arm"].isin([row["model"], row["against"]])]
-    diverged = own.loc[own["diverged"].notna(), "run"]
-    named = "".join(f", {Path(run).name} diverged" for run in diverged)
-    ended = len(own) == 2 * declared
-    return (
-        f"{row['seeds']} of {declared} seeds{'' if ended else ' so far'}{named}",
-        f": {verdict_text(row)}" * ended,
-    )
+def _missing(results: Results, pair: Contrast) -> int:
+    """Count the runs of a study's two models that have not ended; 0 where it does not say."""
+    runs, study = results.runs, results.study or {}
+    if runs.empty:
+        return 0
+    ended = set(runs.loc[runs["group"] != "sweep", ["arm", "seed"]].itertuples(index=False, name=None))
+    grids = [study["models"], study.get("ablations") or {"arms": {}}]
+    wanted = {(arm, seed) for grid in grids for arm in grid["arms"] for seed in grid["seeds"] if arm in pair}
+    return len(wanted - ended)
+
+
+def _seeds_of(results: Results, row: pd.Series) -> str:
+    """Count the seeds of the primary endpoint, and what is missing: "19 seeds, CLIP-s3 diverged"."""
+    runs, pair, told = results.runs, (row["model"], row["against"]), [f"{row['seeds']} seeds"]
+    if not runs.empty:
+        lost = runs["arm"].isin(pair) & runs["diverged"].notna() & (runs["group"] != "sweep")
+        told += [f"{Path(run).name} diverged" for run in runs.loc[lost, "run"]]
+    if missing := _missing(results, pair):
+        told.append(f"{missing} runs to come")
+    return ", ".join(told)
 
 
 def baselines_of(comparisons: pd.DataFrame) -> str:

@@ -123,11 +123,9 @@ def claims_table(results: Results) -> Table | None:
     contrasts = list(dict.fromkeys((models[model], models[baseline]) for _, model, baseline, _ in claims))
     judged = compare(results, list(dict.fromkeys(claim[3] for claim in claims)), contrasts)
     claimed = {(measure, models[model], models[baseline]) for _, model, baseline, measure in claims}
-    if len(judged):
-        keys = judged[["measure", "model", "against"]].itertuples(index=False, name=None)
-        judged = with_verdicts(
-            judged[[key in claimed for key in keys]]
-        )  # no metric of these is better if smaller
+    if len(judged):  # all are better if larger
+        keys = zip(judged["measure"], judged["model"], judged["against"], strict=True)
+        judged = with_verdicts(judged[[key in claimed for key in keys]])
     found = {(row["measure"], row["model"], row["against"]): row for _, row in judged.iterrows()}
     rows, classes = [], []
     for panel, model, baseline, measure in claims:

@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from diffclip.errors import InputError
+from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
 from diffclip.files import disk_errors, write_text
 from diffclip.model import CLIP
@@ -72,7 +73,7 @@ class StudyFolder:
             file = self.path / RESULTS_FILE
             kept = read_records(file) if file.is_file() else []
             kept = [record for record in kept if (record.model, record.seed) != (arm, seed)]
-            write_text(file, to_lines([*kept, *records]))
+            write_text(file, to_lines(with_averages([*kept, *records])))  # as of one version of the code
             curves = [other for other in read_lines(self.path / CURVES_FILE) if other["run"] != name]
             _write_lines(self.path / CURVES_FILE, [*curves, curve])
         self.runs[name] = line
@@ -173,9 +174,11 @@ def _parameters(recipe: Recipe) -> int:
 
 
 def _fixed(study: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys under other values of which runs were trained on other data, or measured on other tasks."""
+    """Return the keys under other values of which runs were trained on other data, measured on other tasks, or judged
+    by another endpoint."""
     found = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}
-    found["primary"] = Primary.model_validate(study.get("primary") or {}).model_dump()
+    primary = Primary.model_validate(study.get("primary") or {}).model_dump(exclude={"alone"})
+    found |= {f"primary.{key}": value for key, value in primary.items()}
     return found | {f"{name}.suite": (study.get(name) or {}).get("suite") for name in ("models", "ablations")}
 
 

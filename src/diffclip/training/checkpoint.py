@@ -212,12 +212,15 @@ def choose_checkpoint(run: Path) -> Path | None:
 
 def _link_best(run: Path, newest: Path) -> None:
     """Let `best` name the newest checkpoint where a kill came between its folder and that link."""
-    best, score = target_of(run, "best"), read_state(newest).best_score
+    best, state = target_of(run, "best"), read_state(newest)
     try:
-        before = None if best is None else read_state(best).best_score
+        before = Progress() if best is None else read_state(best)
     except InputError:  # `best` is damaged
         return
-    if score is not None and (before is None or score > before):
+    others = before.validation not in (None, state.validation)
+    if state.best_score is not None and (
+        before.best_score is None or others or state.best_score > before.best_score
+    ):
         _link(run, "best", newest)
 
 

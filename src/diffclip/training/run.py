@@ -305,7 +305,9 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     about = describe_start(recipe, data, processes, done, steps)
     add_start(run, about)
     # Weights & Biases shows it to others: no passwords of addresses
-    config = json.loads(shown(json.dumps(recipe.model_dump(mode="json")))) | {"about": about}
+    config = json.loads(shown(json.dumps(recipe.model_dump(mode="json"), ensure_ascii=False))) | {
+        "about": about
+    }
     return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, recipe.wandb, config)
 
 

@@ -151,7 +151,7 @@ def describe_start(
             name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)
         },
     }
-    hidden: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str)))
+    hidden: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str, ensure_ascii=False)))
     return hidden
 
 

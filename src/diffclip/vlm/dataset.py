@@ -54,8 +54,9 @@ class Conversations(Sequence[Conversation]):
 
     @property
     def digest(self) -> str:
-        """Identify the samples by their lengths, in their order, wherever the file lies."""
-        return hashlib.sha256(self._entries.tobytes()).hexdigest()
+        """Identify the samples in their order, wherever the file lies."""
+        with self._lines.open("rb") as lines:
+            return hashlib.file_digest(lines, "sha256").hexdigest()
 
     def images(self) -> set[str]:
         """Return the paths of all images."""

@@ -79,7 +79,7 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
         "num_classes": config.embed_dim,
         "input_size": (3, vision.image_size, vision.image_size),
         # timm takes the whole part of size / crop_pct, which rounding may leave just below `resize`
-        "crop_pct": vision.image_size / (resize + 0.5) if isinstance(resize, int) else 1.0,
+        "crop_pct": vision.image_size / (resize + 1e-3) if isinstance(resize, int) else 1.0,
         "crop_mode": "squash" if resize == "squash" else "center",
         **config.preprocess.model_dump(include={"mean", "std", "interpolation"}),
     }
