@@ -110,8 +110,8 @@ def comparison_table(
     but = " but for the primary endpoint, which is tested at 5 %" if comparisons["primary"].any() else ""
     note = (
         f"Shares in percent, differences in points; {seeds_text(comparisons)} training seeds, linear model value ~ arm "
-        "+ seed with pooled residual. Intervals and p are about other seeds, on the same test images. p: corrected over "
-        f"this table (Holm){but}. Detectable: found with 80 % power."
+        "+ seed with pooled residual. Intervals and p are about other seeds, on the same test images. p: corrected "
+        f"over this table (Holm){but}. Detectable: found with 80 % power."
     )
     if set(gains) != {"–"}:
         note += " Paper: gains printed for ViT-B/16, one training run a model."
