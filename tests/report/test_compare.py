@@ -142,6 +142,21 @@ def test_models_are_compared_with_the_clip_of_their_size():
     assert pairs["DiffCLIP-ViT-B-32"] == "CLIP-ViT-B-32"
 
 
+def test_models_of_other_training_data_are_not_compared():
+    records = [
+        record.model_copy(update={"weights": f"{name}-{data}.pt"})
+        for data, level in (("cc3m", 0.2), ("cc12m", 0.4))
+        for name in ("CLIP", "DiffCLIP")
+        for record in made({f"{name}-ViT-B-16": level}, seeds=(0,))
+    ]
+    results = results_of(frame_of([*records, *made({"DiffCLIP-vision-ViT-B-16": 0.3}, seeds=(0,))]))
+    pairs = {
+        (f"DiffCLIP-ViT-B-16 (DiffCLIP-{data}.pt)", f"CLIP-ViT-B-16 (CLIP-{data}.pt)")
+        for data in ("cc3m", "cc12m")
+    }
+    assert set(contrasts_of(results)) == pairs
+
+
 def test_without_a_clip_nothing_is_compared():
     results, found = compared({"mine": 0.4, "yours": 0.5})
     assert found.empty

@@ -94,7 +94,20 @@ def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):
     assert printed.loc["DiffCLIP, CC3M, linear probe (paper)", "Caltech-101"] == "76.2 (+3.7)"
     assert float(printed.loc["CLIP, linear probe", "CIFAR-10"]) == pytest.approx(50, abs=1)
     assert tables["few_shot_spread"].frame.iloc[-1]["CIFAR-10"] == "79.8 ± 0.1"
-    assert "±" in tables["linear_probe_spread"].frame.iloc[0]["Caltech-101"]
+    spread = tables["linear_probe_spread"].frame
+    assert "±" in spread.iloc[0]["Caltech-101"]
+    assert "other data" not in tables["classification"].note
+    # of a set with a validation split nothing is drawn
+    whole = [
+        record.model_copy(update={"draw": None}) if record.dataset == "caltech101" else record
+        for record in made(LEVELS)
+    ]
+    drawn = [record for record in made(LEVELS, draws=3) if record.dataset != "caltech101"]
+    spread = {t.name: t for t in paper_tables(results_of(frame_of(whole + drawn)))}[
+        "linear_probe_spread"
+    ].frame
+    assert spread.iloc[0]["Caltech-101"].endswith("± 0.0")
+    assert "±" in spread.iloc[0]["average"]
 
 
 def test_tables_are_written_as_markdown_and_latex(report, tmp_path):

@@ -30,10 +30,16 @@ def contrasts_of(results: Results) -> list[Contrast]:
 
 
 def clip_of(model: str, models: Sequence[str]) -> str | None:
-    """Find the CLIP of a model's size among `models`, else the first CLIP of any; None where there is none."""
+    """Find the CLIP of a model's size among `models`, else the only CLIP; None where there is none.
+
+    Of several, or of models told apart by their runs or files, no other is known to be trained alike.
+    """
     plain = [one for one in models if variant_of(one) == BASELINE]
     wanted = model.replace(variant_of(model), BASELINE)
-    return wanted if wanted in plain else next(iter(plain), None)
+    if wanted in plain:
+        return wanted
+    alone = len(plain) == 1 and not any(name.endswith(")") for name in (model, *plain))
+    return plain[0] if alone else None
 
 
 def primary_of(results: Results) -> tuple[int, Contrast] | None:

@@ -29,7 +29,7 @@ _MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "chance": ("chance", "× the difference at chance", {"marker": "x", "color": MUTED, "markersize": 6}),
     "paper": (
         "gain in the paper",
-        "◇ the paper's gain",
+        "◇ the paper's gain on CC12M",
         {"marker": "D", "color": INK, "markerfacecolor": "none", "markersize": 5},
     ),
 }

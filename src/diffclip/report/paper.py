@@ -225,18 +225,21 @@ def _spread(results: Results, name: str, printed: bool) -> Table | None:
     """Make Table 4 or 5: mean ± standard deviation over the draws of an evaluation, by set."""
     title, panel = _SPREAD[name]
     task, metric, table = _PRINTED[panel]
-    frame = results.records[(results.records["task"] == task) & results.records["draw"].notna()]
-    own = frame[frame["metric"] == (metric or frame["dataset"].map(headline_metric))]
-    spread = own.groupby(["dataset", "model", "seed"], dropna=False, sort=False)["value"].agg(
-        ["mean", "std", "count"]
+    frame = results.records[results.records["corruption"].isna()]
+    averages = frame[(frame["task"] == "six-tasks") & (frame["dataset"] == panel)].assign(dataset="average")
+    frame = frame[frame["task"] == task]
+    frame = pd.concat([frame[frame["metric"] == (metric or frame["dataset"].map(headline_metric))], averages])
+    own = frame.groupby(["dataset", "model", "seed"], dropna=False, sort=False)
+    spread = own.agg(
+        mean=("value", "mean"), std=("value", "std"), count=("value", "size"), draws=("draw", "count")
     )
-    spread = spread[spread["count"] > 1]
+    if not (spread["draws"] > 1).any():
+        return None
+    spread = spread[spread["count"].gt(1) | spread["draws"].eq(0)].fillna({"std": 0.0})  # nothing is drawn
     means = (100 * spread).groupby(["dataset", "model"], sort=False)[["mean", "std"]].mean()
     cells = {key: f"{row['mean']:.1f} ± {row['std']:.1f}" for key, row in means.iterrows()}
-    if not cells:
-        return None
     sets = _sorted_sets(dataset for dataset, _ in cells)
-    models = in_order(dict.fromkeys(own["model"]))
+    models = in_order(dict.fromkeys(frame["model"]))
     rows = [[model, *(cells.get((one, model), "–") for one in sets)] for model in models]
     for row in paper_numbers()["tables"][f"{table}-seeds"] if printed else ():
         known = row["values"]
@@ -291,5 +294,5 @@ def _note(printed: bool) -> str:
     note = "In brackets the difference to CLIP in points; whether it is real is in the first table."
     if printed:
         numbers = paper_numbers()
-        note += f" Rows marked (paper): {numbers['paper']}; {numbers['architecture']}, other data and sets than here."
+        note += f" Rows marked (paper): {numbers['paper']}; {numbers['architecture']}."
     return note
