@@ -98,6 +98,7 @@ def test_values_are_drawn_on_the_cpu_whatever_the_default_device_is() -> None:
     built = model("DiffCLIP", "matched", 7)
     with torch.device("meta"):
         initialise(built.named_parameters(), built.config, "matched", 8)
+        assert CLIP(built.config).logit_scale.is_meta
     expected = model("DiffCLIP", "matched", 8).state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in built.state_dict().items())
 

@@ -185,7 +185,7 @@ def lock_file(file: Path) -> IO[str] | str:
 
 @contextmanager
 def others_wait(path: Path) -> Iterator[None]:
-    """Hold the folder `path`, or the file, made if need be, while other processes that ask for it wait.
+    """Hold the file `path`, made if need be, while other processes that ask for it wait, also those of other machines.
 
     On a file system without locks nobody waits.
 
@@ -196,7 +196,7 @@ def others_wait(path: Path) -> Iterator[None]:
 
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)

@@ -61,7 +61,7 @@ class CLIP(nn.Module, HubModel):
                     layer.lambda_init = lambda_init_of_layer(self.config.lambda_init, index)
         self.set_attention_backend(attention_backend)
         if seed is None:
-            seed = int(torch.randint(2**62, ()).item())
+            seed = int(torch.randint(2**62, (), device="cpu").item())
         initialise(self.named_parameters(), self.config, init, seed)
 
     @classmethod

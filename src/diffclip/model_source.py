@@ -69,6 +69,8 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
     from diffclip.config import OPEN_CLIP, TRANSFORMERS, name_of
     from diffclip.loading import load, prepared
 
+    checkpoint = Path(path).resolve()  # of a run that still trains, `best` may move meanwhile
+    in_run = checkpoint.parent.name == "checkpoints"
     if path.startswith((OPEN_CLIP, TRANSFORMERS)):
         if model_name is not None:
             raise InputError(f"{source} tells what it is: leave the model's name out")
@@ -76,10 +78,10 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
 
         model, preprocess, tokenizer = prepared(read_foreign(path), image_size)
     else:
-        model, preprocess, tokenizer = load(path, model=model_name, image_size=image_size)
-    checkpoint = Path(path).resolve()
+        source = str(checkpoint) if in_run else path
+        model, preprocess, tokenizer = load(source, model=model_name, image_size=image_size)
     facts: dict[str, Any] = {}
-    if checkpoint.parent.name == "checkpoints":
+    if in_run:
         run = checkpoint.parent.parent
         recipe = recipe_of(run)
         facts = {"steps": _steps(checkpoint), "recipe": recipe} | (_facts(run, recipe) if recipe else {})

@@ -56,6 +56,9 @@ def test_it_is_the_formula_forward_and_backward(kind: type, backend: str, tokens
     torch.manual_seed(0)
     layer = kind(24, 3).double()  # an odd number of heads is fine: no pair shares a value
     layer.backend = backend
+    for name, vector in layer.named_parameters():
+        if name.startswith("lambda_"):  # an added map starts with λ at 0
+            vector.data.normal_()
     x = torch.randn(2, tokens, 24, dtype=torch.float64, requires_grad=True)
     out, wanted = layer(x, is_causal=causal), by_hand(layer, x, causal)
     torch.testing.assert_close(out, wanted)
@@ -72,6 +75,7 @@ def test_with_an_added_map_it_is_the_plain_model_at_first_and_learns_at_once() -
     plain, added = (CLIP(variant_config(name, SIZES), seed=0) for name in ("CLIP", "DiffCLIP-added"))
     images = pictures()
     assert [lam.tolist() for lam in added.lambdas().values()] == [[0.0] * 3] * 2
+    assert AddedDifferentialAttention(24, 3).current_lambda() == 0  # in a tower of one's own too
     torch.testing.assert_close(added.encode_image(images), plain.encode_image(images))
     torch.testing.assert_close(added.encode_text(TOKENS), plain.encode_text(TOKENS))
     out = added(images, TOKENS)

@@ -152,7 +152,7 @@ def test_a_process_that_waited_for_another_with_other_settings_is_refused(tmp_pa
     @contextmanager
     def wait(path):
         monkeypatch.undo()
-        write_scenes(path, **(SETTINGS | {"seed": 8}))
+        write_scenes(path.parent, **(SETTINGS | {"seed": 8}))
         yield
 
     monkeypatch.setattr(module, "others_wait", wait)

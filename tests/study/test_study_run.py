@@ -202,8 +202,9 @@ def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
 
     process, before = start(), finished()
     wait_for(lambda: finished() > before, process)
-    process.terminate()
+    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and SLURM do
     assert process.wait(200) == 75, log.read_text()[-3000:]
+    assert any("asked to stop at step" in file.read_text() for file in runs.glob("*/*.log"))
 
     for name in ("cut", "whole"):
         last = diffclip_command(*words(name))

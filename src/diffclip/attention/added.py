@@ -26,6 +26,9 @@ class AddedDifferentialAttention(LambdaAttention, PairedAttention):
         self.q2_proj, self.k2_proj = (
             nn.Linear(dim, dim, bias=qkv_bias, device=device, dtype=self.qkv.weight.dtype) for _ in range(2)
         )
+        with torch.no_grad():  # both products are equal, so that λ is 0
+            self.lambda_q2.copy_(self.lambda_q1)
+            self.lambda_k2.copy_(self.lambda_k1)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)

@@ -118,7 +118,7 @@ class ResultsFile:
             return nullcontext()
         with disk_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-        return others_wait(file.parent)
+        return others_wait(file.with_name(f".{file.name}.lock"))
 
     def write(self) -> None:
         """Write records and what belongs to them; into a pipe or device the records alone."""

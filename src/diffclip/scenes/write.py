@@ -107,10 +107,12 @@ def write_scenes(
     jobs = list(_jobs(folder, settings))
     names = {job.target.relative_to(folder).parts[0] for job in jobs}
     _check_folder(folder, settings, names)
+    if all(job.target.exists() for job in jobs):
+        return False  # the folder may be read-only
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     # another process would take the files that this one is writing for those of a kill
-    with others_wait(folder):
+    with others_wait(folder / ".lock"):
         _check_folder(folder, settings, names)  # another process may have drawn others meanwhile
         if all(job.target.exists() for job in jobs):
             return False

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -32,6 +33,8 @@ _PRELOADED = (
     *("diffclip.training.run", "diffclip.evaluation.run"),
 )
 _INTERRUPTED = 130
+# signals to a whole job, which would end the server and with it all runs before they are saved
+_OF_A_JOB = {signal.SIGTERM, signal.SIGUSR1}
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,10 @@ class Worker:
         os.environ.setdefault("OMP_NUM_THREADS", str(job.threads))  # read when the server imports torch
         self.connection, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=_do, args=(job, theirs, dict(os.environ)))
+        resource_tracker.ensure_running()  # its start would let the signals through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_JOB)
         self._process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._asked = False
 
@@ -101,6 +107,8 @@ def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the study asks them to stop
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_JOB)
     try:
         job.run.parent.mkdir(parents=True, exist_ok=True)
         with job.run.with_name(f"{job.run.name}.log").open("ab") as log:
