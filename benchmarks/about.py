@@ -41,7 +41,7 @@ def about(program: str, options: argparse.Namespace) -> dict[str, Any]:
     cuda = torch.device(options.device).type == "cuda"
     described: dict[str, Any] = {
         "command": " ".join(["python -m", f"benchmarks.{program}", *arguments]),
-        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
+        "device": torch.cuda.get_device_name(options.device) if cuda else platform.machine(),
         "threads": options.threads,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -97,6 +97,8 @@ def test_dynamic_lambda_counts_layers_from_zero_in_each_tower() -> None:
         wanted = [0.8 - 0.6 * math.exp(-0.3 * depth) for depth in range(2)]
         assert [layer.lambda_init for layer in layers] == pytest.approx(wanted)
     told = CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas()
+    moved = CLIP(tiny("DiffCLIP-vision"), seed=0).to("meta").lambdas()
+    assert {lam.device.type for lam in moved.values()} == {"meta"}
     assert {tower: len(lam) for tower, lam in told.items()} == {"visual": 2, "text": 0}
 
 

@@ -87,7 +87,7 @@ class CLIP(nn.Module, HubModel):
                     [layer.current_lambda() for layer in layers if isinstance(layer, LambdaAttention)]
                 )
                 if isinstance(layers[0], LambdaAttention)
-                else torch.empty(0)
+                else torch.empty(0, device=self.logit_scale.device)
                 for tower, layers in self.attention_layers().items()
             }
 

@@ -183,6 +183,7 @@ def pick_device(name: str) -> torch.device:
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32, also in the convolution that makes patches
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError):

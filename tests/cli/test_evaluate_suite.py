@@ -103,6 +103,12 @@ def test_missing_sets_are_told_before_anything_starts(model_folder, root, tmp_pa
     _, told, error = call(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
     assert {line.split()[2] for line in told.splitlines()} == {"cifar10,", "caltech101,"}
     assert "2 of the 3 sets" in error
+    shutil.rmtree(root / "flickr8k")
+    options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
+    _, told, error = call(model_folder, *options)
+    assert not error
+    assert "missing cifar10, its split train, which linear-probe and few-shot learn from" in told
+    assert ("zero-shot", "cifar10") in {(record.task, record.dataset) for record in read_records(output)}
 
 
 def test_one_broken_set_does_not_lose_the_others(model_folder, root, tmp_path):

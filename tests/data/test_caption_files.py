@@ -44,7 +44,8 @@ def write_coco(place: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "inside"),
-    [("flickr8k", "Images"), ("flickr30k", "flickr30k_images/flickr30k_images")],
+    # the last as clip_benchmark unpacks it
+    [("flickr8k", "Images"), ("flickr30k", "flickr30k_images/flickr30k_images"), ("flickr8k", ".")],
 )
 def test_flickr(tmp_path: Path, name: str, inside: str) -> None:
     write_flickr(tmp_path / name, inside=inside)

@@ -35,6 +35,9 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path) ->
     assert data.classnames == list(IMAGENET_CLASSNAMES)
     assert data.key(0) == "n01440764/one.JPEG"
     assert data.source.name(0) == str(folder / "n01440764/one.JPEG")
+    assert [str(fault) for fault in data.faults] == [
+        f"{folder} has 1,000 images, imagenet1k has 50,000: fetch it again"
+    ]
     assert data.beside("train") is None
     write_classes(tmp_path / "imagenet1k" / "train", SYNSETS, one_picture)
     assert data.beside("train").labels == list(range(1000))
@@ -58,6 +61,11 @@ def test_r_has_the_classes_of_its_folders(tmp_path: Path, one_picture: Path) -> 
     write_picture(folder / SOME[0] / "one.JPEG", 7)
     changed = open_set("imagenet-r", "test", tmp_path).identity
     assert {key for key in changed if changed[key] != data.identity[key]} == {"source"}
+    # as clip_benchmark unpacks it
+    folder.rename(tmp_path / "classes")
+    folder.parent.rmdir()
+    (tmp_path / "classes").rename(tmp_path / "imagenet-r")
+    assert open_set("imagenet-r", "test", tmp_path).labels == data.labels
 
 
 def test_v2_is_numbered_and_sketch_is_among_all_thousand(tmp_path: Path, one_picture: Path) -> None:
@@ -66,6 +74,8 @@ def test_v2_is_numbered_and_sketch_is_among_all_thousand(tmp_path: Path, one_pic
     data = open_set("imagenetv2", "test", tmp_path)
     assert data.labels == list(range(1000))
     assert data.key(10) == "10/one.JPEG"
+    folder = folder.rename(folder.with_name("ImageNetV2-matched-frequency"))  # as clip_benchmark calls it
+    assert open_set("imagenetv2", "test", tmp_path).labels == list(range(1000))
     (folder / "1000").mkdir()
     assert "1000 is no class of imagenetv2" in refusal("imagenetv2", "test", tmp_path)
     write_classes(tmp_path / "imagenet_sketch" / "sketch", SYNSETS[::-1], one_picture)
@@ -82,4 +92,6 @@ def test_foreign_and_empty_folders(tmp_path: Path, one_picture: Path) -> None:
     (folder / "n00000000").mkdir()
     assert "n00000000 is no class of imagenet-a" in refusal("imagenet-a", "test", tmp_path)
     (tmp_path / "imagenet-r" / "cats").mkdir(parents=True)
-    assert "imagenet-r (ImageNet-R, 2.2 GB to download) is not in" in refusal("imagenet-r", "test", tmp_path)
+    message = refusal("imagenet-r", "test", tmp_path)
+    assert "imagenet-r (ImageNet-R, 2.2 GB to download) is not in" in message
+    assert "imagenet-r, which has neither imagenet-r nor test/*.tar; to get it: " in message

@@ -51,8 +51,19 @@ def test_classification(classes: Path) -> None:
     assert torch.cat([batch.labels for batch in batches]).tolist() == [0, 1, 0, 1, 0]
     assert data.faults == []
     (classes / "classnames.txt").write_text("cat\ndog\nemu\nfox\n")
-    (fault,) = open_set(classes, "test").faults
+    (classes / "zeroshot_classification_templates.txt").unlink()
+    fault, note = open_set(classes, "test").faults
+    assert str(note).endswith("has no zeroshot_classification_templates.txt: 'a photo of a {c}' is taken")
     assert "has no image of 2 of its 4 classes, the first is 'emu'" in str(fault)
+
+
+@pytest.mark.parametrize("prefix", ["wds_", "wds_vtab-"])
+def test_a_repository_of_clip_benchmark_has_the_name_of_its_set(classes: Path, prefix: str) -> None:
+    folder = classes.rename(classes.with_name(f"{prefix}pets"))
+    assert open_set(folder, "test").name == open_set("pets", "test", folder.parent).name == "pets"
+    linked = folder.with_name("pets")
+    linked.symlink_to(folder)
+    assert open_set(linked, "test").name == "pets"
 
 
 def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:

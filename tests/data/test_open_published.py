@@ -128,6 +128,9 @@ def test_shards_come_before_files(tmp_path: Path, write_shard) -> None:
     assert (data.classnames, len(data)) == (["one", "two"], 3)
     # The other splits are still files.
     assert data.beside("train").classnames == ["banded", "striped"]
+    (place / "test" / "make-shards.json").write_text('{"edge": 80}')
+    notes = [fault for fault in open_set("dtd", "test", tmp_path).faults if fault.name == str(place / "test")]
+    assert "holds images of 80 px" in str(notes[-1])
 
 
 def test_clip_benchmark_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,19 @@ def test_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="dtd has no split 'dev': choose from train, val, test"):
         missing_of([Entry("zero-shot", "dtd", ("dev",))], tmp_path)
 
-    # shards of a set are enough, and a probe needs those to learn from
-    (tmp_path / "sun397" / "test").mkdir(parents=True)
-    (tmp_path / "sun397" / "test" / "0.tar").touch()
+    # shards of a set are enough, also in a folder of the hub's name, and a probe needs those to learn from
+    (tmp_path / "wds_sun397" / "test").mkdir(parents=True)
+    (tmp_path / "wds_sun397" / "test" / "0.tar").touch()
     assert base_of("scenes-shapes-sketch") == images_of("scenes-colours") == "scenes-shapes"
     assert images_of("colours") == images_of("shapes-noisy") == images_of("shapes")
     assert images_of("shapes3d") == "shapes3d"
     assert missing_of([Entry("zero-shot", "sun397")], tmp_path) == {}
-    assert "sun397" in missing_of([Entry("linear-probe", "sun397")], tmp_path)
+    lacks = missing_of([Entry("linear-probe", "sun397")], tmp_path)["sun397"]
+    place = tmp_path / "wds_sun397"
+    assert lacks.startswith("its split train, which linear-probe and few-shot learn from: put shards into")
+    assert (
+        f"or move {place} away and get all of it, 39 GB to download: diffclip data download sun397" in lacks
+    )
 
 
 def test_a_set_that_is_not_there_is_named_with_its_size_and_command(tmp_path: Path) -> None:

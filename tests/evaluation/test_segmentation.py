@@ -132,7 +132,8 @@ def test_files_that_do_not_fit_are_left_out_and_named(loaded, tmp_path) -> None:
         (b"no PNG", "no PNG"),
     ]
     samples = [sample(0), sample(1), *(sample(i) | {"seg.png": made} for i, (made, _) in enumerate(bad))]
-    folder = write_masked(tmp_path / "set", samples, {"classnames.txt": "\n".join(CLASSES)})
+    files = {"classnames.txt": "\n".join(CLASSES), "zeroshot_classification_templates.txt": "a {c}"}
+    folder = write_masked(tmp_path / "set", samples, files)
     data = open_set(folder, "test", kind="segmentation")
     assert scores_of(loaded, data)["attention", "mean_iou"].count == 2
     assert len(data.faults) == len(bad)

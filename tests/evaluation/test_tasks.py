@@ -1,9 +1,17 @@
+from dataclasses import replace
+
+import pytest
+from class_sets import write_class_set
+from subjects import setting, subject
+
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
+from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
+from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
 from diffclip.evaluation.setting import describe_images
 from diffclip.evaluation.suite import SUITES, suite
-from diffclip.evaluation.tasks import TASKS
+from diffclip.evaluation.tasks import TASKS, run_task
 
 
 def test_the_protocol_says_how_images_are_prepared():
@@ -34,3 +42,20 @@ def test_the_papers_suite_has_its_tables():
     assert by_task["retrieval"] == {"flickr8k", "flickr30k", "mscoco_captions"}
     shifts = {"imagenet1k", "imagenetv2", "imagenet-a", "imagenet-r", "imagenet_sketch"}
     assert by_task["zero-shot"] == by_task["linear-probe"] | shifts
+
+
+@pytest.mark.parametrize(("task", "other"), [("few-shot", "train"), ("linear-probe", "val")])
+def test_splits_of_other_classes_are_refused(tmp_path, task, other):
+    labels = [0, 1] * 6
+    data = open_set(
+        write_class_set(tmp_path / "set", dict.fromkeys(("train", "val", "test"), labels), 2), "test"
+    )
+
+    def beside(split):
+        found = data.beside(split)
+        return replace(found, classnames=data.classnames[::-1]) if split == other else found
+
+    with pytest.raises(
+        InputError, match=f"set: {other} and test have different classes: use shards or files"
+    ):
+        run_task(task, setting(subject(), replace(data, beside=beside)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.statistics import detectable_difference
-from diffclip.study.place import Place, left_out
+from diffclip.study.place import Place, left_out, usual_workers
 from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.recipe import read_study, to_yaml
 from diffclip.study.results import StudyFolder
+from diffclip.training.plan import plan_run
 from diffclip.training.recipe import read_recipe
 
 SLOW, FAST = {"lr": 0.125, "weight_decay": 0.0}, {"lr": 0.25, "weight_decay": 0.5}
@@ -101,6 +103,17 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
     (out / "study.yaml").write_text("models: [")
     with pytest.raises(InputError, match="is not a study: remove it"):
         StudyFolder(out).check(read_study(study_file()))
+
+
+def test_a_gpu_holds_all_runs_that_share_it(
+    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = read_study(study_file()).recipes["DiffCLIP"]
+    needed = plan_run(recipe)["memory"]["total"]
+    gpu = SimpleNamespace(total_memory=3.5 * needed / 0.9)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
+    monkeypatch.setattr("diffclip.study.place.cores", lambda: 16)
+    assert (usual_workers("cuda", [recipe]), usual_workers("cpu", [recipe])) == (3, 1)
 
 
 def test_averages_of_all_runs_are_of_one_version_of_the_code(tmp_path: Path) -> None:

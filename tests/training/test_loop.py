@@ -27,7 +27,8 @@ from diffclip.config import variant_config
 from diffclip.convert import to_differential
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.shards import Shards, expand_shards
-from diffclip.errors import DivergedError, Fault, StoppedError
+from diffclip.errors import DiffCLIPError, DivergedError, Fault, StoppedError
+from diffclip.training import loop
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import choose_checkpoint, read_state
 from diffclip.training.launch import StopRequest
@@ -320,6 +321,23 @@ def test_an_error_in_validation_loses_no_step(
     assert (outcome.progress.step, outcome.progress.epoch, outcome.progress.batch) == (5, 1, 0)
     assert [line["epoch"] for line in lines(run / "validation.jsonl")] == [1]
     assert read_state(run / "checkpoints" / "best") == outcome.progress
+
+
+def test_a_gpu_too_small_and_steps_that_wait_for_all_of_their_work(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("diffclip.training.loop.backward_in_parts", full)
+        with pytest.raises(DiffCLIPError, match=r"the GPU's memory is too small: .*micro_batch=N"):
+            runner.train(recipe, tmp_path / "full")
+    numbers = loop._numbers
+    monkeypatch.setattr(loop, "_numbers", lambda found: time.sleep(0.05) or numbers(found))
+    runner.train(changed(recipe, epochs=1, data={"val": None}), tmp_path / "run")
+    rates = [record["samples_per_second"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
+    assert max(rates) < recipe.batch_size / 0.05
 
 
 def test_best_is_that_of_the_validation_set_of_now(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:

@@ -72,11 +72,12 @@ def _by_clock(calls: Sequence[Call]) -> float:
 def _by_events(run: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Milliseconds of one `run`; one runs before the clock, so that the GPU is never waiting for the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    run()
-    start.record()
-    for _ in range(repeats):
+    with torch.cuda.device(device):  # whose stream the events are on
         run()
-    end.record()
+        start.record()
+        for _ in range(repeats):
+            run()
+        end.record()
     torch.cuda.synchronize(device)
     return float(start.elapsed_time(end)) / repeats
 

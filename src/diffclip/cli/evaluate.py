@@ -247,12 +247,12 @@ def _entries(
 
 
 def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:
-    """Select the entries of a suite whose sets are there; print size and download command of the others."""
+    """Select the entries of a suite whose splits are there; print size and download command of the others."""
     from diffclip.errors import InputError
     from diffclip.evaluation.suite import missing_of
 
     missing = missing_of(entries, root)
-    left = tuple(entry for entry in entries if entry.dataset not in missing)
+    left = tuple(entry for entry in entries if not missing_of([entry], root))
     for dataset, how in missing.items():
         print(f"diffclip: missing {dataset}, {how}", file=sys.stderr)
     if missing and not (left and skip):

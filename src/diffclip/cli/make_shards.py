@@ -29,7 +29,7 @@ def make_shards(
 ) -> None:
     """Make shards to train on from a folder of images with captions.
 
-    Example: diffclip data make-shards sets/flickr8k sets/flickr8k --edge 80
+    Example: diffclip data make-shards sets/flickr8k sets-80/flickr8k --edge 80
 
     Example: diffclip data make-shards photos shards --captions photos/captions.csv
 

@@ -92,7 +92,7 @@ def study(
     groups = _groups(only)
     name = Path(recipe).stem
     chosen = pick_device(device).type
-    at_a_time = workers or usual_workers(chosen)
+    at_a_time = workers or usual_workers(chosen, resolved.recipes.values())
     place = Place(
         data=data,
         runs=runs or Path("runs") / name,

@@ -6,8 +6,10 @@ with `SPLIT/nshards.txt`, `classnames.txt`, `zeroshot_classification_templates.t
 
 from __future__ import annotations
 
+import json
 import os
 import pkgutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from diffclip.data.captions import read_text
 from diffclip.data.corpus import CAPTION_KEY, caption_members, captions_of
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.images import IMAGE
+from diffclip.data.make_shards import MANIFEST
 from diffclip.data.masks import MASK, label_of, masked_set
 from diffclip.data.published_files import open_files
 from diffclip.data.published_sets import PUBLISHED, is_there, not_there, parts_of, place_of
@@ -26,7 +29,7 @@ from diffclip.errors import Fault, InputError, sample_fault, unknown
 from diffclip.files import cache_folder
 
 _PAIRS = "Questions.csv"
-_DEFAULT_TEMPLATE = "a photo of a {c}"
+_TEMPLATES, _DEFAULT_TEMPLATE = "zeroshot_classification_templates.txt", "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
 BUILT_IN = {
     "scenes": "captions",
@@ -81,9 +84,12 @@ def has_split(source: str | Path, split: str, root: str | Path | None = None) ->
 
 
 def set_name(source: str | Path, folder: Path) -> str:
-    """Name the set `source`: a built-in or published set as it is, a folder by its own name."""
-    named = str(source) in BUILT_IN or (str(source) in PUBLISHED and folder != Path(source).expanduser())
-    return str(source) if named else folder.resolve().name
+    """Name the set `source`: a built-in or published set as it is, a folder by its own name, without the prefix of
+    clip_benchmark's repositories if it is a published set."""
+    if str(source) in BUILT_IN or (str(source) in PUBLISHED and folder != Path(source).expanduser()):
+        return str(source)
+    bare = folder.absolute().name.removeprefix("wds_").removeprefix("vtab-")
+    return bare if bare in PUBLISHED else folder.resolve().name
 
 
 def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
@@ -91,7 +97,20 @@ def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
         there = _has_shards(folder, other) or _has_files(name, other, folder)
         return _open(name, other, folder, kind) if there else None
 
-    return replace(_read(name, split, folder, kind), folder=folder, beside=beside)
+    data = replace(_read(name, split, folder, kind), folder=folder, beside=beside)
+    if isinstance(data.source, Shards):
+        data.faults += _notes(folder, split, data.kind)
+    return data
+
+
+def _notes(folder: Path, split: str, kind: Kind) -> Iterator[Fault]:
+    """Yield notes on shards whose images were scaled down, or which name no templates."""
+    manifest = folder / split / MANIFEST
+    edge = json.loads(read_text(manifest))["edge"] if manifest.exists() else None
+    if edge:
+        yield Fault(str(folder / split), f"holds images of {edge} px, from make-shards --edge", "note")
+    if kind in ("classification", "segmentation") and not _lines(folder / _TEMPLATES):
+        yield Fault(str(folder), f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken", "note")
 
 
 def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
@@ -174,7 +193,7 @@ def _segmented(name: str, split: str, shards: Shards, folder: Path) -> Segmented
 
 
 def _templates(folder: Path) -> list[str]:
-    prompts = folder / "zeroshot_classification_templates.txt"
+    prompts = folder / _TEMPLATES
     templates = [line for line in _lines(prompts) if line] or [_DEFAULT_TEMPLATE]
     for template in templates:
         if "{c}" not in template:

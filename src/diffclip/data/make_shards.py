@@ -28,7 +28,7 @@ SAMPLES = 1000
 """Samples a shard."""
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:idation|\d{4})?(?:[_.-]|$)")
 _SPLITS = ("", "train", "val", "test")
-_MANIFEST = "make-shards.json"
+MANIFEST = "make-shards.json"
 # hidden files, notes, and what this module leaves
 _NO_CAPTIONS = re.compile(r"\..*|readme.*|make-shards\.json|\d+\.json|nshards\.txt|dataset_type\.txt")
 _QUALITY = 95
@@ -112,7 +112,7 @@ def make_shards(
     names = [name for name in captions if name in places]
     found = digest_of([[name, captions[name]] for name in names])
     settings = {"source": str(source.resolve()), "edge": edge, "captions": found}
-    manifest = folder / _MANIFEST
+    manifest = folder / MANIFEST
     if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
         raise InputError(
             f"{folder} holds shards of other settings, images or captions: remove it or choose another folder"

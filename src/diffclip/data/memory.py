@@ -71,7 +71,7 @@ class MemoryLoader:
         self.device = device or torch.device("cpu")
         self._broken: dict[int, Fault] = {}
         whole: dict[int, Decoded] = {}
-        height, width, limit = 0, 0, _memory_of(self.device)
+        height, width, limit = 0, 0, min(_memory_of(self.device), _memory_of(torch.device("cpu")))
         for i in range(corpus.samples):
             one = decode(corpus, i)
             if isinstance(one, Fault):

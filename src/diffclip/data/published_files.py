@@ -39,6 +39,14 @@ from diffclip.files import disk_errors
 _DRAWN: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
 # Classes of a set that is whole, if they are not all of ImageNet's.
 _CLASSES = {"imagenet-a": 200, "imagenet-r": 200}
+# Test images of a set that is whole.
+_IMAGES = {
+    "imagenet1k": 50_000,
+    "imagenetv2": 10_000,
+    "imagenet-a": 7_500,
+    "imagenet-r": 30_000,
+    "imagenet_sketch": 50_889,
+}
 
 
 def open_files(name: str, split: str, place: Path) -> EvaluationSet:
@@ -48,7 +56,7 @@ def open_files(name: str, split: str, place: Path) -> EvaluationSet:
         InputError: no such set or split; it is not there, or not whole; clip_benchmark is needed and missing.
     """
     if not is_there(name, split, place):
-        raise not_there(name, place.parent)
+        raise not_there(name, place.parent, split)
     reader = PUBLISHED[name].reader
     if reader == "pairs":
         raise InputError(f"{name} is a set of pairs: try --task mmvp")
@@ -88,7 +96,11 @@ def _class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
     classnames = [IMAGENET_CLASSNAMES[known[found]] for found in folders]
     templates = [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
     source, indices = FolderSource(folder, files), list(range(len(files)))
-    return EvaluationSet(name, split, "classification", classnames, templates, source, indices, labels)
+    data = EvaluationSet(name, split, "classification", classnames, templates, source, indices, labels)
+    if split == "test" and len(data) != _IMAGES[name]:
+        reason = f"has {len(data):,} images, {name} has {_IMAGES[name]:,}: fetch it again"
+        data.faults.append(Fault(str(folder), reason, "note"))
+    return data
 
 
 def _captioned(name: str, split: str, folder: Path, file: Path) -> EvaluationSet:

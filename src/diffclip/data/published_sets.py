@@ -1,7 +1,8 @@
 """The published sets that the paper measures on: names, sizes, places, and the commands that fetch them.
 
 ROOT/NAME is where a set lies, NAME as LAION-AI/CLIP_benchmark calls it (`datasets/builder.py`). In it are either
-shards in clip_benchmark's layout (`SPLIT/0.tar`), or the files as torchvision or the publisher packs them.
+shards in clip_benchmark's layout (`SPLIT/0.tar`), or the files as torchvision, the publisher or clip_benchmark packs
+them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ _TWO, _THREE = ("train", "test"), ("train", "val", "test")
 _PART = re.compile(r"(\w+)\[(\d*):(\d*)\]")
 # The publisher's names of splits.
 _PUBLISHERS = {("pets", "train"): "trainval", ("imagenet1k", "test"): "val"}
+# Where clip_benchmark has the images in ROOT/NAME, if it is another folder, and a pattern of what lies there.
+_CLIP_BENCHMARK = {
+    "imagenetv2": ("ImageNetV2-matched-frequency", "[0-9]*"),
+    **dict.fromkeys(("imagenet-a", "imagenet-r", "imagenet_sketch"), (".", "n[0-9]*")),
+    **dict.fromkeys(("flickr8k", "flickr30k"), (".", "*.jpg")),
+}
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,11 @@ def is_there(name: str, split: str, place: Path) -> bool:
 
 def files_of(name: str, split: str, place: Path) -> list[Path]:
     """List the files and folders of a split in `place`, the folder of images first."""
-    return [place / file.format(split=publishers_split(name, split)) for file in PUBLISHED[name].files]
+    files = [place / file.format(split=publishers_split(name, split)) for file in PUBLISHED[name].files]
+    folder, pattern = _CLIP_BENCHMARK.get(name, ("", ""))
+    if pattern and not files[0].exists() and any((place / folder).glob(pattern)):
+        files[0] = place / folder
+    return files
 
 
 def publishers_split(name: str, split: str) -> str:
@@ -197,16 +208,20 @@ def publishers_split(name: str, split: str) -> str:
 
 
 def place_of(name: str, root: str | Path) -> Path:
-    """Return ROOT/NAME."""
-    return Path(root).expanduser() / name
+    """Return ROOT/NAME, or where only that is there, the folder of the hub's shards: ROOT/wds_NAME, wds_vtab-NAME."""
+    places = [Path(root).expanduser() / f"{prefix}{name}" for prefix in ("", "wds_", "wds_vtab-")]
+    return next((place for place in places if place.exists()), places[0])
 
 
-def not_there(name: str, root: str | Path | None) -> InputError:
+def not_there(name: str, root: str | Path | None, split: str = "test") -> InputError:
     """Make the error for a published set that is not in ROOT/NAME, or whose ROOT is unknown."""
-    entry = PUBLISHED[name]
-    where = (
-        f"is not in {place_of(name, root)}" if root else f"needs --data-root FOLDER, with FOLDER/{name} in it"
-    )
+    entry, where = PUBLISHED[name], f"needs --data-root FOLDER, with FOLDER/{name} in it"
+    if root:
+        place = place_of(name, root)
+        where = f"is not in {place}"
+        lacking = [file for file in files_of(name, split, place) if not file.exists()]
+        if place.is_dir() and lacking:
+            where += f", which has neither {lacking[0].relative_to(place)} nor {split}/*.tar"
     how = command_for(name, root or "FOLDER")
     return InputError(f"{name} ({entry.title}, {entry.size} to download) {where}; to get it: {how}")
 

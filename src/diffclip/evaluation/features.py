@@ -76,8 +76,15 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
     """Compute the features of a split, once a model; its broken images are told with those of the tested split.
 
     Raises:
-        InputError: every image is broken, a feature is not finite, or images are to be corrupted.
+        InputError: every image is broken, a feature is not finite, images are to be corrupted, or the split has other
+            classes than the tested one.
     """
+    if data.classnames != setting.data.classnames:
+        # shards and the publisher's files may number the same classes in another order
+        raise InputError(
+            f"{data.name}: {data.split} and {setting.data.split} have different classes: "
+            "use shards or files for both"
+        )
     model, transform = setting.model, setting.preprocess
     if isinstance(transform, CorruptedTransform):
         raise InputError(

@@ -146,7 +146,8 @@ def suite(name: str) -> tuple[Entry, ...]:
 
 
 def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
-    """Return the sets that `entries` need and that do not lie below `root`, each with the way to get it.
+    """Return the sets that `entries` need and that do not lie below `root`, each with what it lacks and the way to get
+    it.
 
     A published set is missing if it has none of the splits that would do, or not the one to learn from.
     """
@@ -155,9 +156,15 @@ def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
         if entry.dataset in PUBLISHED:
             place = place_of(entry.dataset, root or "FOLDER")
             there = any(is_there(entry.dataset, parts_of(split)[0], place) for split in entry.splits)
-            if not there or (entry.task in LEARNING and not is_there(entry.dataset, TRAIN, place)):
-                how = command_for(entry.dataset, root or "FOLDER")
-                missing[entry.dataset] = f"{PUBLISHED[entry.dataset].size} to download: {how}"
+            command = command_for(entry.dataset, root or "FOLDER")
+            how = f"{PUBLISHED[entry.dataset].size} to download: {command}"
+            if not there:
+                missing[entry.dataset] = how
+            elif entry.task in LEARNING and not is_there(entry.dataset, TRAIN, place):
+                missing[entry.dataset] = (
+                    f"its split {TRAIN}, which {' and '.join(LEARNING)} learn from: "
+                    f"put shards into {place / TRAIN}, or move {place} away and get all of it, {how}"
+                )
         elif entry.dataset not in BUILT_IN:
             try:
                 set_folder(entry.dataset, root)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import torch
+
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import DiffCLIPError, require_group
 from diffclip.evaluation.suite import missing_of, suite
@@ -15,6 +17,8 @@ from diffclip.study.plan import GROUPS, Group, Line, Planned
 from diffclip.study.recipe import Study
 from diffclip.study.results import StudyFolder
 from diffclip.study.runs import RUNS_FILE
+from diffclip.training.plan import plan_run
+from diffclip.training.recipe import Recipe
 
 SCENES = "scenes"
 """The folder in RUNS of the scenes that a study draws."""
@@ -60,9 +64,13 @@ class Place:
         return [*words, "--batch-size", str(_BATCH), "--device", self.device]
 
 
-def usual_workers(device: str) -> int:
-    """Return how many runs at a time suit a device."""
-    return max(1, min(cores() - 2, _ON_A_GPU)) if device == "cuda" else 1
+def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
+    """Return how many runs of any of `recipes` at a time suit a device: one on a CPU; a GPU has to hold them all."""
+    if device != "cuda":
+        return 1
+    memory = 0.9 * torch.cuda.get_device_properties(0).total_memory
+    needed = max(plan_run(recipe)["memory"]["total"] for recipe in recipes)
+    return max(1, min(cores() - 2, _ON_A_GPU, int(memory // needed)))
 
 
 def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers: int) -> float | None:

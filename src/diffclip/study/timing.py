@@ -51,6 +51,9 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
     try:
         turns = {arm: partial(_turn, _make_step(one, place), place) for arm, one in study.recipes.items()}
         taken, failures = take_turns(turns, _ROUNDS, seconds)
+        turns.clear()  # a GPU is for the runs now
+        if place.type == "cuda":
+            torch.cuda.empty_cache()
     finally:
         torch.set_num_threads(before)
     for arm, why in failures.items():

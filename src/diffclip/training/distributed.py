@@ -39,6 +39,7 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
 
     for name in ("lightning.fabric", "lightning.pytorch"):  # they announce what the recipe says
         logging.getLogger(name).setLevel(logging.WARNING)
+    torch.backends.cudnn.allow_tf32 = False  # fp32 is float32, also in the convolution that makes patches
     strategy: str | Strategy = "auto"
     if hardware.strategy == "fsdp":
         # its automatic mesh would take one data-parallel process a node

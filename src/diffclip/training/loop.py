@@ -112,6 +112,8 @@ class Trainer:
 
             samples = len(batch) * world
             progress.step, progress.samples = step, progress.samples + samples
+            # a GPU is waited for here: else the optimizer's time would count for models without λ alone
+            lambdas = _numbers(model.lambdas()) if self.logger else {}
             seconds = waited + time.perf_counter() - started
             if self.logger:
                 record = {
@@ -125,7 +127,7 @@ class Trainer:
                     "grad_norm": norm_value,
                     "samples_per_second": samples / seconds,
                     "data_wait": waited / seconds,
-                    "lambda": _numbers(model.lambdas()),
+                    "lambda": lambdas,
                 }
                 self.logger.step(record)
             if self._is_due() and progress.batch < self.loader.batches_per_epoch:

@@ -23,7 +23,7 @@ from diffclip.data.memory import MemoryLoader
 from diffclip.data.remote import is_remote, shown
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.data.transforms import TrainTransform
-from diffclip.errors import Fault, InputError, require_group
+from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import disk_errors, write_text
 from diffclip.loading import load
 from diffclip.model import CLIP
@@ -107,9 +107,15 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         trainer.logger = all_do(fabric, lambda: _open_logger(trainer, hardware, hosts) if first else None)
         with trainer.logger or nullcontext():
             stop.saves = True
-            for epoch in range(trainer.progress.epoch, recipe.epochs):
-                trainer.train_epoch(epoch)
-                trainer.finish_epoch()
+            try:
+                for epoch in range(trainer.progress.epoch, recipe.epochs):
+                    trainer.train_epoch(epoch)
+                    trainer.finish_epoch()
+            except torch.OutOfMemoryError as error:
+                raise DiffCLIPError(
+                    f"{run}: the GPU's memory is too small: go on with --resume and micro_batch=N or "
+                    "grad_checkpointing=true; --dry-run tells what fits"
+                ) from error
         return Outcome(trainer.progress, trainer.all_skipped(), fabric.global_rank)
 
 
@@ -231,8 +237,12 @@ def _prepare(
 
     first_does(fabric, claim)
     torch.manual_seed(recipe.seed + rank)
-    for block in blocks_of(model) if recipe.compile else ():
-        block.compile()
+    if recipe.compile:
+        # each layer of DiffCLIP-dynamic has a factor of its own, and with it a graph
+        limit = max(torch._dynamo.config.recompile_limit, 8 * len(blocks_of(model)))
+        torch._dynamo.config.recompile_limit = limit
+        for block in blocks_of(model):
+            block.compile()
     wrapped = fabric.setup_module(model)
     optimizer = make_optimizer(model, recipe)
     wrapped_optimizer = fabric.setup_optimizers(optimizer)

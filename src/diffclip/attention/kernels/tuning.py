@@ -87,7 +87,8 @@ def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -
         )
 
     work = forward if kernel == "forward" else backward
-    return float(triton.testing.do_bench(work, _MILLISECONDS, _MILLISECONDS, return_mode="median"))
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        return float(triton.testing.do_bench(work, _MILLISECONDS, _MILLISECONDS, return_mode="median"))
 
 
 def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
