@@ -235,6 +235,7 @@ def command(words):
     try:
         time.sleep(100)
     except KeyboardInterrupt:
+        time.sleep(1)
         Path("saved").touch()
         raise
 """
