@@ -125,6 +125,8 @@ def test_our_own_mistakes_keep_their_traceback(error: Exception, monkeypatch) ->
         ("demo --folder demo", "lightning", "train"),
         ("evaluate CLIP-ViT-B-16 --data sets", "scipy", "report"),
         ("vlm evaluate runs/vlm --data sets --output pope.jsonl", "statsmodels", "report"),
+        ("report results.jsonl", "statsmodels", "report"),
+        ("study study_cpu --dry-run", "pandas", "report"),
         ("explore --model CLIP-ViT-B-16", "gradio", "web"),
         ("export CLIP-ViT-B-16 out", "onnxruntime", "export"),
     ],

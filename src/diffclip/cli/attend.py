@@ -66,7 +66,7 @@ def attend(
 
     Example: diffclip attend desk.jpg --text "a mug" --text "a lamp" --model runs/clip --model runs/diffclip
 
-    Example: diffclip attend photos/ --model runs/demo/DiffCLIP --method A2 --head 3 --output maps.pdf
+    Example: diffclip attend photos/ --model runs/demo/DiffCLIP --method A2 --head 2 --output maps.pdf
 
     Example: diffclip attend desk.jpg --model runs/clip --patch 2,5
 

@@ -45,7 +45,10 @@ def evaluate(
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option(help="Run a whole suite of tasks.", metavar="scenes|brief|quick|study|attention|paper"),
+        typer.Option(
+            help="Run a whole suite of tasks.",
+            metavar="scenes|brief|quick|held-out|clutter|study|attention|paper",
+        ),
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of published sets, by name.")] = None,
     skip_missing: Annotated[

@@ -64,7 +64,7 @@ def report(
     """
     from diffclip.errors import InputError, require_group
 
-    require_group("report", "matplotlib", "pandas", "jinja2")
+    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
     from diffclip.evaluation.records import RESULTS_FILE
     from diffclip.report import report_run
     from diffclip.study.runs import CURVES_FILE, METRICS

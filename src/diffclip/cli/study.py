@@ -64,7 +64,7 @@ def study(
 ) -> None:
     """Train a grid of models, inits and seeds, evaluate each with a suite, and collect the results in a small folder.
 
-    Example: diffclip study study_cpu --data sets --output benchmarks/results/study_cpu --workers 2
+    Example: diffclip study study_cpu --data sets-80 --output results/study_cpu --workers 2
 
     First the sweep, which chooses learning rate and weight decay; then models and ablations, seed by seed. Finished
     runs are not repeated, and a stopped run continues from its checkpoint.
@@ -73,7 +73,7 @@ def study(
     """
     import torch
 
-    from diffclip.errors import DiffCLIPError, InputError, StoppedError
+    from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
     from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
     from diffclip.study.place import Place, left_out, problems_of, suites_of, usual_workers
@@ -102,6 +102,8 @@ def study(
         threads=threads or (1 if at_a_time > 1 else torch.get_num_threads()),
         keep=keep,
     )
+    if dry_run:
+        require_group("report", "pandas", "scipy", "statsmodels")
     problems = problems_of(resolved, place, groups)
     for name in left_out(resolved, place, suites_of(resolved, groups)):
         _say(

@@ -268,8 +268,8 @@ def open_indexes(paths: Sequence[Path], whole: bool = True) -> list[tuple[Header
     # Fewer are scanned before other processes have started; threads would not run at once.
     scanned: Iterator[tuple[Header, Table]] = map(partial(open_index, whole=whole), todo)
     if len(todo) > 8:
-        fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(cores(), fork, initializer=_end_with_parent) as pool:
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        with ProcessPoolExecutor(cores(), context, initializer=_end_with_parent) as pool:
             print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
             scanned = iter(list(pool.map(partial(open_index, whole=whole), todo)))
     return [next(scanned) if one is None else one for one in kept]

@@ -13,7 +13,7 @@ def report_run(run: str | Path) -> Path:
     """Write `report.html` about one run into its folder, also while the run goes, and return its path."""
     from diffclip.errors import require_group
 
-    require_group("report", "matplotlib", "pandas", "jinja2")
+    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
     from diffclip.report.page import write_report
 
     page = Path(run) / "report.html"

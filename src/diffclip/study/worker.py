@@ -145,7 +145,8 @@ def _train_and_evaluate(job: Job) -> None:
             print(error, file=sys.stderr)
             diverged = error.step
         on_gpu = job.device == "cuda"
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        unit = 1 if sys.platform == "darwin" else 1024  # of what the system tells
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         measured = {
             "diverged": diverged,
             "peak_memory": torch.cuda.max_memory_allocated() if on_gpu else resident,
