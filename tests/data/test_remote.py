@@ -139,15 +139,17 @@ def test_copies_stay_within_the_limit(site: tuple[str, list[str]], tmp_path: Pat
     size = (tmp_path / "served" / "5.tar").stat().st_size
     cache = tmp_path / "cache"
     cache.mkdir()
-    for number in range(3):
-        (cache / f"old{number}.tar").write_bytes(bytes(size))
-        os.utime(cache / f"old{number}.tar", (number, number))
+    olds = [cache / f"{number:020x}.tar" for number in range(3)]
+    for number, path in enumerate([*olds, cache / "mine.tar"]):
+        path.write_bytes(bytes(size))
+        os.utime(path, (number % 3, number % 3))
     corpus = Corpus(f"{site[0]}/", window=1, cache=cache, cache_gb=7.5 * size / 1e9)
     loader = loader_of(corpus)
     assert len(keys_of(loader.epoch(0))) == 6
     loader.close()
-    assert [path.name for path in cache.glob("old*.tar")] == ["old2.tar"]
-    assert len(list(cache.glob("*.tar"))) == 7
+    assert [path.exists() for path in olds] == [False, False, True]
+    assert (cache / "mine.tar").exists()  # no copy of ours
+    assert len(list(cache.glob("*.tar"))) == 8
 
 
 def test_what_is_missing_or_broken_is_skipped_and_named(

@@ -182,7 +182,7 @@ class RemoteShards:
         if self._limit is None:
             return
         copies = []
-        for file in self._folder.glob("*.tar"):
+        for file in self._folder.glob("[0-9a-f]" * 20 + ".tar"):  # no others that a user keeps there
             with suppress(FileNotFoundError):  # another process makes room too
                 copies.append((file.stat().st_mtime, file.stat().st_size, file))
         used = sum(size for _, size, _ in copies)

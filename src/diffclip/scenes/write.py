@@ -117,7 +117,7 @@ def write_scenes(
         if all(job.target.exists() for job in jobs):
             return False
         with disk_errors(folder):
-            for half in list(folder.rglob(".*.tmp")):
+            for half in [half for name in names for half in (folder / name).rglob(".*.tmp")]:
                 shutil.rmtree(half) if half.is_dir() else half.unlink()
         write_text(folder / MANIFEST, json.dumps(asdict(settings), indent=2) + "\n")
         for path, text in _notes(folder, settings):
