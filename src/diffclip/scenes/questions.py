@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, count, islice
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from diffclip.errors import InputError, unknown
@@ -36,8 +37,8 @@ class Question:
 class Topic(NamedTuple):
     """A topic of yes/no questions: kinds of objects ("a red star") or colors ("anything red").
 
-    `present` lists what is in an image, each once and in the objects' order. `absent` lists what is not, beginning with
-    what the negatives ask for; its third argument is what most images have, the most frequent first.
+    `present` lists the things in an image, each once and in the objects' order. `absent` lists the others, those of
+    the sort of negatives first; its third argument is the things of most images, the most frequent first.
     """
 
     present: Callable[[Sequence[Spec]], list[Any]]
@@ -115,13 +116,8 @@ def question_indices(images: int, seed: int = 0) -> list[int]:
     """
     if images < 1:
         raise InputError(f"questions need at least one image, not {images}")
-    found: list[int] = []
-    index = 0
-    while len(found) < images:
-        if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH:
-            found.append(index)
-        index += 1
-    return found
+    enough = (index for index in count() if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH)
+    return list(islice(enough, images))
 
 
 def question_scene(index: int, seed: int = 0, size: int = 64) -> Scene:
@@ -134,8 +130,8 @@ def image_name(index: int) -> str:
 
 
 def most_frequent(scenes: Iterable[Iterable[T]]) -> list[T]:
-    """List what is in many scenes, the most frequent first."""
-    return [one for one, _count in Counter(one for scene in scenes for one in scene).most_common()]
+    """List the things in many scenes, the most frequent first."""
+    return [thing for thing, _count in Counter(chain.from_iterable(scenes)).most_common()]
 
 
 def _objects(index: int) -> int:
