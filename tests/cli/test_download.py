@@ -80,9 +80,9 @@ def test_stopped_it_ends_the_tool_and_goes_on_later(web: str, tmp_path: Path) ->
     assert process.returncode == 75
     assert errors.splitlines()[-1].startswith("diffclip: ")
     shards = root / "cc3m" / "train"
-    assert sorted(path.name for path in shards.iterdir()) == ["00000.tar", "00000_stats.json"]
+    assert len(list(shards.glob("*_stats.json"))) == 1
     download(["cc3m"], root, url_list=web)
-    assert len(list(shards.glob("*.tar"))) == 3
+    assert len(list(shards.glob("*_stats.json"))) == len(list(shards.glob("*.tar"))) == 3
 
 
 @pytest.mark.usefixtures("tool")
@@ -137,18 +137,17 @@ def test_options_that_do_not_go_together(
 
 def test_what_must_be_done_by_hand_is_printed(tmp_path, capsys):
     write_dtd(tmp_path / "dtd")
-    with pytest.raises(
-        InputError, match="imagenet1k, flickr30k must be fetched by hand, with the commands above"
-    ):
+    with pytest.raises(InputError, match="flickr30k must be fetched by hand, with the commands above"):
         download(["imagenet1k", "dtd", "flickr30k"], tmp_path)
-    first, second, third, fourth = capsys.readouterr().out.splitlines()
-    assert first.startswith("imagenet1k: ImageNet, validation images, 6.8 GB, from https://image-net.org")
-    assert "ILSVRC2012_img_val.tar" in first
-    assert "already" in second
-    assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {tmp_path}/flickr30k" in third
-    assert (
-        fourth == f"Then, to train on it: diffclip data make-shards {tmp_path}/flickr30k {tmp_path}/flickr30k"
-    )
+    out, err = capsys.readouterr()
+    imagenet, commands, dtd, _, kaggle, shards = out.splitlines()
+    assert imagenet == "imagenet1k: ImageNet, validation images, 6.8 GB, from https://image-net.org/download"
+    assert "ILSVRC2012_img_val.tar" in commands
+    assert "already" in dtd
+    place = tmp_path / "flickr30k"
+    assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {place}" in kaggle
+    assert shards == f"Then, to train on it: diffclip data make-shards {place} {place}"
+    assert err == "diffclip: imagenet1k must be fetched by hand, with the commands above\n"
 
 
 def test_every_failure_is_one_line(tmp_path, capsys, monkeypatch):

@@ -77,7 +77,7 @@ def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:
     assert [*first.captions, *second.captions] == captions
     assert (first.split, len(first)) == ("val[:2]", 2)
     assert first.identity != second.identity
-    with pytest.raises(InputError, match=r"has 5 samples: none lies in \[7:None\]"):
+    with pytest.raises(InputError, match=r"has 5 samples: none in \[7:None\]"):
         open_set(captioned, "val[7:]")
 
 
@@ -117,7 +117,7 @@ def test_missing_places(classes: Path, tmp_path: Path) -> None:
     assert "has no split 'testing': choose from test, val" in refusal(classes, "testing")
     assert "no .tar shards in folder" in refusal(classes, "train")
     (tmp_path / "bare").mkdir()
-    assert "has no split 'test', nor any other folder of .tar shards" in refusal(tmp_path / "bare", "test")
+    assert "has no split 'test': give a folder of folders" in refusal(tmp_path / "bare", "test")
     assert "no sample in" in refusal(classes, "val")
     (tmp_path / "bare" / "Questions.csv").touch()
     assert "is a set of pairs (Questions.csv) and has no splits" in refusal(tmp_path / "bare", "test")
@@ -190,9 +190,9 @@ def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_sh
     assert [fault.reason for fault in data.faults] == ["has no label (.cls)"] * 2
     (classes / "test" / "nshards.txt").write_text("1")
     write_shard(classes / "test" / "0.tar", 3)
-    assert "has an image and a label (first: " in refusal(classes, "test")
+    assert "has image and label (.cls) (first: " in refusal(classes, "test")
     write_shard(captioned / "val" / "0.tar", 3, changes={n: {"txt": b""} for n in range(3)})
-    assert "has an image and captions" in refusal(captioned, "val")
+    assert "has image and caption (first: " in refusal(captioned, "val")
 
 
 def test_masks_tell_the_kind_of_a_set_that_says_none(

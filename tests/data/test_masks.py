@@ -164,20 +164,17 @@ def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("lacks", "more", "words"),
     [
-        (
-            lambda s: {k: v for k, v in s.items() if k != "mask.png"},
-            r"no sample in .* and a mask .* add a .mask.png",
-        ),
-        (lambda s: {k: v for k, v in s.items() if k != "txt"}, "has a text for its mask .* has no text"),
-        (lambda s: {k: v for k, v in s.items() if k != "txt"} | {"cls": "0"}, "has no classnames.txt"),
+        ("mask.png", {}, r"no sample in .* has image and mask .* give each a .mask.png"),
+        ("txt", {}, "s0000000 has no text for its mask"),
+        ("txt", {"cls": "0"}, "has no classnames.txt"),
     ],
 )
-def test_a_set_that_cannot_be_used_says_what_it_lacks(tmp_path, change, words):
-    folder = write_masked(tmp_path / "set", [change(sample) for sample in animals(2)])
+def test_a_set_that_cannot_be_used_says_what_it_lacks(tmp_path, lacks, more, words):
+    samples = [{key: data for key, data in sample.items() if key != lacks} | more for sample in animals(2)]
     with pytest.raises(InputError, match=words) as caught:
-        open_set(folder, "test", kind="masks")
+        open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     assert "\n" not in str(caught.value)
 
 

@@ -1,8 +1,7 @@
 """The published sets that the paper measures on: names, sizes, places, and the commands that fetch them.
 
-ROOT/NAME is where a set lies, NAME as LAION-AI/CLIP_benchmark calls it (`datasets/builder.py`). In it are either
-shards in clip_benchmark's layout (`SPLIT/0.tar`), or the files as torchvision, the publisher or clip_benchmark packs
-them.
+A set lies in ROOT/NAME, with the name that LAION-AI/CLIP_benchmark gives it (`datasets/builder.py`): as shards in
+clip_benchmark's layout (`SPLIT/0.tar`), or as files that torchvision or the publisher packs.
 """
 
 from __future__ import annotations
@@ -25,12 +24,6 @@ _TWO, _THREE = ("train", "test"), ("train", "val", "test")
 _PART = re.compile(r"(\w+)\[(\d*):(\d*)\]")
 # The publisher's names of splits.
 _PUBLISHERS = {("pets", "train"): "trainval", ("imagenet1k", "test"): "val"}
-# Where clip_benchmark has the images in ROOT/NAME, if it is another folder, and a pattern of what lies there.
-_CLIP_BENCHMARK = {
-    "imagenetv2": ("ImageNetV2-matched-frequency", "[0-9]*"),
-    **dict.fromkeys(("imagenet-a", "imagenet-r", "imagenet_sketch"), (".", "n[0-9]*")),
-    **dict.fromkeys(("flickr8k", "flickr30k"), (".", "*.jpg")),
-}
 
 
 @dataclass(frozen=True)
@@ -42,14 +35,14 @@ class PublishedSet:
         size: of the download, such as "170 MB".
         home: the publisher's page.
         reader: clip_benchmark's builder with torchvision's download; or our reader of ImageNet's class folders, or of
-            images with captions; "pairs" are read by the task mmvp alone, "choices" by sugarcrepe.
-        files: what must be in ROOT/NAME, with {split} for the publisher's name of the split: the folder of images,
-            then the file of captions.
+            images with captions; only the task mmvp reads "pairs", and sugarcrepe reads "choices".
+        files: the needed files in ROOT/NAME, with {split} for the publisher's name of the split: the folder of
+            images, then the file of captions.
         splits: those that can be opened.
-        archives: what to fetch and unpack, where torchvision does not.
+        archives: to fetch and unpack, where torchvision does not.
         command: shell commands for a set that must be fetched by hand, with {place} for ROOT/NAME.
-        wants: why it must be fetched by hand.
-        shift_of: the set that it is a shifted version of.
+        wants: the reason to fetch it by hand.
+        shift_of: the set of which this one is a shifted version.
     """
 
     title: str
@@ -162,10 +155,7 @@ def base_of(dataset: str) -> str | None:
 
 
 def images_of(dataset: str) -> str:
-    """Return the set whose images `dataset` shows.
-
-    The scenes by shape, by color and in every style show the same scenes in the same order, built in and in a folder.
-    """
+    """Return the set whose images `dataset` shows: scenes by shape, by color and in every style show the same ones."""
     shared = dataset.removeprefix("scenes-") == "colours" or (base_of(dataset) or dataset) in _SINGLE_OBJECTS
     return _SINGLE_OBJECTS[0] if shared else dataset
 
@@ -185,21 +175,17 @@ def is_there(name: str, split: str, place: Path) -> bool:
     Raises:
         InputError: it has no such split.
     """
-    entry = PUBLISHED[name]
     if any((place / split).glob("*.tar")):
         return True
-    if split not in entry.splits:
-        raise InputError(f"{name} has no split {split!r}: choose from {', '.join(entry.splits)}")
+    splits = PUBLISHED[name].splits
+    if split not in splits:
+        raise InputError(f"{name} has no split {split!r}: choose from {', '.join(splits)}")
     return all(file.exists() for file in files_of(name, split, place))
 
 
 def files_of(name: str, split: str, place: Path) -> list[Path]:
     """List the files and folders of a split in `place`, the folder of images first."""
-    files = [place / file.format(split=publishers_split(name, split)) for file in PUBLISHED[name].files]
-    folder, pattern = _CLIP_BENCHMARK.get(name, ("", ""))
-    if pattern and not files[0].exists() and any((place / folder).glob(pattern)):
-        files[0] = place / folder
-    return files
+    return [place / file.format(split=publishers_split(name, split)) for file in PUBLISHED[name].files]
 
 
 def publishers_split(name: str, split: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,10 +141,6 @@ def _presence(dice: Dice, background: str) -> Plan:
     return both, both[:1], f"{start} with {thing} beside it", f"{start} with nothing beside it"
 
 
-def _state(dice: Dice, background: str) -> Plan:
-    return _with_and_without(STATES, dice, background)
-
-
 def _quantity(dice: Dice, background: str) -> Plan:
     subject = replace(_subject(dice, background, SHAPES), size=dice.pick(("small", "medium")))
     count = dice.pick((1, 2, 3))
@@ -182,10 +179,6 @@ def _color(dice: Dice, background: str) -> Plan:
     return _plan(_change(specs, texture=one), _change(specs, texture=two), "texture")
 
 
-def _structure(dice: Dice, background: str) -> Plan:
-    return _with_and_without(STRUCTURES, dice, background)
-
-
 def _text(dice: Dice, background: str) -> Plan:
     kind, texts = dice.pick((("letter", LETTERS), ("word", WORDS)))
     one, two = (f"{kind} {text}" for text in dice.shuffle(texts)[:2])
@@ -202,10 +195,6 @@ def _viewpoint(dice: Dice, background: str) -> Plan:
     return _plan([near], [far], "detail")
 
 
-_PLANS: dict[str, Callable[[Dice, str], Plan]] = dict(
-    zip(
-        PATTERNS,
-        (_orientation, _presence, _state, _quantity, _position, _color, _structure, _text, _viewpoint),
-        strict=True,
-    )
-)
+_state, _structure = partial(_with_and_without, STATES), partial(_with_and_without, STRUCTURES)
+_DRAWN = (_orientation, _presence, _state, _quantity, _position, _color, _structure, _text, _viewpoint)
+_PLANS: dict[str, Callable[[Dice, str], Plan]] = dict(zip(PATTERNS, _DRAWN, strict=True))
