@@ -10,7 +10,6 @@ from made_sets import (
     MAKERS,
     write_caltech101,
     write_cifar10,
-    write_flowers,
     write_sun397,
 )
 
@@ -68,14 +67,6 @@ def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
     assert train.beside("test").identity == data.identity
     message = refusal(name, "testing", tmp_path)
     assert f"{name} has no split 'testing': choose from train" in message
-
-
-def test_flowers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_flowers(tmp_path / "flowers", monkeypatch)
-    data = open_set("flowers", "val", tmp_path)
-    assert data.labels == list(range(101, -1, -1))
-    assert data.classnames[0] == "pink primrose"
-    assert data.key(0).endswith("image_00103.jpg")
 
 
 def test_broken_and_missing_pictures_are_left_out(tmp_path: Path) -> None:

@@ -20,25 +20,18 @@ from diffclip.data.images import IMAGE
 from diffclip.data.make_shards import MANIFEST
 from diffclip.data.masks import CROWD, MASK, SEGMENTS, SegmentedSet, label_of, masked_set
 from diffclip.data.published_files import open_choices, open_files
-from diffclip.data.published_sets import PUBLISHED, is_there, not_there, parts_of, place_of
+from diffclip.data.published_sets import PUBLISHED, SHIFTS, is_there, not_there, parts_of, place_of
 from diffclip.data.shards import Shards, expand_shards, tar_files
 from diffclip.errors import Fault, InputError, unknown
 from diffclip.files import cache_folder
 
-_PAIRS = "Questions.csv"
 _TEMPLATES, _DEFAULT_TEMPLATE = "zeroshot_classification_templates.txt", "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
 BUILT_IN = {
     "scenes": "captions",
-    "scenes-shapes": "shapes",
-    "scenes-colours": "colours",
-    "scenes-counts": "counts",
-    "scenes-mmvp": "mmvp",
-    "scenes-segmentation": "segmentation",
     "scenes-sugarcrepe": "scenes-sugarcrepe",  # by its folder too it is not the published set
-    "scenes-shapes-sketch": "shapes-sketch",
-    "scenes-shapes-recoloured": "shapes-recoloured",
-    "scenes-shapes-noisy": "shapes-noisy",
+    **{f"scenes-{name}": name for name in ("shapes", "colours", "counts", "mmvp", "segmentation")},
+    **{f"scenes-shapes-{style}": f"shapes-{style}" for style in SHIFTS},
 }
 
 
@@ -248,8 +241,6 @@ def _kind_of_samples(folder: Path, shards: Shards) -> Kind:
 def _shards(folder: Path, split: str) -> list[Path]:
     inside = folder / split
     if not inside.is_dir():
-        if (folder / _PAIRS).is_file():
-            raise InputError(f"{folder} is a set of pairs ({_PAIRS}) and has no splits: use --task mmvp")
         splits = _shard_splits(folder)
         choice = f"choose from {', '.join(splits)}" if splits else "give a folder of folders with .tar shards"
         raise InputError(f"{folder} has no split {split!r}: {choice}")

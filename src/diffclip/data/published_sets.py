@@ -40,8 +40,7 @@ class PublishedSet:
             images, then the file of captions.
         splits: those that can be opened.
         archives: to fetch and unpack, where torchvision does not.
-        command: shell commands for a set that must be fetched by hand, with {place} for ROOT/NAME.
-        wants: the reason to fetch it by hand.
+        by_hand: the shell commands for a set that must be fetched by hand, and the reason; {place} is ROOT/NAME.
         shift_of: the set of which this one is a shifted version.
     """
 
@@ -52,8 +51,7 @@ class PublishedSet:
     files: tuple[str, ...]
     splits: tuple[str, ...] = ("test",)
     archives: tuple[str, ...] = ()
-    command: str = ""
-    wants: str = ""
+    by_hand: str = ""
     shift_of: str | None = None
 
 
@@ -66,13 +64,13 @@ def _shift(title: str, size: str, home: str, folder: str, archive: str) -> Publi
 
 
 def _flickr(title: str, size: str, kaggle: str, name: str, folder: str) -> PublishedSet:
-    command = (
+    commands = (
         f"kaggle datasets download -d {kaggle} -p {{place}} --unzip && (cd {{place}} && "
-        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt')"
+        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt') "
+        "(Kaggle wants an account and pip install kaggle)"
     )
     files, home = (folder, f"{name}_{{split}}_karpathy.txt"), f"https://www.kaggle.com/datasets/{kaggle}"
-    wants = "Kaggle wants an account and pip install kaggle"
-    return PublishedSet(title, size, home, "captions", files, _THREE, command=command, wants=wants)
+    return PublishedSet(title, size, home, "captions", files, _THREE, by_hand=commands)
 
 
 # Sizes are those of the files that torchvision and the publishers offer.
@@ -94,9 +92,9 @@ PUBLISHED = {
     "sun397": _built("SUN397", "39 GB", "https://vision.princeton.edu/projects/2010/SUN", _TWO, "SUN397"),
     "imagenet1k": PublishedSet(
         "ImageNet, validation images", "6.8 GB", "https://image-net.org/download", "classes", ("{split}",), _TWO,
-        command="(cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\")",
-        wants="first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
-        "ILSVRC2012_devkit_t12.tar.gz into {place}"),
+        by_hand="(cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\") "
+        "(first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
+        "ILSVRC2012_devkit_t12.tar.gz into {place})"),
     "imagenetv2": _shift("ImageNet-V2, matched frequency", "1.3 GB", f"{HUB}/vaishaal/ImageNetV2",
                          "imagenetv2-matched-frequency-format-val",
                          f"{HUB}/vaishaal/ImageNetV2/resolve/main/imagenetv2-matched-frequency.tar.gz"),
@@ -214,8 +212,7 @@ def not_there(name: str, root: str | Path | None, split: str = "test") -> InputE
 
 def by_hand(name: str, root: str | Path) -> str:
     """Return the commands for a set that `diffclip data download` cannot fetch; "" for the others."""
-    entry, place = PUBLISHED[name], shlex.quote(str(place_of(name, root)))
-    return f"{entry.command.format(place=place)} ({entry.wants.format(place=place)})" if entry.command else ""
+    return PUBLISHED[name].by_hand.format(place=shlex.quote(str(place_of(name, root))))
 
 
 def command_for(name: str, root: str | Path) -> str:
