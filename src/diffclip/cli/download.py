@@ -8,6 +8,11 @@ from typing import Annotated
 
 import typer
 
+from diffclip.data.download import CAPTION_SETS, command_of, fetch, prepare_list, run_tool
+from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
+from diffclip.files import cores
+
 
 def download(
     names: Annotated[
@@ -42,10 +47,6 @@ def download(
     2). Sets to train on are lists of addresses: img2dataset fetches their images into the shards ROOT/NAME/train, the
     shorter edge at 224. After a stop (exit code 130 or 75) the same command continues.
     """
-    from diffclip.data.download import CAPTION_SETS
-    from diffclip.data.published_sets import PUBLISHED
-    from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
-
     names = list(dict.fromkeys(names))
     for name in names:
         if name not in PUBLISHED and name not in CAPTION_SETS:
@@ -71,10 +72,6 @@ def download(
 
 def _fetch_set(name: str, root: Path) -> None:
     """Fetch one set to evaluate on, unless it is there, or print the commands that do."""
-    from diffclip.data.download import fetch
-    from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
-    from diffclip.errors import InputError
-
     entry, place = PUBLISHED[name], place_of(name, root)
     if is_there(name, "test", place):
         typer.echo(f"{name} is in {place} already.")
@@ -91,10 +88,6 @@ def _fetch_set(name: str, root: Path) -> None:
 
 def _fetch_captions(name: str, root: Path, own: str | None, processes: int, threads: int) -> None:
     """Fetch one set to train on into ROOT/NAME/train, going on where an earlier call stopped."""
-    from diffclip.data.download import CAPTION_SETS, command_of, prepare_list, run_tool
-    from diffclip.errors import DiffCLIPError, InputError
-    from diffclip.files import cores
-
     entry, place = CAPTION_SETS[name], root.expanduser() / name
     if not (own or entry.address):
         raise InputError(f"{name}: {entry.wants}; then give it with --list FOLDER")

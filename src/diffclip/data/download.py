@@ -14,13 +14,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diffclip.data.published_sets import HUB, PUBLISHED, place_of, publishers_split
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
 from diffclip.files import write_atomically, write_text
 
 _WEB = re.compile(r"https?://", re.IGNORECASE)
+# of img2dataset, by the paper's authors
+_SETTINGS = (
+    "--image_size 224 --resize_mode keep_ratio --resize_only_if_bigger True --encode_format jpg --encode_quality 95 "
+    "--extract_exif False --output_format webdataset --incremental_mode incremental --enable_wandb False"
+)
 
 
 class CaptionSet(NamedTuple):
@@ -175,35 +180,16 @@ def _clean(source: Path, target: Path, entry: CaptionSet) -> None:
 
 
 def command_of(path: Path, columns: tuple[str, str], shards: Path, processes: int, threads: int) -> list[str]:
-    """Write the command line of img2dataset that fetches the list at `path` into `shards`, with the settings of the
-    paper's authors.
-
-    Raises:
-        InputError: img2dataset is not installed.
-    """
+    """Write the command of img2dataset for the list at `path`, or raise `InputError` if it is not installed."""
     if not shutil.which("img2dataset"):
         raise InputError(
             "img2dataset, which fetches the images, is not installed: run pipx install img2dataset"
         )
-    options: dict[str, Any] = {
-        "url_list": path,
-        "input_format": "tsv" if path.suffix == ".tsv" else "parquet",
-        "url_col": columns[0],
-        "caption_col": columns[1],
-        "output_folder": shards,
-        "output_format": "webdataset",
-        "image_size": 224,
-        "resize_mode": "keep_ratio",
-        "resize_only_if_bigger": True,
-        "encode_format": "jpg",
-        "encode_quality": 95,
-        "extract_exif": False,
-        "processes_count": processes,
-        "thread_count": threads,
-        "incremental_mode": "incremental",
-        "enable_wandb": False,
-    }
-    return ["img2dataset", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+    kind = "tsv" if path.suffix == ".tsv" else "parquet"
+    columns_of_list = f"--input_format {kind} --url_col {columns[0]} --caption_col {columns[1]}"
+    at_once = f"--processes_count {processes} --thread_count {threads}"
+    places = ["--url_list", str(path), "--output_folder", str(shards)]
+    return ["img2dataset", *places, *f"{columns_of_list} {at_once} {_SETTINGS}".split()]
 
 
 def run_tool(command: Sequence[str], shards: Path) -> Counter[str]:

@@ -103,12 +103,8 @@ def write_shard(
             for extension in sorted(members):
                 # as webdataset's writer makes it; no time, so that equal settings give equal bytes
                 member = tarfile.TarInfo(f"s{index:07d}.{extension}")
-                member.size, member.mode, member.uname, member.gname = (
-                    len(members[extension]),
-                    0o444,
-                    "bigdata",
-                    "bigdata",
-                )
+                member.size, member.mode = len(members[extension]), 0o444
+                member.uname = member.gname = "bigdata"
                 tar.addfile(member, io.BytesIO(members[extension]))
 
 

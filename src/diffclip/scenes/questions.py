@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain, count, islice, product
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from diffclip.errors import InputError, unknown
@@ -46,36 +46,36 @@ class Topic(NamedTuple):
     ask: Callable[[Any], str]
 
 
-def _absent_kinds(
-    present: Sequence[Kind], negatives: Negatives, often: Sequence[Kind], dice: Dice
-) -> list[Kind]:
-    everything = [(color, shape) for color in COLORS for shape in SHAPES]
-    ranked = [*often, *everything] if negatives == "popular" else dice.shuffle(everything)
-    if negatives == "adversarial":
-        colors, shapes = {color for color, _ in present}, {shape for _, shape in present}
-        # both words are true of something in the image, but not of the same thing; then one word
-        ranked = sorted(ranked, key=lambda kind: -(kind[0] in colors) - (kind[1] in shapes))
-    return [kind for kind in dict.fromkeys(ranked) if kind not in present]
+def _absent(
+    everything: Sequence[Any], distance: Callable[[Any, Sequence[Any]], float]
+) -> Callable[[Sequence[Any], Negatives, Sequence[Any], Dice], list[Any]]:
+    """Make `absent` of a topic from all of its things and the distance of a thing from those of an image."""
+
+    def absent(present: Sequence[Any], negatives: Negatives, often: Sequence[Any], dice: Dice) -> list[Any]:
+        ranked = [*often, *everything] if negatives == "popular" else dice.shuffle(everything)
+        if negatives == "adversarial":
+            ranked.sort(key=lambda thing: distance(thing, present))
+        return [thing for thing in dict.fromkeys(ranked) if thing not in present]
+
+    return absent
 
 
-def _absent_colors(
-    present: Sequence[str], negatives: Negatives, often: Sequence[str], dice: Dice
-) -> list[str]:
-    ranked = [*often, *COLORS] if negatives == "popular" else dice.shuffle(tuple(COLORS))
-    if negatives == "adversarial":
-        ranked = sorted(ranked, key=lambda name: min(math.dist(COLORS[name], COLORS[p]) for p in present))
-    return [name for name in dict.fromkeys(ranked) if name not in present]
+def _distance_of_kinds(kind: Kind, present: Sequence[Kind]) -> float:
+    """Put kinds first whose two words are true of something in the image, but not of the same thing; then one word."""
+    return -any(color == kind[0] for color, _ in present) - any(shape == kind[1] for _, shape in present)
 
 
 TOPICS = {
     "colours": Topic(
         lambda specs: list(dict.fromkeys(spec.color for spec in specs)),
-        _absent_colors,
+        _absent(
+            tuple(COLORS), lambda name, present: min(math.dist(COLORS[name], COLORS[p]) for p in present)
+        ),
         lambda color: f"Is there anything {color} in the picture?",
     ),
     "kinds": Topic(
         lambda specs: list(dict.fromkeys((spec.color, spec.shape) for spec in specs)),
-        _absent_kinds,
+        _absent(tuple(product(COLORS, SHAPES)), _distance_of_kinds),
         lambda kind: f"Is there {with_article(' '.join(kind))} in the picture?",
     ),
 }

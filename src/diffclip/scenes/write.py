@@ -29,6 +29,8 @@ MANIFEST = "scenes.json"
 """The file of the settings that decide every file of a folder."""
 
 Progress = Callable[[str, int, int | None], None]
+Set = tuple[str, str, Style, int]
+"""A folder of shards: set, split, style and number of samples."""
 _PROMPTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "colours": (tuple(COLORS), COLOR_TEMPLATES),
     "counts": ([NUMBERS[count] for count in COUNTS], COUNT_TEMPLATES),
@@ -82,22 +84,19 @@ def write_scenes(
     Raises:
         InputError: bad settings, a folder with other settings or other content, or a disk that refuses.
     """
-    for name, count in (("train", train), ("val", val), ("test", test)):
+    counts = {"train": train, "val": val, "test": test}
+    for name, count in counts.items():
         if count < 1:
             raise InputError(f"{name} {count} is too few: give at least one image a split")
-    draw_scene(
-        0, seed=seed, size=size, distractors=distractors
-    )  # bad settings are refused before anything is written
-    counts = {"train": train, "val": val, "test": test}
+    # other bad settings are refused before anything is written
+    draw_scene(0, seed=seed, size=size, distractors=distractors)
     settings = {"size": size, **counts, "seed": seed, "format": FORMAT, "distractors": distractors}
     folder, sets = Path(folder), list(_sets(train, val, test))
-    jobs = list(_jobs(folder, sets, test, size, seed, distractors))
+    jobs = list(_jobs(folder, sets, settings))
     names = {job.target.relative_to(folder).parts[0] for job in jobs}
     _check_folder(folder, settings, names)
     if all(job.target.exists() for job in jobs):
         return False  # the folder may be read-only
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     # another process would take the files that this one is writing for those of a kill
     with others_wait(folder / ".lock"):
         if all(job.target.exists() for job in jobs):
@@ -134,8 +133,7 @@ def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) ->
         )
 
 
-def _sets(train: int, val: int, test: int) -> Iterator[tuple[str, str, Style, int]]:
-    """List every folder of shards: set, split, style and number of samples."""
+def _sets(train: int, val: int, test: int) -> Iterator[Set]:
     # the same number of each shape
     learned, tested = (-(-count // len(SHAPES)) * len(SHAPES) for count in (-(-train // 4), test))
     for split, count in (("train", train), ("val", val), ("test", test)):
@@ -149,14 +147,8 @@ def _sets(train: int, val: int, test: int) -> Iterator[tuple[str, str, Style, in
         yield f"shapes-{style}", "test", style, tested
 
 
-def _jobs(
-    folder: Path,
-    sets: Sequence[tuple[str, str, Style, int]],
-    test: int,
-    size: int,
-    seed: int,
-    distractors: int,
-) -> Iterator[Job]:
+def _jobs(folder: Path, sets: Sequence[Set], settings: Mapping[str, int]) -> Iterator[Job]:
+    test, size, seed, distractors = (settings[name] for name in ("test", "size", "seed", "distractors"))
     for name, split, style, count in sets:
         for number, start in enumerate(range(0, count, SHARD)):
             indices = range(start, min(start + SHARD, count))
@@ -168,7 +160,7 @@ def _jobs(
     yield Job(folder / "questions", write_questions, (images, size, seed), images)
 
 
-def _write_notes(folder: Path, sets: Sequence[tuple[str, str, Style, int]]) -> None:
+def _write_notes(folder: Path, sets: Sequence[Set]) -> None:
     """Write the small text files that clip_benchmark's layout has beside the shards."""
     for name, split, _style, count in sets:
         write_text(folder / name / split / "nshards.txt", f"{-(-count // SHARD)}\n")
