@@ -16,7 +16,7 @@ from diffclip.data.published_sets import PATTERNS
 from diffclip.errors import unknown
 from diffclip.scenes.layout import Dice, Spec, at_distance, choose_kind, place, stream
 from diffclip.scenes.phrases import NUMBERS, lacking, noun_phrase, place_of, plural
-from diffclip.scenes.scene import check_size, compose
+from diffclip.scenes.scene import compose
 from diffclip.scenes.vocabulary import (
     BACKGROUNDS,
     COLORS,
@@ -62,7 +62,6 @@ def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> Min
     """
     if pattern not in _PLANS:
         raise unknown("pattern", pattern, PATTERNS)
-    check_size(size)
     number = index * len(PATTERNS) + PATTERNS.index(pattern)
     dice = Dice(stream("pairs", "test", seed, number))
     background = dice.pick(tuple(BACKGROUNDS))

@@ -103,7 +103,6 @@ def draw_scene(
         raise InputError(
             f"distractors {distractors} is out of range: give a number from 0 to {_MOST_DISTRACTORS}"
         )
-    check_size(size)
     dice = Dice(stream("scene", split, seed, index))
     background, specs = lay_out(dice, objects, shape)
     captions = write_captions(specs, background, dice, look=style in ("plain", "noisy"))
@@ -111,12 +110,6 @@ def draw_scene(
     image, masks = compose(specs, background, size, style, dice, clutter)
     things = [_thing(spec, mask) for spec, mask in zip(specs, masks, strict=True)]
     return Scene(image, tuple(things), background, captions, style)
-
-
-def check_size(size: int) -> None:
-    """Raise `InputError` for an image too small to show its objects."""
-    if size < _SMALLEST:
-        raise InputError(f"size {size} is too small: scenes need {_SMALLEST} pixels or more")
 
 
 def compose(
@@ -131,7 +124,12 @@ def compose(
 
     Returns:
         The image [size, size, 3] and the mask of each of `specs`.
+
+    Raises:
+        InputError: the image is too small to show its objects.
     """
+    if size < _SMALLEST:
+        raise InputError(f"size {size} is too small: scenes need {_SMALLEST} pixels or more")
     painted = [*distractors, *specs]
     if style == "sketch":
         canvas = ground("paper", size, dice)
