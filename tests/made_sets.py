@@ -150,23 +150,6 @@ def write_caltech101(place: Path, counts: Sequence[int]) -> None:
             write_picture(folder / f"image_{i + 1:04d}.jpg", i, (4, 4))
 
 
-def write_flowers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image of each of the 102 flowers in each split."""
-    from scipy.io import savemat
-
-    base = place / "flowers-102"
-    for i in range(306):
-        write_picture(base / "jpg" / f"image_{i + 1:05d}.jpg", i, (4, 4))
-    files = dict(datasets.Flowers102._file_dict)
-    ids = {key: np.arange(1 + 102 * at, 103 + 102 * at) for at, key in enumerate(("trnid", "valid", "tstid"))}
-    contents = {"label": {"labels": np.tile(np.arange(102, 0, -1), 3)}, "setid": ids}
-    for key, content in contents.items():
-        name = files[key][0]
-        savemat(base / name, content)
-        files[key] = (name, hashlib.md5((base / name).read_bytes()).hexdigest())
-    monkeypatch.setattr(datasets.Flowers102, "_file_dict", files)
-
-
 MAKERS: dict[str, Callable[[Path], None]] = {
     "dtd": write_dtd,
     "pets": write_pets,

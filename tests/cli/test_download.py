@@ -80,36 +80,26 @@ def test_stopped_it_ends_the_tool_and_goes_on_later(web: str, tmp_path: Path) ->
     assert process.returncode == 75
     assert errors.splitlines()[-1].startswith("diffclip: ")
     shards = root / "cc3m" / "train"
-    assert sorted(path.name for path in shards.iterdir()) == ["00000.tar", "00000_stats.json"]
+    assert len(list(shards.glob("*_stats.json"))) == 1
     download(["cc3m"], root, url_list=web)
-    assert len(list(shards.glob("*.tar"))) == 3
-
-
-@pytest.mark.usefixtures("tool")
-def test_another_list_is_refused_where_shards_of_one_lie(web: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.tsv").write_text("nothing\n")
-    with pytest.raises(InputError, match="holds no line"):
-        download(["cc3m"], tmp_path / "sets", url_list=str(tmp_path / "bad.tsv"))
-    download(["cc3m"], tmp_path / "sets", url_list=web)  # the bad one has begun nothing
-    with pytest.raises(InputError, match=r"holds shards of another list \(http.*list\.tsv\)"):
-        download(["cc3m"], tmp_path / "sets", url_list=str(tmp_path / "web" / "list.tsv"))
+    assert len(list(shards.glob("*_stats.json"))) == len(list(shards.glob("*.tar"))) == 3
 
 
 @pytest.mark.usefixtures("tool")
 def test_failures_of_lists_are_one_line(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.tsv").write_text("a dog\thttp://127.0.0.1:9/1.jpg\n")
     (tmp_path / "bad.tsv").write_text("nothing\n")
+    gone = "http://127.0.0.1:9/list.tsv"
     for own, words in (
-        (str(tmp_path / "own.tsv"), "not one image of cc3m came: check the network"),
         (str(tmp_path / "bad.tsv"), "holds no line with an address and a caption"),
         (str(tmp_path / "none.tsv"), "does not exist"),
-        (
-            "http://127.0.0.1:9/list.tsv",
-            r"cannot fetch http://127.0.0.1:9/list.tsv \(.+\): check the network",
-        ),
+        (gone, rf"cannot fetch {gone} \(.+\): check the network"),
+        # a bad list has begun nothing
+        (str(tmp_path / "own.tsv"), "not one image of cc3m came: check the network"),
+        (web, r"holds shards of another list \(.*own\.tsv\): choose another --root"),
     ):
         with pytest.raises(DiffCLIPError, match=words) as raised:
-            download(["cc3m"], tmp_path / Path(own).stem, url_list=own)
+            download(["cc3m"], tmp_path / "root", url_list=own)
         assert "\n" not in str(raised.value)
     monkeypatch.setenv("FAKE_CODE", "7")
     with pytest.raises(DiffCLIPError, match="img2dataset failed with exit code 7"):
@@ -137,18 +127,17 @@ def test_options_that_do_not_go_together(
 
 def test_what_must_be_done_by_hand_is_printed(tmp_path, capsys):
     write_dtd(tmp_path / "dtd")
-    with pytest.raises(
-        InputError, match="imagenet1k, flickr30k must be fetched by hand, with the commands above"
-    ):
+    with pytest.raises(InputError, match="flickr30k must be fetched by hand, with the commands above"):
         download(["imagenet1k", "dtd", "flickr30k"], tmp_path)
-    first, second, third, fourth = capsys.readouterr().out.splitlines()
-    assert first.startswith("imagenet1k: ImageNet, validation images, 6.8 GB, from https://image-net.org")
-    assert "ILSVRC2012_img_val.tar" in first
-    assert "already" in second
-    assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {tmp_path}/flickr30k" in third
-    assert (
-        fourth == f"Then, to train on it: diffclip data make-shards {tmp_path}/flickr30k {tmp_path}/flickr30k"
-    )
+    out, err = capsys.readouterr()
+    imagenet, commands, dtd, _, kaggle, shards = out.splitlines()
+    assert imagenet == "imagenet1k: ImageNet, validation images, 6.8 GB, from https://image-net.org/download"
+    assert "ILSVRC2012_img_val.tar" in commands
+    assert "already" in dtd
+    place = tmp_path / "flickr30k"
+    assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {place}" in kaggle
+    assert shards == f"Then, to train on it: diffclip data make-shards {place} {place}"
+    assert err == "diffclip: imagenet1k must be fetched by hand, with the commands above\n"
 
 
 def test_every_failure_is_one_line(tmp_path, capsys, monkeypatch):

@@ -43,9 +43,7 @@ def write_coco(place: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "inside"),
-    # the last as clip_benchmark unpacks it
-    [("flickr8k", "Images"), ("flickr30k", "flickr30k_images/flickr30k_images"), ("flickr8k", ".")],
+    ("name", "inside"), [("flickr8k", "Images"), ("flickr30k", "flickr30k_images/flickr30k_images")]
 )
 def test_flickr(tmp_path: Path, name: str, inside: str) -> None:
     write_flickr(tmp_path / name, inside=inside)
@@ -102,16 +100,10 @@ def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("flickr8k", b"image,caption\nno comma\n", "line 2: 'no comma' is not NAME.jpg,CAPTION"),
-        ("flickr8k", b"image,caption\n../1000.jpg,x\n", "no file name"),
         ("flickr8k", b"image,caption\n1000.jpg,  \n", "not one image in"),
         ("flickr8k", b"a,b\n1000.jpg,\xff\xfe", "should be UTF-8"),
         ("mscoco_captions", b"{", "is not COCO's JSON of captions"),
         ("mscoco_captions", b'{"images": []}', "KeyError: 'annotations'"),
-        (
-            "mscoco_captions",
-            b'{"images": [{"id": 1, "file_name": "/etc/x"}], "annotations": [{"image_id": 1, "caption": "a"}]}',
-            "'/etc/x', which is no file name",
-        ),
     ],
 )
 def test_bad_lists_of_captions(tmp_path: Path, name: str, content: bytes, words: str) -> None:

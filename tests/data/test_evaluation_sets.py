@@ -50,6 +50,7 @@ def test_classification(classes: Path) -> None:
     assert [batch.images.shape for batch in batches] == [(count, 3, 8, 8) for count in (2, 2, 1)]
     assert torch.cat([batch.labels for batch in batches]).tolist() == [0, 1, 0, 1, 0]
     assert data.faults == []
+    assert data.beside("train") is None
     (classes / "classnames.txt").write_text("cat\ndog\nemu\nfox\n")
     (classes / "zeroshot_classification_templates.txt").unlink()
     fault, note = open_set(classes, "test").faults
@@ -61,9 +62,6 @@ def test_classification(classes: Path) -> None:
 def test_a_repository_of_clip_benchmark_has_the_name_of_its_set(classes: Path, prefix: str) -> None:
     folder = classes.rename(classes.with_name(f"{prefix}pets"))
     assert open_set(folder, "test").name == open_set("pets", "test", folder.parent).name == "pets"
-    linked = folder.with_name("pets")
-    linked.symlink_to(folder)
-    assert open_set(linked, "test").name == "pets"
 
 
 def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:
@@ -77,7 +75,7 @@ def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:
     assert [*first.captions, *second.captions] == captions
     assert (first.split, len(first)) == ("val[:2]", 2)
     assert first.identity != second.identity
-    with pytest.raises(InputError, match=r"has 5 samples: none lies in \[7:None\]"):
+    with pytest.raises(InputError, match=r"has 5 samples: none in \[7:None\]"):
         open_set(captioned, "val[7:]")
 
 
@@ -109,6 +107,8 @@ def test_nshards_limits_the_shards(classes: Path) -> None:
 
 
 def test_missing_places(classes: Path, tmp_path: Path) -> None:
+    assert "pets, scenes, scenes-colours, scenes-counts, scenes-mmvp" in refusal("wordnet", "test")
+    assert "did you mean 'scenes'?; or give a folder in clip_benchmark's layout" in refusal("scene", "test")
     assert "does not exist" in refusal(tmp_path / "nowhere", "test")
     assert "is a file" in refusal(classes / "classnames.txt", "test")
     (classes / "train").mkdir()
@@ -117,23 +117,12 @@ def test_missing_places(classes: Path, tmp_path: Path) -> None:
     assert "has no split 'testing': choose from test, val" in refusal(classes, "testing")
     assert "no .tar shards in folder" in refusal(classes, "train")
     (tmp_path / "bare").mkdir()
-    assert "has no split 'test', nor any other folder of .tar shards" in refusal(tmp_path / "bare", "test")
+    assert "has no split 'test': give a folder of folders" in refusal(tmp_path / "bare", "test")
     assert "no sample in" in refusal(classes, "val")
-    (tmp_path / "bare" / "Questions.csv").touch()
-    assert "is a set of pairs (Questions.csv) and has no splits" in refusal(tmp_path / "bare", "test")
-
-
-def test_unknown_name_lists_the_named_sets_and_the_layout() -> None:
-    message = refusal("wordnet", "test")
-    assert "unknown set 'wordnet'" in message
-    assert "pets, scenes, scenes-colours, scenes-counts, scenes-mmvp" in message
-    assert "folder in clip_benchmark's layout" in message
-    assert "did you mean 'scenes'?" in refusal("scene", "test")
 
 
 def test_splits_beside_one_and_the_identity_of_each(classes: Path, write_shard: WriteShard) -> None:
     data = open_set(classes, "test")
-    assert data.beside("train") is None
     write_shard(classes / "train" / "0.tar", 2, changes={n: {"cls": b"1"} for n in range(2)})
     train = data.beside("train")
     assert train is not None
@@ -166,21 +155,13 @@ def test_class_names_and_templates(classes: Path) -> None:
     assert "says 'multilabel'" in refusal(classes, "test")
 
 
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        (b"2", "is outside the 2 classes"),
-        (b"-1", "is outside the 2 classes"),
-        (b"0.5", "is not a whole number"),
-        (b"1_0", "is not a whole number"),
-    ],
-)
-def test_bad_labels(classes: Path, write_shard: WriteShard, label: bytes, words: str) -> None:
-    labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label}}
+@pytest.mark.parametrize("label", ["2", "-1", "0.5", "1_0"])
+def test_bad_labels(classes: Path, write_shard: WriteShard, label: str) -> None:
+    labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label.encode()}}
     path = write_shard(classes / "test" / "0.tar", 3, changes=labels)
-    message = refusal(classes, "test")
-    assert words in message
-    assert f"{path}:s0000002" in message
+    assert f"label '{label}' of {path}:s0000002 is no number from 0 to 1, the lines" in refusal(
+        classes, "test"
+    )
 
 
 def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_shard: WriteShard) -> None:
@@ -190,9 +171,9 @@ def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_sh
     assert [fault.reason for fault in data.faults] == ["has no label (.cls)"] * 2
     (classes / "test" / "nshards.txt").write_text("1")
     write_shard(classes / "test" / "0.tar", 3)
-    assert "has an image and a label (first: " in refusal(classes, "test")
+    assert "has image and label (.cls) (first: " in refusal(classes, "test")
     write_shard(captioned / "val" / "0.tar", 3, changes={n: {"txt": b""} for n in range(3)})
-    assert "has an image and captions" in refusal(captioned, "val")
+    assert "has image and caption (first: " in refusal(captioned, "val")
 
 
 def test_masks_tell_the_kind_of_a_set_that_says_none(
@@ -234,16 +215,11 @@ def test_built_in_sets_are_drawn_once_into_the_cache(
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "count", "classes"),
-    [
-        ("flickr8k", "retrieval", 1000, 0),
-        ("cifar10", "classification", 800, 10),
-        ("caltech101", "classification", 772, 102),
-    ],
+    ("name", "split", "kind", "count", "classes"),
+    [("flickr8k", "val", "retrieval", 1000, 0), ("caltech101", "test", "classification", 772, 102)],
 )
-def test_real_sets(shared: Path, name: str, kind: str, count: int, classes: int) -> None:
-    data = open_set(shared / "data" / name, "val" if name == "flickr8k" else "test")
+def test_real_sets(shared: Path, name: str, split: str, kind: str, count: int, classes: int) -> None:
+    data = open_set(shared / "data" / name, split)
     assert (data.name, data.kind, len(data), len(data.classnames)) == (name, kind, count, classes)
     assert data.faults == []
     assert {len(captions) for captions in data.captions} == ({5} if name == "flickr8k" else set())
-    assert next(data.batches(TRANSFORM, 16)).images.shape == (16, 3, 8, 8)

@@ -11,7 +11,7 @@ from PIL import Image
 from subjects import run, setting, subject
 
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.segmentation import NOT_LABELED
+from diffclip.data.masks import NOT_LABELED
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.segmentation import MAJORITY, count_pixels, mean_iou

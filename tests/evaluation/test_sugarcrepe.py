@@ -12,8 +12,8 @@ from mean_color import Colours
 from PIL import Image
 
 from diffclip.data.evaluation_sets import open_set
+from diffclip.data.published_files import open_choices
 from diffclip.data.published_sets import PUBLISHED
-from diffclip.data.sugarcrepe import open_choices
 from diffclip.errors import InputError
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.tasks import open_for, pick_task, run_task
@@ -129,21 +129,15 @@ def test_scenes_are_minimal_pairs_in_its_layout(tmp_path) -> None:
         ]
 
 
-def item(**changes):
-    return {"0": {"filename": "0.jpg", "caption": "a", "negative_caption": "b"} | changes}
+ITEM = '{"0": {"filename": "0.jpg", "caption": "a", "negative_caption": "b"}}'
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", r"swap_obj\.json is no file of SugarCrepe \(JSONDecodeError\)"),
-        ("{}", "has no item"),
-        (
-            json.dumps({"0": {"filename": "0.jpg", "caption": "a"}}),
-            "it maps numbers to filename, caption, neg",
-        ),
-        (json.dumps(item(filename="../0.jpg")), "item 0 is not a file name and two captions"),
-        (json.dumps(item()), r"0\.jpg does not exist: 1 of the 1 images of .*val2017\.zip.*mscoco_captions"),
+        ("{", r"swap_obj\.json cannot be read \(Expecting property name"),
+        ('{"0": {"filename": "0.jpg", "caption": "a"}}', r"'negative_caption'\): give a file of items with"),
+        (ITEM, r"0\.jpg does not exist: 1 of the 1 images of .*val2017\.zip.*mscoco_captions"),
         (None, r"no JSON file of SugarCrepe"),
     ],
 )

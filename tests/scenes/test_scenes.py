@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from diffclip.errors import InputError
-from diffclip.scenes import COLORS, PATTERNS, SIZES, STYLES, TEXTURES, draw_scene, minimal_pair, questions
+from diffclip.scenes import COLORS, PATTERNS, STYLES, TEXTURES, draw_scene, minimal_pair, questions
 from diffclip.scenes.questions import NEGATIVES, TOPICS
 
 
@@ -72,16 +72,6 @@ def test_orientation_is_where_the_shape_points():
         assert turned.sum(axis=1).argmax() / (len(turned) - 1) > 0.7
         seen.add(thing.orientation)
     assert seen == {"up", "down", "left", "right"}
-
-
-def test_sizes_never_meet():
-    spans = {size: [] for size in SIZES}
-    for index in range(300):
-        (thing,) = draw_scene(index, objects=1, shape="circle").objects
-        if thing.detail in (None, "face"):
-            spans[thing.size].append(thing.box[2] - thing.box[0])
-    assert max(spans["small"]) < min(spans["medium"])
-    assert max(spans["medium"]) < min(spans["large"])
 
 
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "plain"])

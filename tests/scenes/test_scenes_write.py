@@ -3,7 +3,6 @@ import json
 import subprocess
 import sys
 import tarfile
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -32,6 +31,10 @@ def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+def lines(path):
+    return path.read_text().split("\n")[:-1]
+
+
 def test_captions_follow_the_layout(folder):
     root = folder / "captions"
     assert (root / "dataset_type.txt").read_text() == "retrieval\n"
@@ -51,48 +54,39 @@ def test_captions_follow_the_layout(folder):
         assert record["objects"][0]["box"] == list(scene.objects[0].box)
 
 
-def test_colors_are_the_same_images_with_other_labels(folder):
-    root = folder / "colours"
-    assert (root / "classnames.txt").read_text().split("\n")[:-1] == list(COLORS)
-    templates = (root / "zeroshot_classification_templates.txt").read_text().split("\n")[:-1]
-    assert templates == [f"a single {{c}} {shape}" for shape in SHAPES]
-    for split in ("train", "test"):
-        colors, shapes = (members(folder / name / split / "0.tar") for name in ("colours", "shapes"))
-        assert colors.keys() == shapes.keys()
-        for key, data in colors.items():
-            if not key.endswith(".cls"):
-                assert data == shapes[key]
-                continue
-            index = int(key[1:8])
-            scene = draw_scene(index, split=split, seed=7, size=24, objects=1, shape=SHAPES[index % 12])
-            assert list(COLORS)[int(data)] == scene.objects[0].color
-
-
-def test_classes_follow_the_layout(folder):
-    for name, split, count in [
-        ("shapes", "train", 12),
-        ("shapes-sketch", "test", 24),
-        ("shapes-noisy", "test", 24),
-    ]:
-        root = folder / name
-        assert (root / "classnames.txt").read_text().split("\n")[:-1] == list(SHAPES)
-        templates = (root / "zeroshot_classification_templates.txt").read_text().split("\n")[:-1]
-        assert templates == list(TEMPLATES)
-        files = members(root / split / "0.tar")
-        labels = [int(data) for key, data in files.items() if key.endswith(".cls")]
-        assert sorted(labels) == sorted(list(range(12)) * (count // 12)), "as many of each shape"
-        assert not (root / "dataset_type.txt").exists()
-        style = name.partition("-")[2] or "plain"
-        scene = draw_scene(5, split=split, seed=7, size=24, style=style, objects=1, shape=SHAPES[5])
-        mask = np.asarray(Image.open(io.BytesIO(files["s0000005.mask.png"])))
-        assert np.array_equal(mask, scene.index_mask)
-
-
-def test_counts_are_scenes_by_their_number_of_objects(folder):
-    root = folder / "counts"
-    assert (root / "classnames.txt").read_text().split() == ["two", "three", "four"]
-    labels = [int(data) for key, data in members(root / "test" / "0.tar").items() if key.endswith(".cls")]
-    assert labels == 8 * [0, 1, 2]
+@pytest.mark.parametrize(
+    ("name", "split", "classes"),
+    [
+        ("shapes", "train", SHAPES),
+        ("shapes-sketch", "test", SHAPES),
+        ("shapes-noisy", "test", SHAPES),
+        ("colours", "test", COLORS),
+        ("counts", "test", ("two", "three", "four")),
+    ],
+)
+def test_classes_follow_the_layout(folder, name, split, classes):
+    root, count = folder / name, 12 if split == "train" else 24
+    assert lines(root / "classnames.txt") == list(classes)
+    assert not (root / "dataset_type.txt").exists()
+    files = members(root / split / "0.tar")
+    keys = [f"s{index:07d}" for index in range(count)]
+    labels = [int(files[f"{key}.cls"]) for key in keys]
+    options = {"split": split, "seed": 7, "size": 24, "style": name.partition("-")[2] or "plain"}
+    options |= {"objects": 4} if name == "counts" else {"objects": 1, "shape": SHAPES[5]}
+    scene = draw_scene(5, **options)
+    mask = np.asarray(Image.open(io.BytesIO(files["s0000005.mask.png"])))
+    assert np.array_equal(mask, scene.index_mask)
+    if name == "counts":
+        assert labels == 8 * [0, 1, 2]
+        return
+    if name == "colours":
+        assert list(classes)[labels[5]] == scene.objects[0].color
+        shapes = members(folder / "shapes" / split / "0.tar")
+        assert {key for key in files if files[key] != shapes[key]} <= {f"{key}.cls" for key in keys}
+    else:
+        assert labels == [*range(12)] * (count // 12), "as many of each shape"
+    templates = [f"a single {{c}} {shape}" for shape in SHAPES] if name == "colours" else list(TEMPLATES)
+    assert lines(root / "zeroshot_classification_templates.txt") == templates
 
 
 def test_distractors_come_into_every_folder_of_shards(folder, tmp_path):
@@ -148,32 +142,19 @@ def test_processes_that_want_the_same_set_wait_for_one_another(folder, tmp_path)
     assert contents(tmp_path / "set") == contents(folder)
 
 
-def test_a_process_that_waited_for_another_with_other_settings_is_refused(tmp_path, monkeypatch):
-    @contextmanager
-    def wait(path):
-        monkeypatch.undo()
-        write_scenes(path.parent, **(SETTINGS | {"seed": 8}))
-        yield
-
-    monkeypatch.setattr(module, "others_wait", wait)
-    with pytest.raises(InputError, match=r"other settings \(seed 8\)"):
-        write_scenes(tmp_path / "set", **SETTINGS)
-
-
-def test_what_is_refused_writes_nothing(tmp_path):
-    (tmp_path / "other" / "captions").mkdir(parents=True)
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "scenes.json").write_text("{")
-    before = sorted(tmp_path.rglob("*"))
-    for name, setting, message in (
-        ("set", {"size": 8}, "size 8 is too small"),
-        ("set", {"val": 0}, "val 0 is too few"),
-        ("other", {}, r"holds other things \(captions\)"),
-        ("broken", {}, "cannot be read: remove"),
-    ):
-        with pytest.raises(InputError, match=message):
-            write_scenes(tmp_path / name, **(SETTINGS | setting))
-    assert sorted(tmp_path.rglob("*")) == before
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"size": 8}, "size 8 is too small"),
+        ({"val": 0}, "val 0 is too few"),
+        ({}, r"holds other things \(captions\)"),
+    ],
+)
+def test_what_is_refused_writes_nothing(tmp_path, setting, message):
+    (tmp_path / "captions").mkdir()
+    with pytest.raises(InputError, match=message):
+        write_scenes(tmp_path, **(SETTINGS | setting))
+    assert list(tmp_path.rglob("*")) == [tmp_path / "captions"]
 
 
 def test_large_sets_are_cut_into_shards(tmp_path, monkeypatch):

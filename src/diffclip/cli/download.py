@@ -1,17 +1,17 @@
-"""`diffclip data download`: fetch published sets, or say how they are fetched."""
+"""`diffclip data download`: fetch published sets, or print the commands that fetch them."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from diffclip.errors import DiffCLIPError
-
-_REASONS = 6
+from diffclip.data.download import CAPTION_SETS, command_of, fetch, prepare_list, run_tool
+from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
+from diffclip.files import cores
 
 
 def download(
@@ -47,29 +47,19 @@ def download(
     2). Sets to train on are lists of addresses: img2dataset fetches their images into the shards ROOT/NAME/train, the
     shorter edge at 224. After a stop (exit code 130 or 75) the same command continues.
     """
-    from diffclip.data.download import CAPTION_SETS, find_tool
-    from diffclip.data.published_files import check_fetch
-    from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
-    from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
-    from diffclip.files import cores
-
     names = list(dict.fromkeys(names))
     for name in names:
         if name not in PUBLISHED and name not in CAPTION_SETS:
             raise unknown("published set", name, [*PUBLISHED, *CAPTION_SETS])
-    lists = [name for name in names if name in CAPTION_SETS]
-    _check(lists, url_list)
-    tool = find_tool() if lists else []
-    there = {name for name in names if name in PUBLISHED and is_there(name, "test", place_of(name, root))}
-    manual = [name for name in names if name in PUBLISHED and name not in there and by_hand(name, root)]
-    check_fetch([name for name in names if name not in {*there, *manual, *lists}], root)
+    if url_list and sum(name in CAPTION_SETS for name in names) != 1:
+        raise InputError(f"--list is for one set to train on, such as {next(iter(CAPTION_SETS))}")
     failures: list[DiffCLIPError] = []
     for name in names:
         try:
-            if name in lists:
-                _captions(name, root, tool, url_list, processes or cores(), threads)
+            if name in PUBLISHED:
+                _fetch_set(name, root)
             else:
-                _published(name, root, name in there)
+                _fetch_captions(name, root, url_list, processes, threads)
         except StoppedError:
             raise
         except DiffCLIPError as error:
@@ -78,63 +68,37 @@ def download(
         typer.echo(f"diffclip: {failure}", err=True)
     if failures:
         raise failures[-1]
-    if manual:
-        raise InputError(f"{', '.join(manual)} must be fetched by hand, with the commands above")
 
 
-def _check(lists: list[str], url_list: str | None) -> None:
-    """Raise `InputError` where the option does not fit the sets to train on."""
-    from diffclip.data.download import CAPTION_SETS
-    from diffclip.errors import InputError
-
-    if url_list and len(lists) != 1:
-        raise InputError(f"--list is for one set to train on, such as {next(iter(CAPTION_SETS))}")
-    for name in lists:
-        if not CAPTION_SETS[name].address and url_list is None:
-            raise InputError(f"{name}: {CAPTION_SETS[name].wants}; then give it with --list FOLDER")
-
-
-def _published(name: str, root: Path, there: bool) -> None:
-    """Fetch one set to evaluate on, or say that it is there or how it is fetched."""
-    from diffclip.data.published_files import fetch
-    from diffclip.data.published_sets import PUBLISHED, by_hand, place_of
-
-    entry = PUBLISHED[name]
-    what = f"{name}: {entry.title}, {entry.size}, from {entry.home}"
-    if there:
-        typer.echo(f"{name} is in {place_of(name, root)} already.")
-    elif by_hand(name, root):
-        typer.echo(f"{what}. By hand: {by_hand(name, root)}")
-        if name in ("flickr8k", "flickr30k"):
-            place = shlex.quote(str(place_of(name, root)))
-            typer.echo(f"Then, to train on it: diffclip data make-shards {place} {place}")
-    else:
-        typer.echo(what)
-        typer.echo(f"{name} is in {fetch(name, root)}.")
+def _fetch_set(name: str, root: Path) -> None:
+    """Fetch one set to evaluate on, unless it is there, or print the commands that do."""
+    entry, place = PUBLISHED[name], place_of(name, root)
+    if is_there(name, "test", place):
+        typer.echo(f"{name} is in {place} already.")
+        return
+    typer.echo(f"{name}: {entry.title}, {entry.size}, from {entry.home}")
+    if how := by_hand(name, root):
+        typer.echo(f"By hand: {how}")
+        if entry.reader == "captions":
+            folder = shlex.quote(str(place))
+            typer.echo(f"Then, to train on it: diffclip data make-shards {folder} {folder}")
+        raise InputError(f"{name} must be fetched by hand, with the commands above")
+    typer.echo(f"{name} is in {fetch(name, root)}.")
 
 
-def _captions(
-    name: str,
-    root: Path,
-    tool: list[str],
-    own: str | None,
-    processes: int,
-    threads: int,
-) -> None:
+def _fetch_captions(name: str, root: Path, own: str | None, processes: int, threads: int) -> None:
     """Fetch one set to train on into ROOT/NAME/train, going on where an earlier call stopped."""
-    from diffclip.data.download import CAPTION_SETS, command_of, outcome_of, prepare_list, run_tool
-    from diffclip.errors import DiffCLIPError
-
     entry, place = CAPTION_SETS[name], root.expanduser() / name
+    if not (own or entry.address):
+        raise InputError(f"{name}: {entry.wants}; then give it with --list FOLDER")
     shards = place / "train"
     pairs = "" if own else f", {entry.pairs:,} pairs"
     typer.echo(f"{name}: {entry.title}{pairs}, from {own or entry.home}")
-    command = command_of(tool, *prepare_list(entry, place, own), shards, processes, threads)
+    command = command_of(*prepare_list(entry, place, own), shards, processes or cores(), threads)
     typer.echo(f"  {shlex.join(command)}")
-    run_tool(command, shards)
-    outcome = outcome_of(shards)
+    outcome = run_tool(command, shards)
     done, came = outcome.total(), outcome.pop("success", 0)
-    for reason, count in [("images that came", came), *outcome.most_common(_REASONS)]:
+    for reason, count in [("images that came", came), *outcome.most_common(6)]:
         typer.echo(f"  {reason}: {count:,} ({100 * count / max(done, 1):.1f} %)")
     if not came:
         raise DiffCLIPError(

@@ -1,11 +1,9 @@
-"""Lists of images with captions to train on: img2dataset fetches their images into shards.
-
-img2dataset is a program of its own, run with the settings of the paper's authors. Started again, it goes on.
-"""
+"""Fetch published sets from their publishers; sets to train on are lists of addresses that img2dataset fetches."""
 
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import re
@@ -13,19 +11,21 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from diffclip.data.index import digest_of
-from diffclip.data.published_files import unreachable
-from diffclip.data.published_sets import HUB
-from diffclip.errors import DiffCLIPError, InputError, StoppedError
+from diffclip.data.published_sets import HUB, PUBLISHED, place_of, publishers_split
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
 from diffclip.files import write_atomically, write_text
 
-_TOOL, _LISTS = "img2dataset", "list"
 _WEB = re.compile(r"https?://", re.IGNORECASE)
+# of img2dataset, by the paper's authors
+_SETTINGS = (
+    "--image_size 224 --resize_mode keep_ratio --resize_only_if_bigger True --encode_format jpg --encode_quality 95 "
+    "--extract_exif False --output_format webdataset --incremental_mode incremental --enable_wandb False"
+)
 
 
 class CaptionSet(NamedTuple):
@@ -63,23 +63,63 @@ CAPTION_SETS = {
 # fmt: on
 
 
-def find_tool() -> list[str]:
-    """Find the words that start img2dataset: the program on PATH, or as uvx or pipx run it.
+@contextmanager
+def _fetching(what: str) -> Iterator[None]:
+    """Turn errors of networks, archives and checksums into one line; those of the disk pass."""
+    try:
+        yield
+    # they fail in as many ways as there are libraries in between
+    except Exception as error:
+        of_disk = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EACCES)
+        if of_disk or isinstance(error, DiffCLIPError):
+            raise
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise DiffCLIPError(f"cannot fetch {what} ({reason}): check the network and start again") from error
+
+
+def fetch(name: str, root: str | Path) -> Path:
+    """Fetch one set to evaluate on into ROOT/NAME, which appears whole and is returned.
 
     Raises:
-        InputError: there is none of these.
+        InputError: something is in the way, the disk refuses, or clip_benchmark is needed and not installed.
+        DiffCLIPError: the publisher cannot be reached, or the files are broken.
     """
-    for words in [[_TOOL], ["uvx", _TOOL], ["pipx", "run", _TOOL]]:
-        if shutil.which(words[0]):
-            return words
-    raise InputError("img2dataset, which fetches the images, is not installed: run pipx install img2dataset")
+    from torchvision.datasets.utils import download_and_extract_archive, download_url, extract_archive
+
+    entry, place = PUBLISHED[name], place_of(name, root)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise InputError(
+            f"{place} is in the way and holds no whole {entry.title}: move it or give another root"
+        )
+    with write_atomically(place) as whole, _fetching(f"{name} from {entry.home}"):
+        whole.mkdir()
+        if entry.reader == "pairs":
+            from huggingface_hub import snapshot_download
+
+            snapshot_download("MMVP/MMVP_VLM", repo_type="dataset", local_dir=whole)
+        elif not entry.archives:
+            require_group("eval", "clip_benchmark", "requests", "scipy")
+            from clip_benchmark.datasets.builder import build_dataset
+
+            split = publishers_split(name, entry.splits[0])
+            build_dataset(name, root=str(whole), split=split, download=True)
+        for address in entry.archives:
+            if address.endswith(".json"):
+                download_url(address, whole)
+            else:
+                download_and_extract_archive(address, whole, remove_finished=True)
+        if name == "caltech101":
+            extract_archive(whole / "caltech-101" / "101_ObjectCategories.tar.gz", whole / "caltech101")
+        for archive in [*whole.rglob("*.tar.gz"), *whole.rglob("*.tgz")]:
+            archive.unlink()
+    return place
 
 
 def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tuple[Path, tuple[str, str]]:
     """Fetch the list of a set into its folder `place`, unless it is there.
 
-    A TSV is rewritten as `urls.tsv`, with a header, one caption a line, and quoted as CSV readers want it; lines
-    without an address or a caption are left out. Parquet files are used as they are.
+    A TSV is rewritten as `urls.tsv`, with a header and quotes as CSV readers want it; lines without an address or a
+    caption are left out. Parquet files are used as they are.
 
     Args:
         own: a list with the same columns to use instead: an address, a .tsv, a .parquet file or a folder of them.
@@ -92,44 +132,28 @@ def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tupl
         DiffCLIPError: the list cannot be fetched.
     """
     source, cleaned, begun = own or entry.address, place / "urls.tsv", place / "list.txt"
-    before = begun.read_text(encoding="utf-8") if begun.exists() else entry.address
-    if before != source and (begun.exists() or cleaned.exists()):
+    if begun.exists() and (before := begun.read_text(encoding="utf-8")) != source:
         raise InputError(f"{place} holds shards of another list ({before}): choose another --root")
-    if not cleaned.exists():
-        found = _local(source, place)
-        if found.is_dir() or found.suffix == ".parquet":
-            write_text(begun, source)
-            return found, entry.columns
-        if found.suffix not in (".tsv", ".txt"):
-            raise InputError(f"the list {found} is neither .tsv nor .parquet: convert it to one of these")
-        try:
-            _clean(found, cleaned, entry)
-        except InputError:
-            if found.parent == place / _LISTS:  # perhaps it is mended where it came from
-                found.unlink()
-            raise
-        write_text(begun, source)
-    return cleaned, ("url", "caption")
+    if cleaned.exists():
+        return cleaned, ("url", "caption")
+    found = Path(source)
+    if _WEB.match(source):
+        from torchvision.datasets.utils import download_url
 
-
-def _local(source: str, place: Path) -> Path:
-    if not _WEB.match(source):
-        if not Path(source).exists():
-            raise InputError(
-                f"the list {source} does not exist: give a .tsv, a .parquet file or folder, or an address"
-            )
-        return Path(source)
-    from torchvision.datasets.utils import download_url
-
-    name = source.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
-    target = place / _LISTS / f"{digest_of(source)[:8]}-{name}"
-    if not target.exists():
-        with write_atomically(target) as temporary:
-            try:
+        found = place / "list" / source.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+        if not found.exists():
+            with write_atomically(found) as temporary, _fetching(source):
                 download_url(source, temporary.parent, temporary.name)
-            except Exception as error:
-                raise unreachable(source, error) from error
-    return target
+    elif not found.exists():
+        raise InputError(f"the list {source} does not exist: give a .tsv, .parquet files, or an address")
+    if found.is_dir() or found.suffix == ".parquet":
+        write_text(begun, source)
+        return found, entry.columns
+    if found.suffix not in (".tsv", ".txt"):
+        raise InputError(f"the list {found} is neither .tsv nor .parquet: convert it to one of these")
+    _clean(found, cleaned, entry)
+    write_text(begun, source)
+    return cleaned, ("url", "caption")
 
 
 def _clean(source: Path, target: Path, entry: CaptionSet) -> None:
@@ -155,34 +179,24 @@ def _clean(source: Path, target: Path, entry: CaptionSet) -> None:
             )
 
 
-def command_of(
-    tool: Sequence[str], path: Path, columns: tuple[str, str], shards: Path, processes: int, threads: int
-) -> list[str]:
-    """Write the command line that fetches the list at `path` into `shards`, with the settings of the paper's
-    authors."""
-    options: dict[str, Any] = {
-        "url_list": path,
-        "input_format": "tsv" if path.suffix == ".tsv" else "parquet",
-        "url_col": columns[0],
-        "caption_col": columns[1],
-        "output_folder": shards,
-        "output_format": "webdataset",
-        "image_size": 224,
-        "resize_mode": "keep_ratio",
-        "resize_only_if_bigger": True,
-        "encode_format": "jpg",
-        "encode_quality": 95,
-        "extract_exif": False,
-        "processes_count": processes,
-        "thread_count": threads,
-        "incremental_mode": "incremental",
-        "enable_wandb": False,
-    }
-    return [*tool, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+def command_of(path: Path, columns: tuple[str, str], shards: Path, processes: int, threads: int) -> list[str]:
+    """Write the command of img2dataset for the list at `path`, or raise `InputError` if it is not installed."""
+    if not shutil.which("img2dataset"):
+        raise InputError(
+            "img2dataset, which fetches the images, is not installed: run pipx install img2dataset"
+        )
+    kind = "tsv" if path.suffix == ".tsv" else "parquet"
+    columns_of_list = f"--input_format {kind} --url_col {columns[0]} --caption_col {columns[1]}"
+    at_once = f"--processes_count {processes} --thread_count {threads}"
+    places = ["--url_list", str(path), "--output_folder", str(shards)]
+    return ["img2dataset", *places, *f"{columns_of_list} {at_once} {_SETTINGS}".split()]
 
 
-def run_tool(command: Sequence[str], shards: Path) -> None:
+def run_tool(command: Sequence[str], shards: Path) -> Counter[str]:
     """Run img2dataset to its end; it writes to the terminal. Ctrl-C, SIGTERM and a closed terminal end img2dataset too.
+
+    Returns:
+        The number of pairs done so far: "success", and each failure in img2dataset's words.
 
     Raises:
         DiffCLIPError: the tool failed.
@@ -193,32 +207,21 @@ def run_tool(command: Sequence[str], shards: Path) -> None:
         raise StoppedError(f"asked to stop: the same command goes on with what is in {shards}")
 
     shards.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(shards / "_tmp", ignore_errors=True)
     environment = os.environ | {"NO_ALBUMENTATIONS_UPDATE": "1"}
     heard = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    # a session of its own, so that its workers can be ended with it
+    tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     before = {one: signal.signal(one, stop) for one in heard}
-    tool = None
     try:
-        # a session of its own, so that its workers can be ended with it
-        tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
         code = tool.wait()
     finally:
-        if tool is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(tool.pid, signal.SIGKILL)
-            tool.wait()
-        # img2dataset makes a shard without counts again
-        for tar in shards.glob("*.tar"):
-            if not tar.with_name(f"{tar.stem}_stats.json").exists():
-                tar.unlink()
+        with suppress(ProcessLookupError):
+            os.killpg(tool.pid, signal.SIGKILL)
+        tool.wait()
         for one, handler in before.items():
             signal.signal(one, handler)
     if code:
         raise DiffCLIPError(f"img2dataset failed with exit code {code}: see its messages above")
-
-
-def outcome_of(shards: Path) -> Counter[str]:
-    """Count the pairs that img2dataset has done, "success" and each failure in its words."""
     outcome: Counter[str] = Counter()
     for stats in shards.glob("*_stats.json"):
         outcome.update(json.loads(stats.read_text(encoding="utf-8"))["status_dict"])

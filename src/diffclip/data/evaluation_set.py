@@ -1,4 +1,4 @@
-"""One split of a set to evaluate on: where its images come from, their labels or captions, and batches of them."""
+"""One split of a set to evaluate on: the source of its images, their labels or captions, and batches of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from diffclip.data.images import read_image, to_rgb
-from diffclip.data.index import digest_of, stamp
+from diffclip.data.index import Needed, digest_of, stamp
 from diffclip.data.shards import Shards
 from diffclip.data.transforms import Transform
 from diffclip.data.workers import data_loader, watched
@@ -25,14 +25,11 @@ Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcre
 
 
 class FolderSource:
-    """Images below one folder, by `keys`: image files, or the items of a map-style data set as torchvision's.
-
-    Files are read as `read_image` does. The images of a data set are as it gives them, in RGB. It may be pickled to
-    data workers.
+    """Images below one folder: image files, or the items of a map-style dataset as torchvision's.
 
     Args:
         folder: holds all the files.
-        keys: paths in it, with forward slashes; of a data set that keeps no list of its files, numbers.
+        keys: paths in it, with forward slashes; numbers for a dataset that keeps no list of its files.
         dataset: its items are a PIL image and something else.
     """
 
@@ -46,27 +43,21 @@ class FolderSource:
         return str(self.folder)
 
     def key(self, i: int) -> str:
-        """The path of image `i` in the folder."""
         return self.keys[i]
 
     def name(self, i: int) -> str:
-        """Image `i` for people: where to find it."""
+        """Return where people find image `i`."""
         return str(self.folder / self.keys[i])
 
     def image(self, i: int) -> Image.Image:
-        """Read image `i` as RGB.
-
-        Raises:
-            InputError: it is broken or missing, or cannot be read.
-        """
+        """Read image `i` as RGB, or raise `InputError` where it is missing or broken."""
         if self.dataset is None:
             return read_image(self.folder / self.keys[i])
         try:
             return to_rgb(self.dataset[i][0])
         # What Pillow's readers raise for a damaged file is nearly anything.
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(f"{self.name(i)} is missing, cut short or broken ({reason})") from error
+            raise InputError(f"{self.name(i)} is missing, cut short or broken ({error})") from error
 
     @cached_property
     def identity(self) -> str:
@@ -84,10 +75,7 @@ Source = FolderSource | Shards
 
 @dataclass
 class ImageBatch:
-    """images [B, 3, S, S] as the transform makes them, their positions [B] in the set, and their answers.
-
-    `labels` is int64 [B] for a classification set, else None; `captions` are each image's own where the set has them.
-    """
+    """`images` [B, 3, S, S], their positions [B] in the set, and their labels (int64 [B]) or captions."""
 
     images: Tensor
     positions: list[int]
@@ -109,9 +97,9 @@ class EvaluationSet:
         indices: the numbers in `source` of the set's samples.
         labels: one a sample for classification, else empty.
         captions: one or more a sample for retrieval, the texts of its masks for masks, else empty.
-        faults: what was skipped so far; `batches` adds the broken images that it meets.
-        folder: where the set lies, if its splits may lie there as folders of shards.
-        beside: opens another split of the set; None where there is none. Raises `InputError` if it cannot be read.
+        faults: the samples skipped so far; `batches` adds the broken images that it meets.
+        folder: where the splits may lie as folders of shards.
+        beside: opens another split of the set; None if there is none.
     """
 
     name: str
@@ -132,37 +120,26 @@ class EvaluationSet:
         return len(self.indices)
 
     def part(self, first: int | None, end: int | None) -> Self:
-        """Samples `first` to `end` − 1 (None: from the start, to the end) as a set of their own.
-
-        Raises:
-            InputError: there are none.
-        """
+        """Take samples `first` to `end` − 1 (None: no bound), or raise `InputError` if there are none."""
         rows = range(len(self))[first:end]
         if not rows:
-            raise InputError(
-                f"{self.name}/{self.split} has {len(self)} samples: none lies in [{first}:{end}]"
-            )
+            raise InputError(f"{self.name}/{self.split} has {len(self)} samples: none in [{first}:{end}]")
         return self.take(rows)
 
     def take(self, rows: Sequence[int]) -> Self:
-        """The samples at positions `rows` as a set of their own."""
-        by_sample = {name: getattr(self, name) for name in self.BY_SAMPLE}
+        """Take the samples at positions `rows` as a set of their own."""
         kept: dict[str, Any] = {
-            name: [values[row] for row in rows] for name, values in by_sample.items() if values
+            name: [values[row] for row in rows] for name in self.BY_SAMPLE if (values := getattr(self, name))
         }
         return replace(self, **kept, faults=list(self.faults))
 
     def key(self, position: int) -> str:
-        """The key of the sample at `position`."""
+        """Return the key of the sample at `position`."""
         return self.source.key(self.indices[position])
 
     @property
     def identity(self) -> dict[str, str]:
-        """Digests that tell this split from any other, and from itself before a change; JSON can hold them.
-
-        `source` stands for the files behind it, `samples` for those that are used, `answers` for their labels or
-        captions, `texts` for the class names and templates.
-        """
+        """Digests of the files (`source`), the used samples, their answers, and class names and templates (`texts`)."""
         return {
             "name": self.name,
             "split": self.split,
@@ -175,17 +152,15 @@ class EvaluationSet:
     def batches(
         self, transform: Transform, batch_size: int, workers: int = 0, timeout: float = 0
     ) -> Iterator[ImageBatch]:
-        """Read the set in order, up to `batch_size` images at a time; broken ones are left out and added to `faults`.
+        """Read the set in order; broken images are left out and added to `faults`.
 
         Args:
             transform: PIL RGB → [3, S, S], usually an `EvalTransform`.
-            batch_size: images a batch.
-            workers: processes that read ahead; 0 reads in this one.
-            timeout: seconds after which workers that give nothing are an error; 0 waits for ever.
+            workers, timeout: see `data_loader`.
 
         Raises:
             InputError: all images are broken.
-            DiffCLIPError: a worker died, or gave nothing.
+            DiffCLIPError: a worker died, or gave nothing in time.
         """
         images = _Images(self.source, self.indices, transform)
         loader = data_loader(images, workers, timeout, batch_size=batch_size, collate_fn=_collate)
@@ -205,6 +180,33 @@ class EvaluationSet:
             raise InputError(
                 f"every image in {self.source} is broken (first: {broken[0]}): replace the files"
             )
+
+
+def usable_samples(
+    shards: Shards, needed: Needed, advice: str, read: Callable[[int], Any] | None = None
+) -> tuple[list[int], list[Any], list[Fault]]:
+    """Find the samples that have a member for each of `needed` and whose answer can be read.
+
+    Args:
+        advice: what to do if there is none.
+        read: returns the answer of sample `i`, or raises `InputError` or `OSError`.
+
+    Returns:
+        Their numbers, their answers (none without `read`), and the faults of the other samples.
+    """
+    usable, missing = shards.usable(needed)
+    indices, answers, faults = usable.tolist(), [], shards.faults + missing
+    if read:
+        indices = []
+        for i in usable.tolist():
+            try:
+                answers.append(read(i))
+                indices.append(i)
+            except (InputError, OSError) as error:
+                faults.append(sample_fault(shards.name(i), error))
+    if not indices:
+        raise InputError(f"no sample in {shards} has {' and '.join(needed)} (first: {faults[0]}): {advice}")
+    return indices, answers, faults
 
 
 class _Images(Dataset[tuple[int, Tensor] | Fault]):

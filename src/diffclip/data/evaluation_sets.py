@@ -9,39 +9,29 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import diffclip
 from diffclip.data.captions import read_text
 from diffclip.data.corpus import CAPTION_KEY, caption_members, captions_of
-from diffclip.data.evaluation_set import EvaluationSet, Kind
+from diffclip.data.evaluation_set import EvaluationSet, Kind, usable_samples
 from diffclip.data.images import IMAGE
 from diffclip.data.make_shards import MANIFEST
-from diffclip.data.masks import MASK, label_of, masked_set
-from diffclip.data.published_files import open_files
-from diffclip.data.published_sets import PUBLISHED, is_there, not_there, parts_of, place_of
-from diffclip.data.segmentation import CROWD, SEGMENTS, SegmentedSet
+from diffclip.data.masks import CROWD, MASK, SEGMENTS, SegmentedSet, label_of, masked_set
+from diffclip.data.published_files import open_choices, open_files
+from diffclip.data.published_sets import PUBLISHED, SHIFTS, is_there, not_there, parts_of, place_of
 from diffclip.data.shards import Shards, expand_shards, tar_files
-from diffclip.data.sugarcrepe import open_choices
-from diffclip.errors import Fault, InputError, sample_fault, unknown
+from diffclip.errors import Fault, InputError, unknown
 from diffclip.files import cache_folder
 
-_PAIRS = "Questions.csv"
 _TEMPLATES, _DEFAULT_TEMPLATE = "zeroshot_classification_templates.txt", "a photo of a {c}"
 # The name of a built-in set → its folder in what `write_scenes` draws.
 BUILT_IN = {
     "scenes": "captions",
-    "scenes-shapes": "shapes",
-    "scenes-colours": "colours",
-    "scenes-counts": "counts",
-    "scenes-mmvp": "mmvp",
-    "scenes-segmentation": "segmentation",
     "scenes-sugarcrepe": "scenes-sugarcrepe",  # by its folder too it is not the published set
-    "scenes-shapes-sketch": "shapes-sketch",
-    "scenes-shapes-recoloured": "shapes-recoloured",
-    "scenes-shapes-noisy": "shapes-noisy",
+    **{f"scenes-{name}": name for name in ("shapes", "colours", "counts", "mmvp", "segmentation")},
+    **{f"scenes-shapes-{style}": f"shapes-{style}" for style in SHIFTS},
 }
 
 
@@ -57,8 +47,7 @@ def open_set(
         split: a folder of shards in it, for example `test`; or a split of the published set. `val[500:]` is the part
             of it from sample 500 on, as TensorFlow Datasets writes it.
         root: the folder of the published sets.
-        kind: what its samples are read for; None: as the folder tells, by `dataset_type.txt`, its class list and what
-            its samples have.
+        kind: the purpose of the samples; None: as `dataset_type.txt`, the class list and the samples tell.
 
     Returns:
         The set: a `MaskedSet`, `SegmentedSet` or `ChoiceSet` for "masks", "segmentation" and "sugarcrepe".
@@ -74,11 +63,7 @@ def open_set(
 
 
 def has_split(source: str | Path, split: str, root: str | Path | None = None) -> bool:
-    """Whether a set, named as for `open_set`, has something of that split, whole or not.
-
-    Raises:
-        InputError: no such set or folder.
-    """
+    """Tell whether a set, named as for `open_set`, has something of that split, whole or not."""
     folder, split = set_folder(source, root), parts_of(split)[0]
     return (folder / split).is_dir() or _has_files(set_name(source, folder), split, folder)
 
@@ -97,20 +82,7 @@ def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
         there = _has_shards(folder, other) or _has_files(name, other, folder)
         return _open(name, other, folder, kind) if there else None
 
-    data = replace(_read(name, split, folder, kind), folder=folder, beside=beside)
-    if isinstance(data.source, Shards):
-        data.faults += _notes(folder, split, data.kind)
-    return data
-
-
-def _notes(folder: Path, split: str, kind: Kind) -> Iterator[Fault]:
-    """Yield notes on shards whose images were scaled down, or which name no templates."""
-    manifest = folder / split / MANIFEST
-    edge = json.loads(read_text(manifest))["edge"] if manifest.exists() else None
-    if edge:
-        yield Fault(str(folder / split), f"holds images of {edge} px, from make-shards --edge", "note")
-    if kind in ("classification", "segmentation") and not _lines(folder / _TEMPLATES):
-        yield Fault(str(folder), f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken", "note")
+    return replace(_read(name, split, folder, kind), folder=folder, beside=beside)
 
 
 def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
@@ -126,12 +98,21 @@ def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
     if kind is None and told == "classification":
         told = _kind_of_samples(folder, shards)
     if told == "retrieval":
-        return caption_set(name, split, shards)
-    if told == "masks":
-        return masked_set(name, split, shards, _lines(folder / "classnames.txt"), _templates(folder)[0])
-    if told == "segmentation":
-        return _segmented(name, split, shards, folder)
-    return _classification(name, split, shards, folder)
+        data = caption_set(name, split, shards)
+    elif told == "masks":
+        data = masked_set(name, split, shards, _lines(folder / "classnames.txt"), _templates(folder)[0])
+    elif told == "segmentation":
+        data = _segmented(name, split, shards, folder)
+    else:
+        data = _classification(name, split, shards, folder)
+    manifest = folder / split / MANIFEST
+    if manifest.exists() and (edge := json.loads(read_text(manifest))["edge"]):
+        reason = f"holds images of {edge} px, from make-shards --edge"
+        data.faults.append(Fault(str(folder / split), reason, "note"))
+    if told in ("classification", "segmentation") and not _lines(folder / _TEMPLATES):
+        reason = f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken"
+        data.faults.append(Fault(str(folder), reason, "note"))
+    return data
 
 
 def _has_shards(folder: Path, split: str) -> bool:
@@ -140,6 +121,45 @@ def _has_shards(folder: Path, split: str) -> bool:
 
 def _has_files(name: str, split: str, folder: Path) -> bool:
     return name in PUBLISHED and split in PUBLISHED[name].splits and is_there(name, split, folder)
+
+
+def _classification(name: str, split: str, shards: Shards, folder: Path) -> EvaluationSet:
+    classnames = _classnames(folder, "classification")
+    needed = {"image": IMAGE, "label (.cls)": ("cls",)}
+    indices, _, faults = usable_samples(shards, needed, "add a .cls to each")
+    labels = [label_of(shards.sample(i, ("cls",)), shards.name(i), len(classnames)) for i in indices]
+    empty = [classnames[label] for label in sorted(set(range(len(classnames))) - set(labels))]
+    if empty:
+        which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
+        reason = f"{which}: mean_per_class_recall is over the others"
+        faults.append(Fault(str(folder / split), reason, "note"))
+    templates = _templates(folder)
+    return EvaluationSet(
+        name, split, "classification", classnames, templates, shards, indices, labels, faults=faults
+    )
+
+
+def _segmented(name: str, split: str, shards: Shards, folder: Path) -> SegmentedSet:
+    classnames, templates = _classnames(folder, "segmentation"), _templates(folder)
+    if len(classnames) >= CROWD:
+        raise InputError(
+            f"{folder / 'classnames.txt'} has {len(classnames)} classes: .{SEGMENTS} holds up to {CROWD - 1}"
+        )
+    needed = {"image": IMAGE, f"class for each pixel (.{SEGMENTS})": (SEGMENTS,)}
+    indices, _, faults = usable_samples(shards, needed, f"add a .{SEGMENTS} to each")
+    return SegmentedSet(name, split, "segmentation", classnames, templates, shards, indices, faults=faults)
+
+
+def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTION_KEY) -> EvaluationSet:
+    """Open images with their captions as a set for retrieval, or raise `InputError` if no sample has both."""
+    members = caption_members(caption_key)
+
+    def read(i: int) -> list[str]:
+        return captions_of(shards.sample(i, members), shards.name(i), caption_key)
+
+    needed = {"image": IMAGE, "caption": members}
+    indices, captions, faults = usable_samples(shards, needed, "add a .txt to each", read)
+    return EvaluationSet(name, split, "retrieval", [], [], shards, indices, captions=captions, faults=faults)
 
 
 def _classnames(folder: Path, kind: str) -> list[str]:
@@ -155,43 +175,6 @@ def _classnames(folder: Path, kind: str) -> list[str]:
     return classnames
 
 
-def _classification(name: str, split: str, shards: Shards, folder: Path) -> EvaluationSet:
-    classnames, templates = _classnames(folder, "classification"), _templates(folder)
-    usable, missing = shards.usable({"image": IMAGE, "label (.cls)": ("cls",)})
-    indices, faults = usable.tolist(), shards.faults + missing
-    if not indices:
-        raise InputError(
-            f"no sample in {folder / split} has an image and a label (first: {faults[0]}): add a .cls to each"
-        )
-    labels = [label_of(shards.sample(i, ("cls",)), shards.name(i), len(classnames)) for i in indices]
-    seen = set(labels)
-    empty = [classname for label, classname in enumerate(classnames) if label not in seen]
-    if empty:
-        which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
-        reason = f"{which}: mean_per_class_recall is over the others"
-        faults.append(Fault(str(folder / split), reason, "note"))
-    return EvaluationSet(
-        name, split, "classification", classnames, templates, shards, indices, labels, faults=faults
-    )
-
-
-def _segmented(name: str, split: str, shards: Shards, folder: Path) -> SegmentedSet:
-    classnames, templates = _classnames(folder, "segmentation"), _templates(folder)
-    if len(classnames) >= CROWD:
-        raise InputError(
-            f"{folder / 'classnames.txt'} has {len(classnames)} classes: .{SEGMENTS} holds up to {CROWD - 1}"
-        )
-    usable, missing = shards.usable({"image": IMAGE, f"classes (.{SEGMENTS})": (SEGMENTS,)})
-    faults = shards.faults + missing
-    if not len(usable):
-        raise InputError(
-            f"no sample in {folder / split} has an image and a class for each pixel (.{SEGMENTS}): {faults[0]}"
-        )
-    return SegmentedSet(
-        name, split, "segmentation", classnames, templates, shards, usable.tolist(), faults=faults
-    )
-
-
 def _templates(folder: Path) -> list[str]:
     prompts = folder / _TEMPLATES
     templates = [line for line in _lines(prompts) if line] or [_DEFAULT_TEMPLATE]
@@ -201,32 +184,8 @@ def _templates(folder: Path) -> list[str]:
     return templates
 
 
-def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTION_KEY) -> EvaluationSet:
-    """Images with their captions as a set for retrieval.
-
-    Raises:
-        InputError: no sample has an image and a caption.
-    """
-    usable, missing = shards.usable({"image": IMAGE, "caption": caption_members(caption_key)})
-    faults = shards.faults + missing
-    indices, captions = [], []
-    for i in usable.tolist():
-        where = shards.name(i)
-        try:
-            captions.append(captions_of(shards.sample(i, caption_members(caption_key)), where, caption_key))
-            indices.append(i)
-        except (InputError, OSError) as error:
-            faults.append(sample_fault(where, error))
-    if not indices:
-        raise InputError(
-            f"no sample in {shards} has an image and captions (first: {faults[0]}): add a .txt to each"
-        )
-    return EvaluationSet(name, split, "retrieval", [], [], shards, indices, captions=captions, faults=faults)
-
-
 def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
-    """The folder of a set: of a built-in one, which is drawn on first use, or ROOT/NAME of a published one, or of
-    another by its name alone.
+    """Return the folder of a set: of a built-in one, which is drawn on first use, ROOT/NAME, or `source` itself.
 
     Raises:
         InputError: no such set or folder.
@@ -254,8 +213,7 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
 
 
 def draw_built_in(workers: int = 1) -> Path:
-    """The folder of the built-in images, drawn on first use by so many processes, anew for each version of the
-    package."""
+    """Return the folder of the built-in images, drawn on first use of each version by so many processes."""
     # the scenes are a package above this one, which is therefore named, not imported
     write_scenes = pkgutil.resolve_name("diffclip.scenes:write_scenes")
     folder = cache_folder() / f"scenes-{diffclip.__version__}"
@@ -264,12 +222,11 @@ def draw_built_in(workers: int = 1) -> Path:
 
 
 def _kind(folder: Path) -> Kind:
+    kinds: dict[str, Kind] = {kind: kind for kind in ("classification", "retrieval", "sugarcrepe")}
     said = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
-    kinds: tuple[Kind, ...] = ("classification", "retrieval", "sugarcrepe")
-    for kind in kinds:
-        if said == kind:
-            return kind
-    raise InputError(f"{folder / 'dataset_type.txt'} says {said!r}: write classification or retrieval")
+    if said not in kinds:
+        raise InputError(f"{folder / 'dataset_type.txt'} says {said!r}: write classification or retrieval")
+    return kinds[said]
 
 
 def _kind_of_samples(folder: Path, shards: Shards) -> Kind:
@@ -284,14 +241,9 @@ def _kind_of_samples(folder: Path, shards: Shards) -> Kind:
 def _shards(folder: Path, split: str) -> list[Path]:
     inside = folder / split
     if not inside.is_dir():
-        if (folder / _PAIRS).is_file():
-            raise InputError(f"{folder} is a set of pairs ({_PAIRS}) and has no splits: use --task mmvp")
         splits = _shard_splits(folder)
-        if not splits:
-            raise InputError(
-                f"{folder} has no split {split!r}, nor any other folder of .tar shards: give another folder"
-            )
-        raise InputError(f"{folder} has no split {split!r}: choose from {', '.join(splits)}")
+        choice = f"choose from {', '.join(splits)}" if splits else "give a folder of folders with .tar shards"
+        raise InputError(f"{folder} has no split {split!r}: {choice}")
     count = _lines(inside / "nshards.txt")
     if not count:
         return tar_files(inside)
@@ -307,7 +259,7 @@ def _shard_splits(folder: Path) -> list[str]:
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines of a text file, stripped, up to the last that is not blank; none if there is no such file."""
+    """Return the lines of a text file, stripped, up to the last that is not blank; none if there is no such file."""
     if not file.exists():
         return []
     return [line.strip() for line in read_text(file).rstrip().splitlines()]

@@ -1,15 +1,16 @@
-"""Images with masks and the text of each mask: the share of each patch of a model's crop that a mask covers.
+"""Images with masks: objects with a text each (`.mask.png`), or a class for each pixel (`.seg.png`).
 
-A sample holds an image, its mask (`.mask.png`) and a text: the first line of `.txt`, or a class (`.cls`) put into the
-first template. Every value of such a mask but 0 is object. A sample of the built-in scenes numbers its objects in the
-mask, and its `.json` says what they are: there each thing that can be told apart by shape and color has its text.
+Every value of an object mask but 0 is object, and its text is the first line of `.txt`, or a class (`.cls`) put into
+the first template. A built-in scene numbers its objects in the mask and describes them in its `.json`: there each thing
+that color and shape tell apart has its text.
+
+Value n of a class mask is line n of `classnames.txt`, 0 is not labeled, and 255 (a crowd) is ignored.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from diffclip.data.corpus import captions_of
-from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.evaluation_set import EvaluationSet, usable_samples
 from diffclip.data.images import IMAGE, image_member, orientation_of
 from diffclip.data.shards import Shards
 from diffclip.data.transforms import LONGEST_RATIO
 from diffclip.errors import Fault, InputError, sample_fault
 
-MASK = "mask.png"
+MASK, SEGMENTS = "mask.png", "seg.png"
+CROWD, NOT_LABELED = 255, -1
 Box = tuple[float, float, float, float]
 """left, top, right, bottom as shares of an image's width and height."""
 # error of rounding where an area is nothing or all
@@ -56,94 +58,108 @@ class MaskedSet(EvaluationSet):
     def coverages(
         self, position: int, image_size: int, edge: int | Literal["squash"], grid: int
     ) -> tuple[list[Thing], NDArray[np.float64]]:
-        """The things of a sample that a crop shows, and how much of each patch each covers, [things, grid, grid].
+        """Return the things of a sample that a crop shows, and the share of each patch that each covers.
 
-        What lies outside the crop, and what fills it, is left out and added to `faults`, each time; so is a mask that
-        is broken.
+        Things outside the crop, things that fill it, and broken masks are left out and added to `faults`, each time.
 
         Args:
             image_size, edge: of the crop, see `crop_box`.
             grid: patches along an edge.
+
+        Returns:
+            The things, and their shares [things, grid, grid].
         """
-        i = self.indices[position]
-        assert isinstance(self.source, Shards)
+        where = self.source.name(self.indices[position])
+        things, shares = [], [np.empty((0, grid, grid))]
         try:
-            sample = self.source.sample(i, (*IMAGE, MASK))
-            mask, size = read_mask(sample[MASK], image_member(sample, self.source.name(i)))
+            mask, size = _read_member(self, position, MASK)
         except (InputError, OSError) as error:
-            self.faults.append(sample_fault(self.source.name(i), error))
-            return [], np.empty((0, grid, grid))
+            self.faults.append(sample_fault(where, error))
+            return [], shares[0]
         box = crop_box(size, image_size, edge)
-        things, covered = [], []
         for thing in self.things[position]:
             own = mask != 0 if thing.values is None else np.isin(mask, thing.values)
-            found = coverage(own, box, grid)
-            why = _unusable(own, float(found.mean()))
-            if why:
-                reason = f"has an object that {why}: {thing.name!r}"
-                self.faults.append(Fault(self.source.name(i), reason, "mask"))
+            share = coverage(own, box, grid)
+            if _ROUNDING <= share.mean() <= 1 - _ROUNDING:
+                things.append(thing)
+                shares.append(share[None])
                 continue
-            things.append(thing)
-            covered.append(found)
-        return things, np.stack(covered) if covered else np.empty((0, grid, grid))
+            outside = "lies outside the model's crop" if own.any() else "has no pixel in its mask"
+            why = "fills the model's crop" if share.mean() > 0.5 else outside
+            self.faults.append(Fault(where, f"has an object that {why}: {thing.name!r}", "mask"))
+        return things, np.concatenate(shares)
+
+
+@dataclass
+class SegmentedSet(EvaluationSet):
+    """One split of images with a class for each pixel."""
+
+    def classes_at(self, position: int) -> NDArray[np.int64] | None:
+        """Return the class of each pixel of a sample from 0 on, or NOT_LABELED: [H, W].
+
+        None for a file that is broken, fits neither image nor class list, or labels no pixel; it is added to `faults`.
+        """
+        try:
+            values, _ = _read_member(self, position, SEGMENTS)
+            if values.dtype == bool:
+                raise InputError("has a segmentation of one bit or in color: save it as gray or palette")
+            classes = np.where(values == CROWD, 0, values).astype(np.int64) - 1
+            highest = int(classes.max())
+            if highest == NOT_LABELED:
+                raise InputError("has no labeled pixel")
+            if highest >= len(self.classnames):
+                raise InputError(
+                    f"has class {highest + 1} in its segmentation, and classnames.txt has {len(self.classnames)}"
+                )
+        except (InputError, OSError) as error:
+            self.faults.append(sample_fault(self.source.name(self.indices[position]), error))
+            return None
+        return classes
 
 
 def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str], template: str) -> MaskedSet:
-    """The images of `shards` that have a mask and a text.
+    """Open the images of `shards` that have a mask and a text.
 
     Args:
         classnames: by label, for samples with a `.cls`; may be empty.
         template: with `{c}` for a class name.
 
     Raises:
-        InputError: no sample has an image, a mask and a text; a label outside the class list.
+        InputError: no sample has an image, a mask and a text.
     """
-    usable, missing = shards.usable({"image": IMAGE, f"mask (.{MASK})": (MASK,)})
-    faults = shards.faults + missing
-    if not len(usable):
-        raise InputError(
-            f"no sample in {shards} has an image and a mask (first: {faults[0]}): add a .{MASK} to each"
-        )
-    indices, things = [], []
-    for i in usable.tolist():
-        where = shards.name(i)
-        try:
-            things.append(_things(shards.sample(i, ("json", "txt", "cls")), where, classnames, template))
-            indices.append(i)
-        except (InputError, OSError) as error:
-            faults.append(sample_fault(where, error))
-    if not indices:
-        raise InputError(f"no sample in {shards} has a text for its mask (first: {faults[0]}): add a .txt")
-    texts = [[one.text for one in own] for own in things]
+
+    def read(i: int) -> list[Thing]:
+        return _things(shards.sample(i, ("json", "txt", "cls")), shards.name(i), classnames, template)
+
+    needed = {"image": IMAGE, f"mask (.{MASK})": (MASK,)}
+    advice = f"give each a .{MASK} and a text (.txt or .cls)"
+    indices, things, faults = usable_samples(shards, needed, advice, read)
+    texts = [[thing.text for thing in own] for own in things]
     return MaskedSet(
         name, split, "masks", [], [], shards, indices, captions=texts, faults=faults, things=things
     )
 
 
 def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
-    """Read the number in the sample's `.cls`, from 0 to `classes` − 1.
-
-    Raises:
-        InputError: it is no whole number, or another one.
-    """
+    """Read the label in the sample's `.cls`, or raise `InputError` unless it is a number from 0 to `classes` − 1."""
     text = sample["cls"].decode("ascii", "replace").strip()
-    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
-        raise InputError(f"label {text[:20]!r} of {name} is not a whole number: correct its .cls")
-    if not 0 <= int(text) < classes:
+    if not text.isdecimal() or int(text) >= classes:
         raise InputError(
-            f"label {text} of {name} is outside the {classes} classes of classnames.txt: correct its .cls"
+            f"label {text[:20]!r} of {name} is no number from 0 to {classes - 1}, the lines of classnames.txt: "
+            "correct its .cls"
         )
     return int(text)
 
 
 def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], template: str) -> list[Thing]:
-    told = _objects(sample)
-    if told:
-        numbers: dict[str, list[int]] = {}
-        for number, one in enumerate(told, 1):
-            article = "an" if one["colour"][0] in "aeiou" else "a"
-            numbers.setdefault(f"{article} {one['colour']} {one['shape']}", []).append(number)
-        return [Thing(text.partition(" ")[2], text, tuple(own)) for text, own in numbers.items()]
+    numbers: dict[str, list[int]] = {}
+    for number, thing in enumerate(_objects(sample), 1):
+        numbers.setdefault(thing, []).append(number)
+    if numbers:
+        return [
+            Thing(thing, f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}", tuple(own))
+            for thing, own in numbers.items()
+        ]
     if "txt" in sample:
         text = captions_of({"txt": sample["txt"]}, name)[0]
         return [Thing(text, text)]
@@ -155,48 +171,45 @@ def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], t
     return [Thing(name_of_class, template.replace("{c}", name_of_class))]
 
 
-def _objects(sample: Mapping[str, bytes]) -> list[dict[str, str]]:
-    """The objects that a scene's `.json` names by shape and color; none of any other."""
+def _objects(sample: Mapping[str, bytes]) -> list[str]:
+    """Return color and shape of the objects in a scene's `.json`; none for any other sample."""
     try:
-        found = json.loads(sample.get("json", b"{}"))["objects"]
-        return [{key: str(one[key]) for key in ("colour", "shape")} for one in found]
-    except (ValueError, RecursionError, LookupError, TypeError):
+        return [f"{thing['colour']} {thing['shape']}" for thing in json.loads(sample["json"])["objects"]]
+    except (ValueError, LookupError, TypeError):
         return []
 
 
-def _unusable(mask: NDArray[np.bool_], area: float) -> str:
-    if not mask.any():
-        return "has no pixel in its mask"
-    if area < _ROUNDING:
-        return "lies outside the model's crop"
-    return "fills the model's crop" if area > 1 - _ROUNDING else ""
+def _read_member(data: EvaluationSet, position: int, extension: str) -> tuple[NDArray[Any], tuple[int, int]]:
+    """Read a mask of the sample at `position` as `read_mask` does."""
+    assert isinstance(data.source, Shards)
+    i = data.indices[position]
+    sample = data.source.sample(i, (*IMAGE, extension))
+    return read_mask(sample[extension], image_member(sample, data.source.name(i)))
 
 
 def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]:
     """Read the mask of an image, turned as the image is by EXIF unless it is upright already.
 
     Args:
-        data: a PNG file; its size may be another than the image's, its aspect may not.
+        data: a PNG file; its size may differ from the image's, its aspect may not.
         image: the image's file.
 
     Returns:
-        The values, numbers or booleans [H, W], 0 is background, of a palette the index counts; and width and height
-        of the upright image.
+        The values, numbers or booleans [H, W], of a palette the index; and width and height of the upright image.
 
     Raises:
-        InputError: no PNG, cut short or broken, too large, with transparency, or of another shape than the image.
+        InputError: no PNG, cut short or broken, with transparency, or of another shape than the image.
     """
     try:
         with Image.open(io.BytesIO(image)) as header:
             stored, orientation = header.size, orientation_of(header)
-    except Exception as error:
-        raise InputError("has an image that cannot be read") from error
-    try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as opened:
             mask = ImageOps.exif_transpose(opened)
     # a damaged file makes Pillow's reader raise nearly anything
     except Exception as error:
-        raise InputError(f"has a mask that is no PNG, cut short or broken ({error})") from error
+        raise InputError(
+            f"has a mask that is no PNG, or an image or mask that is broken ({error})"
+        ) from error
     if mask.mode in ("LA", "RGBA"):
         raise InputError("has a mask with transparency: save it as 1-bit, gray or palette")
     size = stored if orientation < 5 else stored[::-1]
@@ -204,10 +217,8 @@ def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]
         mask.getexif()[_ORIENTATION] = orientation
         mask = ImageOps.exif_transpose(mask)
     elif not _same_aspect(mask.size, size):
-        (width, height), (wide, tall) = mask.size, size
-        raise InputError(
-            f"has a mask of {width}×{height} pixels, another shape than its image's {wide}×{tall}"
-        )
+        own, wanted = ("{}×{}".format(*shape) for shape in (mask.size, size))
+        raise InputError(f"has a mask of {own} pixels, another shape than its image's {wanted}")
     values = np.asarray(mask)
     return (np.any(values, axis=-1) if values.ndim == 3 else values), size
 
@@ -224,7 +235,7 @@ def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash
 
     Args:
         image_size: of the crop.
-        edge: what the shorter edge is scaled to first, or "squash": nothing is cropped.
+        edge: length to which the shorter edge is scaled first, or "squash": nothing is cropped.
     """
     if edge == "squash":
         return 0, 0, 1, 1
@@ -240,20 +251,19 @@ def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash
 
 
 def coverage(mask: NDArray[np.bool_], box: Box, grid: int) -> NDArray[np.float64]:
-    """The share of each of grid×grid patches of the crop `box` that a mask [H, W] covers: [grid, grid], exact."""
+    """Compute the share of each of grid×grid patches of the crop `box` that a mask [H, W] covers: [grid, grid]."""
     left, top, right, bottom = box
     columns = _overlaps(mask.shape[1], left, right, grid)
-    found = []
-    for weights in _overlaps(mask.shape[0], top, bottom, grid):
-        # as numbers a whole mask would take eight times its memory
-        (touched,) = np.nonzero(weights)
-        band = slice(touched[0], touched[-1] + 1)
-        found.append(columns @ (weights[band] @ mask[band]))
-    return np.clip(np.stack(found), 0, 1)
+    # a row of patches at a time: as numbers a whole mask would take eight times its memory
+    rows = [
+        columns @ (weights[weights > 0] @ mask[weights > 0])
+        for weights in _overlaps(mask.shape[0], top, bottom, grid)
+    ]
+    return np.clip(np.stack(rows), 0, 1)
 
 
 def _overlaps(length: int, low: float, high: float, parts: int) -> NDArray[np.float64]:
-    """How much each of `length` pixels makes up of each of `parts` equal parts of low … high (of 0 … 1)."""
+    """Compute how much each of `length` pixels makes up of each of `parts` equal parts of low … high (of 0 … 1)."""
     edges = np.linspace(low, high, parts + 1) * length
     pixels = np.arange(length)
     ends = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)

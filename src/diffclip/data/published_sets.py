@@ -1,8 +1,7 @@
 """The published sets that the paper measures on: names, sizes, places, and the commands that fetch them.
 
-ROOT/NAME is where a set lies, NAME as LAION-AI/CLIP_benchmark calls it (`datasets/builder.py`). In it are either
-shards in clip_benchmark's layout (`SPLIT/0.tar`), or the files as torchvision, the publisher or clip_benchmark packs
-them.
+A set lies in ROOT/NAME, with the name that LAION-AI/CLIP_benchmark gives it (`datasets/builder.py`): as shards in
+clip_benchmark's layout (`SPLIT/0.tar`), or as files that torchvision or the publisher packs.
 """
 
 from __future__ import annotations
@@ -25,12 +24,6 @@ _TWO, _THREE = ("train", "test"), ("train", "val", "test")
 _PART = re.compile(r"(\w+)\[(\d*):(\d*)\]")
 # The publisher's names of splits.
 _PUBLISHERS = {("pets", "train"): "trainval", ("imagenet1k", "test"): "val"}
-# Where clip_benchmark has the images in ROOT/NAME, if it is another folder, and a pattern of what lies there.
-_CLIP_BENCHMARK = {
-    "imagenetv2": ("ImageNetV2-matched-frequency", "[0-9]*"),
-    **dict.fromkeys(("imagenet-a", "imagenet-r", "imagenet_sketch"), (".", "n[0-9]*")),
-    **dict.fromkeys(("flickr8k", "flickr30k"), (".", "*.jpg")),
-}
 
 
 @dataclass(frozen=True)
@@ -42,14 +35,13 @@ class PublishedSet:
         size: of the download, such as "170 MB".
         home: the publisher's page.
         reader: clip_benchmark's builder with torchvision's download; or our reader of ImageNet's class folders, or of
-            images with captions; "pairs" are read by the task mmvp alone, "choices" by sugarcrepe.
-        files: what must be in ROOT/NAME, with {split} for the publisher's name of the split: the folder of images,
-            then the file of captions.
+            images with captions; only the task mmvp reads "pairs", and sugarcrepe reads "choices".
+        files: the needed files in ROOT/NAME, with {split} for the publisher's name of the split: the folder of
+            images, then the file of captions.
         splits: those that can be opened.
-        archives: what to fetch and unpack, where torchvision does not.
-        command: shell commands for a set that must be fetched by hand, with {place} for ROOT/NAME.
-        wants: why it must be fetched by hand.
-        shift_of: the set that it is a shifted version of.
+        archives: to fetch and unpack, where torchvision does not.
+        by_hand: the shell commands for a set that must be fetched by hand, and the reason; {place} is ROOT/NAME.
+        shift_of: the set of which this one is a shifted version.
     """
 
     title: str
@@ -59,8 +51,7 @@ class PublishedSet:
     files: tuple[str, ...]
     splits: tuple[str, ...] = ("test",)
     archives: tuple[str, ...] = ()
-    command: str = ""
-    wants: str = ""
+    by_hand: str = ""
     shift_of: str | None = None
 
 
@@ -73,13 +64,13 @@ def _shift(title: str, size: str, home: str, folder: str, archive: str) -> Publi
 
 
 def _flickr(title: str, size: str, kaggle: str, name: str, folder: str) -> PublishedSet:
-    command = (
+    commands = (
         f"kaggle datasets download -d {kaggle} -p {{place}} --unzip && (cd {{place}} && "
-        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt')"
+        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt') "
+        "(Kaggle wants an account and pip install kaggle)"
     )
     files, home = (folder, f"{name}_{{split}}_karpathy.txt"), f"https://www.kaggle.com/datasets/{kaggle}"
-    wants = "Kaggle wants an account and pip install kaggle"
-    return PublishedSet(title, size, home, "captions", files, _THREE, command=command, wants=wants)
+    return PublishedSet(title, size, home, "captions", files, _THREE, by_hand=commands)
 
 
 # Sizes are those of the files that torchvision and the publishers offer.
@@ -101,9 +92,9 @@ PUBLISHED = {
     "sun397": _built("SUN397", "39 GB", "https://vision.princeton.edu/projects/2010/SUN", _TWO, "SUN397"),
     "imagenet1k": PublishedSet(
         "ImageNet, validation images", "6.8 GB", "https://image-net.org/download", "classes", ("{split}",), _TWO,
-        command="(cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\")",
-        wants="first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
-        "ILSVRC2012_devkit_t12.tar.gz into {place}"),
+        by_hand="(cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\") "
+        "(first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
+        "ILSVRC2012_devkit_t12.tar.gz into {place})"),
     "imagenetv2": _shift("ImageNet-V2, matched frequency", "1.3 GB", f"{HUB}/vaishaal/ImageNetV2",
                          "imagenetv2-matched-frequency-format-val",
                          f"{HUB}/vaishaal/ImageNetV2/resolve/main/imagenetv2-matched-frequency.tar.gz"),
@@ -162,10 +153,7 @@ def base_of(dataset: str) -> str | None:
 
 
 def images_of(dataset: str) -> str:
-    """Return the set whose images `dataset` shows.
-
-    The scenes by shape, by color and in every style show the same scenes in the same order, built in and in a folder.
-    """
+    """Return the set whose images `dataset` shows: scenes by shape, by color and in every style show the same ones."""
     shared = dataset.removeprefix("scenes-") == "colours" or (base_of(dataset) or dataset) in _SINGLE_OBJECTS
     return _SINGLE_OBJECTS[0] if shared else dataset
 
@@ -185,21 +173,17 @@ def is_there(name: str, split: str, place: Path) -> bool:
     Raises:
         InputError: it has no such split.
     """
-    entry = PUBLISHED[name]
     if any((place / split).glob("*.tar")):
         return True
-    if split not in entry.splits:
-        raise InputError(f"{name} has no split {split!r}: choose from {', '.join(entry.splits)}")
+    splits = PUBLISHED[name].splits
+    if split not in splits:
+        raise InputError(f"{name} has no split {split!r}: choose from {', '.join(splits)}")
     return all(file.exists() for file in files_of(name, split, place))
 
 
 def files_of(name: str, split: str, place: Path) -> list[Path]:
     """List the files and folders of a split in `place`, the folder of images first."""
-    files = [place / file.format(split=publishers_split(name, split)) for file in PUBLISHED[name].files]
-    folder, pattern = _CLIP_BENCHMARK.get(name, ("", ""))
-    if pattern and not files[0].exists() and any((place / folder).glob(pattern)):
-        files[0] = place / folder
-    return files
+    return [place / file.format(split=publishers_split(name, split)) for file in PUBLISHED[name].files]
 
 
 def publishers_split(name: str, split: str) -> str:
@@ -228,8 +212,7 @@ def not_there(name: str, root: str | Path | None, split: str = "test") -> InputE
 
 def by_hand(name: str, root: str | Path) -> str:
     """Return the commands for a set that `diffclip data download` cannot fetch; "" for the others."""
-    entry, place = PUBLISHED[name], shlex.quote(str(place_of(name, root)))
-    return f"{entry.command.format(place=place)} ({entry.wants.format(place=place)})" if entry.command else ""
+    return PUBLISHED[name].by_hand.format(place=shlex.quote(str(place_of(name, root))))
 
 
 def command_for(name: str, root: str | Path) -> str:

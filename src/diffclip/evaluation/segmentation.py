@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffclip.data.segmentation import NOT_LABELED, SegmentedSet
+from diffclip.data.masks import NOT_LABELED, SegmentedSet
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import checked, evaluating
 from diffclip.evaluation.scores import Score, with_facts

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffclip.data.sugarcrepe import ChoiceSet
+from diffclip.data.published_files import ChoiceSet
 from diffclip.evaluation.embed import embed_images, embed_texts, evaluating, joined
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.setting import Setting

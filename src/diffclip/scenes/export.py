@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -71,46 +71,50 @@ def write_shard(
     Raises:
         InputError: no space or permission.
     """
+    single = kind in ("shapes", "colours")
     with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
         for index in indices:
-            shape = SHAPES[index % len(SHAPES)] if kind in ("shapes", "colours") else None
-            number = COUNTS[index % len(COUNTS)]
+            number, shape = COUNTS[index % len(COUNTS)], SHAPES[index % len(SHAPES)]
             scene = draw_scene(
                 index,
                 split=split,
                 seed=seed,
                 size=size,
                 style=style,
-                objects={"captions": None, "segmentation": None, "counts": number}.get(kind, 1),
-                shape=shape,
+                objects=1 if single else number if kind == "counts" else None,
+                shape=shape if single else None,
                 distractors=distractors,
             )
-            members = {"jpg": jpeg(scene.image)}
-            if kind == "segmentation":
-                shapes = [0, *(SHAPES.index(thing.shape) + 1 for thing in scene.objects)]
-                members["seg.png"] = _png(np.array(shapes, np.uint8)[scene.index_mask])
-            else:
-                members["mask.png"] = _png(scene.index_mask)
+            members = {"jpg": jpeg(scene.image), "mask.png": _png(scene.index_mask)}
             if kind == "captions":
                 members["json"] = json.dumps(_attributes(scene)).encode()
-            if kind in ("captions", "segmentation"):
-                members["txt"] = "\n".join(scene.captions).encode()
+            elif kind == "segmentation":
+                shapes = [0, *(SHAPES.index(thing.shape) + 1 for thing in scene.objects)]
+                del members["mask.png"]
+                members["seg.png"] = _png(np.array(shapes, np.uint8)[scene.index_mask])
             elif kind == "shapes":
-                members["cls"] = str(index % len(SHAPES)).encode()
-            elif kind == "counts":
-                members["cls"] = str(COUNTS.index(number)).encode()
+                members["cls"] = str(SHAPES.index(shape)).encode()
             elif kind == "colours":
                 members["cls"] = str(list(COLORS).index(scene.objects[0].color)).encode()
-            for name in sorted(members):
-                _add(tar, f"s{index:07d}.{name}", members[name])
+            else:
+                members["cls"] = str(COUNTS.index(number)).encode()
+            if "cls" not in members:
+                members["txt"] = "\n".join(scene.captions).encode()
+            for extension in sorted(members):
+                # as webdataset's writer makes it; no time, so that equal settings give equal bytes
+                member = tarfile.TarInfo(f"s{index:07d}.{extension}")
+                member.size, member.mode = len(members[extension]), 0o444
+                member.uname = member.gname = "bigdata"
+                tar.addfile(member, io.BytesIO(members[extension]))
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    """Add a member as webdataset's writer makes it; no time, so that equal settings give equal bytes."""
-    member = tarfile.TarInfo(name)
-    member.size, member.mode, member.mtime = len(content), 0o444, 0
-    member.uname = member.gname = "bigdata"
-    tar.addfile(member, io.BytesIO(content))
+def _pair_items(pairs: int, size: int, seed: int) -> Iterator[tuple[str, NDArray[np.uint8], str, str]]:
+    """Yield the images of so many pairs of each pattern: pattern, image, its statement, and that of the other image."""
+    for pattern in PATTERNS:
+        for index in range(pairs):
+            pair = minimal_pair(pattern, index, seed, size)
+            for image, own, other in zip(pair.images, pair.statements, pair.statements[::-1], strict=True):
+                yield pattern, image, own, other
 
 
 def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
@@ -122,17 +126,14 @@ def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
         InputError: no space or permission.
     """
     with write_atomically(target) as temporary:
-        rows: list[tuple[int, str, str]] = []
-        for pattern in PATTERNS:
-            folder = temporary / PAIR_IMAGES / pattern
-            folder.mkdir(parents=True)
-            for index in range(pairs):
-                pair = minimal_pair(pattern, index, seed, size)
-                for image, statement in zip(pair.images, pair.statements, strict=True):
-                    rows.append((len(rows) + 1, pattern, statement))
-                    (folder / f"{len(rows)}.jpg").write_bytes(jpeg(image))
-        with (temporary / "Questions.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("Question ID", "Type", "Statement"), *rows])
+        rows: list[tuple[object, str, str]] = [("Question ID", "Type", "Statement")]
+        for number, (pattern, image, statement, _) in enumerate(_pair_items(pairs, size, seed), 1):
+            file = temporary / PAIR_IMAGES / pattern / f"{number}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(jpeg(image))
+            rows.append((number, pattern, statement))
+        with (temporary / "Questions.csv").open("w", newline="", encoding="utf-8") as table:
+            csv.writer(table).writerows(rows)
 
 
 def write_choices(target: Path, pairs: int, size: int, seed: int) -> None:
@@ -146,17 +147,14 @@ def write_choices(target: Path, pairs: int, size: int, seed: int) -> None:
     with write_atomically(target) as temporary:
         (temporary / CHOICE_IMAGES).mkdir(parents=True)
         (temporary / "dataset_type.txt").write_text("sugarcrepe\n", encoding="utf-8")
-        for pattern in PATTERNS:
+        files: dict[str, dict[int, dict[str, str]]] = {}
+        for pattern, image, own, other in _pair_items(pairs, size, seed):
             name = pattern.lower().replace(" ", "_")
-            items: dict[int, dict[str, str]] = {}
-            for index in range(pairs):
-                pair = minimal_pair(pattern, index, seed, size)
-                for image, own, other in zip(
-                    pair.images, pair.statements, pair.statements[::-1], strict=True
-                ):
-                    file = f"{name}_{len(items)}.jpg"
-                    (temporary / CHOICE_IMAGES / file).write_bytes(jpeg(image))
-                    items[len(items)] = {"filename": file, "caption": own, "negative_caption": other}
+            items = files.setdefault(name, {})
+            file = f"{name}_{len(items)}.jpg"
+            (temporary / CHOICE_IMAGES / file).write_bytes(jpeg(image))
+            items[len(items)] = {"filename": file, "caption": own, "negative_caption": other}
+        for name, items in files.items():
             (temporary / f"{name}.json").write_text(json.dumps(items, indent=1), encoding="utf-8")
 
 

@@ -26,7 +26,7 @@ from diffclip.scenes.vocabulary import (
 
 STREAMS = {"scene": 0, "pairs": 1, "ground": 2, "questions": 3, "distractors": 4}
 SPLITS = {"train": 0, "val": 1, "test": 2}
-LARGEST_SEED = 2**32 - 1
+_LARGEST = 2**32 - 1
 _DETAIL_SHARE, _REPEAT_SHARE, _DISTANCE_SHARE = 0.2, 0.4, 0.1
 _DISTRACTOR_RADII = 0.05, 0.08
 _GAP = 0.03
@@ -75,8 +75,8 @@ def stream(name: str, split: str, seed: int, index: int) -> np.random.Generator:
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     for label, value in (("seed", seed), ("index", index)):
-        if not 0 <= value <= LARGEST_SEED:
-            raise InputError(f"{label} {value} is out of range: give a whole number from 0 to {LARGEST_SEED}")
+        if not 0 <= value <= _LARGEST:
+            raise InputError(f"{label} {value} is out of range: give a whole number from 0 to {_LARGEST}")
     purpose = (STREAMS[name] << 8 | SPLITS[split]) << 32 | index
     return np.random.Generator(np.random.Philox(key=np.array([seed, purpose], np.uint64)))
 
@@ -210,10 +210,11 @@ def scatter(count: int, specs: Sequence[Spec], dice: Dice) -> list[Spec]:
 def _shrink_one(specs: list[Spec], dice: Dice) -> list[Spec]:
     largest = max(range(len(specs)), key=lambda i: specs[i].radius)
     spec = specs[largest]
-    smaller = {"large": "medium", "medium": "small", "small": "small"}[spec.size]
-    if smaller == "small":
-        spec = replace(spec, texture="plain", detail=None)
-    return [sized(replace(spec, size=smaller), dice) if i == largest else s for i, s in enumerate(specs)]
+    if spec.size == "large":
+        smaller = replace(spec, size="medium")
+    else:
+        smaller = replace(spec, size="small", texture="plain", detail=None)
+    return [*specs[:largest], sized(smaller, dice), *specs[largest + 1 :]]
 
 
 def lay_out(dice: Dice, objects: int | None, shape: str | None) -> tuple[str, list[Spec]]:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.data.published_sets import PATTERNS
-from diffclip.errors import InputError, unknown
+from diffclip.errors import unknown
 from diffclip.scenes.layout import Dice, Spec, at_distance, choose_kind, place, stream
 from diffclip.scenes.phrases import NUMBERS, lacking, noun_phrase, place_of, plural
-from diffclip.scenes.scene import check_size, compose
+from diffclip.scenes.scene import compose
 from diffclip.scenes.vocabulary import (
     BACKGROUNDS,
     COLORS,
@@ -61,9 +62,6 @@ def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> Min
     """
     if pattern not in _PLANS:
         raise unknown("pattern", pattern, PATTERNS)
-    check_size(size)
-    if index < 0:
-        raise InputError(f"index {index} is out of range: give a whole number from 0")
     number = index * len(PATTERNS) + PATTERNS.index(pattern)
     dice = Dice(stream("pairs", "test", seed, number))
     background = dice.pick(tuple(BACKGROUNDS))
@@ -142,10 +140,6 @@ def _presence(dice: Dice, background: str) -> Plan:
     return both, both[:1], f"{start} with {thing} beside it", f"{start} with nothing beside it"
 
 
-def _state(dice: Dice, background: str) -> Plan:
-    return _with_and_without(STATES, dice, background)
-
-
 def _quantity(dice: Dice, background: str) -> Plan:
     subject = replace(_subject(dice, background, SHAPES), size=dice.pick(("small", "medium")))
     count = dice.pick((1, 2, 3))
@@ -184,10 +178,6 @@ def _color(dice: Dice, background: str) -> Plan:
     return _plan(_change(specs, texture=one), _change(specs, texture=two), "texture")
 
 
-def _structure(dice: Dice, background: str) -> Plan:
-    return _with_and_without(STRUCTURES, dice, background)
-
-
 def _text(dice: Dice, background: str) -> Plan:
     kind, texts = dice.pick((("letter", LETTERS), ("word", WORDS)))
     one, two = (f"{kind} {text}" for text in dice.shuffle(texts)[:2])
@@ -204,10 +194,6 @@ def _viewpoint(dice: Dice, background: str) -> Plan:
     return _plan([near], [far], "detail")
 
 
-_PLANS: dict[str, Callable[[Dice, str], Plan]] = dict(
-    zip(
-        PATTERNS,
-        (_orientation, _presence, _state, _quantity, _position, _color, _structure, _text, _viewpoint),
-        strict=True,
-    )
-)
+_state, _structure = partial(_with_and_without, STATES), partial(_with_and_without, STRUCTURES)
+_DRAWN = (_orientation, _presence, _state, _quantity, _position, _color, _structure, _text, _viewpoint)
+_PLANS: dict[str, Callable[[Dice, str], Plan]] = dict(zip(PATTERNS, _DRAWN, strict=True))

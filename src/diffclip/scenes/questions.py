@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, count, islice, product
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from diffclip.errors import InputError, unknown
@@ -36,8 +37,8 @@ class Question:
 class Topic(NamedTuple):
     """A topic of yes/no questions: kinds of objects ("a red star") or colors ("anything red").
 
-    `present` lists what is in an image, each once and in the objects' order. `absent` lists what is not, beginning with
-    what the negatives ask for; its third argument is what most images have, the most frequent first.
+    `present` lists the things in an image, each once and in the objects' order. `absent` lists the others, those of
+    the sort of negatives first; its third argument is the things of most images, the most frequent first.
     """
 
     present: Callable[[Sequence[Spec]], list[Any]]
@@ -45,36 +46,36 @@ class Topic(NamedTuple):
     ask: Callable[[Any], str]
 
 
-def _absent_kinds(
-    present: Sequence[Kind], negatives: Negatives, often: Sequence[Kind], dice: Dice
-) -> list[Kind]:
-    everything = [(color, shape) for color in COLORS for shape in SHAPES]
-    ranked = [*often, *everything] if negatives == "popular" else dice.shuffle(everything)
-    if negatives == "adversarial":
-        colors, shapes = {color for color, _ in present}, {shape for _, shape in present}
-        # both words are true of something in the image, but not of the same thing; then one word
-        ranked = sorted(ranked, key=lambda kind: -(kind[0] in colors) - (kind[1] in shapes))
-    return [kind for kind in dict.fromkeys(ranked) if kind not in present]
+def _absent(
+    everything: Sequence[Any], distance: Callable[[Any, Sequence[Any]], float]
+) -> Callable[[Sequence[Any], Negatives, Sequence[Any], Dice], list[Any]]:
+    """Make `absent` of a topic from all of its things and the distance of a thing from those of an image."""
+
+    def absent(present: Sequence[Any], negatives: Negatives, often: Sequence[Any], dice: Dice) -> list[Any]:
+        ranked = [*often, *everything] if negatives == "popular" else dice.shuffle(everything)
+        if negatives == "adversarial":
+            ranked.sort(key=lambda thing: distance(thing, present))
+        return [thing for thing in dict.fromkeys(ranked) if thing not in present]
+
+    return absent
 
 
-def _absent_colors(
-    present: Sequence[str], negatives: Negatives, often: Sequence[str], dice: Dice
-) -> list[str]:
-    ranked = [*often, *COLORS] if negatives == "popular" else dice.shuffle(tuple(COLORS))
-    if negatives == "adversarial":
-        ranked = sorted(ranked, key=lambda name: min(math.dist(COLORS[name], COLORS[p]) for p in present))
-    return [name for name in dict.fromkeys(ranked) if name not in present]
+def _distance_of_kinds(kind: Kind, present: Sequence[Kind]) -> float:
+    """Put kinds first whose two words are true of something in the image, but not of the same thing; then one word."""
+    return -any(color == kind[0] for color, _ in present) - any(shape == kind[1] for _, shape in present)
 
 
 TOPICS = {
     "colours": Topic(
         lambda specs: list(dict.fromkeys(spec.color for spec in specs)),
-        _absent_colors,
+        _absent(
+            tuple(COLORS), lambda name, present: min(math.dist(COLORS[name], COLORS[p]) for p in present)
+        ),
         lambda color: f"Is there anything {color} in the picture?",
     ),
     "kinds": Topic(
         lambda specs: list(dict.fromkeys((spec.color, spec.shape) for spec in specs)),
-        _absent_kinds,
+        _absent(tuple(product(COLORS, SHAPES)), _distance_of_kinds),
         lambda kind: f"Is there {with_article(' '.join(kind))} in the picture?",
     ),
 }
@@ -115,13 +116,8 @@ def question_indices(images: int, seed: int = 0) -> list[int]:
     """
     if images < 1:
         raise InputError(f"questions need at least one image, not {images}")
-    found: list[int] = []
-    index = 0
-    while len(found) < images:
-        if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH:
-            found.append(index)
-        index += 1
-    return found
+    enough = (index for index in count() if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH)
+    return list(islice(enough, images))
 
 
 def question_scene(index: int, seed: int = 0, size: int = 64) -> Scene:
@@ -134,8 +130,8 @@ def image_name(index: int) -> str:
 
 
 def most_frequent(scenes: Iterable[Iterable[T]]) -> list[T]:
-    """List what is in many scenes, the most frequent first."""
-    return [one for one, _count in Counter(one for scene in scenes for one in scene).most_common()]
+    """List the things in many scenes, the most frequent first."""
+    return [thing for thing, _count in Counter(chain.from_iterable(scenes)).most_common()]
 
 
 def _objects(index: int) -> int:

@@ -22,8 +22,7 @@ from diffclip.scenes.vocabulary import SHAPES
 
 Style = Literal["plain"] | Shift
 STYLES: tuple[Style, ...] = ("plain", *SHIFTS)
-MOST_DISTRACTORS = 64
-_SMALLEST = 16
+_SMALLEST, _MOST_DISTRACTORS = 16, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +99,10 @@ def draw_scene(
         raise unknown("shape", shape, SHAPES)
     if objects is not None and not 1 <= objects <= 4:
         raise InputError(f"a scene has 1 to 4 objects, not {objects}")
-    check_size(size)
-    check_distractors(distractors)
+    if not 0 <= distractors <= _MOST_DISTRACTORS:
+        raise InputError(
+            f"distractors {distractors} is out of range: give a number from 0 to {_MOST_DISTRACTORS}"
+        )
     dice = Dice(stream("scene", split, seed, index))
     background, specs = lay_out(dice, objects, shape)
     captions = write_captions(specs, background, dice, look=style in ("plain", "noisy"))
@@ -109,18 +110,6 @@ def draw_scene(
     image, masks = compose(specs, background, size, style, dice, clutter)
     things = [_thing(spec, mask) for spec, mask in zip(specs, masks, strict=True)]
     return Scene(image, tuple(things), background, captions, style)
-
-
-def check_size(size: int) -> None:
-    """Raise `InputError` for an image too small to show its objects."""
-    if size < _SMALLEST:
-        raise InputError(f"size {size} is too small: scenes need {_SMALLEST} pixels or more")
-
-
-def check_distractors(count: int) -> None:
-    """Raise `InputError` for a number of distractors that leaves no image to see."""
-    if not 0 <= count <= MOST_DISTRACTORS:
-        raise InputError(f"distractors {count} is out of range: give a number from 0 to {MOST_DISTRACTORS}")
 
 
 def compose(
@@ -131,8 +120,16 @@ def compose(
     dice: Dice,
     distractors: Sequence[Spec] = (),
 ) -> tuple[NDArray[np.uint8], list[Mask]]:
-    """Paint `specs`, over the distractors, on a fresh piece of `background`: the image [size, size, 3], and the mask
-    of each of `specs`."""
+    """Paint `specs`, over the distractors, on a fresh piece of `background`.
+
+    Returns:
+        The image [size, size, 3] and the mask of each of `specs`.
+
+    Raises:
+        InputError: the image is too small to show its objects.
+    """
+    if size < _SMALLEST:
+        raise InputError(f"size {size} is too small: scenes need {_SMALLEST} pixels or more")
     painted = [*distractors, *specs]
     if style == "sketch":
         canvas = ground("paper", size, dice)
@@ -145,8 +142,7 @@ def compose(
         canvas = ground(background, size, dice)
         masks = [paint(canvas, spec) for spec in painted]
     image = np.clip(canvas + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0).copy()
-    masks = masks[len(distractors) :]
-    return _spoil(image, dice) if style == "noisy" else image, masks
+    return _spoil(image, dice) if style == "noisy" else image, masks[len(distractors) :]
 
 
 @lru_cache(maxsize=512)
@@ -170,14 +166,7 @@ def _spoil(image: NDArray[np.uint8], dice: Dice) -> NDArray[np.uint8]:
 def _thing(spec: Spec, mask: Mask) -> SceneObject:
     size = len(mask)
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    return SceneObject(
-        shape=spec.shape,
-        color=spec.color,
-        size=spec.size,
-        texture=spec.texture,
-        orientation=spec.orientation,
-        detail=spec.detail,
-        center=(spec.x * size, spec.y * size),
-        box=(int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1),
-        mask=mask,
-    )
+    center, box = (spec.x * size, spec.y * size), (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
+    left, top, right, bottom = map(int, box)
+    names = spec.shape, spec.color, spec.size, spec.texture, spec.orientation, spec.detail
+    return SceneObject(*names, center, (left, top, right, bottom), mask)

@@ -2,59 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
+# fmt: off
 SHAPES = (
-    "circle",
-    "square",
-    "triangle",
-    "diamond",
-    "star",
-    "heart",
-    "ring",
-    "cross",
-    "crescent",
-    "arrow",
-    "flower",
-    "teardrop",
+    "circle", "square", "triangle", "diamond", "star", "heart",
+    "ring", "cross", "crescent", "arrow", "flower", "teardrop",
 )
-
 DISTRACTORS = ("bar", "hook", "zigzag")
 """Shapes of the distractors, which no caption and no prompt names."""
 
 COLORS: dict[str, tuple[int, int, int]] = {
-    "red": (214, 44, 48),
-    "orange": (242, 132, 30),
-    "yellow": (250, 212, 50),
-    "green": (48, 150, 66),
-    "turquoise": (44, 196, 192),
-    "blue": (46, 92, 214),
-    "purple": (128, 62, 178),
-    "pink": (246, 138, 182),
-    "brown": (124, 76, 44),
-    "black": (36, 36, 42),
-    "white": (250, 250, 247),
+    "red": (214, 44, 48), "orange": (242, 132, 30), "yellow": (250, 212, 50), "green": (48, 150, 66),
+    "turquoise": (44, 196, 192), "blue": (46, 92, 214), "purple": (128, 62, 178), "pink": (246, 138, 182),
+    "brown": (124, 76, 44), "black": (36, 36, 42), "white": (250, 250, 247),
 }
-
 SIZES: dict[str, float] = {"small": 0.10, "medium": 0.148, "large": 0.205}
 """Nominal radius as a share of the image's edge; drawn radii vary by 5 %, so the three never meet."""
-
 TEXTURES = ("plain", "striped", "dotted", "checked")
 
-DIRECTIONS = ("up", "right", "down", "left")
-
+_DIRECTIONS = ("up", "right", "down", "left")
 ORIENTATIONS: dict[str, tuple[str, ...]] = {
-    "triangle": DIRECTIONS,
-    "crescent": DIRECTIONS,
-    "arrow": DIRECTIONS,
-    "teardrop": DIRECTIONS,
-    "heart": ("up", "down"),
+    **dict.fromkeys(("triangle", "crescent", "arrow", "teardrop"), _DIRECTIONS), "heart": ("up", "down"),
 }
 """Shapes that have a direction, and the directions they are drawn in."""
 
 
-@dataclass(frozen=True)
-class Background:
+class Background(NamedTuple):
     """The phrases for a background, and the object colors that it hides."""
 
     phrases: tuple[str, ...]
@@ -72,8 +46,7 @@ BACKGROUNDS: dict[str, Background] = {
 }
 
 
-@dataclass(frozen=True)
-class Detail:
+class Detail(NamedTuple):
     """A special feature of one object, such as a face or a gap.
 
     `before` stands before the color and `after` behind the noun; `without` has both for an object
@@ -92,52 +65,29 @@ LETTERS = ("A", "B", "C", "E", "H", "K", "L", "M", "O", "R", "S", "T", "X", "Z")
 WORDS = ("GO", "NO", "UP", "ON", "HI", "IN", "OK", "BY", "WE", "ME")
 
 FEATURES: dict[str, Detail] = {
-    "spot": Detail(
-        # a circle with a pale spot would look like a ring
-        ("square", "star", "diamond", "heart"),
-        after="with a spot in its middle",
-        without=("", "without a spot"),
-    ),
-    "face": Detail(
-        ("circle", "square", "heart"),
-        after="with a smiling face",
-        without=("", "without a face"),
-        hides=("black",),
-    ),
-    "border": Detail(
-        ("circle", "square", "heart", "diamond"),
-        after="with a thick border",
-        without=("", "without a border"),
-        hides=("black", "brown"),
-        not_on=("night",),
-    ),
+    # a circle with a pale spot would look like a ring
+    "spot": Detail(("square", "star", "diamond", "heart"), "", "with a spot in its middle", ("", "without a spot")),
+    "face": Detail(("circle", "square", "heart"), "", "with a smiling face", ("", "without a face"), ("black",)),
+    "border": Detail(("circle", "square", "heart", "diamond"), "", "with a thick border", ("", "without a border"),
+                     ("black", "brown"), ("night",)),
 }
 STATES: dict[str, Detail] = {
-    "glowing": Detail(
-        ("circle", "star", "heart", "diamond"),
-        "glowing",
-        without=("", "that does not glow"),
-        hides=("black", "brown"),
-        not_on=("paper", "sand"),
-    ),
-    "hollow": Detail(("square", "star", "heart", "diamond"), "hollow", without=("solid", "")),
-    "half-filled": Detail(
-        ("circle", "square", "heart"), "half-filled", without=("completely filled", ""), hides=("white",)
-    ),
-    "cracked": Detail(("circle", "square", "heart", "star"), "cracked", without=("unbroken", "")),
-    "gap": Detail(("ring",), after="with a gap", without=("closed", "")),
+    "glowing": Detail(("circle", "star", "heart", "diamond"), "glowing", "", ("", "that does not glow"),
+                      ("black", "brown"), ("paper", "sand")),
+    "hollow": Detail(("square", "star", "heart", "diamond"), "hollow", "", ("solid", "")),
+    "half-filled": Detail(("circle", "square", "heart"), "half-filled", "", ("completely filled", ""), ("white",)),
+    "cracked": Detail(("circle", "square", "heart", "star"), "cracked", "", ("unbroken", "")),
+    "gap": Detail(("ring",), "", "with a gap", ("closed", "")),
 }
 STRUCTURES: dict[str, Detail] = {
-    "four points": Detail(("star",), after="with four points", without=("", "with five points")),
-    "eight points": Detail(("star",), after="with eight points", without=("", "with five points")),
-    "four petals": Detail(("flower",), after="with four petals", without=("", "with six petals")),
-    "rounded corners": Detail(("square",), after="with rounded corners", without=("", "with sharp corners")),
-    "thin": Detail(("ring", "cross"), "thin", without=("thick", "")),
+    "four points": Detail(("star",), "", "with four points", ("", "with five points")),
+    "eight points": Detail(("star",), "", "with eight points", ("", "with five points")),
+    "four petals": Detail(("flower",), "", "with four petals", ("", "with six petals")),
+    "rounded corners": Detail(("square",), "", "with rounded corners", ("", "with sharp corners")),
+    "thin": Detail(("ring", "cross"), "thin", "", ("thick", "")),
 }
 VIEWS: dict[str, Detail] = {
-    "side": Detail(
-        ("circle", "square", "ring"), after="seen from the side", without=("", "seen from the front")
-    ),
+    "side": Detail(("circle", "square", "ring"), "", "seen from the side", ("", "seen from the front")),
 }
 DISTANCES: dict[str, tuple[Detail, str, float]] = {
     "near": (Detail(SHAPES, after="seen from close up"), "large", 0.39),
@@ -145,12 +95,10 @@ DISTANCES: dict[str, tuple[Detail, str, float]] = {
 }
 """Details of a lone object that set its size and radius too."""
 TEXTS: dict[str, Detail] = {
-    **{
-        f"letter {text}": Detail(("circle", "square"), after=f"with the letter {text} on it")
-        for text in LETTERS
-    },
-    **{f"word {text}": Detail(("square",), after=f"with the word {text} on it") for text in WORDS},
+    **{f"letter {text}": Detail(("circle", "square"), "", f"with the letter {text} on it") for text in LETTERS},
+    **{f"word {text}": Detail(("square",), "", f"with the word {text} on it") for text in WORDS},
 }
+# fmt: on
 
 COMMON_DETAILS: dict[str, Detail] = {**FEATURES, **STATES, **STRUCTURES, **VIEWS, **TEXTS}
 """Details that any medium or large object of a fitting shape may have."""
@@ -164,12 +112,10 @@ TEMPLATES = (
     *(f"a {color} {{c}}" for color in COLORS if color != "orange"),
 )
 """Zero-shot prompts in the captions' wording; no article stands beside the name, so that each name fits."""
-
 COUNTS = (2, 3, 4)
 """Numbers of objects that captions state."""
 COUNT_TEMPLATES = ("{c} objects", "{c} shapes")
 """Zero-shot prompts for numbers, in the captions' words."""
-
 COLOR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
 """Zero-shot prompts for colors, one a shape."""
 

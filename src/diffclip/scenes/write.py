@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from diffclip.data.published_sets import SHIFTS
 from diffclip.data.workers import in_processes
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explained
 from diffclip.files import disk_errors, others_wait, write_text
 from diffclip.scenes.export import write_choices, write_pairs, write_questions, write_shard
-from diffclip.scenes.layout import LARGEST_SEED
 from diffclip.scenes.phrases import NUMBERS
-from diffclip.scenes.scene import Style, check_distractors, check_size
+from diffclip.scenes.scene import Style, draw_scene
 from diffclip.scenes.vocabulary import COLOR_TEMPLATES, COLORS, COUNT_TEMPLATES, COUNTS, SHAPES, TEMPLATES
 
 SHARD = 1000
@@ -28,25 +26,15 @@ QUESTIONED = 500
 FORMAT = 2
 """Counts up when the same settings draw other images, so that older folders are not reused."""
 MANIFEST = "scenes.json"
+"""The file of the settings that decide every file of a folder."""
 
 Progress = Callable[[str, int, int | None], None]
+Set = tuple[str, str, Style, int]
+"""A folder of shards: set, split, style and number of samples."""
 _PROMPTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "colours": (tuple(COLORS), COLOR_TEMPLATES),
     "counts": ([NUMBERS[count] for count in COUNTS], COUNT_TEMPLATES),
 }
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings that decide every file of a folder; `scenes.json` has them."""
-
-    size: int
-    train: int
-    val: int
-    test: int
-    seed: int
-    format: int = FORMAT
-    distractors: int = 0  # folders from before there were any have none
 
 
 class Job(NamedTuple):
@@ -96,32 +84,28 @@ def write_scenes(
     Raises:
         InputError: bad settings, a folder with other settings or other content, or a disk that refuses.
     """
-    folder, settings = Path(folder), Settings(size, train, val, test, seed, distractors=distractors)
-    check_size(size)
-    check_distractors(distractors)
-    for name, count in (("train", train), ("val", val), ("test", test)):
+    counts = {"train": train, "val": val, "test": test}
+    for name, count in counts.items():
         if count < 1:
             raise InputError(f"{name} {count} is too few: give at least one image a split")
-    if not 0 <= seed <= LARGEST_SEED:
-        raise InputError(f"seed {seed} is out of range: give a whole number from 0 to {LARGEST_SEED}")
-    jobs = list(_jobs(folder, settings))
+    # other bad settings are refused before anything is written
+    draw_scene(0, seed=seed, size=size, distractors=distractors)
+    settings = {"size": size, **counts, "seed": seed, "format": FORMAT, "distractors": distractors}
+    folder, sets = Path(folder), list(_sets(train, val, test))
+    jobs = list(_jobs(folder, sets, settings))
     names = {job.target.relative_to(folder).parts[0] for job in jobs}
     _check_folder(folder, settings, names)
     if all(job.target.exists() for job in jobs):
         return False  # the folder may be read-only
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     # another process would take the files that this one is writing for those of a kill
     with others_wait(folder / ".lock"):
-        _check_folder(folder, settings, names)  # another process may have drawn others meanwhile
         if all(job.target.exists() for job in jobs):
             return False
         with disk_errors(folder):
             for half in [half for name in names for half in (folder / name).rglob(".*.tmp")]:
                 shutil.rmtree(half) if half.is_dir() else half.unlink()
-        write_text(folder / MANIFEST, json.dumps(asdict(settings), indent=2) + "\n")
-        for path, text in _notes(folder, settings):
-            write_text(path, text)
+        write_text(folder / MANIFEST, json.dumps(settings, indent=2) + "\n")
+        _write_notes(folder, sets)
         total = sum(job.images for job in jobs)
         for images in in_processes(Job.run, jobs, workers):
             if progress is not None:
@@ -129,72 +113,60 @@ def write_scenes(
     return True
 
 
-def _check_folder(folder: Path, settings: Settings, names: set[str]) -> None:
+def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) -> None:
     """Raise unless `folder` holds scenes of the same settings, or nothing called as one of `names`."""
     manifest = folder / MANIFEST
     if not manifest.exists():
-        for name in sorted(names):
-            if (folder / name).exists():
-                raise InputError(f"{folder} holds other things ({name}): choose an empty or new folder")
+        if taken := [name for name in sorted(names) if (folder / name).exists()]:
+            raise InputError(f"{folder} holds other things ({taken[0]}): choose an empty or new folder")
         return
-    try:
-        found = asdict(Settings(**json.loads(manifest.read_text(encoding="utf-8"))))
-    except (ValueError, TypeError, OSError):
-        raise InputError(f"{manifest} cannot be read: remove {folder} or choose another folder") from None
-    differing = sorted(name for name, value in asdict(settings).items() if found[name] != value)
+    with explained(f"{manifest} cannot be read", f"remove {folder} or choose another folder"):
+        # folders from before there were distractors have none
+        found = {"distractors": 0, **json.loads(manifest.read_text(encoding="utf-8"))}
+    differing = [
+        f"{name} {found.get(name)}" for name in sorted(settings) if found.get(name) != settings[name]
+    ]
     if differing:
-        what = ", ".join(f"{name} {found[name]}" for name in differing)
         raise InputError(
-            f"{folder} holds scenes with other settings ({what}): remove it, choose another folder or "
-            "ask for those settings"
+            f"{folder} holds scenes with other settings ({', '.join(differing)}): remove it, choose another folder "
+            "or ask for those settings"
         )
 
 
-def _sets(settings: Settings) -> Iterator[tuple[str, str, Style, int]]:
-    """Every folder of shards: set, split, style and number of samples."""
+def _sets(train: int, val: int, test: int) -> Iterator[Set]:
     # the same number of each shape
-    train, test = (
-        -(-count // len(SHAPES)) * len(SHAPES) for count in (-(-settings.train // 4), settings.test)
-    )
-    yield "captions", "train", "plain", settings.train
-    yield "captions", "val", "plain", settings.val
-    yield "captions", "test", "plain", settings.test
-    yield "segmentation", "test", "plain", min(QUESTIONED, settings.test)
+    learned, tested = (-(-count // len(SHAPES)) * len(SHAPES) for count in (-(-train // 4), test))
+    for split, count in (("train", train), ("val", val), ("test", test)):
+        yield "captions", split, "plain", count
+    yield "segmentation", "test", "plain", min(QUESTIONED, test)
     for name in ("shapes", "colours"):
-        yield name, "train", "plain", train
-        yield name, "test", "plain", test
-    yield "counts", "test", "plain", test
+        yield name, "train", "plain", learned
+        yield name, "test", "plain", tested
+    yield "counts", "test", "plain", tested
     for style in SHIFTS:
-        yield f"shapes-{style}", "test", style, test
+        yield f"shapes-{style}", "test", style, tested
 
 
-def _jobs(folder: Path, settings: Settings) -> Iterator[Job]:
-    for name, split, style, count in _sets(settings):
+def _jobs(folder: Path, sets: Sequence[Set], settings: Mapping[str, int]) -> Iterator[Job]:
+    test, size, seed, distractors = (settings[name] for name in ("test", "size", "seed", "distractors"))
+    for name, split, style, count in sets:
         for number, start in enumerate(range(0, count, SHARD)):
             indices = range(start, min(start + SHARD, count))
-            arguments = (
-                name.split("-")[0],
-                split,
-                style,
-                settings.size,
-                settings.seed,
-                settings.distractors,
-                indices,
-            )
+            arguments = (name.split("-")[0], split, style, size, seed, distractors, indices)
             yield Job(folder / name / split / f"{number}.tar", write_shard, arguments, len(indices))
-    pairs, images = min(PAIRS, settings.test), min(QUESTIONED, settings.test)
-    yield Job(folder / "mmvp", write_pairs, (pairs, settings.size, settings.seed), 18 * pairs)
-    yield Job(folder / "scenes-sugarcrepe", write_choices, (pairs, settings.size, settings.seed), 18 * pairs)
-    yield Job(folder / "questions", write_questions, (images, settings.size, settings.seed), images)
+    pairs, images = min(PAIRS, test), min(QUESTIONED, test)
+    yield Job(folder / "mmvp", write_pairs, (pairs, size, seed), 18 * pairs)
+    yield Job(folder / "scenes-sugarcrepe", write_choices, (pairs, size, seed), 18 * pairs)
+    yield Job(folder / "questions", write_questions, (images, size, seed), images)
 
 
-def _notes(folder: Path, settings: Settings) -> Iterator[tuple[Path, str]]:
-    """The small text files that clip_benchmark's layout has beside the shards."""
-    for name, split, _style, count in _sets(settings):
-        yield folder / name / split / "nshards.txt", f"{-(-count // SHARD)}\n"
+def _write_notes(folder: Path, sets: Sequence[Set]) -> None:
+    """Write the small text files that clip_benchmark's layout has beside the shards."""
+    for name, split, _style, count in sets:
+        write_text(folder / name / split / "nshards.txt", f"{-(-count // SHARD)}\n")
         if name == "captions":
-            yield folder / name / "dataset_type.txt", "retrieval\n"
+            write_text(folder / name / "dataset_type.txt", "retrieval\n")
         else:
             names, templates = _PROMPTS.get(name, (SHAPES, TEMPLATES))
-            yield folder / name / "classnames.txt", "\n".join(names) + "\n"
-            yield folder / name / "zeroshot_classification_templates.txt", "\n".join(templates) + "\n"
+            write_text(folder / name / "classnames.txt", "\n".join(names) + "\n")
+            write_text(folder / name / "zeroshot_classification_templates.txt", "\n".join(templates) + "\n")
