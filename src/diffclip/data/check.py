@@ -15,13 +15,14 @@ from torch.utils.data import Dataset
 
 from diffclip.config import TextConfig
 from diffclip.data.corpus import Corpus
-from diffclip.data.loader import decode
 from diffclip.data.workers import data_loader, watched
 from diffclip.errors import Fault, InputError
 from diffclip.tokenizer import Tokenizer
 
 LEARNED_AT = 224
 """Pixels of the usual models; a smaller image is enlarged."""
+CONTEXT_LENGTH = 77
+"""Tokens of a caption that the usual models read, with start and end."""
 DISTANCE = 4
 """Bits of 64 in which the perceptual hashes of near duplicates differ at most. Images of JPEG quality 30, of half and
 of twice the size stay within; one cut at its borders does not."""
@@ -50,8 +51,7 @@ class Check:
     sources: list[str]
     shards: int
     usable: int  # samples with a member for an image and one for a caption
-    seed: int | None  # of the draw where only a part was read
-    read: int
+    read: int  # all, or as many as were drawn
     whole: int  # samples that can be trained on; all below is of these
     skipped: list[Fault]  # broken shards, and samples without an image or a caption
     images_broken: list[Fault]
@@ -61,8 +61,7 @@ class Check:
     captions: int
     words: Spread
     tokens: Spread
-    context_length: int
-    truncated: int  # captions longer than `context_length` tokens
+    truncated: int  # captions of more than 77 tokens
     exact: list[list[str]]  # samples with the same pixels
     near: list[list[str]]  # samples whose images look alike, though their pixels differ
 
@@ -70,9 +69,7 @@ class Check:
 def check(
     corpus: Corpus,
     sample: int | None = None,
-    seed: int = 0,
     workers: int = 0,
-    context_length: int = 77,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Check:
     """Read a corpus, or a part of it, and count.
@@ -80,19 +77,16 @@ def check(
     Args:
         corpus: what to read.
         sample: how many samples to draw at random; None or more than there are: all.
-        seed: of that draw.
         workers: processes that read; 0 reads in this one.
-        context_length: tokens a caption may have, with start and end.
         advance: called with how many more samples have been read.
 
     Raises:
         InputError: not one sample can be read.
         DiffCLIPError: a worker died, or an address does not answer.
     """
-    drawn = sample is not None and sample < corpus.samples
     numbers = np.arange(corpus.samples)
-    if drawn:
-        numbers = np.sort(np.random.default_rng(seed).choice(corpus.samples, sample, replace=False))
+    if sample is not None and sample < corpus.samples:
+        numbers = np.sort(np.random.default_rng(0).choice(corpus.samples, sample, replace=False))
     loader = data_loader(_Samples(corpus, numbers), workers, batch_size=_CHUNK, collate_fn=_rows)
     parts: list[tuple[NDArray[Any], NDArray[Any], list[Fault]]] = []
     for part in watched(loader):
@@ -108,7 +102,6 @@ def check(
         sources=[source.spec for source in corpus.sources],
         shards=sum(source.shards for source in corpus.sources),
         usable=corpus.samples,
-        seed=seed if drawn else None,
         read=len(numbers),
         whole=len(samples),
         skipped=corpus.faults,
@@ -119,8 +112,7 @@ def check(
         captions=len(captions),
         words=_spread(captions["words"]),
         tokens=_spread(captions["tokens"]),
-        context_length=context_length,
-        truncated=int((captions["tokens"] > context_length).sum()),
+        truncated=int((captions["tokens"] > CONTEXT_LENGTH).sum()),
         exact=_named(corpus, samples["number"], _groups(samples["content"])),
         near=_named(corpus, samples["number"], near_groups(samples)),
     )
@@ -142,7 +134,7 @@ class _Samples(Dataset[Any]):
     def __getitem__(self, place: int) -> tuple[tuple[int, ...], list[tuple[int, int]]] | Fault:
         """The rows of a sample and of its captions, see `_SAMPLE` and `_CAPTION`."""
         number = int(self.numbers[place])
-        found = decode(self.corpus, number)
+        found = self.corpus.read(number)
         if isinstance(found, Fault):
             return found
         pixels = found.pixels.permute(1, 2, 0).contiguous().numpy()

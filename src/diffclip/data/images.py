@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,26 +50,18 @@ def read_image(
         A loaded image in mode RGB.
 
     Raises:
-        InputError: missing or empty file, a folder, a pipe or device, not an image, cut short or broken, above
-            `max_pixels`.
+        InputError: missing or empty file, a folder, not an image, cut short or broken, above `max_pixels`.
     """
-    if isinstance(source, bytes):
-        name = name or "the image"
-        return _load(_open(io.BytesIO(source), name, max_pixels), name)
-    name = name or str(source)
+    name = name or ("the image" if isinstance(source, bytes) else str(source))
     try:
-        kind = os.stat(source).st_mode
-        if stat.S_ISDIR(kind):
-            raise InputError(f"{name} is a folder: give an image file")
-        if not stat.S_ISREG(kind):
-            # to open a pipe would wait for a writer, perhaps for ever
-            raise InputError(f"{name} is no regular file: give an image file")
-        with open(source, "rb") as handle:
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as handle:
             return _load(_open(handle, name, max_pixels), name)
     except FileNotFoundError:
         raise InputError(f"{name} does not exist: check the path of the image") from None
     except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror or error}; check its permissions") from error
+        raise InputError(
+            f"cannot read {name}: {error.strerror or error}; give an image file that can be read"
+        ) from error
 
 
 def read_pixels(data: bytes, name: str = "the image") -> Tensor:
@@ -116,27 +107,24 @@ def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """List the image files among `paths`: files as they are, folders searched to the bottom in sorted order.
 
-    Hidden files and folders, and in folders pipes and devices, are left out; a file reached twice is listed once.
+    Hidden files and folders are left out; a file reached twice is listed once.
 
     Raises:
         InputError: no path at all, a path that does not exist, a folder without images.
     """
     if not paths:
         raise InputError("no image given: name image files or folders of them")
-    found: dict[Path, None] = {}
+    found: list[Path] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            inside = _images_in(path)
-            if not inside:
-                raise InputError(
-                    f"folder {path} has no image: give a folder of .jpg, .png, .webp or similar files"
-                )
-            found.update(dict.fromkeys(inside))
-        elif path.exists():
-            found[path] = None
-        else:
+        inside = _images_in(path) if path.is_dir() else [path]
+        if not path.exists():
             raise InputError(f"{path} does not exist: give image files or folders of them")
-    return list(found)
+        if not inside:
+            raise InputError(
+                f"folder {path} has no image: give a folder of .jpg, .png, .webp or similar files"
+            )
+        found += inside
+    return list(dict.fromkeys(found))
 
 
 def _images_in(folder: Path) -> list[Path]:
@@ -144,8 +132,7 @@ def _images_in(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
-    # a broken link stays, since `read_image` has words for it
-    return sorted(path for path in found if path.is_file() or not path.exists())
+    return sorted(found)
 
 
 def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:

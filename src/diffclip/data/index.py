@@ -18,10 +18,11 @@ import signal
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,8 +39,8 @@ MEMBERS = (*IMAGE, "txt", "json", "cls", "mask.png", "seg.png")
 BLOCK = 512
 # Zeros that a writer may leave behind the last member: GNU tar fills up 10 KiB, or what `-b` says.
 _PADDING = 1 << 20
-OPEN_FILES = 256
-"""Files that a process holds open."""
+# Files that a process holds open.
+_OPEN_FILES = 256
 
 Table = NDArray[np.void]
 Rows = list[tuple[bytes, dict[str, tuple[int, int]]]]
@@ -50,7 +51,7 @@ Needed = Mapping[str, Sequence[str]]
 _FORMAT = 3
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
-_NO_SAMPLES: Table = np.zeros(0, [("key", "S1")])
+NO_SAMPLES: Table = np.zeros(0, [("key", "S1")])
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,14 @@ def _missing(held: Sequence[str], needed: Needed) -> str:
 
 def usable_rows(table: Table, needed: Needed) -> tuple[NDArray[np.int64], list[tuple[int, str]]]:
     """Find the rows that have a member for each of `needed`, and the lack of each of the others."""
-    there = (table.dtype.names or ())[1:]
-    usable = np.ones(len(table), bool)
-    for names in needed.values():
-        usable &= np.any(
-            [np.zeros(len(table), bool), *(table[name][:, 1] > 0 for name in names if name in there)], 0
-        )
+    none, there = np.zeros(len(table), bool), table.dtype.names or ()
+    has = {
+        what: np.any([none, *(table[name][:, 1] > 0 for name in names if name in there)], axis=0)
+        for what, names in needed.items()
+    }
+    usable = np.all(list(has.values()), axis=0)
     lacks = [
-        (row, f"has {_missing([name for name in there if table[name][row, 1]], needed)}")
+        (row, "has " + " and ".join(f"no {what}" for what in has if not has[what][row]))
         for row in np.flatnonzero(~usable).tolist()
     ]
     return np.flatnonzero(usable), lacks
@@ -117,13 +118,14 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def scan(path: Path, mark: str) -> tuple[Header, Table]:
-    """Read the headers of the tar at `path`, seeking over the contents; `mark` is its stamp."""
+def scan(path: Path) -> tuple[Header, Table]:
+    """Read the headers of the tar at `path`, seeking over the contents."""
+    mark = stamp(path)
     rows: Rows = []
     faults: list[str] = []
     try:
-        if not path.is_file():
-            raise OSError(f"it {'is not a regular file' if path.exists() else 'does not exist'}")
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a regular file")
         with path.open("rb") as file:
             _scan(file, path.stat().st_size, rows, faults)
     except OSError as error:
@@ -158,7 +160,7 @@ def _scan(file: IO[bytes], length: int, rows: Rows, faults: list[str]) -> None:
             whole = member.offset_data + member.size <= length
             if not whole:
                 break
-            _add_member(member, rows, faults)
+            _add_member(member, rows)
     except tarfile.ReadError as error:
         whole = "end of data" not in str(error)
     # A damaged field of a header; the reader then stands at its byte.
@@ -172,32 +174,22 @@ def _scan(file: IO[bytes], length: int, rows: Rows, faults: list[str]) -> None:
         faults.append(f"is broken at byte {tar.offset} of {length}, {len(rows)} samples before it are left")
 
 
-def _add_member(member: tarfile.TarInfo, rows: Rows, faults: list[str]) -> None:
+def _add_member(member: tarfile.TarInfo, rows: Rows) -> None:
     match = _KEY_AND_EXTENSION.match(member.name)
     if not match or _METADATA.match(member.name) or not member.isreg() or member.issparse():
         return
     key, extension = match[1].encode("utf-8", "surrogateescape"), match[2].lower()
     if not rows or rows[-1][0] != key:
         rows.append((key, {}))
-    if extension not in MEMBERS:
-        return
-    if member.size >= 1 << 32:
-        faults.append(f"holds {member.name} of {member.size} bytes, too large for a sample: skipped")
-    elif extension in rows[-1][1]:
-        faults.append(f"holds {member.name} twice: the first is used")
-    else:
-        rows[-1][1][extension] = member.offset_data // BLOCK, member.size
+    if extension in MEMBERS:
+        rows[-1][1].setdefault(extension, (member.offset_data // BLOCK, member.size))
 
 
-def write_index(file: Path, header: Header, table: Table) -> bool:
-    """Write an index; False where the folder cannot be written."""
-    try:
-        with write_atomically(file) as temporary, temporary.open("wb") as handle:
-            np.save(handle, np.array(json.dumps({"format": _FORMAT, **asdict(header)})))
-            np.save(handle, table)
-    except (InputError, OSError):
-        return False
-    return True
+def write_index(file: Path, header: Header, table: Table) -> None:
+    """Write an index, where the folder can be written."""
+    with suppress(InputError, OSError), write_atomically(file) as temporary, temporary.open("wb") as handle:
+        np.save(handle, np.array(json.dumps({"format": _FORMAT, **asdict(header)})))
+        np.save(handle, table)
 
 
 def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header, Table] | None:
@@ -210,24 +202,9 @@ def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header
             found = json.loads(str(np.load(handle, allow_pickle=False)))
             if found.pop("format") != _FORMAT or mark not in (None, found["stamp"]):
                 return None
-            return Header(**found), np.load(handle, allow_pickle=False) if whole else _NO_SAMPLES
+            return Header(**found), np.load(handle, allow_pickle=False) if whole else NO_SAMPLES
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
-
-
-def belongs_to(table: Table, path: Path) -> bool:
-    """Tell whether the members of the last sample in `table` lie in the tar at `path` where the table says."""
-    try:
-        with path.open("rb") as file:
-            for name in (table.dtype.names or ())[1:] if len(table) else ():
-                block, size = table[-1][name].tolist()
-                if block:
-                    header = os.pread(file.fileno(), BLOCK, (block - 1) * BLOCK)
-                    if tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").size != size:
-                        return False
-    except (tarfile.TarError, OSError):
-        return False
-    return True
 
 
 def index_files(path: Path) -> tuple[Path, Path]:
@@ -241,38 +218,36 @@ def cached_index(place: str) -> Path:
     return cache_folder() / "indexes" / key[:2] / f"{key}.npy"
 
 
-def open_index(path: Path, whole: bool = True) -> tuple[Header, Table]:
+def open_index(path: Path) -> tuple[Header, Table]:
     """Read the index of a shard, or make it and keep it in the user's cache folder.
 
     A broken shard gives what is whole in it, with `faults`; so does one that cannot be opened.
     """
-    found = _kept_index(path, whole)
+    found = _kept_index(path)
     if found is None:
-        mark = stamp(path)
-        found = scan(path, mark)
-        if mark:
+        found = scan(path)
+        if found[0].stamp:
             write_index(index_files(path)[1], *found)
     return found
 
 
-def _kept_index(path: Path, whole: bool) -> tuple[Header, Table] | None:
+def _kept_index(path: Path, whole: bool = True) -> tuple[Header, Table] | None:
     mark = stamp(path)
-    kept = (read_index(file, mark, whole) for file in index_files(path)) if mark else iter(())
-    return next((one for one in kept if one is not None), None)
+    kept = (read_index(file, mark, whole) for file in index_files(path) if mark)
+    return next(filter(None, kept), None)
 
 
-def open_indexes(paths: Sequence[Path], whole: bool = True) -> list[tuple[Header, Table]]:
-    """Read the indexes of many shards; several processes scan those without one."""
-    kept = [_kept_index(path, whole) for path in paths]
-    todo = [path for path, one in zip(paths, kept, strict=True) if one is None]
-    # Fewer are scanned before other processes have started; threads would not run at once.
-    scanned: Iterator[tuple[Header, Table]] = map(partial(open_index, whole=whole), todo)
-    if len(todo) > 8:
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        with ProcessPoolExecutor(cores(), context, initializer=_end_with_parent) as pool:
-            print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-            scanned = iter(list(pool.map(partial(open_index, whole=whole), todo)))
-    return [next(scanned) if one is None else one for one in kept]
+def open_indexes(paths: Iterable[Path], whole: bool = True) -> dict[Path, tuple[Header, Table]]:
+    """Read the indexes of many shards, unless `whole` only their headers; several processes scan those without one."""
+    kept = {path: _kept_index(path, whole) for path in paths}
+    found = {path: one for path, one in kept.items() if one is not None}
+    todo = [path for path in kept if path not in found]
+    if len(todo) <= 8:  # scanned before other processes have started; threads would not run at once
+        return found | {path: open_index(path) for path in todo}
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with ProcessPoolExecutor(cores(), context, initializer=_end_with_parent) as pool:
+        print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
+        return found | dict(zip(todo, pool.map(open_index, todo), strict=True))
 
 
 def _end_with_parent() -> None:
@@ -281,41 +256,24 @@ def _end_with_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class TarFiles:
-    """Read members of tars from their places; the last `limit` files that were read stay open.
+@lru_cache(_OPEN_FILES)
+def open_tar(path: Path, mark: str) -> IO[bytes]:
+    """Open a file that stays open; `mark`, its stamp, tells it from an earlier one of that name."""
+    return path.open("rb", buffering=0)
 
-    An object may be forked or pickled to data workers; it is not for several threads at once.
+
+def read_members(file: IO[bytes], row: Any, extensions: Iterable[str]) -> dict[str, bytes]:
+    """Read the members with `extensions` of the sample in a row of the index of the tar `file`.
+
+    Raises:
+        InputError, OSError: the file ends before a member does, or cannot be read.
     """
-
-    def __init__(self, limit: int = OPEN_FILES) -> None:
-        self._limit = limit
-        self._files: dict[Path, IO[bytes]] = {}
-
-    def open(self, path: Path) -> IO[bytes]:
-        """Open a file, or find it open; it can then be read even if it is removed."""
-        file = self._files.pop(path, None)
-        if file is None:
-            file = path.open("rb", buffering=0)
-            while len(self._files) >= self._limit:
-                self._files.pop(next(iter(self._files))).close()
-        self._files[path] = file
-        return file
-
-    def read(self, path: Path, row: Any, extensions: Iterable[str] | None = None) -> dict[str, bytes]:
-        """Read the members of the sample in a row of an index, only those with `extensions` if given.
-
-        Raises:
-            InputError, OSError: the file ends before a member does, or cannot be read.
-        """
-        descriptor, found = self.open(path).fileno(), {}
-        for extension in row.dtype.names[1:] if extensions is None else extensions:
-            if extension in row.dtype.names and row[extension][1]:
-                block, size = row[extension].tolist()
-                # without the file's position, which forked processes share
-                found[extension] = os.pread(descriptor, size, block * BLOCK)
-                if len(found[extension]) < size:
-                    raise InputError(f"{path} became shorter while it was read: start again")
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}}
+    found = {}
+    for extension in extensions:
+        block, size = row[extension].tolist() if extension in row.dtype.names else (0, 0)
+        if size:
+            # without the file's position, which forked processes share
+            found[extension] = os.pread(file.fileno(), size, block * BLOCK)
+            if len(found[extension]) < size:
+                raise InputError(f"{file.name} became shorter while it was read: start again")
+    return found

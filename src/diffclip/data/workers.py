@@ -90,15 +90,12 @@ def leave_signals_to_parent(worker: int) -> None:
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Start the workers of `loader` at once, and yield its batches.
+    """Yield the batches of `loader`.
 
     Raises:
         DiffCLIPError: a worker died, or nothing came for the loader's `timeout`.
     """
-    return _watched(iter(loader), loader.timeout)
-
-
-def _watched(batches: Iterator[Any], timeout: float) -> Iterator[Any]:
+    batches = iter(loader)
     try:
         yield from batches
     except RuntimeError as error:
@@ -112,6 +109,6 @@ def _watched(batches: Iterator[Any], timeout: float) -> Iterator[Any]:
             for worker in getattr(batches, "_workers", []):
                 worker.terminate()
             raise DiffCLIPError(
-                f"no data came for {timeout:g} seconds: check the disks, or raise data.timeout"
+                f"no data came for {loader.timeout:g} seconds: check the disks, or raise data.timeout"
             ) from error
         raise
