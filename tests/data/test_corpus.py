@@ -5,9 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from diffclip.data.corpus import Corpus, Sample
-from diffclip.data.index import BLOCK, open_index
+from diffclip.data.images import read_pixels
+from diffclip.data.index import BLOCK, _open_file, open_tar
 from diffclip.errors import Fault, InputError
 
 WriteShard = Callable[..., Path]
@@ -39,12 +41,14 @@ def test_samples_by_number(
 ) -> None:
     corpus = Corpus(str(tmp_path), window=window)
     assert (corpus.samples, corpus.per_epoch, corpus.window) == (7, 7, window)
+    pickled = pickle.dumps(corpus)
     assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 1, 2, 3, 4, 6, 9)]
     sample = corpus.read(5)
     assert sample.name == f"{paths[2]}:s0000006"
-    assert (sample.image, sample.captions) == (picture(6), ["first 6", "second 6"])
+    assert sample.captions == ["first 6", "second 6"]
+    assert torch.equal(sample.pixels, read_pixels(picture(6)))
     assert str(corpus) == f"{paths[0]} and 2 more shards"
-    assert pickle.loads(pickle.dumps(corpus)).read(5) == sample
+    assert pickle.loads(pickled).read(5).name == sample.name
 
 
 def test_what_is_missing_is_named_or_counted(paths: list[Path], tmp_path: Path) -> None:
@@ -55,10 +59,7 @@ def test_what_is_missing_is_named_or_counted(paths: list[Path], tmp_path: Path) 
         f"{paths[2]}:s0000008 has no caption",
     ]
     counted = [str(fault) for fault in Corpus(tmp_path, window=2).faults]
-    assert counted == [
-        f"{paths[2]} holds 2 samples that have no caption",
-        f"{paths[2]} holds 1 samples that have no image",
-    ]
+    assert counted == [f"{paths[2]} holds 3 samples without an image or a caption"]
 
 
 def test_what_a_recipe_may_name(paths: list[Path], tmp_path: Path) -> None:
@@ -109,12 +110,13 @@ def test_a_shard_that_goes_or_is_cut_later_gives_faults(
     paths: list[Path], tmp_path: Path, window: int | None
 ) -> None:
     corpus, other = Corpus(tmp_path, window=window), Corpus(tmp_path, window=window)
-    os.truncate(paths[0], int(open_index(paths[0])[1]["jpg"][1, 0]) * BLOCK)
+    os.truncate(paths[0], int(open_tar(paths[0]).table["jpg"][1, 0]) * BLOCK)
     assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 3, 4, 6, 9)]
     reasons = reasons_of(corpus)
     assert len(reasons) == 2
     assert all(str(paths[0]) in reason for reason in reasons)
     paths[0].unlink()
+    _open_file.cache_clear()
     assert keys_of(other) == ["s0000003", "s0000004", "s0000006", "s0000009"]
     reasons = reasons_of(other)
     assert len(reasons) == 3

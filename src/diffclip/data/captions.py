@@ -28,8 +28,8 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     """Read the captions of images from a file of any of these kinds; an image may have none but blank ones.
 
     Args:
-        file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl` with an object a line; `.json` with a list of such
-            objects, or as COCO's. Captions may be a list.
+        file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl`
+            with an object a line; `.json` with a list of such objects, or as COCO's. Captions may be a list.
         image_key, caption_key: names of the columns or keys; None: the first usual one that is there.
 
     Raises:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,13 @@ from diffclip.data.images import IMAGE, image_member, read_pixels
 from diffclip.data.index import (
     Header,
     Needed,
-    Table,
+    Tar,
     digest_of,
     index_files,
-    key_of,
-    open_index,
-    open_indexes,
     open_tar,
+    open_tars,
     read_index,
-    read_members,
     stamp,
-    usable_rows,
     write_index,
 )
 from diffclip.data.order import Layout
@@ -69,16 +65,6 @@ class _Shard(NamedTuple):
     def name(self) -> str:
         """The place for people."""
         return shown(self.place)
-
-
-class _Opened(NamedTuple):
-    """A shard at hand: `rows` are the rows of its usable samples in `table`; `file` is open where it may be removed."""
-
-    path: Path
-    header: Header
-    table: Table
-    rows: NDArray[np.int64]
-    file: IO[bytes] | None = None
 
 
 class Corpus:
@@ -132,25 +118,24 @@ class Corpus:
             Path(cache) if cache else cache_folder() / "shards",
             None if cache_gb is None else int(cache_gb * 1e9),
         )
-        local = open_indexes(
-            [Path(place) for place in places if not is_remote(place)], whole=self.window is None
-        )
-        headers = {str(path): header for path, (header, _) in local.items()}
-        headers |= self._copies.headers(remote)
+        tars = open_tars((Path(place) for place in places if not is_remote(place)), self.window is None)
+        headers = {str(path): tar.header for path, tar in tars.items()} | self._copies.headers(remote)
         self._shards = [
             _Shard(place, headers[place], headers[place].usable(self._needed)) for place in places
         ]
-        self._opened: dict[int, _Opened] = {}
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
+        # for each shard at hand the rows of its usable samples
+        self._opened: dict[int, tuple[Tar, NDArray[np.int64]]] = {}
         for number, shard in enumerate(self._shards):
             if self.window is None:
-                path = Path(shard.place)
-                header, table = local[path]
-                rows, lacks = usable_rows(table, self._needed)
-                self.faults += [Fault(f"{path}:{key_of(table[row])}", lack) for row, lack in lacks]
-                self._opened[number] = _Opened(path, header, table, rows)
-            else:
-                self.faults += [Fault(shard.name, reason) for reason in shard.header.missing(self._needed)]
+                tar = tars[Path(shard.place)]
+                rows, faults = tar.usable(self._needed)
+                self._opened[number] = tar, rows
+                self.faults += faults
+            elif lacking := sum(shard.header.samples.values()) - shard.usable:
+                self.faults.append(
+                    Fault(shard.name, f"holds {lacking} samples without an image or a caption")
+                )
         self._ends = np.cumsum([shard.usable for shard in self._shards], dtype=np.int64)
         numbers = iter([shard.usable for shard in self._shards])
         usable = [[next(numbers) for _ in own] for _, _, own in sources]
@@ -189,17 +174,15 @@ class Corpus:
             DiffCLIPError: a remote shard cannot be copied.
         """
         number = int(self._ends.searchsorted(i, side="right"))
-        shard, opened = self._shards[number], self._open(number)
+        shard, (tar, rows) = self._shards[number], self._open(number)
         place = i - int(self._ends[number]) + shard.usable
-        if place >= len(opened.rows):
+        if place >= len(rows):
             changed = "has changed since its samples were counted: start again"
-            return Fault(shard.name, next(iter(opened.header.faults), changed))
-        row = opened.table[opened.rows[place]]
-        key = key_of(row)
+            return Fault(shard.name, next(iter(tar.header.faults), changed))
+        key = tar.key(rows[place])
         name = f"{shard.name}:{key}"
         try:
-            file = opened.file or open_tar(opened.path, opened.header.stamp)
-            members = read_members(file, row, self._extensions)
+            members = tar.members(rows[place], self._extensions)
             pixels = read_pixels(image_member(members, name), name)
         except (InputError, OSError) as error:
             return sample_fault(name, error)
@@ -214,7 +197,8 @@ class Corpus:
             path = Path(shard.place)
             file = index_files(path)[0]
             if path.is_file() and not read_index(file, stamp(path), whole=False):
-                write_index(file, *open_index(path))
+                tar = open_tar(path)
+                write_index(file, tar.header, tar.table)
 
     def fetch(self, number: int) -> None:
         """Copy a shard that is remote.
@@ -225,16 +209,15 @@ class Corpus:
         if is_remote(self._shards[number].place):
             self._copies.copy(self._shards[number].place)
 
-    def _open(self, number: int) -> _Opened:
+    def _open(self, number: int) -> tuple[Tar, NDArray[np.int64]]:
         """Find a shard at hand, or open it in place of the one that was used longest ago."""
         opened = self._opened.pop(number, None)
         if opened is None:
-            place, file = self._shards[number].place, None
-            path = self._copies.copy(place) if is_remote(place) else Path(place)
-            header, table = open_index(path)
+            place = self._shards[number].place
+            tar = open_tar(self._copies.copy(place) if is_remote(place) else Path(place))
             with suppress(OSError):  # a shard that went or cannot be read has faults
-                file = path.open("rb", buffering=0)
-            opened = _Opened(path, header, table, usable_rows(table, self._needed)[0], file)
+                tar = tar._replace(file=tar.path.open("rb", buffering=0))
+            opened = tar, tar.usable(self._needed)[0]
             while len(self._opened) >= (self.window or 1):
                 self._opened.pop(next(iter(self._opened)))
         self._opened[number] = opened
@@ -274,7 +257,7 @@ def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTI
         found = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
     except UnicodeDecodeError:
         raise InputError(f"{name} has a caption that is not UTF-8 text") from None
-    except (ValueError, RecursionError):  # of json, and of numbers with thousands of digits
+    except ValueError:
         raise InputError(f"{name} has a .json that is not valid JSON") from None
     except (KeyError, TypeError, IndexError):
         raise InputError(f"{name} has no key {caption_key!r} in its .json") from None

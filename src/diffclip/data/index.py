@@ -24,13 +24,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.data.images import IMAGE
-from diffclip.errors import InputError
+from diffclip.errors import Fault, InputError
 from diffclip.files import cache_folder, cores, write_atomically
 
 INDEX_FOLDER = "diffclip-index"
@@ -70,38 +70,61 @@ class Header:
 
     def usable(self, needed: Needed) -> int:
         """Count the samples that have a member for each of `needed`."""
-        return sum(count for held, count in self.samples.items() if not _missing(held.split(), needed))
-
-    def missing(self, needed: Needed) -> list[str]:
-        """Say how many samples lack which of `needed`."""
-        counts: Counter[str] = Counter()
-        for held, count in self.samples.items():
-            counts[_missing(held.split(), needed)] += count
-        return [f"holds {count} samples that have {lack}" for lack, count in sorted(counts.items()) if lack]
+        return sum(
+            count
+            for held, count in self.samples.items()
+            if all(set(names).intersection(held.split()) for names in needed.values())
+        )
 
 
-def _missing(held: Sequence[str], needed: Needed) -> str:
-    return " and ".join(f"no {what}" for what, names in needed.items() if not set(names) & set(held))
+class Tar(NamedTuple):
+    """A shard and its index; `file` is held open where the shard may be removed."""
+
+    path: Path
+    header: Header
+    table: Table
+    file: IO[bytes] | None = None
+
+    def key(self, row: int) -> str:
+        """The key of a sample."""
+        return bytes(self.table["key"][row]).decode("utf-8", "surrogateescape")
+
+    def members(self, row: int, extensions: Iterable[str]) -> dict[str, bytes]:
+        """Read the members of a sample that have one of `extensions`.
+
+        Raises:
+            InputError, OSError: the file ends before a member does, or cannot be read.
+        """
+        found, places = {}, self.table[row]
+        descriptor = (self.file or _open_file(self.path, self.header.stamp)).fileno()
+        for extension in extensions:
+            block, size = places[extension].tolist() if extension in places.dtype.names else (0, 0)
+            if size:
+                # without the file's position, which forked processes share
+                found[extension] = os.pread(descriptor, size, block * BLOCK)
+                if len(found[extension]) < size:
+                    raise InputError(f"{self.path} became shorter while it was read: start again")
+        return found
+
+    def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
+        """Find the rows that have a member for each of `needed`, and what the others lack."""
+        none, there = np.zeros(len(self.table), bool), self.table.dtype.names or ()
+        has = {
+            what: np.any([none, *(self.table[name][:, 1] > 0 for name in names if name in there)], axis=0)
+            for what, names in needed.items()
+        }
+        usable = np.all(list(has.values()), axis=0)
+        faults = []
+        for row in np.flatnonzero(~usable).tolist():
+            lack = " and ".join(f"no {what}" for what in has if not has[what][row])
+            faults.append(Fault(f"{self.path}:{self.key(row)}", f"has {lack}"))
+        return np.flatnonzero(usable), faults
 
 
-def usable_rows(table: Table, needed: Needed) -> tuple[NDArray[np.int64], list[tuple[int, str]]]:
-    """Find the rows that have a member for each of `needed`, and the lack of each of the others."""
-    none, there = np.zeros(len(table), bool), table.dtype.names or ()
-    has = {
-        what: np.any([none, *(table[name][:, 1] > 0 for name in names if name in there)], axis=0)
-        for what, names in needed.items()
-    }
-    usable = np.all(list(has.values()), axis=0)
-    lacks = [
-        (row, "has " + " and ".join(f"no {what}" for what in has if not has[what][row]))
-        for row in np.flatnonzero(~usable).tolist()
-    ]
-    return np.flatnonzero(usable), lacks
-
-
-def key_of(row: Any) -> str:
-    """Decode the key of a sample."""
-    return bytes(row["key"]).decode("utf-8", "surrogateescape")
+@lru_cache(_OPEN_FILES)
+def _open_file(path: Path, mark: str) -> IO[bytes]:
+    """Open a file that stays open; `mark`, its stamp, tells it from an earlier one of that name."""
+    return path.open("rb", buffering=0)
 
 
 def stamp(path: Path) -> str:
@@ -218,62 +241,39 @@ def cached_index(place: str) -> Path:
     return cache_folder() / "indexes" / key[:2] / f"{key}.npy"
 
 
-def open_index(path: Path) -> tuple[Header, Table]:
-    """Read the index of a shard, or make it and keep it in the user's cache folder.
+def open_tar(path: Path) -> Tar:
+    """Open a shard by its index, which is made if need be and kept in the user's cache folder.
 
     A broken shard gives what is whole in it, with `faults`; so does one that cannot be opened.
     """
-    found = _kept_index(path)
-    if found is None:
-        found = scan(path)
-        if found[0].stamp:
-            write_index(index_files(path)[1], *found)
-    return found
+    tar = _open_kept(path)
+    if tar is None:
+        tar = Tar(path, *scan(path))
+        if tar.header.stamp:
+            write_index(index_files(path)[1], tar.header, tar.table)
+    return tar
 
 
-def _kept_index(path: Path, whole: bool = True) -> tuple[Header, Table] | None:
+def _open_kept(path: Path, whole: bool = True) -> Tar | None:
     mark = stamp(path)
     kept = (read_index(file, mark, whole) for file in index_files(path) if mark)
-    return next(filter(None, kept), None)
+    return next((Tar(path, *found) for found in kept if found), None)
 
 
-def open_indexes(paths: Iterable[Path], whole: bool = True) -> dict[Path, tuple[Header, Table]]:
-    """Read the indexes of many shards, unless `whole` only their headers; several processes scan those without one."""
-    kept = {path: _kept_index(path, whole) for path in paths}
-    found = {path: one for path, one in kept.items() if one is not None}
-    todo = [path for path in kept if path not in found]
+def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
+    """Open many shards, unless `whole` without their tables; several processes scan those without an index."""
+    kept = {path: _open_kept(path, whole) for path in paths}
+    tars = {path: tar for path, tar in kept.items() if tar is not None}
+    todo = [path for path in kept if path not in tars]
     if len(todo) <= 8:  # scanned before other processes have started; threads would not run at once
-        return found | {path: open_index(path) for path in todo}
+        return tars | {path: open_tar(path) for path in todo}
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(cores(), context, initializer=_end_with_parent) as pool:
         print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-        return found | dict(zip(todo, pool.map(open_index, todo), strict=True))
+        return tars | dict(zip(todo, pool.map(open_tar, todo), strict=True))
 
 
 def _end_with_parent() -> None:
     # a handler of the parent would keep this process from ending with the pool
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@lru_cache(_OPEN_FILES)
-def open_tar(path: Path, mark: str) -> IO[bytes]:
-    """Open a file that stays open; `mark`, its stamp, tells it from an earlier one of that name."""
-    return path.open("rb", buffering=0)
-
-
-def read_members(file: IO[bytes], row: Any, extensions: Iterable[str]) -> dict[str, bytes]:
-    """Read the members with `extensions` of the sample in a row of the index of the tar `file`.
-
-    Raises:
-        InputError, OSError: the file ends before a member does, or cannot be read.
-    """
-    found = {}
-    for extension in extensions:
-        block, size = row[extension].tolist() if extension in row.dtype.names else (0, 0)
-        if size:
-            # without the file's position, which forked processes share
-            found[extension] = os.pread(file.fileno(), size, block * BLOCK)
-            if len(found[extension]) < size:
-                raise InputError(f"{file.name} became shorter while it was read: start again")
-    return found

@@ -159,9 +159,10 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
     found = {}
     for name in captions:
         last = Path(name).name
-        path = exact.get(name) or (named.get(last) if asked[last] == 1 else None)
-        if path is not None:
-            found[name] = path
+        if name in exact:
+            found[name] = exact[name]
+        elif last in named and asked[last] == 1:
+            found[name] = named[last]
     return found
 
 

@@ -20,7 +20,7 @@ from diffclip.data.index import (
     NO_SAMPLES,
     Header,
     cached_index,
-    open_index,
+    open_tar,
     read_index,
     write_index,
 )
@@ -33,7 +33,7 @@ _REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
 _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 # Parts of fsspec's information about a file that change with its content.
-_MARKS = ("size", "ETag", "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "md5", "blob_id")  # fmt: skip
+_MARKS = ("size", "ETag", "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "blob_id")
 # Addresses that are asked about at a time.
 _QUESTIONS = 16
 # Seconds after which a copy that was asked for is open.
@@ -110,7 +110,7 @@ class RemoteShards:
                 with write_atomically(copy) as temporary, _opened(address) as (system, path):
                     system.get_file(path, str(temporary))
                 # an index that was put beside the shard may be of an earlier shard of the same size
-                self._keep(address, open_index(copy)[0])
+                self._keep(address, open_tar(copy).header)
                 self._make_room()
             with suppress(OSError):  # the time of the last change stays, by which the copy's index knows it
                 os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
@@ -126,7 +126,7 @@ class RemoteShards:
         self._marks[address] = mark
         if found := read_index(cached_index(address), mark, whole=False):
             return found[0]
-        header = _header_beside(system, path, about.get("size")) or open_index(self.copy(address))[0]
+        header = _header_beside(system, path, about.get("size")) or open_tar(self.copy(address)).header
         return self._keep(address, header)
 
     def _keep(self, address: str, header: Header) -> Header:

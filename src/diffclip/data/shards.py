@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from braceexpand import braceexpand
@@ -15,16 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.data.images import IMAGE, image_member, read_image
-from diffclip.data.index import (
-    MEMBERS,
-    Needed,
-    digest_of,
-    key_of,
-    open_indexes,
-    open_tar,
-    read_members,
-    usable_rows,
-)
+from diffclip.data.index import MEMBERS, Needed, Tar, digest_of, open_tars
 from diffclip.errors import Fault, InputError
 
 
@@ -46,18 +36,11 @@ class Shards:
     """
 
     def __init__(self, paths: Sequence[Path], keep_images: bool = False) -> None:
-        self.paths = list(paths)
-        indexes = open_indexes(self.paths)
-        self._headers, self._tables = zip(*(indexes[path] for path in self.paths), strict=True)
-        self._ends = np.cumsum([len(table) for table in self._tables], dtype=np.int64)
-        self.identity = digest_of(
-            [[path.name, header.stamp] for path, header in zip(self.paths, self._headers, strict=True)]
-        )
-        self.faults = [
-            Fault(str(path), reason)
-            for path, header in zip(self.paths, self._headers, strict=True)
-            for reason in header.faults
-        ]
+        tars = open_tars(paths)
+        self._tars = [tars[path] for path in paths]
+        self._ends = np.cumsum([len(tar.table) for tar in self._tars], dtype=np.int64)
+        self.identity = digest_of([[tar.path.name, tar.header.stamp] for tar in self._tars])
+        self.faults = [Fault(str(tar.path), reason) for tar in self._tars for reason in tar.header.faults]
         self._keep_images = keep_images
         self._kept: dict[int, Image.Image] = {}
         if not len(self):
@@ -65,20 +48,20 @@ class Shards:
             raise InputError(f"no sample in {self}{why}: give uncompressed WebDataset tars")
 
     def __str__(self) -> str:
-        more = f" and {len(self.paths) - 1} more shards" if len(self.paths) > 1 else ""
-        return f"{self.paths[0]}{more}"
+        more = f" and {len(self._tars) - 1} more shards" if len(self._tars) > 1 else ""
+        return f"{self._tars[0].path}{more}"
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def key(self, i: int) -> str:
         """The key of sample `i`: its path in the tar up to the first dot of the base name."""
-        return key_of(self._locate(i)[1])
+        tar, row = self._locate(i)
+        return tar.key(row)
 
     def name(self, i: int) -> str:
         """The shard and key of sample `i`, for people."""
-        shard, row = self._locate(i)
-        return f"{self.paths[shard]}:{key_of(row)}"
+        return f"{self._locate(i)[0].path}:{self.key(i)}"
 
     def sample(self, i: int, extensions: Sequence[str] = MEMBERS) -> dict[str, bytes]:
         """Read the members of sample `i` by extension.
@@ -86,8 +69,8 @@ class Shards:
         Raises:
             InputError, OSError: the shard cannot be read, or has become shorter since it was indexed.
         """
-        shard, row = self._locate(i)
-        return read_members(open_tar(self.paths[shard], self._headers[shard].stamp), row, extensions)
+        tar, row = self._locate(i)
+        return tar.members(row, extensions)
 
     def image(self, i: int) -> Image.Image:
         """Read the image of sample `i` as RGB.
@@ -105,21 +88,18 @@ class Shards:
 
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
         """Find the samples that have a member for each of `needed`, and the faults of the others."""
-        numbers: list[NDArray[np.int64]] = []
-        faults: list[Fault] = []
-        for path, table, end in zip(self.paths, self._tables, self._ends.tolist(), strict=True):
-            rows, lacks = usable_rows(table, needed)
-            numbers.append(rows + (end - len(table)))
-            faults += [Fault(f"{path}:{key_of(table[row])}", lack) for row, lack in lacks]
-        return np.concatenate(numbers), faults
+        found = [tar.usable(needed) for tar in self._tars]
+        begins = self._ends - [len(tar.table) for tar in self._tars]
+        numbers = [rows + begin for (rows, _), begin in zip(found, begins, strict=True)]
+        return np.concatenate(numbers), [fault for _, faults in found for fault in faults]
 
-    def _locate(self, i: int) -> tuple[int, Any]:
-        """The number of the shard of sample `i`, and the sample's row in the index."""
+    def _locate(self, i: int) -> tuple[Tar, int]:
+        """The shard of sample `i`, and the sample's row in its index."""
         if not 0 <= i < len(self):
             raise IndexError(f"sample {i} of {len(self)}")
         shard = int(np.searchsorted(self._ends, i, side="right"))
-        table = self._tables[shard]
-        return shard, table[i - int(self._ends[shard]) + len(table)]
+        tar = self._tars[shard]
+        return tar, i - int(self._ends[shard]) + len(tar.table)
 
 
 def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
