@@ -25,7 +25,7 @@ COCO = {
         ("captions.csv", "image,caption\na.jpg,a dog, running\na.jpg,second\nb/c.png, one\n\n"),
         ("x.csv", "id,TEXT,filepath\n1,\"a dog, running\",a.jpg\n2,second,a.jpg\n3,one,b/c.png\n"),
         ("x.tsv", "image\tcaption\na.jpg\ta dog, running\na.jpg\tsecond\nb/c.png\tone\n"),
-        ("results.csv", "image_name| number| comment\na.jpg| 0| a dog, running\na.jpg| 1| second\nb/c.png| 0| one\nc.png| 4   cut .\n"),
+        ("x.csv", "image_name| number| comment\na.jpg| 0| a dog, running\na.jpg| 1| second\nb/c.png| 0| one\nd| 4"),
         ("Flickr8k.token.txt", "a.jpg#0\ta dog, running\na.jpg#1\tsecond\nb/c.png#0\tone\n"),
         ("x.jsonl", '{"image": "a.jpg", "text": ["a dog, running", "second"]}\n{"image": "b/c.png", "text": "one"}'),
         ("list.json", json.dumps([{"image": name, "captions": texts} for name, texts in WANTED.items()])),

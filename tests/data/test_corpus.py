@@ -85,7 +85,6 @@ def test_broken_shards_are_skipped_and_named(
     paths: list[Path], tmp_path: Path, write_shard: WriteShard, window: int | None
 ) -> None:
     (tmp_path / "3.tar").touch()
-    os.mkfifo(tmp_path / "5.tar")
     cut = write_shard(tmp_path / "6.tar", 4, start=10)
     cut.write_bytes(cut.read_bytes()[:4000])
     corpus = Corpus(tmp_path, window=window)
@@ -93,8 +92,6 @@ def test_broken_shards_are_skipped_and_named(
     assert corpus.samples == 8
     faults = {fault.name: fault.reason for fault in corpus.faults}
     assert faults[str(tmp_path / "3.tar")] == "is empty (0 bytes)"
-
-    assert "not a regular file" in faults[str(tmp_path / "5.tar")]
     assert any(fault.name == str(cut) and "is cut short" in fault.reason for fault in corpus.faults)
 
 

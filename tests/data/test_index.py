@@ -7,7 +7,7 @@ import pytest
 
 from diffclip.data import index
 from diffclip.data.corpus import Corpus
-from diffclip.data.index import cached_index, index_files, open_tar, open_tars, read_index, scan, stamp
+from diffclip.data.index import index_files, open_tar, open_tars, read_index, scan, stamp
 
 WriteShard = Callable[..., Path]
 
@@ -35,11 +35,6 @@ def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
     Corpus(tmp_path).keep_indexes()
     kept.unlink()
     assert open_tar(path).header == header
-
-
-def test_addresses_with_one_long_query_have_indexes_of_their_own() -> None:
-    query = f"?sig={'x' * 136}"
-    assert len({cached_index(f"https://host/{n}.tar{query}") for n in range(3)}) == 3
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(

@@ -16,6 +16,10 @@ def orders(
     return [[batch.tolist() for batch in batches] for batches in found]
 
 
+def items_of(batches: list[list[int]]) -> list[int]:
+    return [item for batch in batches for item in batch]
+
+
 def shard_of(layout: Layout, item: int) -> int:
     ends = np.cumsum([count for counts in layout.sources for count in counts])
     return int(np.searchsorted(ends, item % layout.total, side="right"))
@@ -40,7 +44,7 @@ def test_weights_are_passes_over_a_source(window: int | None) -> None:
     assert layout.per_epoch == 40 + 20 + 14 + 8
     halves = []
     for epoch in range(3):
-        items = sum(orders(layout, 1, window=window, epoch=epoch)[0], [])
+        items = items_of(orders(layout, 1, window=window, epoch=epoch)[0])
         assert len(set(items)) == len(items) == layout.per_epoch
         shown = np.bincount([item % 91 for item in items], minlength=91)
         assert shown[:40].tolist() == [1] * 40
@@ -58,7 +62,7 @@ def test_a_part_of_a_source_is_drawn_evenly(window: int | None) -> None:
     layout = Layout([[2, 5, 13]], [0.25])
     shown = np.zeros(20)
     for epoch in range(800):
-        shown[sum(orders(layout, 1, window=window, epoch=epoch)[0], [])] += 1
+        shown[items_of(orders(layout, 1, window=window, epoch=epoch)[0])] += 1
     # 800 draws of 1/4: mean 200, standard deviation 12.
     assert shown.sum() == 800 * 5
     assert shown.min() > 145
@@ -68,19 +72,16 @@ def test_a_part_of_a_source_is_drawn_evenly(window: int | None) -> None:
 def test_the_shards_of_each_window_are_told_and_mixed() -> None:
     layout = Layout([[10] * 12], [1.0])
     # each process reads shards of its own, those of a window together
-    mine, other = (
-        [shard_of(layout, item) for batch in part for item in batch] for part in orders(layout, 4, 2, 3)
-    )
+    mine, other = ([shard_of(layout, item) for item in items_of(part)] for part in orders(layout, 4, 2, 3))
     assert not set(mine) & set(other)
     assert len(set(mine[:10])) > 1
     layout = Layout([[10, 4, 25, 9], [6] * 7], [1.0, 2.0])
     for rank in range(2):
         told: list[list[int]] = []
-        for batch in windowed_epoch(
-            layout, Steps(layout.per_epoch // 6, 6, rank, 2), 4, 0, 0, 0, told.append
-        ):
+        steps = Steps(layout.per_epoch // 6, 6, rank, 2)
+        for batch in windowed_epoch(layout, steps, 4, 0, 0, 0, told.append):
             # a batch may begin in the window before
-            assert {shard_of(layout, item) for item in batch.tolist()} <= set(sum(told[-2:], []))
+            assert {shard_of(layout, item) for item in batch.tolist()} <= set(items_of(told[-2:]))
         assert all(len(shards) <= 8 for shards in told)
         assert set(told[-1]) <= set(told[-2])
 

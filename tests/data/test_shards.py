@@ -189,7 +189,7 @@ def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteShard) -> No
         (text, "is not a tar"),
         (packed, "is compressed"),
         (tar_of(tmp_path / "none.tar", []), "no sample in"),
-        (tmp_path, "not a regular file"),
+        (tmp_path, "cannot be read (Is a directory)"),
     ):
         with pytest.raises(InputError) as raised:
             Shards([path])

@@ -82,7 +82,6 @@ def _rows(found: Check) -> list[tuple[str, str]]:
         ("unreadable captions", _of(len(found.captions_broken), found.read)),
         ("shorter edge", f"{_middle(found.shorter_edge)} px; below {LEARNED_AT}: {_of(found.small, found.whole)}"),
         ("captions", f"{found.captions:,}, {found.captions / found.whole:.2g} an image"),
-        ("words", _middle(found.words)),
         ("tokens", _middle(found.tokens)),
         (f"cut at {CONTEXT_LENGTH} tokens", _of(found.truncated, found.captions)),
         ("same pixels as another", _duplicates(found.exact, found.whole)),

@@ -38,7 +38,6 @@ _COSINES = np.cos(np.pi / _EDGE * np.outer(np.arange(8), np.arange(_EDGE) + 0.5)
 
 # `content` is a hash of the image's pixels, `look` their perceptual hash, 0 for an image of one color.
 _SAMPLE = np.dtype([("number", "i8"), ("shorter_edge", "i4"), ("content", "u8"), ("look", "u8")])
-_CAPTION = np.dtype([("words", "i4"), ("tokens", "i4")])
 
 Spread = dict[str, float]
 """Quantiles from "min" to "max"."""
@@ -59,8 +58,7 @@ class Check:
     shorter_edge: Spread
     small: int  # images with a shorter edge below 224
     captions: int
-    words: Spread
-    tokens: Spread
+    tokens: Spread  # of a caption, with start and end
     truncated: int  # captions of more than 77 tokens
     exact: list[list[str]]  # samples with the same pixels
     near: list[list[str]]  # samples whose images look alike, though their pixels differ
@@ -92,7 +90,7 @@ def check(
     for part in watched(loader):
         parts.append(part)
         advance(len(part[0]) + len(part[2]))
-    samples, captions = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    samples, tokens = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     faults = [fault for part in parts for fault in part[2]]
     if not len(samples):
         raise InputError(
@@ -109,10 +107,9 @@ def check(
         captions_broken=[fault for fault in faults if fault.kind == "caption"],
         shorter_edge=_spread(samples["shorter_edge"]),
         small=int((samples["shorter_edge"] < LEARNED_AT).sum()),
-        captions=len(captions),
-        words=_spread(captions["words"]),
-        tokens=_spread(captions["tokens"]),
-        truncated=int((captions["tokens"] > CONTEXT_LENGTH).sum()),
+        captions=len(tokens),
+        tokens=_spread(tokens),
+        truncated=int((tokens > CONTEXT_LENGTH).sum()),
         exact=_named(corpus, samples["number"], _groups(samples["content"])),
         near=_named(corpus, samples["number"], near_groups(samples)),
     )
@@ -131,8 +128,8 @@ class _Samples(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, place: int) -> tuple[tuple[int, ...], list[tuple[int, int]]] | Fault:
-        """The rows of a sample and of its captions, see `_SAMPLE` and `_CAPTION`."""
+    def __getitem__(self, place: int) -> tuple[tuple[int, ...], list[int]] | Fault:
+        """The row of a sample, see `_SAMPLE`, and the tokens of each of its captions."""
         number = int(self.numbers[place])
         found = self.corpus.read(number)
         if isinstance(found, Fault):
@@ -142,17 +139,16 @@ class _Samples(Dataset[Any]):
         look = 0 if np.ptp(np.asarray(gray)) < _ONE_COLOR else perceptual_hash(gray)
         # the first of the largest ids is the end of the text
         tokens = (self.tokenizer(found.captions).argmax(dim=1) + 1).tolist()
-        words = [len(caption.split()) for caption in found.captions]
         content = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
-        return (number, min(gray.size), content, look), list(zip(words, tokens, strict=True))
+        return (number, min(gray.size), content, look), tokens
 
 
 def _rows(items: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any], list[Fault]]:
-    """The rows of samples and captions, and the faults."""
+    """The rows of the samples, the tokens of all captions, and the faults."""
     whole = [item for item in items if not isinstance(item, Fault)]
-    captions = [caption for _, own in whole for caption in own]
+    tokens = [number for _, own in whole for number in own]
     faults = [item for item in items if isinstance(item, Fault)]
-    return np.array([row for row, _ in whole], _SAMPLE), np.array(captions, _CAPTION), faults
+    return np.array([row for row, _ in whole], _SAMPLE), np.array(tokens, np.int32), faults
 
 
 def perceptual_hash(gray: Image.Image) -> int:

@@ -55,16 +55,12 @@ class Sample(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A shard by its path or address, with the number of its usable samples."""
+    """A shard by its path or address, its name for people, and the number of its usable samples."""
 
     place: str
+    name: str
     header: Header
     usable: int
-
-    @property
-    def name(self) -> str:
-        """The place for people."""
-        return shown(self.place)
 
 
 class Corpus:
@@ -114,15 +110,11 @@ class Corpus:
         self._caption_key, self.window = caption_key, window or (_WINDOW if remote else None)
         self._needed: Needed = {"image": IMAGE, "caption": caption_members(caption_key)}
         self._extensions = [name for names in self._needed.values() for name in names]
-        self._copies = RemoteShards(
-            Path(cache) if cache else cache_folder() / "shards",
-            None if cache_gb is None else int(cache_gb * 1e9),
-        )
+        self._copies = RemoteShards(Path(cache or cache_folder() / "shards"), cache_gb)
         tars = open_tars((Path(place) for place in places if not is_remote(place)), self.window is None)
         headers = {str(path): tar.header for path, tar in tars.items()} | self._copies.headers(remote)
-        self._shards = [
-            _Shard(place, headers[place], headers[place].usable(self._needed)) for place in places
-        ]
+        counts = {place: header.usable(self._needed) for place, header in headers.items()}
+        self._shards = [_Shard(place, shown(place), headers[place], counts[place]) for place in places]
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
         # for each shard at hand the rows of its usable samples
         self._opened: dict[int, tuple[Tar, NDArray[np.int64]]] = {}
@@ -137,13 +129,12 @@ class Corpus:
                     Fault(shard.name, f"holds {lacking} samples without an image or a caption")
                 )
         self._ends = np.cumsum([shard.usable for shard in self._shards], dtype=np.int64)
-        numbers = iter([shard.usable for shard in self._shards])
-        usable = [[next(numbers) for _ in own] for _, _, own in sources]
+        usable = [[counts[place] for place in own] for _, _, own in sources]
         self.layout = Layout(usable, [weight for _, weight, _ in sources])
         self.samples, self.per_epoch = self.layout.total, self.layout.per_epoch
         self.sources = [
-            SourceFacts(", ".join(specs), len(counts), sum(counts), weight)
-            for (specs, weight, _), counts in zip(sources, usable, strict=True)
+            SourceFacts(", ".join(specs), len(own), sum(own), weight)
+            for (specs, weight, _), own in zip(sources, usable, strict=True)
         ]
         if not self.samples:
             why = f" (first: {self.faults[0]})" if self.faults else ""
@@ -155,17 +146,16 @@ class Corpus:
 
     def identity(self) -> str:
         """A digest of the name, size and time of each shard."""
-        return digest_of([[_base(shard), shard.header.stamp] for shard in self._shards])
+        return digest_of([[shard.name.rpartition("/")[2], shard.header.stamp] for shard in self._shards])
 
     def order_identity(self) -> str:
         """A digest of everything but the seed that decides the order of an epoch.
 
         It stays the same where shards are copied to another place, and is the same in all processes of a run.
         """
-        shards = [[_base(shard), shard.usable] for shard in self._shards]
-        return digest_of(
-            [shards, list(map(len, self.layout.sources)), list(self.layout.weights), self.window]
-        )
+        shards = [[shard.name.rpartition("/")[2], shard.usable] for shard in self._shards]
+        sizes = [len(source) for source in self.layout.sources]
+        return digest_of([shards, sizes, list(self.layout.weights), self.window])
 
     def read(self, i: int) -> Sample | Fault:
         """Read and decode usable sample `i`, or return its fault or its shard's.
@@ -230,10 +220,6 @@ def _find_source(source: Any) -> tuple[list[str], float, list[str]]:
     specs = [str(spec) for spec in (shards if isinstance(shards, list) else [shards])]
     found = [expand_remote(spec) if is_remote(spec) else map(str, expand_shards(spec)) for spec in specs]
     return specs, weight, [place for own in found for place in own]
-
-
-def _base(shard: _Shard) -> str:
-    return shard.name.rpartition("/")[2]
 
 
 def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:

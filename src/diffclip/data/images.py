@@ -6,6 +6,7 @@ import io
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,7 +37,7 @@ _TO_8_BIT = np.round(np.arange(65536) / 257).astype(np.uint8)
 def read_image(
     source: str | Path | bytes, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
-    """Read one image as RGB.
+    """Read one image as RGB, loaded.
 
     Of an animation the first frame is read. The EXIF orientation is applied, transparency lies over white, gray of 16
     or 32 bits or of floats is scaled to 8 bits, and CMYK is converted as Pillow does.
@@ -45,9 +46,6 @@ def read_image(
         source: a file, or the bytes of one.
         name: the image's name in errors, by default the path.
         max_pixels: refuse larger images by their header, before anything is decoded.
-
-    Returns:
-        A loaded image in mode RGB.
 
     Raises:
         InputError: missing or empty file, a folder, not an image, cut short or broken, above `max_pixels`.
@@ -59,20 +57,14 @@ def read_image(
     except FileNotFoundError:
         raise InputError(f"{name} does not exist: check the path of the image") from None
     except OSError as error:
-        raise InputError(
-            f"cannot read {name}: {error.strerror or error}; give an image file that can be read"
-        ) from error
+        raise InputError(f"cannot read {name}: {error.strerror or error}; give an image file") from error
 
 
 def read_pixels(data: bytes, name: str = "the image") -> Tensor:
-    """Read one image as a tensor, with the pixels of `read_image`.
+    """Read one image from the bytes of its file as a tensor, with the pixels of `read_image`.
 
     Ordinary JPEGs are decoded by torchvision, which writes RGB at once where Pillow makes 32 bits a pixel in between;
     both use the same library. Pillow reads everything else, and every file that torchvision refuses.
-
-    Args:
-        data: the bytes of a file.
-        name: the image's name in errors.
 
     Returns:
         uint8 [3, H, W]; in memory the three values of a pixel lie together.
@@ -82,26 +74,19 @@ def read_pixels(data: bytes, name: str = "the image") -> Tensor:
     """
     image = _open(io.BytesIO(data), name)
     if image.format == "JPEG" and image.mode in ("RGB", "L") and orientation_of(image) == 1:
-        try:
-            pixels: Tensor = torchvision.io.decode_jpeg(
-                torch.frombuffer(bytearray(data), dtype=torch.uint8), torchvision.io.ImageReadMode.RGB
-            )
+        coded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        with suppress(RuntimeError):
+            pixels: Tensor = torchvision.io.decode_jpeg(coded, torchvision.io.ImageReadMode.RGB)
             return pixels
-        except RuntimeError:
-            pass
     return torch.from_numpy(np.array(_load(image, name))).permute(2, 0, 1)
 
 
 def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
-    """Find the bytes of the image file among a sample's members.
-
-    Raises:
-        InputError: there is none.
-    """
-    for extension in IMAGE:
-        if extension in sample:
-            return sample[extension]
-    raise InputError(f"{name} has no image")
+    """Find the bytes of the image file among a sample's members, or raise `InputError` where there is none."""
+    extension = next((one for one in IMAGE if one in sample), None)
+    if extension is None:
+        raise InputError(f"{name} has no image")
+    return sample[extension]
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
@@ -168,11 +153,10 @@ def _load(image: Image.Image, name: str) -> Image.Image:
 
 def orientation_of(image: Image.Image) -> int:
     """Return the EXIF orientation from 1 to 8; 1 where metadata is damaged, which says nothing about the pixels."""
-    try:
-        found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:
-        return 1
-    return found if found in range(1, 9) else 1
+    with suppress(Exception):
+        found = image.getexif().get(_ORIENTATION)
+        return found if found in range(1, 9) else 1
+    return 1
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -147,8 +147,6 @@ def scan(path: Path) -> tuple[Header, Table]:
     rows: Rows = []
     faults: list[str] = []
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("it is not a regular file")
         with path.open("rb") as file:
             _scan(file, path.stat().st_size, rows, faults)
     except OSError as error:

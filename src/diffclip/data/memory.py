@@ -160,19 +160,16 @@ def resized_crops(images: Tensor, chosen: Tensor, crops: Tensor, size: int, inte
 def _weights(start: Tensor, length: Tensor, extent: int, size: int, interpolation: str) -> Tensor:
     """The weight of each of `extent` pixels in each of `size`, float32 [B, size, extent], where the part of length
     `length` [B] from `start` [B] on is resized."""
-    reach, weigh = (1, _triangle) if interpolation == "bilinear" else (2, _cubic)
+    is_linear = interpolation == "bilinear"
     places = torch.arange(extent, device=start.device) - start[:, None]
     inside = (places >= 0) & (places < length[:, None])
     scale = (length / size)[:, None]
     centers = (torch.arange(size, device=start.device) + 0.5) * scale
     # one that is enlarged is filtered as wide as its own pixels are apart
     distance = (places[:, None] + 0.5 - centers[..., None]).abs() / scale.clamp(min=1)[..., None]
-    weights = weigh(distance) * (inside[:, None] & (distance < reach))
+    weights = 1 - distance if is_linear else _cubic(distance)
+    weights = weights * (inside[:, None] & (distance < (1 if is_linear else 2)))
     return weights / weights.sum(2, keepdim=True)
-
-
-def _triangle(distance: Tensor) -> Tensor:
-    return 1 - distance
 
 
 def _cubic(distance: Tensor) -> Tensor:

@@ -81,10 +81,10 @@ class RemoteShards:
 
     Args:
         folder: where copies are kept.
-        limit: bytes of copies; those used longest ago go where there are more. None: no limit.
+        limit: size of the copies in 10^9 bytes, beyond which those used longest ago go; None: no limit.
     """
 
-    def __init__(self, folder: Path, limit: int | None) -> None:
+    def __init__(self, folder: Path, limit: float | None) -> None:
         self._folder, self._limit = folder, limit
         self._marks: dict[str, str] = {}
 
@@ -148,7 +148,7 @@ class RemoteShards:
                 copies.append((file.stat().st_atime, file.stat().st_size, file))
         used = sum(size for _, size, _ in copies)
         for used_at, size, file in sorted(copies):
-            if used > self._limit and time.time() - used_at > _FRESH:
+            if used > self._limit * 1e9 and time.time() - used_at > _FRESH:
                 file.unlink(missing_ok=True)
                 used -= size
 
