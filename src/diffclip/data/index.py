@@ -89,6 +89,10 @@ class Tar(NamedTuple):
         """The key of a sample."""
         return bytes(self.table["key"][row]).decode("utf-8", "surrogateescape")
 
+    def name(self, row: int) -> str:
+        """The shard and key of a sample, for people."""
+        return f"{self.path}:{self.key(row)}"
+
     def members(self, row: int, extensions: Iterable[str]) -> dict[str, bytes]:
         """Read the members of a sample that have one of `extensions`.
 
@@ -117,7 +121,7 @@ class Tar(NamedTuple):
         faults = []
         for row in np.flatnonzero(~usable).tolist():
             lack = " and ".join(f"no {what}" for what in has if not has[what][row])
-            faults.append(Fault(f"{self.path}:{self.key(row)}", f"has {lack}"))
+            faults.append(Fault(self.name(row), f"has {lack}"))
         return np.flatnonzero(usable), faults
 
 

@@ -34,8 +34,9 @@ class Layout:
     @property
     def per_epoch(self) -> int:
         """The samples that an epoch shows, each visit counted."""
-        passes = zip(self.sources, self.passes, strict=True)
-        return sum(whole * sum(counts) + more for counts, (whole, more) in passes)
+        return sum(
+            round(weight * sum(counts)) for counts, weight in zip(self.sources, self.weights, strict=True)
+        )
 
     @property
     def passes(self) -> list[tuple[int, int]]:

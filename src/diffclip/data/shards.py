@@ -61,7 +61,8 @@ class Shards:
 
     def name(self, i: int) -> str:
         """The shard and key of sample `i`, for people."""
-        return f"{self._locate(i)[0].path}:{self.key(i)}"
+        tar, row = self._locate(i)
+        return tar.name(row)
 
     def sample(self, i: int, extensions: Sequence[str] = MEMBERS) -> dict[str, bytes]:
         """Read the members of sample `i` by extension.
@@ -95,8 +96,6 @@ class Shards:
 
     def _locate(self, i: int) -> tuple[Tar, int]:
         """The shard of sample `i`, and the sample's row in its index."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"sample {i} of {len(self)}")
         shard = int(np.searchsorted(self._ends, i, side="right"))
         tar = self._tars[shard]
         return tar, i - int(self._ends[shard]) + len(tar.table)

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,25 +47,19 @@ def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **optio
 
 
 def in_processes(work: Callable[[Job], Found], jobs: Sequence[Job], workers: int) -> Iterator[Found]:
-    """Do each job in one of so many processes, or in this one, and yield what comes of it as it is done. The first
-    failure, or an end of the iteration, leaves out the jobs that have not begun."""
+    """Do each job in one of so many processes, or in this one, and yield the results in order. A failure, or an end of
+    the iteration, leaves out the jobs that have not begun."""
     if workers <= 1 or len(jobs) == 1:
         yield from map(work, jobs)
         return
     # forking a process that may hold threads (torch does) can deadlock
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = []
         try:
-            futures += [pool.submit(work, job) for job in jobs]
-            for future in as_completed(futures):
-                yield future.result()
+            yield from pool.map(work, jobs)
         except BrokenProcessPool as error:
             raise DiffCLIPError(
                 "a process died, was memory short? Free some, or use fewer --workers"
             ) from error
-        finally:
-            for future in futures:
-                future.cancel()
 
 
 def leave_signals_to_parent(worker: int) -> None:
