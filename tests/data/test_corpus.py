@@ -81,21 +81,6 @@ def test_a_missing_caption_key_is_a_fault_of_each_sample(tmp_path: Path, write_s
 
 
 @WINDOWS
-def test_broken_shards_are_skipped_and_named(
-    paths: list[Path], tmp_path: Path, write_shard: WriteShard, window: int | None
-) -> None:
-    (tmp_path / "3.tar").touch()
-    cut = write_shard(tmp_path / "6.tar", 4, start=10)
-    cut.write_bytes(cut.read_bytes()[:4000])
-    corpus = Corpus(tmp_path, window=window)
-    assert keys_of(corpus)[-1] == "s0000010"
-    assert corpus.samples == 8
-    faults = {fault.name: fault.reason for fault in corpus.faults}
-    assert faults[str(tmp_path / "3.tar")] == "is empty (0 bytes)"
-    assert any(fault.name == str(cut) and "is cut short" in fault.reason for fault in corpus.faults)
-
-
-@WINDOWS
 def test_nothing_usable_is_an_error(tmp_path: Path, write_shard: WriteShard, window: int | None) -> None:
     path = write_shard(tmp_path / "0.tar", 2, changes={0: {"txt": None}, 1: {"jpg": None}})
     with pytest.raises(InputError, match=rf"no sample in {path} has an image and a caption \(first: {path}"):

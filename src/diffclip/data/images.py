@@ -154,7 +154,7 @@ def _load(image: Image.Image, name: str) -> Image.Image:
 def orientation_of(image: Image.Image) -> int:
     """Return the EXIF orientation from 1 to 8; 1 where metadata is damaged, which says nothing about the pixels."""
     with suppress(Exception):
-        found = image.getexif().get(_ORIENTATION)
+        found = int(image.getexif().get(_ORIENTATION) or 1)
         return found if found in range(1, 9) else 1
     return 1
 
