@@ -76,7 +76,8 @@ def read_coco(file: Path) -> Captions:
         for annotation in content["annotations"]:
             captions[names[annotation["image_id"]]].append(annotation["caption"].strip())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{file} is not COCO's JSON of captions ({error!r}): fetch it again") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{file} is not COCO's JSON of captions ({reason}): fetch it again") from error
     return captions
 
 

@@ -118,7 +118,7 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
         found = {name: [name] if os.path.exists(name) else glob.glob(name) for name in names}
         missing = [name for name, paths in found.items() if not paths]
         if missing and len(names) == 1:
-            raise InputError(f"shard {text!r} does not exist: check the path")
+            raise InputError(f"shard {text} does not exist: check the path")
         if missing:
             raise InputError(
                 f"{len(missing)} of the {len(names)} shards in {text} do not exist, first {missing[0]}: "
