@@ -20,8 +20,8 @@ def test_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert answers["faults in the shards"] == "3"
     assert answers["can be trained on"] == "42 (95.5 %)"
     assert answers["unreadable images"] == "1 (2.27 %)"
-    assert answers["same pixels as another"] == "1 (2.38 %), 1 group"
-    assert answers["looks like another"] == "2 (4.76 %), 1 group"
+    assert answers["same pixels as another"] == "1 (2.38 %), groups: 1"
+    assert answers["looks like another"] == "2 (4.76 %), groups: 1"
     assert answers["shorter edge"].endswith("below 224: 42 (100 %)")
     assert f"  {folder}/3.tar is empty (0 bytes)" in lines
     assert f"  {folder}/1.tar:bare has no caption" in lines

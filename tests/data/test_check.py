@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from odd_shards import LONG, write_odd_shards
+from odd_shards import write_odd_shards
 
 from diffclip.data.check import DISTANCE, Check, check, near_groups
 from diffclip.data.corpus import Corpus
@@ -33,10 +33,10 @@ def test_everything_odd_is_found(found: Check, odd: Path) -> None:
     assert [fault.reason for fault in found.captions_broken] == ["has a caption that is not UTF-8 text"]
     assert (found.shorter_edge["min"], found.shorter_edge["median"], found.small) == (40, 90, 42)
     # one of the 42 has two captions
-    assert (found.captions, found.words["max"]) == (43, len(LONG.split()))
+    assert found.captions == 43
     # start, four words 25 times, two, end
     assert (found.tokens["min"], found.tokens["max"]) == (4, 104)
-    assert (found.context_length, found.truncated) == (77, 1)
+    assert found.truncated == 1
     assert [keys(group) for group in found.exact] == [["s01", "twin"]]
     assert [keys(group) for group in found.near] == [["s02", "small", "worse"]]
 
@@ -60,11 +60,10 @@ def test_near_groups_are_those_of_all_pairs() -> None:
     assert {tuple(group.tolist()) for group in near_groups(samples)} == {g for g in expected if len(g) > 1}
 
 
-def test_workers_find_the_same_and_a_sample_is_drawn_by_the_seed(found: Check, odd: Path) -> None:
+def test_workers_find_the_same_and_a_sample_can_be_drawn(found: Check, odd: Path) -> None:
     told: list[int] = []
     assert check(Corpus(str(odd)), workers=2, advance=told.append) == found
     assert sum(told) == 44
-    first, again, other = (check(Corpus(str(odd)), sample=10, seed=seed) for seed in (3, 3, 4))
-    assert (first.usable, first.read, first.seed) == (44, 10, 3)
+    first, again = (check(Corpus(str(odd)), sample=10) for _ in range(2))
+    assert (first.usable, first.read) == (44, 10)
     assert first == again
-    assert (first.words, first.shorter_edge) != (other.words, other.shorter_edge)

@@ -1,4 +1,3 @@
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,7 +93,7 @@ def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
         "none.jpg": "does not exist",
         "empty.jpg": "is empty",
         "text.jpg": "is not an image",
-        "": "is a folder",
+        "": "Is a directory; give an image file",
     }.items():
         with pytest.raises(InputError) as raised:
             read_image(tmp_path / name)
@@ -147,9 +146,6 @@ def test_find_images(tmp_path: Path) -> None:
     assert find_images([str(tmp_path / "odd"), tmp_path, tmp_path / "a.png"]) == [tmp_path / "odd", *inside]
     (tmp_path / "deep" / "link").symlink_to(tmp_path)  # links to folders are not followed
     assert find_images([tmp_path]) == inside
-    os.mkfifo(tmp_path / "pipe.jpg")
-    with pytest.raises(InputError, match=r"pipe\.jpg is no regular file: give an image file"):
-        read_image(tmp_path / "pipe.jpg")
     (tmp_path / "z.jpg").symlink_to(tmp_path / "nothing")
     # what only cannot be read is kept: the reader says why
     assert sorted(find_images([tmp_path])) == sorted([*inside, tmp_path / "z.jpg"])

@@ -7,66 +7,49 @@ import pytest
 
 from diffclip.data import index
 from diffclip.data.corpus import Corpus
-from diffclip.data.index import (
-    cached_index,
-    index_files,
-    key_of,
-    open_index,
-    open_indexes,
-    read_index,
-    scan,
-    stamp,
-)
+from diffclip.data.index import index_files, open_tar, open_tars, read_index, scan, stamp
 
 WriteShard = Callable[..., Path]
-
-
-def first_key(path: Path) -> str:
-    return key_of(open_index(path)[1][0])
 
 
 def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
     tmp_path: Path, cache_home: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_shard(tmp_path / "0.tar", 4)
-    open_index(path)
+    open_tar(path)
     [kept] = (cache_home / "diffclip" / "indexes").glob("*/*")
     assert os.listdir(tmp_path) == ["0.tar"]
     # another file of the same size at another time is another shard
     write_shard(path, 4, start=4)
     later = time.time_ns() + 10**9
     os.utime(path, ns=(later, later))
-    assert first_key(path) == "s0000004"
+    assert open_tar(path).key(0) == "s0000004"
     for damage in (b"damaged", kept.read_bytes()[:400], b""):
         kept.write_bytes(damage)
-        assert first_key(path) == "s0000004"
+        assert open_tar(path).key(0) == "s0000004"
     path.write_bytes(path.read_bytes()[:4000])
-    header = open_index(path)[0]
+    header = open_tar(path).header
     assert header.faults
-    monkeypatch.setattr(index, "scan", lambda path, mark: pytest.fail(f"{path} is scanned"))
-    assert open_index(path)[0] == open_index(path, whole=False)[0] == header
+    monkeypatch.setattr(index, "scan", lambda path: pytest.fail(f"{path} is scanned"))
+    assert open_tar(path).header == open_tars([path], whole=False)[path].header == header
     Corpus(tmp_path).keep_indexes()
     kept.unlink()
-    assert open_index(path)[0] == header
-
-
-def test_addresses_with_one_long_query_have_indexes_of_their_own() -> None:
-    query = f"?sig={'x' * 136}"
-    assert len({cached_index(f"https://host/{n}.tar{query}") for n in range(3)}) == 3
+    assert open_tar(path).header == header
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(
     tmp_path: Path, cache_home: Path, write_shard: WriteShard
 ) -> None:
     (cache_home / "diffclip").write_text("a file where the folder should be")
-    assert len(open_index(write_shard(tmp_path / "0.tar", 4))[1]) == 4
+    assert len(open_tar(write_shard(tmp_path / "0.tar", 4)).table) == 4
 
 
 def test_many_shards_are_scanned_by_several_processes(
     tmp_path: Path, write_shard: WriteShard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [write_shard(tmp_path / f"{n}.tar", 1 + n % 3, start=n) for n in range(20)]
-    headers = [header for header, _ in open_indexes(paths, whole=False)]
-    assert headers == [scan(path, stamp(path))[0] for path in paths]
+    assert {path: tar.header for path, tar in open_tars(paths).items()} == {
+        path: scan(path)[0] for path in paths
+    }
     assert capsys.readouterr().err.splitlines() == ["diffclip: indexing 20 shards, once"]
     assert read_index(index_files(paths[3])[1], stamp(paths[3])) is not None

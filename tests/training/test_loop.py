@@ -288,7 +288,7 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     first, second = (Shards([folder / "0.tar"]) for folder in (train, val))
     assert [fault.reason for fault in outcome.skipped if fault.name == str(cut)] == [
         "is cut short, 1 samples are left",
-        "holds 1 samples that have no image",
+        "holds 1 samples without an image or a caption",
     ]
     assert {fault.name for fault in outcome.skipped} == {
         first.name(3),

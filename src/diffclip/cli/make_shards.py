@@ -13,7 +13,7 @@ def make_shards(
     source: Annotated[Path, typer.Argument(help="Folder of images, at any depth.")],
     folder: Annotated[Path, typer.Argument(help="Folder of the shards; finished shards are reused.")],
     captions: Annotated[
-        list[Path] | None,
+        Path | None,
         typer.Option(
             help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file. Default: the file in "
             "SOURCE, or one file per split (…_train_….txt), each with a folder of its own.",
@@ -40,13 +40,9 @@ def make_shards(
     from diffclip.data.captions import read_captions
     from diffclip.data.make_shards import find_captions
     from diffclip.data.make_shards import make_shards as make
-    from diffclip.errors import InputError
     from diffclip.files import cores, write_text
 
-    if len({file.stem for file in captions or ()}) < len(captions or ()):
-        raise InputError("--captions names two files of the same name, which names their split: rename one")
-    named = {file.stem if len(captions) > 1 else "": file for file in captions} if captions else {}
-    files = named or find_captions(source)
+    files = {"": captions} if captions else find_captions(source)
     found = {split: read_captions(file, image_key, caption_key) for split, file in files.items()}
     for split, texts in found.items():
         place = folder / split

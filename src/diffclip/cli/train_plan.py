@@ -90,7 +90,6 @@ def look(recipe: Recipe, run: Path, resume: bool, world: int) -> tuple[int | Non
 def _look_at_training_data(recipe: Recipe, world: int, samples: list[int], memory: bool) -> Iterator[str]:
     from contextlib import closing
 
-    from diffclip.data.loader import decode
     from diffclip.data.memory import check_whole
     from diffclip.errors import Fault
     from diffclip.training.run import open_training_data
@@ -114,7 +113,7 @@ def _look_at_training_data(recipe: Recipe, world: int, samples: list[int], memor
     # of remote shards with an index beside them only the first is fetched
     step = 1 if corpus.is_remote else corpus.samples // tried
     with closing(loader):
-        read = [decode(corpus, i * step) for i in range(tried)]
+        read = [corpus.read(i * step) for i in range(tried)]
     broken = [one for one in read if isinstance(one, Fault)]
     yield from (f"training data: {fault}" for fault in (*loader.faults[:3], *broken[:3]))
     whole = f"{tried - len(broken)} of {tried} images that were tried can be read"

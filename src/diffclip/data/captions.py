@@ -6,17 +6,16 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from diffclip.data.images import SUFFIXES
 from diffclip.errors import InputError
 
 Captions = dict[str, list[str]]
 """The captions by image file, in the order of the file."""
 
-SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json")
+SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".json")
 # The usual names of the columns or keys.
 _USUAL = {
     "image": ("image", "file_name", "filename", "filepath", "image_path", "path", "file", "image_name", "image_id"),
@@ -29,26 +28,23 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     """Read the captions of images from a file of any of these kinds; an image may have none but blank ones.
 
     Args:
-        file: `.csv`, `.tsv` or `.txt` with a header, or without one: image, perhaps a number, caption; `.token` or
-            `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl` with an object a line; `.json` as COCO's, with a list
-            of objects, or with an object from images to captions. Captions may be a list.
+        file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl`
+            with an object a line; `.json` with a list of such objects, or as COCO's. Captions may be a list.
         image_key, caption_key: names of the columns or keys; None: the first usual one that is there.
 
     Raises:
         InputError: the file cannot be read, has no such column, or not one caption.
     """
-    text, keys = read_text(file), {"image": image_key, "caption": caption_key}
-    pairs: list[tuple[Any, Any]]
-    if file.stem.endswith("_karpathy") and file.suffix == ".txt":
-        pairs = list(read_karpathy(file).items())
-    elif file.suffix.lower() in (".jsonl", ".ndjson"):
+    text, keys, ending = read_text(file), {"image": image_key, "caption": caption_key}, file.suffix.lower()
+    pairs: Iterable[tuple[Any, ...]]
+    if ending == ".jsonl":
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         pairs = _pairs_of([_json(line, f"{file}, line {number}") for number, line in lines], file, keys)
-    elif file.suffix.lower() == ".json":
+    elif ending == ".json":
         found = _json(text, str(file))
-        if isinstance(found, Mapping) and {"images", "annotations"} <= found.keys():
-            found = read_coco(file)
-        pairs = list(found.items()) if isinstance(found, Mapping) else _pairs_of(found, file, keys)
+        pairs = _pairs_of(found, file, keys) if isinstance(found, list) else read_coco(file).items()
+    elif file.name.endswith("_karpathy.txt"):
+        pairs = read_karpathy(file).items()
     elif _TOKEN.match(text):
         matches = [_TOKEN.match(line) for line in text.split("\n")]
         pairs = [(match["image"], match["caption"]) for match in matches if match]
@@ -56,9 +52,9 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
         pairs = _table(text, file, keys)
     captions: Captions = {}
     for image, texts in pairs:
-        own = [texts] if isinstance(texts, str) else texts or []
-        if not isinstance(own, list) or not all(one is None or isinstance(one, str) for one in own):
-            raise InputError(f"{file}: the caption of {image} is {own!r}, which is no text: correct it")
+        own = texts if isinstance(texts, list) else [texts]
+        if not all(one is None or isinstance(one, str) for one in own):
+            raise InputError(f"{file}: the caption of {image} is {texts!r}, which is no text: correct it")
         cleaned = (" ".join(one.split()) for one in own if one)
         captions.setdefault(str(image).strip(), []).extend(text for text in cleaned if text)
     captions.pop("", None)
@@ -79,8 +75,8 @@ def read_coco(file: Path) -> Captions:
         captions: Captions = {names[number]: [] for number in sorted(names)}
         for annotation in content["annotations"]:
             captions[names[annotation["image_id"]]].append(annotation["caption"].strip())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{file} is not COCO's JSON of captions ({reason}): fetch it again") from error
     return captions
 
@@ -94,12 +90,12 @@ def read_karpathy(file: Path) -> Captions:
     captions: Captions = {}
     for number, line in enumerate(read_text(file).split("\n")[1:], 2):
         image, comma, caption = line.strip().partition(",")
-        if line.strip() and not (comma and image):
+        if comma and image:
+            captions.setdefault(image, []).append(caption.strip())
+        elif line.strip():
             raise InputError(
                 f"{file}, line {number}: {line.strip()[:40]!r} is not NAME.jpg,CAPTION: correct it"
             )
-        if line.strip():
-            captions.setdefault(image, []).append(caption.strip())
     return captions
 
 
@@ -118,7 +114,7 @@ def read_text(file: Path) -> str:
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{where} is not valid JSON ({error}): correct it") from None
 
 
@@ -134,35 +130,27 @@ def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[
     except csv.Error as error:
         raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
     head = rows[0] if rows else [""]
-    headerless = head[0].strip().lower().endswith(SUFFIXES)
-    if headerless:
-        numbers = [row[1].strip().isdecimal() for row in rows if len(row) > 2]
-        image, caption = 0, 2 if numbers and all(numbers) else 1
-    else:
-        image, caption = (_column(head, what, keys, file) for what in keys)
-        rows = rows[1:]
+    image, caption = (head.index(_column(head, what, keys, file)) for what in keys)
     # a last column goes on behind a delimiter in a caption that nobody quoted
-    last = headerless or caption == len(head) - 1
+    end = None if caption == len(head) - 1 else caption + 1
     return [
-        (row[image], delimiter.join(row[caption:]) if last else row[caption])
-        for row in rows
-        if len(row) > max(image, caption)
+        (row[image], delimiter.join(row[caption:end])) for row in rows[1:] if len(row) > max(image, caption)
     ]
 
 
-def _column(names: Sequence[str], what: str, keys: Mapping[str, str | None], file: Path) -> int:
-    """The place of the images or the captions among the names of columns or keys."""
-    found, wanted = [name.strip().lower() for name in names], keys[what]
+def _pairs_of(found: list[Any], file: Path, keys: Mapping[str, str | None]) -> list[tuple[Any, ...]]:
+    if not all(isinstance(one, Mapping) for one in found):
+        raise InputError(f"{file} is not a list of objects: give one object per image, with its captions")
+    return [tuple(one[_column(one, what, keys, file)] for what in keys) for one in found]
+
+
+def _column(names: Iterable[str], what: str, keys: Mapping[str, str | None], file: Path) -> str:
+    """Find the name of the images or the captions among those of columns or keys."""
+    found, wanted = {name.strip().lower(): name for name in names}, keys[what]
     for name in (wanted.lower(),) if wanted else _USUAL[what]:
         if name in found:
-            return found.index(name)
+            return found[name]
     raise InputError(
-        f"{file} has no column of {what}s among {', '.join(found) or 'none'}: name it with --{what}-key NAME"
+        f"{file} has no column of {what}s among {', '.join(found)}: name the columns in its first line, or this one "
+        f"with --{what}-key NAME"
     )
-
-
-def _pairs_of(found: Any, file: Path, keys: Mapping[str, str | None]) -> list[tuple[Any, Any]]:
-    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
-        raise InputError(f"{file} is not a list of objects: give one object per image, with its captions")
-    columns = [[list(one)[_column(list(one), what, keys, file)] for what in keys] for one in found]
-    return [(one[image], one[caption]) for one, (image, caption) in zip(found, columns, strict=True)]

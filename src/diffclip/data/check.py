@@ -15,13 +15,14 @@ from torch.utils.data import Dataset
 
 from diffclip.config import TextConfig
 from diffclip.data.corpus import Corpus
-from diffclip.data.loader import decode
 from diffclip.data.workers import data_loader, watched
 from diffclip.errors import Fault, InputError
 from diffclip.tokenizer import Tokenizer
 
 LEARNED_AT = 224
 """Pixels of the usual models; a smaller image is enlarged."""
+CONTEXT_LENGTH = 77
+"""Tokens of a caption that the usual models read, with start and end."""
 DISTANCE = 4
 """Bits of 64 in which the perceptual hashes of near duplicates differ at most. Images of JPEG quality 30, of half and
 of twice the size stay within; one cut at its borders does not."""
@@ -37,7 +38,6 @@ _COSINES = np.cos(np.pi / _EDGE * np.outer(np.arange(8), np.arange(_EDGE) + 0.5)
 
 # `content` is a hash of the image's pixels, `look` their perceptual hash, 0 for an image of one color.
 _SAMPLE = np.dtype([("number", "i8"), ("shorter_edge", "i4"), ("content", "u8"), ("look", "u8")])
-_CAPTION = np.dtype([("words", "i4"), ("tokens", "i4")])
 
 Spread = dict[str, float]
 """Quantiles from "min" to "max"."""
@@ -50,8 +50,7 @@ class Check:
     sources: list[str]
     shards: int
     usable: int  # samples with a member for an image and one for a caption
-    seed: int | None  # of the draw where only a part was read
-    read: int
+    read: int  # all, or as many as were drawn
     whole: int  # samples that can be trained on; all below is of these
     skipped: list[Fault]  # broken shards, and samples without an image or a caption
     images_broken: list[Fault]
@@ -59,10 +58,8 @@ class Check:
     shorter_edge: Spread
     small: int  # images with a shorter edge below 224
     captions: int
-    words: Spread
-    tokens: Spread
-    context_length: int
-    truncated: int  # captions longer than `context_length` tokens
+    tokens: Spread  # of a caption, with start and end
+    truncated: int  # captions of more than 77 tokens
     exact: list[list[str]]  # samples with the same pixels
     near: list[list[str]]  # samples whose images look alike, though their pixels differ
 
@@ -70,9 +67,7 @@ class Check:
 def check(
     corpus: Corpus,
     sample: int | None = None,
-    seed: int = 0,
     workers: int = 0,
-    context_length: int = 77,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Check:
     """Read a corpus, or a part of it, and count.
@@ -80,25 +75,22 @@ def check(
     Args:
         corpus: what to read.
         sample: how many samples to draw at random; None or more than there are: all.
-        seed: of that draw.
         workers: processes that read; 0 reads in this one.
-        context_length: tokens a caption may have, with start and end.
         advance: called with how many more samples have been read.
 
     Raises:
         InputError: not one sample can be read.
         DiffCLIPError: a worker died, or an address does not answer.
     """
-    drawn = sample is not None and sample < corpus.samples
     numbers = np.arange(corpus.samples)
-    if drawn:
-        numbers = np.sort(np.random.default_rng(seed).choice(corpus.samples, sample, replace=False))
+    if sample is not None and sample < corpus.samples:
+        numbers = np.sort(np.random.default_rng(0).choice(corpus.samples, sample, replace=False))
     loader = data_loader(_Samples(corpus, numbers), workers, batch_size=_CHUNK, collate_fn=_rows)
     parts: list[tuple[NDArray[Any], NDArray[Any], list[Fault]]] = []
     for part in watched(loader):
         parts.append(part)
         advance(len(part[0]) + len(part[2]))
-    samples, captions = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    samples, tokens = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     faults = [fault for part in parts for fault in part[2]]
     if not len(samples):
         raise InputError(
@@ -108,7 +100,6 @@ def check(
         sources=[source.spec for source in corpus.sources],
         shards=sum(source.shards for source in corpus.sources),
         usable=corpus.samples,
-        seed=seed if drawn else None,
         read=len(numbers),
         whole=len(samples),
         skipped=corpus.faults,
@@ -116,11 +107,9 @@ def check(
         captions_broken=[fault for fault in faults if fault.kind == "caption"],
         shorter_edge=_spread(samples["shorter_edge"]),
         small=int((samples["shorter_edge"] < LEARNED_AT).sum()),
-        captions=len(captions),
-        words=_spread(captions["words"]),
-        tokens=_spread(captions["tokens"]),
-        context_length=context_length,
-        truncated=int((captions["tokens"] > context_length).sum()),
+        captions=len(tokens),
+        tokens=_spread(tokens),
+        truncated=int((tokens > CONTEXT_LENGTH).sum()),
         exact=_named(corpus, samples["number"], _groups(samples["content"])),
         near=_named(corpus, samples["number"], near_groups(samples)),
     )
@@ -139,10 +128,10 @@ class _Samples(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, place: int) -> tuple[tuple[int, ...], list[tuple[int, int]]] | Fault:
-        """The rows of a sample and of its captions, see `_SAMPLE` and `_CAPTION`."""
+    def __getitem__(self, place: int) -> tuple[tuple[int, ...], list[int]] | Fault:
+        """The row of a sample, see `_SAMPLE`, and the tokens of each of its captions."""
         number = int(self.numbers[place])
-        found = decode(self.corpus, number)
+        found = self.corpus.read(number)
         if isinstance(found, Fault):
             return found
         pixels = found.pixels.permute(1, 2, 0).contiguous().numpy()
@@ -150,17 +139,16 @@ class _Samples(Dataset[Any]):
         look = 0 if np.ptp(np.asarray(gray)) < _ONE_COLOR else perceptual_hash(gray)
         # the first of the largest ids is the end of the text
         tokens = (self.tokenizer(found.captions).argmax(dim=1) + 1).tolist()
-        words = [len(caption.split()) for caption in found.captions]
         content = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
-        return (number, min(gray.size), content, look), list(zip(words, tokens, strict=True))
+        return (number, min(gray.size), content, look), tokens
 
 
 def _rows(items: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any], list[Fault]]:
-    """The rows of samples and captions, and the faults."""
+    """The rows of the samples, the tokens of all captions, and the faults."""
     whole = [item for item in items if not isinstance(item, Fault)]
-    captions = [caption for _, own in whole for caption in own]
+    tokens = [number for _, own in whole for number in own]
     faults = [item for item in items if isinstance(item, Fault)]
-    return np.array([row for row, _ in whole], _SAMPLE), np.array(captions, _CAPTION), faults
+    return np.array([row for row, _ in whole], _SAMPLE), np.array(tokens, np.int32), faults
 
 
 def perceptual_hash(gray: Image.Image) -> int:

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from diffclip.data.images import IMAGE, image_member
+from diffclip.data.images import IMAGE, image_member, read_pixels
 from diffclip.data.index import (
-    OPEN_FILES,
     Header,
     Needed,
-    Table,
-    TarFiles,
+    Tar,
     digest_of,
     index_files,
-    key_of,
-    open_index,
-    open_indexes,
+    open_tar,
+    open_tars,
     read_index,
     stamp,
-    usable_rows,
     write_index,
 )
 from diffclip.data.order import Layout
-from diffclip.data.remote import MissingError, RemoteShards, expand_remote, is_remote, shown
+from diffclip.data.remote import RemoteShards, expand_remote, is_remote, shown
 from diffclip.data.shards import expand_shards
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import cache_folder
@@ -49,56 +46,21 @@ class SourceFacts(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A sample's key, its name for people (shard and key), its captions, and the bytes of its image file."""
+    """A sample's key, its name for people (shard and key), its captions, and its image, uint8 [3, H, W]."""
 
     key: str
     name: str
     captions: list[str]
-    image: bytes
-
-
-class _Source(NamedTuple):
-    """A source as a recipe names it, and the path or address of each of its shards, and whether that is remote."""
-
-    specs: list[str]
-    weight: float
-    places: list[tuple[str, bool]]
+    pixels: Tensor
 
 
 class _Shard(NamedTuple):
-    """A shard by its path or address, its name for people, and its usable samples."""
+    """A shard by its path or address, its name for people, and the number of its usable samples."""
 
     place: str
     name: str
-    remote: bool
     header: Header
     usable: int
-
-
-class _Opened(NamedTuple):
-    """A shard at hand: `rows` are the rows of its usable samples in `table`."""
-
-    path: Path
-    table: Table
-    rows: NDArray[np.int64]
-
-
-def _sources(train: Any) -> list[_Source]:
-    """Find the shards of the sources that `train` stands for."""
-    sources = []
-    for one in train if isinstance(train, list) else [train]:
-        shards, weight = (one.shards, one.weight) if hasattr(one, "shards") else (one, 1.0)
-        specs = [str(spec) for spec in (shards if isinstance(shards, list) else [shards])]
-        places: list[tuple[str, bool]] = []
-        for spec in specs:
-            if is_remote(spec) and not os.path.exists(spec):
-                places += [(address, True) for address in expand_remote(spec)]
-            else:
-                places += [(str(path), False) for path in expand_shards(spec)]
-        sources.append(_Source(specs, weight, places))
-    if not sources or not all(source.places for source in sources):
-        raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
-    return sources
 
 
 class Corpus:
@@ -123,7 +85,8 @@ class Corpus:
         faults: what is skipped: broken shards, samples without an image or a caption.
         sources: what was found, source by source.
         layout: the usable samples of each shard, and the weights.
-        window, caption_key: as given.
+        window: as given, or 16 where a shard is remote.
+        is_remote: whether any shard is.
 
     Raises:
         InputError: shards are missing, or not a single sample is usable.
@@ -138,55 +101,44 @@ class Corpus:
         cache: str | Path | None = None,
         cache_gb: float | None = None,
     ) -> None:
-        sources = _sources(train)
-        flat = [place for source in sources for place in source.places]
-        local = [place for place, remote in flat if not remote]
-        self._copies = None
-        if len(local) < len(flat):
-            limit = None if cache_gb is None else int(cache_gb * 1e9)
-            self._copies = RemoteShards(Path(cache) if cache else cache_folder() / "shards", limit)
-            window = window or _WINDOW
-        self.caption_key, self.window = caption_key, window
+        sources = [_find_source(one) for one in (train if isinstance(train, list) else [train])]
+        places = [place for _, _, own in sources for place in own]
+        if not places:
+            raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
+        remote = [place for place in places if is_remote(place)]
+        self.is_remote = bool(remote)
+        self._caption_key, self.window = caption_key, window or (_WINDOW if remote else None)
         self._needed: Needed = {"image": IMAGE, "caption": caption_members(caption_key)}
-        self._extensions = tuple(name for names in self._needed.values() for name in names)
-        self._opened: dict[int, _Opened | Fault] = {}
-        self._files = TarFiles(window or OPEN_FILES)
-        indexes = dict(
-            zip(local, open_indexes([Path(place) for place in local], window is None), strict=True)
-        )
-        headers = {place: header for place, (header, _) in indexes.items()}
-        if self._copies is not None:
-            headers |= self._copies.headers([place for place, remote in flat if remote])
-        self._shards = [
-            _Shard(place, shown(place), remote, headers[place], headers[place].usable(self._needed))
-            for place, remote in flat
-        ]
+        self._extensions = [name for names in self._needed.values() for name in names]
+        self._copies = RemoteShards(Path(cache or cache_folder() / "shards"), cache_gb)
+        tars = open_tars((Path(place) for place in places if not is_remote(place)), self.window is None)
+        headers = {str(path): tar.header for path, tar in tars.items()} | self._copies.headers(remote)
+        counts = {place: header.usable(self._needed) for place, header in headers.items()}
+        self._shards = [_Shard(place, shown(place), headers[place], counts[place]) for place in places]
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
+        # for each shard at hand the rows of its usable samples
+        self._opened: dict[int, tuple[Tar, NDArray[np.int64]]] = {}
         for number, shard in enumerate(self._shards):
-            if window is None:
-                table = indexes[shard.place][1]
-                rows, lacks = usable_rows(table, self._needed)
-                self.faults += [Fault(f"{shard.place}:{key_of(table[row])}", lack) for row, lack in lacks]
-                self._opened[number] = _Opened(Path(shard.place), table, rows)
-            else:
-                self.faults += [Fault(shard.name, reason) for reason in shard.header.missing(self._needed)]
+            if self.window is None:
+                tar = tars[Path(shard.place)]
+                rows, faults = tar.usable(self._needed)
+                self._opened[number] = tar, rows
+                self.faults += faults
+            elif lacking := sum(shard.header.samples.values()) - shard.usable:
+                self.faults.append(
+                    Fault(shard.name, f"holds {lacking} samples without an image or a caption")
+                )
         self._ends = np.cumsum([shard.usable for shard in self._shards], dtype=np.int64)
-        numbers = iter([shard.usable for shard in self._shards])
-        usable = [[next(numbers) for _ in source.places] for source in sources]
-        self.layout = Layout(usable, [source.weight for source in sources])
+        usable = [[counts[place] for place in own] for _, _, own in sources]
+        self.layout = Layout(usable, [weight for _, weight, _ in sources])
         self.samples, self.per_epoch = self.layout.total, self.layout.per_epoch
         self.sources = [
-            SourceFacts(", ".join(source.specs), len(counts), sum(counts), source.weight)
-            for source, counts in zip(sources, usable, strict=True)
+            SourceFacts(", ".join(specs), len(own), sum(own), weight)
+            for (specs, weight, _), own in zip(sources, usable, strict=True)
         ]
         if not self.samples:
             why = f" (first: {self.faults[0]})" if self.faults else ""
             raise InputError(f"no sample in {self} has an image and a caption{why}: give WebDataset tars")
-
-    @property
-    def is_remote(self) -> bool:
-        """True where any shard is remote."""
-        return self._copies is not None
 
     def __str__(self) -> str:
         more = f" and {len(self._shards) - 1} more shards" if len(self._shards) > 1 else ""
@@ -194,95 +146,80 @@ class Corpus:
 
     def identity(self) -> str:
         """A digest of the name, size and time of each shard."""
-        return digest_of([[_base(shard), shard.header.stamp] for shard in self._shards])
+        return digest_of([[shard.name.rpartition("/")[2], shard.header.stamp] for shard in self._shards])
 
     def order_identity(self) -> str:
         """A digest of everything but the seed that decides the order of an epoch.
 
         It stays the same where shards are copied to another place, and is the same in all processes of a run.
         """
-        shards = [[_base(shard), shard.usable] for shard in self._shards]
-        return digest_of(
-            [shards, list(map(len, self.layout.sources)), list(self.layout.weights), self.window]
-        )
+        shards = [[shard.name.rpartition("/")[2], shard.usable] for shard in self._shards]
+        sizes = [len(source) for source in self.layout.sources]
+        return digest_of([shards, sizes, list(self.layout.weights), self.window])
 
     def read(self, i: int) -> Sample | Fault:
-        """Read the captions and the image file of usable sample `i`, or return its fault or its shard's.
+        """Read and decode usable sample `i`, or return its fault or its shard's.
 
         Raises:
-            DiffCLIPError: a remote address does not answer.
+            DiffCLIPError: a remote shard cannot be copied.
         """
         number = int(self._ends.searchsorted(i, side="right"))
-        shard, opened = self._shards[number], self._open(number)
-        if isinstance(opened, Fault):
-            return opened
+        shard, (tar, rows) = self._shards[number], self._open(number)
         place = i - int(self._ends[number]) + shard.usable
-        if place >= len(opened.rows):
-            return Fault(shard.name, "has changed since its samples were counted: start again")
-        row = opened.table[opened.rows[place]]
-        key = key_of(row)
+        if place >= len(rows):
+            changed = "has changed since its samples were counted: start again"
+            return Fault(shard.name, next(iter(tar.header.faults), changed))
+        key = tar.key(rows[place])
         name = f"{shard.name}:{key}"
         try:
-            members = self._files.read(opened.path, row, self._extensions)
+            members = tar.members(rows[place], self._extensions)
+            pixels = read_pixels(image_member(members, name), name)
         except (InputError, OSError) as error:
             return sample_fault(name, error)
         try:
-            captions = captions_of(members, name, self.caption_key)
+            return Sample(key, name, captions_of(members, name, self._caption_key), pixels)
         except InputError as error:
             return sample_fault(name, error, "caption")
-        return Sample(key, name, captions, image_member(members, name))
-
-    def files(self) -> list[Path]:
-        """The shards on a disk."""
-        return [Path(shard.place) for shard in self._shards if not shard.remote]
 
     def keep_indexes(self) -> None:
         """Write the indexes of local shards beside them, where that folder can be written."""
         for shard in self._shards:
             path = Path(shard.place)
             file = index_files(path)[0]
-            if not shard.remote and shard.header.stamp and not read_index(file, stamp(path), whole=False):
-                write_index(file, *open_index(path))
+            if path.is_file() and not read_index(file, stamp(path), whole=False):
+                tar = open_tar(path)
+                write_index(file, tar.header, tar.table)
 
-    def ahead(self, shards: Sequence[int]) -> None:
-        """Fetch the remote ones of these shards, in this order, in the background."""
-        if self._copies is not None:
-            self._copies.ahead(
-                [self._shards[number].place for number in shards if self._shards[number].remote]
-            )
+    def fetch(self, number: int) -> None:
+        """Copy a shard that is remote.
 
-    def close(self) -> None:
-        """Stop fetching ahead."""
-        if self._copies is not None:
-            self._copies.close()
+        Raises:
+            DiffCLIPError: it cannot be copied.
+        """
+        if is_remote(self._shards[number].place):
+            self._copies.copy(self._shards[number].place)
 
-    def _open(self, number: int) -> _Opened | Fault:
+    def _open(self, number: int) -> tuple[Tar, NDArray[np.int64]]:
         """Find a shard at hand, or open it in place of the one that was used longest ago."""
         opened = self._opened.pop(number, None)
         if opened is None:
-            shard = self._shards[number]
-            try:
-                if shard.remote and self._copies is not None:
-                    path, table = self._copies.open(shard.place)
-                    self._files.open(path)
-                else:
-                    path = Path(shard.place)
-                    header, table = open_index(path)
-                    if header.faults and not len(table):
-                        raise InputError(header.faults[0])
-                opened = _Opened(path, table, usable_rows(table, self._needed)[0])
-            except (InputError, OSError) as error:
-                if shard.remote and isinstance(error, InputError) and not isinstance(error, MissingError):
-                    raise  # the cache, or the address
-                opened = sample_fault(shard.name, error)
+            place = self._shards[number].place
+            tar = open_tar(self._copies.copy(place) if is_remote(place) else Path(place))
+            with suppress(OSError):  # a shard that went or cannot be read has faults
+                tar = tar._replace(file=tar.path.open("rb", buffering=0))
+            opened = tar, tar.usable(self._needed)[0]
             while len(self._opened) >= (self.window or 1):
                 self._opened.pop(next(iter(self._opened)))
         self._opened[number] = opened
         return opened
 
 
-def _base(shard: _Shard) -> str:
-    return shard.name.rpartition("/")[2]
+def _find_source(source: Any) -> tuple[list[str], float, list[str]]:
+    """Find the names of a source's shards, its weight, and the path or address of each shard."""
+    shards, weight = (source.shards, source.weight) if hasattr(source, "shards") else (source, 1.0)
+    specs = [str(spec) for spec in (shards if isinstance(shards, list) else [shards])]
+    found = [expand_remote(spec) if is_remote(spec) else map(str, expand_shards(spec)) for spec in specs]
+    return specs, weight, [place for own in found for place in own]
 
 
 def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
@@ -306,7 +243,7 @@ def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTI
         found = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
     except UnicodeDecodeError:
         raise InputError(f"{name} has a caption that is not UTF-8 text") from None
-    except (ValueError, RecursionError):  # of json, and of numbers with thousands of digits
+    except ValueError:
         raise InputError(f"{name} has a .json that is not valid JSON") from None
     except (KeyError, TypeError, IndexError):
         raise InputError(f"{name} has no key {caption_key!r} in its .json") from None

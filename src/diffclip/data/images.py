@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +37,7 @@ _TO_8_BIT = np.round(np.arange(65536) / 257).astype(np.uint8)
 def read_image(
     source: str | Path | bytes, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
-    """Read one image as RGB.
+    """Read one image as RGB, loaded.
 
     Of an animation the first frame is read. The EXIF orientation is applied, transparency lies over white, gray of 16
     or 32 bits or of floats is scaled to 8 bits, and CMYK is converted as Pillow does.
@@ -47,41 +47,24 @@ def read_image(
         name: the image's name in errors, by default the path.
         max_pixels: refuse larger images by their header, before anything is decoded.
 
-    Returns:
-        A loaded image in mode RGB.
-
     Raises:
-        InputError: missing or empty file, a folder, a pipe or device, not an image, cut short or broken, above
-            `max_pixels`.
+        InputError: missing or empty file, a folder, not an image, cut short or broken, above `max_pixels`.
     """
-    if isinstance(source, bytes):
-        name = name or "the image"
-        return _load(_open(io.BytesIO(source), name, max_pixels), name)
-    name = name or str(source)
+    name = name or ("the image" if isinstance(source, bytes) else str(source))
     try:
-        kind = os.stat(source).st_mode
-        if stat.S_ISDIR(kind):
-            raise InputError(f"{name} is a folder: give an image file")
-        if not stat.S_ISREG(kind):
-            # to open a pipe would wait for a writer, perhaps for ever
-            raise InputError(f"{name} is no regular file: give an image file")
-        with open(source, "rb") as handle:
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as handle:
             return _load(_open(handle, name, max_pixels), name)
     except FileNotFoundError:
         raise InputError(f"{name} does not exist: check the path of the image") from None
     except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror or error}; check its permissions") from error
+        raise InputError(f"cannot read {name}: {error.strerror or error}; give an image file") from error
 
 
 def read_pixels(data: bytes, name: str = "the image") -> Tensor:
-    """Read one image as a tensor, with the pixels of `read_image`.
+    """Read one image from the bytes of its file as a tensor, with the pixels of `read_image`.
 
     Ordinary JPEGs are decoded by torchvision, which writes RGB at once where Pillow makes 32 bits a pixel in between;
     both use the same library. Pillow reads everything else, and every file that torchvision refuses.
-
-    Args:
-        data: the bytes of a file.
-        name: the image's name in errors.
 
     Returns:
         uint8 [3, H, W]; in memory the three values of a pixel lie together.
@@ -91,52 +74,42 @@ def read_pixels(data: bytes, name: str = "the image") -> Tensor:
     """
     image = _open(io.BytesIO(data), name)
     if image.format == "JPEG" and image.mode in ("RGB", "L") and orientation_of(image) == 1:
-        try:
-            pixels: Tensor = torchvision.io.decode_jpeg(
-                torch.frombuffer(bytearray(data), dtype=torch.uint8), torchvision.io.ImageReadMode.RGB
-            )
+        coded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        with suppress(RuntimeError):
+            pixels: Tensor = torchvision.io.decode_jpeg(coded, torchvision.io.ImageReadMode.RGB)
             return pixels
-        except RuntimeError:
-            pass
     return torch.from_numpy(np.array(_load(image, name))).permute(2, 0, 1)
 
 
 def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
-    """Find the bytes of the image file among a sample's members.
-
-    Raises:
-        InputError: there is none.
-    """
-    for extension in IMAGE:
-        if extension in sample:
-            return sample[extension]
-    raise InputError(f"{name} has no image")
+    """Find the bytes of the image file among a sample's members, or raise `InputError` where there is none."""
+    extension = next((one for one in IMAGE if one in sample), None)
+    if extension is None:
+        raise InputError(f"{name} has no image")
+    return sample[extension]
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """List the image files among `paths`: files as they are, folders searched to the bottom in sorted order.
 
-    Hidden files and folders, and in folders pipes and devices, are left out; a file reached twice is listed once.
+    Hidden files and folders are left out; a file reached twice is listed once.
 
     Raises:
         InputError: no path at all, a path that does not exist, a folder without images.
     """
     if not paths:
         raise InputError("no image given: name image files or folders of them")
-    found: dict[Path, None] = {}
+    found: list[Path] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            inside = _images_in(path)
-            if not inside:
-                raise InputError(
-                    f"folder {path} has no image: give a folder of .jpg, .png, .webp or similar files"
-                )
-            found.update(dict.fromkeys(inside))
-        elif path.exists():
-            found[path] = None
-        else:
+        inside = _images_in(path) if path.is_dir() else [path]
+        if not path.exists():
             raise InputError(f"{path} does not exist: give image files or folders of them")
-    return list(found)
+        if not inside:
+            raise InputError(
+                f"folder {path} has no image: give a folder of .jpg, .png, .webp or similar files"
+            )
+        found += inside
+    return list(dict.fromkeys(found))
 
 
 def _images_in(folder: Path) -> list[Path]:
@@ -144,8 +117,7 @@ def _images_in(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
-    # a broken link stays, since `read_image` has words for it
-    return sorted(path for path in found if path.is_file() or not path.exists())
+    return sorted(found)
 
 
 def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -181,11 +153,10 @@ def _load(image: Image.Image, name: str) -> Image.Image:
 
 def orientation_of(image: Image.Image) -> int:
     """Return the EXIF orientation from 1 to 8; 1 where metadata is damaged, which says nothing about the pixels."""
-    try:
-        found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:
-        return 1
-    return found if found in range(1, 9) else 1
+    with suppress(Exception):
+        found = int(image.getexif().get(_ORIENTATION) or 1)
+        return found if found in range(1, 9) else 1
+    return 1
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -18,18 +18,19 @@ import signal
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.data.images import IMAGE
-from diffclip.errors import InputError
+from diffclip.errors import Fault, InputError
 from diffclip.files import cache_folder, cores, write_atomically
 
 INDEX_FOLDER = "diffclip-index"
@@ -38,8 +39,8 @@ MEMBERS = (*IMAGE, "txt", "json", "cls", "mask.png", "seg.png")
 BLOCK = 512
 # Zeros that a writer may leave behind the last member: GNU tar fills up 10 KiB, or what `-b` says.
 _PADDING = 1 << 20
-OPEN_FILES = 256
-"""Files that a process holds open."""
+# Files that a process holds open.
+_OPEN_FILES = 256
 
 Table = NDArray[np.void]
 Rows = list[tuple[bytes, dict[str, tuple[int, int]]]]
@@ -50,7 +51,7 @@ Needed = Mapping[str, Sequence[str]]
 _FORMAT = 3
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
-_NO_SAMPLES: Table = np.zeros(0, [("key", "S1")])
+NO_SAMPLES: Table = np.zeros(0, [("key", "S1")])
 
 
 @dataclass(frozen=True)
@@ -69,38 +70,65 @@ class Header:
 
     def usable(self, needed: Needed) -> int:
         """Count the samples that have a member for each of `needed`."""
-        return sum(count for held, count in self.samples.items() if not _missing(held.split(), needed))
-
-    def missing(self, needed: Needed) -> list[str]:
-        """Say how many samples lack which of `needed`."""
-        counts: Counter[str] = Counter()
-        for held, count in self.samples.items():
-            counts[_missing(held.split(), needed)] += count
-        return [f"holds {count} samples that have {lack}" for lack, count in sorted(counts.items()) if lack]
-
-
-def _missing(held: Sequence[str], needed: Needed) -> str:
-    return " and ".join(f"no {what}" for what, names in needed.items() if not set(names) & set(held))
-
-
-def usable_rows(table: Table, needed: Needed) -> tuple[NDArray[np.int64], list[tuple[int, str]]]:
-    """Find the rows that have a member for each of `needed`, and the lack of each of the others."""
-    there = (table.dtype.names or ())[1:]
-    usable = np.ones(len(table), bool)
-    for names in needed.values():
-        usable &= np.any(
-            [np.zeros(len(table), bool), *(table[name][:, 1] > 0 for name in names if name in there)], 0
+        return sum(
+            count
+            for held, count in self.samples.items()
+            if all(set(names).intersection(held.split()) for names in needed.values())
         )
-    lacks = [
-        (row, f"has {_missing([name for name in there if table[name][row, 1]], needed)}")
-        for row in np.flatnonzero(~usable).tolist()
-    ]
-    return np.flatnonzero(usable), lacks
 
 
-def key_of(row: Any) -> str:
-    """Decode the key of a sample."""
-    return bytes(row["key"]).decode("utf-8", "surrogateescape")
+class Tar(NamedTuple):
+    """A shard and its index; `file` is held open where the shard may be removed."""
+
+    path: Path
+    header: Header
+    table: Table
+    file: IO[bytes] | None = None
+
+    def key(self, row: int) -> str:
+        """The key of a sample."""
+        return bytes(self.table["key"][row]).decode("utf-8", "surrogateescape")
+
+    def name(self, row: int) -> str:
+        """The shard and key of a sample, for people."""
+        return f"{self.path}:{self.key(row)}"
+
+    def members(self, row: int, extensions: Iterable[str]) -> dict[str, bytes]:
+        """Read the members of a sample that have one of `extensions`.
+
+        Raises:
+            InputError, OSError: the file ends before a member does, or cannot be read.
+        """
+        found, places = {}, self.table[row]
+        descriptor = (self.file or _open_file(self.path, self.header.stamp)).fileno()
+        for extension in extensions:
+            block, size = places[extension].tolist() if extension in places.dtype.names else (0, 0)
+            if size:
+                # without the file's position, which forked processes share
+                found[extension] = os.pread(descriptor, size, block * BLOCK)
+                if len(found[extension]) < size:
+                    raise InputError(f"{self.path} became shorter while it was read: start again")
+        return found
+
+    def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
+        """Find the rows that have a member for each of `needed`, and what the others lack."""
+        none, there = np.zeros(len(self.table), bool), self.table.dtype.names or ()
+        has = {
+            what: np.any([none, *(self.table[name][:, 1] > 0 for name in names if name in there)], axis=0)
+            for what, names in needed.items()
+        }
+        usable = np.all(list(has.values()), axis=0)
+        faults = []
+        for row in np.flatnonzero(~usable).tolist():
+            lack = " and ".join(f"no {what}" for what in has if not has[what][row])
+            faults.append(Fault(self.name(row), f"has {lack}"))
+        return np.flatnonzero(usable), faults
+
+
+@lru_cache(_OPEN_FILES)
+def _open_file(path: Path, mark: str) -> IO[bytes]:
+    """Open a file that stays open; `mark`, its stamp, tells it from an earlier one of that name."""
+    return path.open("rb", buffering=0)
 
 
 def stamp(path: Path) -> str:
@@ -117,13 +145,12 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def scan(path: Path, mark: str) -> tuple[Header, Table]:
-    """Read the headers of the tar at `path`, seeking over the contents; `mark` is its stamp."""
+def scan(path: Path) -> tuple[Header, Table]:
+    """Read the headers of the tar at `path`, seeking over the contents."""
+    mark = stamp(path)
     rows: Rows = []
     faults: list[str] = []
     try:
-        if not path.is_file():
-            raise OSError(f"it {'is not a regular file' if path.exists() else 'does not exist'}")
         with path.open("rb") as file:
             _scan(file, path.stat().st_size, rows, faults)
     except OSError as error:
@@ -158,7 +185,7 @@ def _scan(file: IO[bytes], length: int, rows: Rows, faults: list[str]) -> None:
             whole = member.offset_data + member.size <= length
             if not whole:
                 break
-            _add_member(member, rows, faults)
+            _add_member(member, rows)
     except tarfile.ReadError as error:
         whole = "end of data" not in str(error)
     # A damaged field of a header; the reader then stands at its byte.
@@ -172,32 +199,22 @@ def _scan(file: IO[bytes], length: int, rows: Rows, faults: list[str]) -> None:
         faults.append(f"is broken at byte {tar.offset} of {length}, {len(rows)} samples before it are left")
 
 
-def _add_member(member: tarfile.TarInfo, rows: Rows, faults: list[str]) -> None:
+def _add_member(member: tarfile.TarInfo, rows: Rows) -> None:
     match = _KEY_AND_EXTENSION.match(member.name)
     if not match or _METADATA.match(member.name) or not member.isreg() or member.issparse():
         return
     key, extension = match[1].encode("utf-8", "surrogateescape"), match[2].lower()
     if not rows or rows[-1][0] != key:
         rows.append((key, {}))
-    if extension not in MEMBERS:
-        return
-    if member.size >= 1 << 32:
-        faults.append(f"holds {member.name} of {member.size} bytes, too large for a sample: skipped")
-    elif extension in rows[-1][1]:
-        faults.append(f"holds {member.name} twice: the first is used")
-    else:
-        rows[-1][1][extension] = member.offset_data // BLOCK, member.size
+    if extension in MEMBERS:
+        rows[-1][1].setdefault(extension, (member.offset_data // BLOCK, member.size))
 
 
-def write_index(file: Path, header: Header, table: Table) -> bool:
-    """Write an index; False where the folder cannot be written."""
-    try:
-        with write_atomically(file) as temporary, temporary.open("wb") as handle:
-            np.save(handle, np.array(json.dumps({"format": _FORMAT, **asdict(header)})))
-            np.save(handle, table)
-    except (InputError, OSError):
-        return False
-    return True
+def write_index(file: Path, header: Header, table: Table) -> None:
+    """Write an index, where the folder can be written."""
+    with suppress(InputError, OSError), write_atomically(file) as temporary, temporary.open("wb") as handle:
+        np.save(handle, np.array(json.dumps({"format": _FORMAT, **asdict(header)})))
+        np.save(handle, table)
 
 
 def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header, Table] | None:
@@ -210,24 +227,9 @@ def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header
             found = json.loads(str(np.load(handle, allow_pickle=False)))
             if found.pop("format") != _FORMAT or mark not in (None, found["stamp"]):
                 return None
-            return Header(**found), np.load(handle, allow_pickle=False) if whole else _NO_SAMPLES
+            return Header(**found), np.load(handle, allow_pickle=False) if whole else NO_SAMPLES
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
-
-
-def belongs_to(table: Table, path: Path) -> bool:
-    """Tell whether the members of the last sample in `table` lie in the tar at `path` where the table says."""
-    try:
-        with path.open("rb") as file:
-            for name in (table.dtype.names or ())[1:] if len(table) else ():
-                block, size = table[-1][name].tolist()
-                if block:
-                    header = os.pread(file.fileno(), BLOCK, (block - 1) * BLOCK)
-                    if tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").size != size:
-                        return False
-    except (tarfile.TarError, OSError):
-        return False
-    return True
 
 
 def index_files(path: Path) -> tuple[Path, Path]:
@@ -241,81 +243,39 @@ def cached_index(place: str) -> Path:
     return cache_folder() / "indexes" / key[:2] / f"{key}.npy"
 
 
-def open_index(path: Path, whole: bool = True) -> tuple[Header, Table]:
-    """Read the index of a shard, or make it and keep it in the user's cache folder.
+def open_tar(path: Path) -> Tar:
+    """Open a shard by its index, which is made if need be and kept in the user's cache folder.
 
     A broken shard gives what is whole in it, with `faults`; so does one that cannot be opened.
     """
-    found = _kept_index(path, whole)
-    if found is None:
-        mark = stamp(path)
-        found = scan(path, mark)
-        if mark:
-            write_index(index_files(path)[1], *found)
-    return found
+    tar = _open_kept(path)
+    if tar is None:
+        tar = Tar(path, *scan(path))
+        if tar.header.stamp:
+            write_index(index_files(path)[1], tar.header, tar.table)
+    return tar
 
 
-def _kept_index(path: Path, whole: bool) -> tuple[Header, Table] | None:
+def _open_kept(path: Path, whole: bool = True) -> Tar | None:
     mark = stamp(path)
-    kept = (read_index(file, mark, whole) for file in index_files(path)) if mark else iter(())
-    return next((one for one in kept if one is not None), None)
+    kept = (read_index(file, mark, whole) for file in index_files(path) if mark)
+    return next((Tar(path, *found) for found in kept if found), None)
 
 
-def open_indexes(paths: Sequence[Path], whole: bool = True) -> list[tuple[Header, Table]]:
-    """Read the indexes of many shards; several processes scan those without one."""
-    kept = [_kept_index(path, whole) for path in paths]
-    todo = [path for path, one in zip(paths, kept, strict=True) if one is None]
-    # Fewer are scanned before other processes have started; threads would not run at once.
-    scanned: Iterator[tuple[Header, Table]] = map(partial(open_index, whole=whole), todo)
-    if len(todo) > 8:
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        with ProcessPoolExecutor(cores(), context, initializer=_end_with_parent) as pool:
-            print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-            scanned = iter(list(pool.map(partial(open_index, whole=whole), todo)))
-    return [next(scanned) if one is None else one for one in kept]
+def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
+    """Open many shards, unless `whole` without their tables; several processes scan those without an index."""
+    kept = {path: _open_kept(path, whole) for path in paths}
+    tars = {path: tar for path, tar in kept.items() if tar is not None}
+    todo = [path for path in kept if path not in tars]
+    if len(todo) <= 8:  # scanned before other processes have started; threads would not run at once
+        return tars | {path: open_tar(path) for path in todo}
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with ProcessPoolExecutor(cores(), context, initializer=_end_with_parent) as pool:
+        print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
+        return tars | dict(zip(todo, pool.map(open_tar, todo), strict=True))
 
 
 def _end_with_parent() -> None:
     # a handler of the parent would keep this process from ending with the pool
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-class TarFiles:
-    """Read members of tars from their places; the last `limit` files that were read stay open.
-
-    An object may be forked or pickled to data workers; it is not for several threads at once.
-    """
-
-    def __init__(self, limit: int = OPEN_FILES) -> None:
-        self._limit = limit
-        self._files: dict[Path, IO[bytes]] = {}
-
-    def open(self, path: Path) -> IO[bytes]:
-        """Open a file, or find it open; it can then be read even if it is removed."""
-        file = self._files.pop(path, None)
-        if file is None:
-            file = path.open("rb", buffering=0)
-            while len(self._files) >= self._limit:
-                self._files.pop(next(iter(self._files))).close()
-        self._files[path] = file
-        return file
-
-    def read(self, path: Path, row: Any, extensions: Iterable[str] | None = None) -> dict[str, bytes]:
-        """Read the members of the sample in a row of an index, only those with `extensions` if given.
-
-        Raises:
-            InputError, OSError: the file ends before a member does, or cannot be read.
-        """
-        descriptor, found = self.open(path).fileno(), {}
-        for extension in row.dtype.names[1:] if extensions is None else extensions:
-            if extension in row.dtype.names and row[extension][1]:
-                block, size = row[extension].tolist()
-                # without the file's position, which forked processes share
-                found[extension] = os.pread(descriptor, size, block * BLOCK)
-                if len(found[extension]) < size:
-                    raise InputError(f"{path} became shorter while it was read: start again")
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}}

@@ -6,22 +6,26 @@ reading those before it. `_Batches.__getitems__` makes a batch from top to botto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from diffclip.data.corpus import Corpus
-from diffclip.data.images import read_pixels
-from diffclip.data.order import Items, Steps, WholeEpoch, WindowedEpoch, seeds_of
+from diffclip.data.order import Items, Steps, seeds_of, whole_epoch, windowed_epoch
 from diffclip.data.workers import data_loader, watched
-from diffclip.errors import DiffCLIPError, Fault, InputError, sample_fault
+from diffclip.errors import DiffCLIPError, Fault, InputError
+
+# Shards fetched at a time, ahead of the workers.
+_FETCHES = 4
 
 CropTransform = Callable[[Tensor, int], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
+Caption = TypeVar("Caption")
 
 
 @dataclass
@@ -81,11 +85,24 @@ class CaptionLoader:
         world: int = 1,
         timeout: float = 300.0,
     ) -> None:
-        self._steps = steps_of(corpus, batch_size, rank, world)
-        self.faults, self.samples = corpus.faults, corpus.per_epoch
-        self.batches_per_epoch, self.dropped = self._steps.batches, self.samples % batch_size
-        self.corpus, self._seed, self._workers = corpus, seed, workers
+        if batch_size % world:
+            raise InputError(
+                f"batch_size {batch_size} cannot be shared equally by {world} processes: make it a multiple of {world}"
+            )
+        if corpus.per_epoch < batch_size:
+            skipped = (
+                f" ({len(corpus.faults)} skipped, the first: {corpus.faults[0]})" if corpus.faults else ""
+            )
+            raise InputError(
+                f"{corpus.per_epoch} samples with image and caption in {corpus} are fewer than the batch size "
+                f"{batch_size}: lower batch_size or give more shards{skipped}"
+            )
+        self.corpus, self.samples, self.faults = corpus, corpus.per_epoch, corpus.faults
+        self.batches_per_epoch, self.dropped = divmod(self.samples, batch_size)
+        self._steps = Steps(self.batches_per_epoch, batch_size, rank, world)
+        self._seed, self._workers = seed, workers
         self._jobs = _Jobs()
+        self._fetching = ThreadPoolExecutor(_FETCHES)
         self._loader = data_loader(
             _Batches(corpus, transform, tokenizer, seed),
             workers,
@@ -103,50 +120,28 @@ class CaptionLoader:
         Raises:
             DiffCLIPError: a worker died, another epoch was started meanwhile, or no data came for the time set.
         """
-        order = self._order(epoch)
-        mine = self._jobs.now = (epoch, order, start_batch)
-        batches = watched(self._loader)
-        window = -1
-        for number, batch in enumerate(batches, start_batch + 1):
+        mine = self._jobs.now = ((epoch, items) for items in self._items(epoch, start_batch))
+        for batch in watched(self._loader):
             if isinstance(batch, DiffCLIPError):
                 raise batch
-            # After the workers have started: a process with a thread that fetches is better not forked.
-            if self.corpus.is_remote and order.window(number) != window:
-                window = order.window(number)
-                # this window and the next one, which may be the first of the next epoch
-                following = order.shards(window + 1) or self._order(epoch + 1).shards(0)
-                self.corpus.ahead([*order.shards(window), *following])
             yield batch
             if self._workers and self._jobs.now is not mine:
                 raise DiffCLIPError("another epoch of this loader was started: use a second loader for it")
 
     def close(self) -> None:
         """Stop fetching shards."""
-        self.corpus.close()
+        self._fetching.shutdown(wait=False, cancel_futures=True)
 
-    def _order(self, epoch: int) -> WholeEpoch | WindowedEpoch:
-        if self.corpus.window is None:
-            return WholeEpoch(self.corpus.layout, self._steps, self._seed, epoch)
-        return WindowedEpoch(self.corpus.layout, self._steps, self.corpus.window, self._seed, epoch)
+    def _items(self, epoch: int, start: int) -> Iterator[Items]:
+        layout, window = self.corpus.layout, self.corpus.window
+        if window is None:
+            return whole_epoch(layout, self._steps, self._seed, epoch, start)
+        return windowed_epoch(layout, self._steps, window, self._seed, epoch, start, self._fetch)
 
-
-def steps_of(corpus: Corpus, batch_size: int, rank: int, world: int) -> Steps:
-    """Work out which part of each batch of `batch_size` process `rank` of `world` reads.
-
-    Raises:
-        InputError: fewer samples than `batch_size`, or one that the processes cannot share equally.
-    """
-    if batch_size % world:
-        raise InputError(
-            f"batch_size {batch_size} cannot be shared equally by {world} processes: make it a multiple of {world}"
-        )
-    if corpus.per_epoch < batch_size:
-        skipped = f" ({len(corpus.faults)} skipped, the first: {corpus.faults[0]})" if corpus.faults else ""
-        raise InputError(
-            f"{corpus.per_epoch} samples with image and caption in {corpus} are fewer than the batch size "
-            f"{batch_size}: lower batch_size or give more shards{skipped}"
-        )
-    return Steps(corpus.per_epoch // batch_size, batch_size, rank, world)
+    def _fetch(self, shards: list[int]) -> None:
+        """Fetch remote shards in this order in the background."""
+        for number in shards if self.corpus.is_remote else ():
+            self._fetching.submit(self.corpus.fetch, number)
 
 
 _Job = tuple[int, Items]
@@ -154,13 +149,15 @@ _Job = tuple[int, Items]
 
 
 class _Jobs:
-    """The batch sampler: each pass over the loader yields the jobs of the epoch in `now`."""
+    """The batch sampler: each pass over the loader yields the jobs of the epoch in `now`.
 
-    now: tuple[int, WholeEpoch | WindowedEpoch, int]  # epoch, order, first batch
+    It is first asked when the workers have started: a process with threads that fetch is better not forked.
+    """
+
+    now: Iterator[_Job]
 
     def __iter__(self) -> Iterator[_Job]:
-        epoch, order, start = self.now
-        return ((epoch, items) for items in order.batches(start))
+        return self.now
 
 
 class _Batches(Dataset[Any]):
@@ -175,13 +172,13 @@ class _Batches(Dataset[Any]):
         seeds = seeds_of(self.seed, epoch, items).tolist()
         try:
             for i, seed in zip(samples, seeds, strict=True):
-                sample = decode(self.corpus, i)
+                sample = self.corpus.read(i)
                 if isinstance(sample, Fault):
                     faults.append(sample)
                     continue
                 keys.append(sample.key)
                 images.append(self.transform(sample.pixels, seed))
-                captions.append(sample.captions[caption_of(seed, sample.captions)])
+                captions.append(caption_of(seed, sample.captions))
         except DiffCLIPError as error:
             return error
         if not keys:
@@ -195,25 +192,6 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class Decoded(NamedTuple):
-    """A sample's key, its captions and its image, uint8 [3, H, W]."""
-
-    key: str
-    captions: list[str]
-    pixels: Tensor
-
-
-def decode(corpus: Corpus, i: int) -> Decoded | Fault:
-    """Read and decode usable sample `i` of a corpus, or return its fault; raises as `Corpus.read`."""
-    sample = corpus.read(i)
-    if isinstance(sample, Fault):
-        return sample
-    try:
-        return Decoded(sample.key, sample.captions, read_pixels(sample.image, sample.name))
-    except InputError as error:
-        return sample_fault(sample.name, error)
-
-
-def caption_of(seed: int, captions: list[str]) -> int:
-    """Choose one of a sample's captions by its upper bits."""
-    return (seed >> 32) % len(captions)
+def caption_of(seed: int, captions: Sequence[Caption]) -> Caption:
+    """Choose one of a sample's captions by the upper bits of its seed."""
+    return captions[(seed >> 32) % len(captions)]

@@ -9,7 +9,7 @@ import re
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,39 +147,23 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
     """The file of each image that is there: at its path, else the first of its name if no other captions ask for
     one of that name."""
     exact: dict[str, Path] = {}
-    named: dict[str, list[Path]] = {}
-    for parent, files in _walk(source):
-        for file in files:
-            if file.lower().endswith(SUFFIXES):
-                path = Path(parent, file)
-                inside = path.relative_to(source)
-                for place in (inside, inside.with_suffix("")):
-                    exact.setdefault(place.as_posix(), path)
-                for name in (file, path.stem):
-                    named.setdefault(name, []).append(path)
-    asked = Counter(name.rpartition("/")[2] for name in captions)
+    named: dict[str, Path] = {}
+    for parent, _, files in os.walk(source, followlinks=True):
+        for path in (Path(parent, file) for file in files if file.lower().endswith(SUFFIXES)):
+            inside = path.relative_to(source)
+            for place in (inside, inside.with_suffix("")):
+                exact.setdefault(place.as_posix(), path)
+            for name in (path.name, path.stem):
+                named[name] = min(path, named.get(name, path))
+    asked = Counter(Path(name).name for name in captions)
     found = {}
     for name in captions:
-        last = name.rpartition("/")[2]
-        alike = named.get(last, [])
+        last = Path(name).name
         if name in exact:
             found[name] = exact[name]
-        elif alike and asked[last] == 1:
-            found[name] = min(alike)
+        elif last in named and asked[last] == 1:
+            found[name] = named[last]
     return found
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder with its files, also linked folders; a link back into `folder` is not followed."""
-    root, entered = os.path.realpath(folder), set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(parent)
-        own = os.path.normpath(os.path.join(root, os.path.relpath(parent, folder)))
-        if real in entered or (real != own and Path(real).is_relative_to(root)):
-            folders.clear()
-            continue
-        entered.add(real)
-        yield parent, files
 
 
 def _write_shard(job: Job) -> dict[str, Any]:
@@ -210,13 +194,12 @@ def _image(path: Path, edge: int | None) -> tuple[str, bytes]:
     """An image file as it is, or scaled down; it is decoded in any case, to know that it can be read."""
     image = read_image(path)
     extension = path.suffix[1:].lower()
-    large = edge is not None and min(image.size) > edge
-    if extension in IMAGE and not large:
+    scale = edge / min(image.size) if edge else 1.0
+    if scale >= 1 and extension in IMAGE:
         return extension, path.read_bytes()
-    if edge is not None and large:
-        scale = edge / min(image.size)
-        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-        image = image.resize(size, Image.Resampling.LANCZOS)
+    if scale < 1:
+        width, height = (max(1, round(length * scale)) for length in image.size)
+        image = image.resize((width, height), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=_QUALITY)
     return "jpg", buffer.getvalue()

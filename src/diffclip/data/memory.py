@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from diffclip.data.corpus import Corpus
-from diffclip.data.loader import Batch, Decoded, Tokenizer, caption_of, decode, steps_of
-from diffclip.data.order import WholeEpoch, seeds_of
-from diffclip.data.transforms import TrainTransform
+from diffclip.data.corpus import Corpus, Sample
+from diffclip.data.loader import Batch, CaptionLoader, Tokenizer, caption_of
+from diffclip.data.order import seeds_of
+from diffclip.data.transforms import Crop, TrainTransform
 from diffclip.errors import Fault, InputError
 
 
@@ -32,7 +32,16 @@ def _memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class MemoryLoader:
+class _Kept(NamedTuple):
+    """A sample in memory: its key, the size of its image, and which rows of the tokens are its captions'."""
+
+    key: str
+    height: int
+    width: int
+    captions: range
+
+
+class MemoryLoader(CaptionLoader):
     """`CaptionLoader` with all images in one uint8 tensor [N, H, W, 3], smaller ones in the top left corner.
 
     Order, captions, crops and mirrors are those of `CaptionLoader` for the same seed. On a CPU batches are equal bit by
@@ -43,10 +52,6 @@ class MemoryLoader:
         corpus: where the samples are; not remote and without a window. All its images are decoded here.
         transform, tokenizer, batch_size, seed, rank, world: as in `CaptionLoader`.
         device: where the images lie and batches are made.
-
-    Attributes:
-        corpus, samples, batches_per_epoch, dropped, faults: as in `CaptionLoader`.
-        device: where the images lie.
 
     Raises:
         InputError: as `CaptionLoader`; a corpus that is remote, has a window, or is larger than the memory of `device`.
@@ -64,21 +69,22 @@ class MemoryLoader:
         device: torch.device | None = None,
     ) -> None:
         check_whole(corpus)
-        self._steps = steps_of(corpus, batch_size, rank, world)
-        self.faults, self.samples = corpus.faults, corpus.per_epoch
-        self.batches_per_epoch, self.dropped = self._steps.batches, self.samples % batch_size
-        self.corpus, self._seed, self._transform = corpus, seed, transform
-        self.device = device or torch.device("cpu")
+        super().__init__(corpus, transform, tokenizer, batch_size, seed, rank=rank, world=world)
+        self._device, self._transform = device or torch.device("cpu"), transform
         self._broken: dict[int, Fault] = {}
-        whole: dict[int, Decoded] = {}
-        height, width, limit = 0, 0, min(_memory_of(self.device), _memory_of(torch.device("cpu")))
+        self._kept: dict[int, _Kept] = {}
+        whole: dict[int, Sample] = {}
+        texts: list[str] = []
+        height, width, limit = 0, 0, min(_memory_of(self._device), _memory_of(torch.device("cpu")))
         for i in range(corpus.samples):
-            one = decode(corpus, i)
+            one = corpus.read(i)
             if isinstance(one, Fault):
                 self._broken[i] = one
                 continue
-            whole[i] = one
-            height, width = max(height, one.pixels.shape[1]), max(width, one.pixels.shape[2])
+            whole[i], (_, tall, wide) = one, one.pixels.shape
+            self._kept[i] = _Kept(one.key, tall, wide, range(len(texts), len(texts) + len(one.captions)))
+            texts += one.captions
+            height, width = max(height, tall), max(width, wide)
             if (size := corpus.samples * height * width * 3) > limit:
                 raise InputError(
                     f"{corpus.samples} images padded to {height}×{width} take {size / 1e9:.3g} GB of memory, with "
@@ -88,49 +94,41 @@ class MemoryLoader:
             raise InputError(
                 f"every image in {corpus} is broken (first: {self._broken[0]}): replace the shards"
             )
-        self._keys = {i: one.key for i, one in whole.items()}
-        self._sizes = {i: (one.pixels.shape[1], one.pixels.shape[2]) for i, one in whole.items()}
-        self._captions = {i: one.captions for i, one in whole.items()}
-        self._tokens = tokenizer([text for one in whole.values() for text in one.captions]).to(self.device)
-        counts = np.cumsum([0, *(len(one.captions) for one in whole.values())])
-        self._first_caption = dict(zip(whole, counts.tolist(), strict=False))
-        self._images = torch.zeros(corpus.samples, height, width, 3, dtype=torch.uint8, device=self.device)
+        self._tokens = tokenizer(texts).to(self._device)
+        self._images = torch.zeros(corpus.samples, height, width, 3, dtype=torch.uint8, device=self._device)
         while whole:  # no image stays in memory twice
             i, one = whole.popitem()
             self._images[i, : one.pixels.shape[1], : one.pixels.shape[2]] = one.pixels.permute(1, 2, 0)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """This process's part of the batches of an epoch from `start_batch` on."""
-        order = WholeEpoch(self.corpus.layout, self._steps, self._seed, epoch)
-        for items in order.batches(start_batch):
+        for items in self._items(epoch, start_batch):
             samples = (items % self.corpus.samples).tolist()
             seeds = seeds_of(self._seed, epoch, items).tolist()
-            whole = [(i, seed) for i, seed in zip(samples, seeds, strict=True) if i in self._keys]
-            rows = [self._first_caption[i] + caption_of(seed, self._captions[i]) for i, seed in whole]
+            whole = [
+                (i, seed, self._kept[i]) for i, seed in zip(samples, seeds, strict=True) if i in self._kept
+            ]
+            rows = [caption_of(seed, one.captions) for _, seed, one in whole]
+            crops = [self._transform.draw(seed, one.height, one.width) for _, seed, one in whole]
             yield Batch(
-                self._crops(whole),
-                self._tokens[torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)],
-                [self._keys[i] for i, _ in whole],
+                self._cut([i for i, _, _ in whole], crops),
+                self._tokens[torch.tensor(rows, dtype=torch.int64).to(self._device, non_blocking=True)],
+                [one.key for _, _, one in whole],
                 [self._broken[i] for i in samples if i in self._broken],
             )
 
-    def close(self) -> None:
-        """Nothing is being read."""
-
-    def _crops(self, whole: list[tuple[int, int]]) -> Tensor:
-        crops = [self._transform.draw(seed, *self._sizes[i]) for i, seed in whole]
+    def _cut(self, chosen: list[int], crops: list[Crop]) -> Tensor:
         size = self._transform.image_size
-        if not whole:
-            return torch.empty(0, 3, size, size, dtype=torch.uint8, device=self.device)
-        if self.device.type != "cpu":
-            chosen = torch.tensor([i for i, _ in whole]).to(self.device, non_blocking=True)
-            boxes = torch.tensor(crops, dtype=torch.int64).to(self.device, non_blocking=True)
-            return resized_crops(self._images, chosen, boxes, size, self._transform.interpolation)
-        cut = []
-        for (i, _), crop in zip(whole, crops, strict=True):
-            height, width = self._sizes[i]
-            cut.append(self._transform.cut(self._images[i, :height, :width].permute(2, 0, 1), crop))
-        return torch.stack(cut)
+        if not chosen:
+            return torch.empty(0, 3, size, size, dtype=torch.uint8, device=self._device)
+        if self._device.type == "cpu":  # a crop lies within its image, so that what pads that is never read
+            pairs = zip(chosen, crops, strict=True)
+            return torch.stack(
+                [self._transform.cut(self._images[i].permute(2, 0, 1), crop) for i, crop in pairs]
+            )
+        images = torch.tensor(chosen).to(self._device, non_blocking=True)
+        boxes = torch.tensor(crops, dtype=torch.int64).to(self._device, non_blocking=True)
+        return resized_crops(self._images, images, boxes, size, self._transform.interpolation)
 
 
 def resized_crops(images: Tensor, chosen: Tensor, crops: Tensor, size: int, interpolation: str) -> Tensor:
@@ -162,19 +160,16 @@ def resized_crops(images: Tensor, chosen: Tensor, crops: Tensor, size: int, inte
 def _weights(start: Tensor, length: Tensor, extent: int, size: int, interpolation: str) -> Tensor:
     """The weight of each of `extent` pixels in each of `size`, float32 [B, size, extent], where the part of length
     `length` [B] from `start` [B] on is resized."""
-    reach, weigh = (1, _triangle) if interpolation == "bilinear" else (2, _cubic)
+    is_linear = interpolation == "bilinear"
     places = torch.arange(extent, device=start.device) - start[:, None]
     inside = (places >= 0) & (places < length[:, None])
     scale = (length / size)[:, None]
     centers = (torch.arange(size, device=start.device) + 0.5) * scale
     # one that is enlarged is filtered as wide as its own pixels are apart
     distance = (places[:, None] + 0.5 - centers[..., None]).abs() / scale.clamp(min=1)[..., None]
-    weights = weigh(distance) * (inside[:, None] & (distance < reach))
+    weights = 1 - distance if is_linear else _cubic(distance)
+    weights = weights * (inside[:, None] & (distance < (1 if is_linear else 2)))
     return weights / weights.sum(2, keepdim=True)
-
-
-def _triangle(distance: Tensor) -> Tensor:
-    return 1 - distance
 
 
 def _cubic(distance: Tensor) -> Tensor:

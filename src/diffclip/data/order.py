@@ -7,9 +7,8 @@ any other reads, and an epoch can be entered at any batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +34,9 @@ class Layout:
     @property
     def per_epoch(self) -> int:
         """The samples that an epoch shows, each visit counted."""
-        passes = zip(self.sources, self.passes, strict=True)
-        return sum(whole * sum(counts) + more for counts, (whole, more) in passes)
+        return sum(
+            round(weight * sum(counts)) for counts, weight in zip(self.sources, self.weights, strict=True)
+        )
 
     @property
     def passes(self) -> list[tuple[int, int]]:
@@ -62,134 +62,102 @@ class Steps:
         return self.size // self.world
 
 
-class WholeEpoch:
-    """One process's part of one permutation of all samples.
+def whole_epoch(layout: Layout, steps: Steps, seed: int, epoch: int, start: int = 0) -> Iterator[Items]:
+    """Yield this process's part of the batches of one permutation of all samples, from batch `start` on.
 
     A batch is the same samples whatever the number of processes.
     """
-
-    def __init__(self, layout: Layout, steps: Steps, seed: int, epoch: int) -> None:
-        self._layout, self._steps, self._seed, self._epoch = layout, steps, seed, epoch
-
-    def batches(self, start: int) -> Iterator[Items]:
-        """The items of each batch from `start` on."""
-        steps = self._steps
-        order = self._items()
-        np.random.default_rng((self._seed, self._epoch)).shuffle(order)
-        order = order[: steps.batches * steps.size].reshape(steps.batches, steps.world, steps.part)
-        # A copy, and the name freed: the other processes' parts would else stay in memory for an epoch.
-        mine = order[start:, steps.rank].copy()
-        del order
-        yield from mine
-
-    def window(self, batch: int) -> int:
-        """As `WindowedEpoch.window`: all samples are one window."""
-        return 0
-
-    def shards(self, window: int) -> list[int]:
-        """As `WindowedEpoch.shards`: none, since all shards are at hand."""
-        return []
-
-    def _items(self) -> Items:
-        layout, first, parts = self._layout, 0, [np.zeros(0, np.int64)]
-        for source, (whole, more) in enumerate(layout.passes):
-            samples = np.arange(first, first + sum(layout.sources[source]))
-            parts += [samples + repeat * layout.total for repeat in range(whole)]
-            if more:
-                draw = np.random.default_rng((self._seed, self._epoch, _PART_OF_SOURCE, source))
-                parts.append(draw.permutation(samples)[:more] + whole * layout.total)
-            first += len(samples)
-        return np.concatenate(parts)
+    order = _visits(layout, seed, epoch)
+    np.random.default_rng((seed, epoch)).shuffle(order)
+    order = order[: steps.batches * steps.size].reshape(steps.batches, steps.world, steps.part)
+    # A copy, and the name freed: the other processes' parts would else stay in memory for an epoch.
+    mine = order[start:, steps.rank].copy()
+    del order
+    yield from mine
 
 
-class WindowedEpoch:
-    """Shards in random order, cut into equal parts for the processes; each shuffles some shards at a time.
+def _visits(layout: Layout, seed: int, epoch: int) -> Items:
+    """All items of an epoch, source by source."""
+    first, parts = 0, [np.zeros(0, np.int64)]
+    for source, (whole, more) in enumerate(layout.passes):
+        samples = np.arange(first, first + sum(layout.sources[source]))
+        parts += [samples + repeat * layout.total for repeat in range(whole)]
+        if more:
+            draw = np.random.default_rng((seed, epoch, _PART_OF_SOURCE, source))
+            parts.append(draw.permutation(samples)[:more] + whole * layout.total)
+        first += len(samples)
+    return np.concatenate(parts)
+
+
+def windowed_epoch(
+    layout: Layout,
+    steps: Steps,
+    window: int,
+    seed: int,
+    epoch: int,
+    start: int = 0,
+    upcoming: Callable[[list[int]], None] = lambda shards: None,
+) -> Iterator[Items]:
+    """Yield this process's batches from `start` on, of shards in random order that are cut into equal parts for the
+    processes; each shuffles some shards at a time.
 
     Memory grows with the number of shards and the samples of a window, not with all samples.
 
     Args:
         window: shards that are shuffled together.
+        upcoming: called before a window begins with its shards and those of the next one.
     """
-
-    def __init__(self, layout: Layout, steps: Steps, window: int, seed: int, epoch: int) -> None:
-        self._total, self._steps, self._seed, self._epoch = layout.total, steps, seed, epoch
-        self._counts = np.array([count for counts in layout.sources for count in counts], dtype=np.int64)
-        self._firsts = np.cumsum(self._counts) - self._counts
-        self._pieces = self._shuffled(layout)
-        ends = np.cumsum(self._pieces[:, 2])
-        self._begins = ends - self._pieces[:, 2]
-        self._start = steps.rank * steps.batches * steps.part
-        self._end = self._start + steps.batches * steps.part
-        mine = np.flatnonzero((ends > self._start) & (self._begins < self._end))
-        cuts = [*mine[::window].tolist(), int(mine[-1]) + 1]
-        self._windows = list(pairwise(cuts))
-        self._window_ends = np.array([self._span(window)[1] for window in self._windows])
-
-    def batches(self, start: int) -> Iterator[Items]:
-        """The items of each batch from `start` on."""
-        part = self._steps.part
-        at, left = self._start + start * part, np.zeros(0, np.int64)
-        for window in self._windows[self.window(start) :]:
-            begin, _ = self._span(window)
-            left = np.concatenate([left, self._items(window)[max(at - begin, 0) :]])
-            whole = len(left) // part * part
-            yield from left[:whole].reshape(-1, part)
-            left = left[whole:]
-
-    def window(self, batch: int) -> int:
-        """The number of the window that `batch` starts in; one after the last for the end of the epoch."""
-        at = self._start + batch * self._steps.part
-        return int(self._window_ends.searchsorted(at, side="right"))
-
-    def shards(self, window: int) -> list[int]:
-        """The shards of a window; none after the last."""
-        if window >= len(self._windows):
-            return []
-        return list(dict.fromkeys(self._pieces[slice(*self._windows[window]), 0].tolist()))
-
-    def _shuffled(self, layout: Layout) -> Items:
-        """[pieces, 3]: shard, repeat and number of samples; a shard is a piece for each time it is shown."""
-        pieces, first = [np.zeros((0, 3), np.int64)], 0
-        for source, (whole, more) in enumerate(layout.passes):
-            counts = np.array(layout.sources[source], dtype=np.int64)
-            shards = np.arange(first, first + len(counts))
-            shown = [counts] * whole
-            if more:
-                shown.append(self._shares(counts, more, source))
-            for repeat, taken in enumerate(shown):
-                pieces.append(np.stack([shards, np.full_like(shards, repeat), taken], axis=1)[taken > 0])
-            first += len(counts)
-        order = np.concatenate(pieces)
-        places = np.random.default_rng((self._seed, self._epoch)).permutation(len(order))
-        shuffled: Items = order[places]
-        return shuffled
-
-    def _shares(self, counts: Items, more: int, source: int) -> Items:
-        """How many of `more` samples each shard gives: its share, rounded up or down at random."""
-        total = int(counts.sum())
-        shift = int(np.random.default_rng((self._seed, self._epoch, _SHARES, source)).integers(total))
-        # In Python's integers, which the product of two numbers of samples does not overflow.
-        ends = [(more * end + shift) // total for end in np.cumsum(counts).tolist()]
-        return np.diff(np.array([0, *ends], dtype=np.int64))
-
-    def _span(self, window: tuple[int, int]) -> tuple[int, int]:
-        """Begin and end, in the whole order, of this process's part of a window."""
-        first, last = window
-        end = int(self._begins[last - 1] + self._pieces[last - 1, 2])
-        return max(int(self._begins[first]), self._start), min(end, self._end)
-
-    def _items(self, window: tuple[int, int]) -> Items:
+    pieces = _shuffled_shards(layout, seed, epoch)
+    ends = np.cumsum(pieces[:, 2])
+    begins = ends - pieces[:, 2]
+    counts = np.concatenate([np.array(source, dtype=np.int64) for source in layout.sources])
+    firsts = np.cumsum(counts) - counts
+    # this process's part of the whole order, and the pieces that it touches
+    first = steps.rank * steps.batches * steps.part
+    last = first + steps.batches * steps.part
+    mine = np.flatnonzero((ends > first) & (begins < last))
+    at, left = first + start * steps.part, np.zeros(0, np.int64)
+    for place in range(0, len(mine), window):
+        chosen = mine[place : place + window].tolist()
+        begin, end = max(begins[chosen[0]], first), min(ends[chosen[-1]], last)
+        if end <= at:
+            continue
+        upcoming(list(dict.fromkeys(pieces[mine[place : place + 2 * window], 0].tolist())))
         parts = []
-        for piece in range(*window):
-            shard, repeat, taken = self._pieces[piece].tolist()
-            begin = int(self._begins[piece])
-            draw = np.random.default_rng((self._seed, self._epoch, _SHARD, shard, repeat))
-            mine = slice(max(self._start - begin, 0), min(self._end - begin, taken))
-            order = draw.permutation(int(self._counts[shard]))[mine]
-            parts.append(order + self._firsts[shard] + repeat * self._total)
-        items: Items = np.concatenate(parts)
-        np.random.default_rng((self._seed, self._epoch, _WINDOW, window[0])).shuffle(items)
-        return items
+        for piece in chosen:
+            shard, repeat, taken = pieces[piece].tolist()
+            order = np.random.default_rng((seed, epoch, _SHARD, shard, repeat)).permutation(counts[shard])
+            inside = slice(max(first - begins[piece], 0), min(last - begins[piece], taken))
+            parts.append(order[inside] + firsts[shard] + repeat * layout.total)
+        items = np.concatenate(parts)
+        np.random.default_rng((seed, epoch, _WINDOW, chosen[0])).shuffle(items)
+        left = np.concatenate([left, items[max(at - begin, 0) :]])
+        whole = len(left) // steps.part * steps.part
+        yield from left[:whole].reshape(-1, steps.part)
+        left = left[whole:]
+
+
+def _shuffled_shards(layout: Layout, seed: int, epoch: int) -> Items:
+    """[pieces, 3]: shard, repeat and number of samples; a shard is a piece for each time it is shown."""
+    pieces, first = [np.zeros((0, 3), np.int64)], 0
+    for source, (whole, more) in enumerate(layout.passes):
+        counts = np.array(layout.sources[source], dtype=np.int64)
+        shards = np.arange(first, first + len(counts))
+        shown = [counts] * whole
+        if more:
+            # each shard gives its share, rounded up or down at random
+            total = int(counts.sum())
+            shift = int(np.random.default_rng((seed, epoch, _SHARES, source)).integers(total))
+            # in Python's integers, which the product of two numbers of samples does not overflow
+            ends = [(more * end + shift) // total for end in np.cumsum(counts).tolist()]
+            shown.append(np.diff(np.array([0, *ends], dtype=np.int64)))
+        for repeat, taken in enumerate(shown):
+            pieces.append(np.stack([shards, np.full_like(shards, repeat), taken], axis=1)[taken > 0])
+        first += len(counts)
+    order = np.concatenate(pieces)
+    places = np.random.default_rng((seed, epoch)).permutation(len(order))
+    shuffled: Items = order[places]
+    return shuffled
 
 
 def seeds_of(seed: int, epoch: int, items: Items) -> NDArray[np.uint64]:

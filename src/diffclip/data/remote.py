@@ -11,17 +11,17 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diffclip.data.index import (
     INDEX_FOLDER,
+    NO_SAMPLES,
     Header,
-    Table,
-    belongs_to,
     cached_index,
+    open_tar,
     read_index,
-    scan,
     write_index,
 )
 from diffclip.data.shards import expand_braces, natural
@@ -33,19 +33,9 @@ _REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
 _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 # Parts of fsspec's information about a file that change with its content.
-_MARKS = [
-    "size",
-    "ETag",
-    "mtime",
-    "Last-Modified",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "md5",
-    "blob_id",
-]
-# Questions and fetches at a time.
-_QUESTIONS, _FETCHES = 16, 4
+_MARKS = ("size", "ETag", "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "blob_id")
+# Addresses that are asked about at a time.
+_QUESTIONS = 16
 # Seconds after which a copy that was asked for is open.
 _FRESH = 60.0
 
@@ -91,88 +81,59 @@ class RemoteShards:
 
     Args:
         folder: where copies are kept.
-        limit: bytes of copies; the oldest go where there are more. None: no limit.
+        limit: size of the copies in 10^9 bytes, beyond which those used longest ago go; None: no limit.
     """
 
-    def __init__(self, folder: Path, limit: int | None) -> None:
+    def __init__(self, folder: Path, limit: float | None) -> None:
         self._folder, self._limit = folder, limit
         self._marks: dict[str, str] = {}
-        self._pool: ThreadPoolExecutor | None = None
 
     def headers(self, addresses: Sequence[str]) -> dict[str, Header]:
         """The header of each shard's index. One that does not exist or is broken has `faults`.
 
         Raises:
-            DiffCLIPError: an address does not answer, or refuses.
+            DiffCLIPError: an address does not answer, or refuses; a shard without an index cannot be copied.
         """
         with ThreadPoolExecutor(_QUESTIONS) as pool:
             return dict(zip(addresses, pool.map(self._header, addresses), strict=True))
 
-    def open(self, address: str) -> tuple[Path, Table]:
-        """The local copy of a shard, fetched if it is not there, and its index."""
-        copy, mark, file = self._copy(address), self._marks[address], cached_index(address)
-        found = read_index(file, mark)
-        # an index that was put beside the shard may be of an earlier shard of the same size
-        if found is None or not belongs_to(found[1], copy):
-            found = scan(copy, mark)
-            write_index(file, *found)
-        return copy, found[1]
+    def copy(self, address: str) -> Path:
+        """The local copy of a shard, fetched by one process while others wait for it.
 
-    def ahead(self, addresses: Sequence[str]) -> None:
-        """Fetch these in this order in the background."""
-        self._pool = self._pool or ThreadPoolExecutor(_FETCHES)
-        for address in addresses:
-            self._pool.submit(self._copy, address)
-
-    def close(self) -> None:
-        """Stop fetching ahead."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None}
-
-    def _header(self, address: str) -> Header:
-        try:
-            with _opened(address) as (system, path):
-                about = system.info(path)
-        except MissingError as error:
-            return Header("", {}, [str(error).removeprefix(f"{shown(address)} ")])
-        mark = " ".join(str(about[key]) for key in _MARKS if about.get(key) is not None)
-        self._marks[address] = mark
-        found = read_index(cached_index(address), mark, whole=False)
-        if found is None:
-            found = self._index_beside(system, path, about.get("size"), mark)
-            found = found or scan(self._copy(address), mark)
-            write_index(cached_index(address), *found)
-        return found[0]
-
-    @staticmethod
-    def _index_beside(system: Any, path: str, size: Any, mark: str) -> tuple[Header, Table] | None:
-        """The index that was written beside the shard before both were put there."""
-        folder, _, name = path.partition("?")[0].rpartition("/")
-        # nearly anything may go wrong, and then there is no index
-        with tempfile.TemporaryDirectory() as scratch, suppress(Exception):
-            file = Path(scratch, "index.npy")
-            system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(file))
-            found = read_index(file, None)
-            if found is not None and found[0].stamp.startswith(f"{size} "):
-                return Header(mark, found[0].samples, found[0].faults), found[1]
-        return None
-
-    def _copy(self, address: str) -> Path:
-        """The local copy of a shard, fetched by one process while others wait for it."""
+        Raises:
+            DiffCLIPError: the address does not answer, or the copy cannot be written.
+        """
         key = hashlib.sha256(f"{address} {self._marks[address]}".encode()).hexdigest()[:20]
         copy = self._folder / f"{key}.tar"
         with others_wait(self._folder / f".{key}.lock"):
             if not copy.exists():
                 with write_atomically(copy) as temporary, _opened(address) as (system, path):
                     system.get_file(path, str(temporary))
+                # an index that was put beside the shard may be of an earlier shard of the same size
+                self._keep(address, open_tar(copy).header)
                 self._make_room()
-            with suppress(OSError):
-                os.utime(copy)
+            with suppress(OSError):  # the time of the last change stays, by which the copy's index knows it
+                os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
         return copy
+
+    def _header(self, address: str) -> Header:
+        try:
+            with _opened(address) as (system, path):
+                about = system.info(path)
+        except _MissingError as error:
+            return Header("", {}, [str(error).removeprefix(f"{shown(address)} ")])
+        mark = " ".join(str(about[key]) for key in _MARKS if about.get(key) is not None)
+        self._marks[address] = mark
+        if found := read_index(cached_index(address), mark, whole=False):
+            return found[0]
+        header = _header_beside(system, path, about.get("size")) or open_tar(self.copy(address)).header
+        return self._keep(address, header)
+
+    def _keep(self, address: str, header: Header) -> Header:
+        """Keep the header of a shard, which outlives the copy."""
+        header = replace(header, stamp=self._marks[address])
+        write_index(cached_index(address), header, NO_SAMPLES)
+        return header
 
     def _make_room(self) -> None:
         """Remove the copies used longest ago, except those that a process may be about to open.
@@ -184,15 +145,28 @@ class RemoteShards:
         copies = []
         for file in self._folder.glob("[0-9a-f]" * 20 + ".tar"):  # no others that a user keeps there
             with suppress(FileNotFoundError):  # another process makes room too
-                copies.append((file.stat().st_mtime, file.stat().st_size, file))
+                copies.append((file.stat().st_atime, file.stat().st_size, file))
         used = sum(size for _, size, _ in copies)
         for used_at, size, file in sorted(copies):
-            if used > self._limit and time.time() - used_at > _FRESH:
+            if used > self._limit * 1e9 and time.time() - used_at > _FRESH:
                 file.unlink(missing_ok=True)
                 used -= size
 
 
-class MissingError(InputError):
+def _header_beside(system: Any, path: str, size: Any) -> Header | None:
+    """The header of the index that was written beside a shard before both were put there."""
+    folder, _, name = path.partition("?")[0].rpartition("/")
+    # nearly anything may go wrong, and then there is no index
+    with tempfile.TemporaryDirectory() as scratch, suppress(Exception):
+        file = Path(scratch, "index.npy")
+        system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(file))
+        found = read_index(file, None, whole=False)
+        if found is not None and found[0].stamp.startswith(f"{size} "):
+            return found[0]
+    return None
+
+
+class _MissingError(InputError):
     """The server says that the address does not exist."""
 
 
@@ -214,13 +188,11 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
         missing = isinstance(error, FileNotFoundError)
         cause = error.__cause__ if missing and address.startswith("http") else error
         if missing and (cause in (None, error) or getattr(cause, "status", None) in (404, 410)):
-            raise MissingError(
+            raise _MissingError(
                 f"{what} does not exist: check the address (that of a folder ends with '/')"
             ) from None
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiffCLIPError(
-                f"no space left for a copy of {what}: choose another data.cache, or a lower data.cache_gb"
-            ) from cause
+            raise cause from None  # of the copy's disk
         reason = " ".join(shown(str(cause)).split()) or type(cause).__name__
         raise DiffCLIPError(
             f"{what} cannot be read ({reason}): check the address and the network, or your credentials"

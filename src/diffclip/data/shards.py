@@ -6,10 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from braceexpand import braceexpand
@@ -17,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.data.images import IMAGE, image_member, read_image
-from diffclip.data.index import Needed, TarFiles, digest_of, key_of, open_indexes, stamp, usable_rows
+from diffclip.data.index import MEMBERS, Needed, Tar, digest_of, open_tars
 from diffclip.errors import Fault, InputError
 
 
@@ -32,50 +29,49 @@ class Shards:
 
     Attributes:
         faults: the shards that are cut short, empty or broken. What is whole in them is kept.
+        identity: a digest of the name, size and time of each shard.
 
     Raises:
         InputError: not a single sample is left.
     """
 
     def __init__(self, paths: Sequence[Path], keep_images: bool = False) -> None:
-        self.paths = list(paths)
-        indexes = open_indexes(self.paths)
-        self._tables = [table for _, table in indexes]
-        self._ends = np.cumsum([len(table) for table in self._tables], dtype=np.int64)
-        self.faults = [
-            Fault(str(path), reason)
-            for path, (header, _) in zip(self.paths, indexes, strict=True)
-            for reason in header.faults
-        ]
-        self._files = TarFiles()
-        self._kept: dict[int, Image.Image] | None = {} if keep_images else None
+        tars = open_tars(paths)
+        self._tars = [tars[path] for path in paths]
+        self._ends = np.cumsum([len(tar.table) for tar in self._tars], dtype=np.int64)
+        self.identity = digest_of([[tar.path.name, tar.header.stamp] for tar in self._tars])
+        self.faults = [Fault(str(tar.path), reason) for tar in self._tars for reason in tar.header.faults]
+        self._keep_images = keep_images
+        self._kept: dict[int, Image.Image] = {}
         if not len(self):
             why = f" (first: {self.faults[0]})" if self.faults else ""
             raise InputError(f"no sample in {self}{why}: give uncompressed WebDataset tars")
 
     def __str__(self) -> str:
-        more = f" and {len(self.paths) - 1} more shards" if len(self.paths) > 1 else ""
-        return f"{self.paths[0]}{more}"
+        more = f" and {len(self._tars) - 1} more shards" if len(self._tars) > 1 else ""
+        return f"{self._tars[0].path}{more}"
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def key(self, i: int) -> str:
         """The key of sample `i`: its path in the tar up to the first dot of the base name."""
-        return key_of(self._locate(i)[1])
+        tar, row = self._locate(i)
+        return tar.key(row)
 
     def name(self, i: int) -> str:
         """The shard and key of sample `i`, for people."""
-        path, row = self._locate(i)
-        return f"{path}:{key_of(row)}"
+        tar, row = self._locate(i)
+        return tar.name(row)
 
-    def sample(self, i: int, extensions: Sequence[str] | None = None) -> dict[str, bytes]:
-        """Read the members of sample `i` by extension, only those in `extensions` if given.
+    def sample(self, i: int, extensions: Sequence[str] = MEMBERS) -> dict[str, bytes]:
+        """Read the members of sample `i` by extension.
 
         Raises:
             InputError, OSError: the shard cannot be read, or has become shorter since it was indexed.
         """
-        return self._files.read(*self._locate(i), extensions)
+        tar, row = self._locate(i)
+        return tar.members(row, extensions)
 
     def image(self, i: int) -> Image.Image:
         """Read the image of sample `i` as RGB.
@@ -83,35 +79,26 @@ class Shards:
         Raises:
             InputError, OSError: there is none, it is broken or cannot be read.
         """
-        if self._kept is not None and i in self._kept:
-            return self._kept[i]
-        name = self.name(i)
-        image = read_image(image_member(self.sample(i, IMAGE), name), name)
-        if self._kept is not None:
-            self._kept[i] = image
+        image = self._kept.get(i)
+        if image is None:
+            name = self.name(i)
+            image = read_image(image_member(self.sample(i, IMAGE), name), name)
+            if self._keep_images:
+                self._kept[i] = image
         return image
-
-    @cached_property
-    def identity(self) -> str:
-        """A digest of the name, size and time of each shard."""
-        return digest_of([[path.name, stamp(path)] for path in self.paths])
 
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
         """Find the samples that have a member for each of `needed`, and the faults of the others."""
-        numbers: list[NDArray[np.int64]] = []
-        faults: list[Fault] = []
-        for path, table, end in zip(self.paths, self._tables, self._ends.tolist(), strict=True):
-            rows, lacks = usable_rows(table, needed)
-            numbers.append(rows + (end - len(table)))
-            faults += [Fault(f"{path}:{key_of(table[row])}", lack) for row, lack in lacks]
-        return np.concatenate(numbers), faults
+        found = [tar.usable(needed) for tar in self._tars]
+        begins = self._ends - [len(tar.table) for tar in self._tars]
+        numbers = [rows + begin for (rows, _), begin in zip(found, begins, strict=True)]
+        return np.concatenate(numbers), [fault for _, faults in found for fault in faults]
 
-    def _locate(self, i: int) -> tuple[Path, Any]:
-        if not 0 <= i < len(self):
-            raise IndexError(f"sample {i} of {len(self)}")
+    def _locate(self, i: int) -> tuple[Tar, int]:
+        """The shard of sample `i`, and the sample's row in its index."""
         shard = int(np.searchsorted(self._ends, i, side="right"))
-        table = self._tables[shard]
-        return self.paths[shard], table[i - int(self._ends[shard]) + len(table)]
+        tar = self._tars[shard]
+        return tar, i - int(self._ends[shard]) + len(tar.table)
 
 
 def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -124,14 +111,11 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
     Raises:
         InputError: nothing named, a file that does not exist, a folder or pattern without shards.
     """
-    specs = [spec] if isinstance(spec, str | Path) else list(spec)
     shards: list[Path] = []
-    for one in specs:
+    for one in [spec] if isinstance(spec, str | Path) else spec:
         text = os.path.expanduser(str(one))
-        if not text:
-            raise InputError("the name of the shards is empty: give a file, a folder or a range '{0..9}.tar'")
         names = [text] if os.path.exists(text) else expand_braces(text)
-        found = {name: _matches(name) for name in names}
+        found = {name: [name] if os.path.exists(name) else glob.glob(name) for name in names}
         missing = [name for name, paths in found.items() if not paths]
         if missing and len(names) == 1:
             raise InputError(f"shard {text} does not exist: check the path")
@@ -140,8 +124,9 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
                 f"{len(missing)} of the {len(names)} shards in {text} do not exist, first {missing[0]}: "
                 "check the range and the folder"
             )
-        for path in chain.from_iterable(found.values()):
-            shards += tar_files(path) if path.is_dir() else [path]
+        for paths in found.values():
+            for path in sorted(map(Path, paths), key=natural):
+                shards += tar_files(path) if path.is_dir() else [path]
     if not shards:
         raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
     return shards
@@ -163,12 +148,6 @@ def tar_files(folder: Path) -> list[Path]:
 def natural(path: Path) -> list[tuple[int, str]]:
     """Sort key of a natural order: 2.tar before 10.tar."""
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", path.name)]
-
-
-def _matches(name: str) -> list[Path]:
-    """List the files and folders that a name without braces stands for, in natural order."""
-    names = [name] if os.path.exists(name) else sorted(glob.glob(name))
-    return sorted((Path(one) for one in names if os.path.exists(one)), key=natural)
 
 
 def expand_braces(text: str) -> list[str]:

@@ -173,10 +173,9 @@ def _statistics(
 
 
 def _shorten(image: Image.Image) -> Image.Image:
-    width, height = image.size
-    longest = LONGEST_RATIO * min(width, height)
-    if max(width, height) <= longest:
+    longest = LONGEST_RATIO * min(image.size)
+    if max(image.size) <= longest:
         return image
-    keep_width, keep_height = min(width, longest), min(height, longest)
-    left, top = (width - keep_width) // 2, (height - keep_height) // 2
-    return image.crop((left, top, left + keep_width, top + keep_height))
+    width, height = (min(length, longest) for length in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))

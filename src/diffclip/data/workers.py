@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,25 +47,19 @@ def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **optio
 
 
 def in_processes(work: Callable[[Job], Found], jobs: Sequence[Job], workers: int) -> Iterator[Found]:
-    """Do each job in one of so many processes, or in this one, and yield what comes of it as it is done. The first
-    failure, or an end of the iteration, leaves out the jobs that have not begun."""
+    """Do each job in one of so many processes, or in this one, and yield the results in order. A failure, or an end of
+    the iteration, leaves out the jobs that have not begun."""
     if workers <= 1 or len(jobs) == 1:
         yield from map(work, jobs)
         return
     # forking a process that may hold threads (torch does) can deadlock
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = []
         try:
-            futures += [pool.submit(work, job) for job in jobs]
-            for future in as_completed(futures):
-                yield future.result()
+            yield from pool.map(work, jobs)
         except BrokenProcessPool as error:
             raise DiffCLIPError(
                 "a process died, was memory short? Free some, or use fewer --workers"
             ) from error
-        finally:
-            for future in futures:
-                future.cancel()
 
 
 def leave_signals_to_parent(worker: int) -> None:
@@ -90,15 +84,12 @@ def leave_signals_to_parent(worker: int) -> None:
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Start the workers of `loader` at once, and yield its batches.
+    """Yield the batches of `loader`.
 
     Raises:
         DiffCLIPError: a worker died, or nothing came for the loader's `timeout`.
     """
-    return _watched(iter(loader), loader.timeout)
-
-
-def _watched(batches: Iterator[Any], timeout: float) -> Iterator[Any]:
+    batches = iter(loader)
     try:
         yield from batches
     except RuntimeError as error:
@@ -112,6 +103,6 @@ def _watched(batches: Iterator[Any], timeout: float) -> Iterator[Any]:
             for worker in getattr(batches, "_workers", []):
                 worker.terminate()
             raise DiffCLIPError(
-                f"no data came for {timeout:g} seconds: check the disks, or raise data.timeout"
+                f"no data came for {loader.timeout:g} seconds: check the disks, or raise data.timeout"
             ) from error
         raise
