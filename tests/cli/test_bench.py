@@ -7,15 +7,15 @@ import json
 import pytest
 from in_process import diffclip_command
 
-from diffclip.benchmarking import advice
+from diffclip.benchmarking import attention
 from diffclip.benchmarking.operators import Shape
 
 
 @pytest.fixture(autouse=True)
 def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = {"vision": Shape(1, 4, 10, 8), "text": Shape(1, 4, 6, 8, causal=True)}
-    monkeypatch.setitem(advice.SHAPES, "cpu", shapes)
-    monkeypatch.setattr("diffclip.benchmarking.attention.why_not", _no_kernels)
+    monkeypatch.setitem(attention.SHAPES, "cpu", shapes)
+    monkeypatch.setattr(attention, "why_not", _no_kernels)
 
 
 def _no_kernels(name: str, inputs: object) -> str | None:

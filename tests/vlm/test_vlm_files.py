@@ -73,9 +73,9 @@ def test_folders_without_a_model(saved: Path, tiny_clip_folder: Path, tmp_path: 
         else:
             save_file(tensors, file, metadata={"format": "pt"})
     for source, message in (
-        ("nowhere", "nowhere is not a folder: give a run folder"),
-        (tmp_path, "holds no model: give"),
-        (tmp_path / "clip", "is a run of `diffclip train`, which has no language model: give"),
+        ("nowhere", "nowhere holds no model that answers questions about images: give a run"),
+        (tmp_path, "holds no model that answers questions about images: give"),
+        (tmp_path / "clip", "holds no model that answers questions about images: give"),
         (tmp_path / "begun", "is a run that has not ended: finish it"),
         (tmp_path / "cut off", "holds no model that answers"),
         (tmp_path / "lacking", "its weights lack model.multi_modal_projector.weight"),

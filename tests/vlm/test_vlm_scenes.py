@@ -25,7 +25,6 @@ from diffclip.vlm.dataset import open_conversations
 from diffclip.vlm.files import load_language_model
 from diffclip.vlm.language_model import LanguageSettings, make_language_model, make_tokenizer
 from diffclip.vlm.scenes import (
-    TalkSettings,
     color_turn,
     count_things,
     describe,
@@ -48,7 +47,7 @@ def dice(index: int) -> Dice:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("conversations") / "made"
-    write_conversations(folder, TalkSettings(images=24, talks=2, size=16, seed=3), lambda *done: None)
+    write_conversations(folder, 24, 2, 16, 3, lambda *done: None)
     return folder
 
 
@@ -113,7 +112,7 @@ def test_both_stages_are_llavas_json(written: Path) -> None:
 
 
 def test_the_same_conversations_come_again(written: Path, tmp_path: Path) -> None:
-    write_conversations(tmp_path / "again", TalkSettings(24, 2, 16, 3), lambda *done: None)
+    write_conversations(tmp_path / "again", 24, 2, 16, 3, lambda *done: None)
     for name in ("stage1.json", "stage2.json", "images/scene_0000023.jpg"):
         assert (tmp_path / "again" / name).read_bytes() == (written / name).read_bytes()
 

@@ -19,31 +19,15 @@ _ONE_ANSWER = 0.95  # a model with a larger share of one answer does not answer 
 
 def evaluate(
     models: Annotated[
-        list[str],
-        typer.Argument(help="Run folders of `diffclip vlm train`, or saved models.", metavar="MODEL..."),
+        list[str], typer.Argument(help="Runs of `diffclip vlm train`, or saved models.", metavar="MODEL...")
     ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Folder of coco_pope_random.json, coco_pope_popular.json, coco_pope_adversarial.json."
-        ),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            help="File for the records, as JSON lines. Other records stay; a model that is finished is not asked again."
-        ),
-    ],
+    data: Annotated[Path, typer.Option(help="Folder of coco_pope_random.json and POPE's other two files.")],
+    output: Annotated[Path, typer.Option(help="File for the records, as JSON lines; other records stay.")],
     task: Annotated[str, typer.Option(help="The task.", metavar="pope")] = "pope",
     images: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the images (COCO's val2014); default: `images` in the folder of questions."
-        ),
+        Path | None, typer.Option(help="Folder of the images (COCO's val2014); default: DATA/images.")
     ] = None,
-    blind: Annotated[
-        bool, typer.Option("--blind", help="Ask without the images, to see how much a model guesses.")
-    ] = False,
+    blind: Annotated[bool, typer.Option("--blind", help="Ask without images: how much is guessed?")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 16,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
@@ -53,7 +37,8 @@ def evaluate(
 
     Example: diffclip vlm evaluate runs/vlm_clip runs/vlm_diffclip --data scenes/questions --output pope.jsonl
 
-    Two models are compared on the same questions. The same command with --blind adds their answers without the images.
+    Two models are compared on the same questions, and a finished model is not asked again. The same command with
+    --blind adds the answers without the images.
     `diffclip report` makes the paper's Table 3 from the records.
     """
     from diffclip.errors import InputError, require_group, unknown
@@ -81,15 +66,14 @@ def evaluate_models(
     Raises:
         InputError: a source has no model, an image cannot be read, or memory is too small.
     """
-    import hashlib
-
     import torch
 
     import diffclip
     from diffclip.cli.evaluate_table import show_records
     from diffclip.cli.progress import showing_progress
+    from diffclip.data.index import digest_of
     from diffclip.errors import InputError
-    from diffclip.evaluation.features import digest_of
+    from diffclip.evaluation.features import digest_of as weights_digest
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.vlm.chat import answer
     from diffclip.vlm.files import identify, load_vlm
@@ -102,8 +86,8 @@ def evaluate_models(
     done: list[Record] = []
     for source, own in facts.items():
         model, processor = load_vlm(source)
-        parts = (diffclip.__version__, digest_of(model), model.config.to_json_string(), questions.digest)
-        stamp = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        weights, config = weights_digest(model), model.config.to_json_string()
+        stamp = digest_of([diffclip.__version__, weights, config, questions.digest])
         if results.find(f"{stamp} {OVERALL}"):
             print(f"{source}: keeping its results in {output}")
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,10 +23,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
 from diffclip.data.images import read_image
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explained
 from diffclip.files import cache_folder, disk_errors, others_wait, printable, write_atomically
 from diffclip.vlm.chat import IGNORED, Template, encode
-from diffclip.vlm.conversations import Conversation, Turn, missing_images, parse_sample, read_samples
+from diffclip.vlm.conversations import Conversation, Turn, parse_sample, read_samples
 
 _FORMAT = 2  # counts up when lines or entries change, so that older indexes are not read
 # English in vocabularies of 100,000 words and more has 4 to 4.5 letters a token
@@ -73,33 +74,28 @@ class Conversations(Sequence[Conversation]):
         return np.asarray(np.minimum(max_length, image_tokens * image + words), np.float64)
 
 
-def open_conversations(json_file: str | Path, images: str | Path | None) -> Conversations:
+def open_conversations(json_file: str | Path, images: str | Path) -> Conversations:
     """Open conversations in LLaVA's JSON; the first call for a file checks all samples and makes the index.
 
     Args:
         json_file: a JSON list, or JSON lines.
-        images: folder that the images' paths start from; every image must be there (folders are listed, no image is
-            opened). None: no image is looked for.
+        images: folder that the images' paths start from; every image must be there, but none is opened.
 
     Raises:
         InputError: the file cannot be read, a sample cannot be used (`parse_sample`), images are missing, or the cache
             folder cannot be written.
     """
     file = Path(json_file)
-    try:
+    with explained(f"cannot read {json_file}", "check the path of the conversations"):
         status = file.stat()
-    except OSError as error:
-        raise InputError(
-            f"cannot read {json_file}: {error.strerror}; check the path of the conversations"
-        ) from None
     identity = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}\n{_FORMAT}"
     folder = cache_folder() / "conversations" / hashlib.sha256(identity.encode()).hexdigest()[:16]
     with disk_errors(folder), others_wait(folder.with_suffix(".lock")):
         if not folder.is_dir():
             _make_index(file, folder)
     conversations = Conversations(str(json_file), folder)
-    names = set() if images is None else conversations.images()
-    missing = sorted(missing_images(Path(images), names)) if images is not None and names else []
+    names = conversations.images()
+    missing = _missing(Path(images), names)
     if missing:
         raise InputError(
             f"{len(missing):,} of the {len(names):,} images of {json_file} are not in {images}, such as "
@@ -107,6 +103,15 @@ def open_conversations(json_file: str | Path, images: str | Path | None) -> Conv
             "these samples out"
         )
     return conversations
+
+
+def _missing(folder: Path, names: set[str]) -> list[str]:
+    """Look for images by listing folders: on network disks far faster than half a million single look-ups."""
+    parents = {os.path.dirname(name): set[str]() for name in names}
+    for parent, there in parents.items():
+        if (folder / parent).is_dir():
+            there.update(os.listdir(folder / parent))
+    return sorted(name for name in names if os.path.basename(name) not in parents[os.path.dirname(name)])
 
 
 def _make_index(file: Path, folder: Path) -> None:

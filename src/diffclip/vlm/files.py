@@ -28,6 +28,7 @@ from diffclip.weights import as_disk_error
 
 MODEL_FOLDER = "model"
 """The folder of a run's model."""
+_NO_MODEL = "holds no model that answers questions about images"
 _WANTED = "give a run folder of `diffclip vlm train`, or a model that it saved"
 
 _Models: Any = AutoModelForImageTextToText
@@ -60,7 +61,7 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
         InputError: `source` has no such model, or its files are damaged.
     """
     folder = model_folder(source)
-    with explained(f"{folder} holds no model that answers questions about images", _WANTED):
+    with explained(f"{folder} {_NO_MODEL}", _WANTED):
         model = read_whole(_Models, folder, folder, trust_remote_code=False)
         connector_of(model.config)
         processor = _Processors.from_pretrained(folder, trust_remote_code=False)
@@ -76,17 +77,14 @@ def model_folder(source: str | Path) -> Path:
         InputError: there is no such folder, the run has not ended, or it is a run of `diffclip train`.
     """
     folder = Path(source)
-    if not folder.is_dir():
-        raise InputError(f"{source} is not a folder: {_WANTED}")
     for candidate in (folder, folder / MODEL_FOLDER):
         if (candidate / "config.json").is_file():
             return candidate
-    recipe = folder / RECIPE_FILE
-    if not recipe.is_file():
-        raise InputError(f"{source} holds no model: {_WANTED}")
-    if "language_model:" not in recipe.read_text(encoding="utf-8", errors="replace"):
-        raise InputError(f"{source} is a run of `diffclip train`, which has no language model: {_WANTED}")
-    raise InputError(f"{source} is a run that has not ended: finish it with `diffclip vlm train … --resume`")
+    if "language_model" in (recipe_of(folder) or {}):
+        raise InputError(
+            f"{source} is a run that has not ended: finish it with `diffclip vlm train … --resume`"
+        )
+    raise InputError(f"{source} {_NO_MODEL}: {_WANTED}")
 
 
 def load_vision(source: str) -> tuple[Any, Any]:
@@ -113,9 +111,7 @@ def load_language_model(source: str) -> tuple[Any, Any]:
     Raises:
         InputError: there is none, it is of another kind, its weights are damaged, or it needs code of its own.
     """
-    if not Path(source).is_dir() and (Path(source).exists() or source.count("/") != 1):
-        raise InputError(f"language_model {source} is not a folder: give one, or OWNER/NAME on the hub")
-    with explained(f"language_model {source} cannot be used", "give another one"):
+    with explained(f"language_model {source} cannot be used", "give a folder, or OWNER/NAME on the hub"):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         if type(config) not in _LanguageModels._model_mapping:
             raise InputError(

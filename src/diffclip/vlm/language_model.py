@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,15 +27,13 @@ from diffclip.scenes.questions import TOPICS
 from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED, encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn
-from diffclip.vlm.dataset import collate
-from diffclip.vlm.run import Reporter, remove_torn_checkpoints
 from diffclip.vlm.scenes import color_turn, count_things, describe, open_turn, yes_no_turns
-from diffclip.vlm.train import StageTrainer, trainer_arguments
+from diffclip.vlm.train import StageTrainer
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # words and pieces; all words about scenes are single tokens
 _VOCABULARY = 1000
-_TOKENIZER_SCENES = _COUNTED_SCENES = 1000
+_TOKENIZER_SCENES = 1000
 # texts of scenes that are never drawn, so that a model cannot know an image from its text
 _FIRST_SCENE = 10_000_000
 _CAPTION_SHARE = 0.15
@@ -57,7 +55,6 @@ class LanguageSettings:
     first_steps: int = 800
     steps: int = 1600
     batch_size: int = 16
-    lr: float = 1e-3
     seed: int = 0
 
 
@@ -74,32 +71,29 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     folder = Path(folder)
     run = folder.with_name(f"{folder.name}.training")
     run.mkdir(parents=True, exist_ok=True)
-    remove_torn_checkpoints(run)
     tokenizer = make_tokenizer(settings.seed)
     lessons = _Lessons(tokenizer, settings)
     with StopRequest(run) as stop:
         trainer = StageTrainer(
-            model=_untrained(tokenizer, settings),
-            args=trainer_arguments(
-                run,
-                per_device_train_batch_size=settings.batch_size,
-                max_steps=settings.steps,
-                learning_rate=settings.lr,
-                lr_scheduler_type="warmup_stable_decay",
-                lr_scheduler_kwargs={"num_decay_steps": settings.steps // 5, "decay_type": "linear"},
-                warmup_steps=min(_WARMUP_STEPS, settings.steps // 5),
-                weight_decay=0.01,
-                adam_beta2=0.98,
-                bf16=True,
-                seed=settings.seed,
-                save_steps=max(1, settings.steps // 8),
-            ),
-            train_dataset=lessons,
-            data_collator=partial(collate, padding=tokenizer.pad_token_id),
-            callbacks=[Reporter(run, settings.batch_size, len(lessons), stop)],
-            order=SequentialSampler(lessons),
+            run,
+            _untrained(tokenizer, settings),
+            lessons,
+            tokenizer.pad_token_id,
+            SequentialSampler(lessons),
+            stop,
+            per_device_train_batch_size=settings.batch_size,
+            max_steps=settings.steps,
+            learning_rate=1e-3,
+            lr_scheduler_type="warmup_stable_decay",
+            lr_scheduler_kwargs={"num_decay_steps": settings.steps // 5, "decay_type": "linear"},
+            warmup_steps=min(_WARMUP_STEPS, settings.steps // 5),
+            weight_decay=0.01,
+            adam_beta2=0.98,
+            bf16=True,
+            seed=settings.seed,
+            save_steps=max(1, settings.steps // 8),
         )
-        trainer.fit(run, resume=True)
+        trainer.fit(resume=True)
         with write_atomically(folder) as temporary:
             trainer.model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
@@ -144,7 +138,7 @@ def _scene(index: int, seed: int) -> tuple[list[Spec], str, Dice]:
 
 @lru_cache(maxsize=1)
 def _often(seed: int) -> dict[str, list[Any]]:
-    return count_things(_scene(index, seed)[0] for index in range(_COUNTED_SCENES))
+    return count_things(_scene(index, seed)[0] for index in range(_TOKENIZER_SCENES))
 
 
 def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:

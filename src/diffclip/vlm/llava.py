@@ -106,7 +106,7 @@ def connect(
     """Put together a model that answers questions about images, and its processor; the parts are copied.
 
     Args:
-        vision: a DiffCLIPVisionModel of two layers or more.
+        vision: a DiffCLIPVisionModel of two layers or more, without registers.
         language_model: a causal language model of transformers in float32, built as Llama and Qwen2 are.
         tokenizer: the language model's; ChatML's tokens are added if they are missing.
         image_processor: the vision tower's.
@@ -117,21 +117,12 @@ def connect(
         processor: a LlavaProcessor; each image takes as many image tokens as the tower has patches.
 
     Raises:
-        InputError: a slow tokenizer, a vision tower of one layer or with registers, or a language model that Llava's
-            classes would compute in another way.
+        InputError: a vision tower with registers, or a language model that Llava's classes would compute in another
+            way.
     """
-    if vision.config.num_hidden_layers < 2:
-        raise InputError(
-            "the vision tower has 1 layer, but features come from the layer before the last: take a tower of 2 or more"
-        )
     if vision.config.registers:
         raise InputError(
             "the vision tower has registers, which Llava's classes take for patches: take one without"
-        )
-    if not tokenizer.is_fast:
-        raise InputError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which has no offsets: save it as tokenizer.json, or "
-            "take another language model"
         )
     tokenizer = copy.deepcopy(tokenizer)
     vocabulary = tokenizer.get_vocab()

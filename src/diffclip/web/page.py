@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.focus.maps import visible_part
 from diffclip.model_source import Loaded
+from diffclip.scenes import COLORS, SHAPES, draw_scene
+from diffclip.scenes.phrases import with_article
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
 from diffclip.web.results import Shown, gallery, image_uri, message, readable, results
-from diffclip.web.scenes import shown_scenes
 
 MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000
 """Of an image that a visitor uploads."""
@@ -26,6 +30,10 @@ MAX_TEXTS, MAX_LETTERS = 32, 300
 _WAITING = 32
 """Requests that wait for their turn; gradio tells further ones that the queue is full."""
 _OPACITY, _TOP, _THUMBNAIL, _IMAGE_EDGE = 60, (12, 48), 96, 480
+
+_SCENES = (22, 4, 17, 30, 43, 47, 25, 6)
+"""Of the test split, which no recipe trains on: two objects or more on eight different grounds."""
+_SCENE_SIZE, _ABSENT = 256, 2
 
 _HERE = Path(__file__).parent
 STYLE = (_HERE / "style.css").read_text(encoding="utf-8")
@@ -44,6 +52,33 @@ _QUICK: dict[str, Any] = {
     "api_visibility": "private",
     "show_progress": "hidden",
 }
+
+
+class ShownScene(NamedTuple):
+    """`texts` name the objects, and two absent ones; `masks` [H, W] are by text, for the objects of the scene."""
+
+    name: str
+    image: Image.Image
+    texts: list[str]
+    masks: dict[str, NDArray[np.bool_]]
+
+
+@cache
+def shown_scenes() -> list[ShownScene]:
+    """Draw the scenes to choose from on the page."""
+    scenes = []
+    for index in _SCENES:
+        scene = draw_scene(index, split="test", size=_SCENE_SIZE)
+        masks: dict[str, NDArray[np.bool_]] = {}
+        for thing in scene.objects:
+            text = with_article(f"{thing.color} {thing.shape}")
+            masks[text] = masks.get(text, False) | thing.mask
+        colors = [name for name in COLORS if name not in {thing.color for thing in scene.objects}]
+        shapes = [name for name in SHAPES if name not in {thing.shape for thing in scene.objects}]
+        absent = [with_article(f"{colors[k]} {shapes[k]}") for k in range(_ABSENT)]
+        name = f"{', '.join(text.partition(' ')[2] for text in masks)} on {scene.background}"
+        scenes.append(ShownScene(name, Image.fromarray(scene.image), [*masks, *absent], masks))
+    return scenes
 
 
 def build(models: Sequence[tuple[Shown, Loaded]], folder: SearchedFolder | None) -> gr.Blocks:
@@ -132,13 +167,10 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
     def see(path: str | None, number: int | None, lines: str, method: str, opacity: float) -> tuple[Any, ...]:
         asked = parse_texts(lines)
         chosen = None if number is None else scenes[number]
-        given = chosen.image if chosen else _read(path)
+        given, masks = (chosen.image, chosen.masks) if chosen else (_read(path), {})
+        edge = min(_IMAGE_EDGE, max(32, min(given.size)))
         seen = [
-            (
-                shown,
-                look(loaded, given, asked, chosen.masks if chosen else None),
-                visible_part(given, loaded.preprocess, min(_IMAGE_EDGE, max(32, min(given.size)))),
-            )
+            (shown, look(loaded, given, asked, masks), visible_part(given, loaded.preprocess, edge))
             for shown, loaded in models
         ]
         html = results(seen, asked, method, opacity / 100, chosen is not None)
@@ -156,19 +188,13 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
     inputs, outputs = [image, scene, texts, method, opacity], [notice, shown, choice]
     visible = [choice, method, opacity]
 
-    def take(number: int | None) -> tuple[Any, Any]:
-        if number is None:
-            return gr.skip(), gr.skip()
+    def take(number: int) -> tuple[Image.Image, str]:
         return scenes[number].image, "\n".join(scenes[number].texts)
 
-    scene.input(take, scene, [image, texts], **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
-        None, visible, None, js=_SHOW
-    )
-    image.upload(lambda: None, None, scene, **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
-        None, visible, None, js=_SHOW
-    )
     image.clear(lambda: (None, "", ""), None, [scene, notice, shown], **_QUICK)
-    for event in (button.click, texts.submit):
+    chosen_scene = scene.input(take, scene, [image, texts], **_QUICK)
+    uploaded = image.upload(lambda: None, None, scene, **_QUICK)
+    for event in (chosen_scene.then, uploaded.then, button.click, texts.submit):
         event(run, inputs, outputs, **_COMPUTED).then(None, visible, None, js=_SHOW)
     for control in visible:
         control.change(None, visible, None, js=_SHOW)

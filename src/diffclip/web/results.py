@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,9 @@ _NUMBERS = {
     "auroc": ("AUROC of the object", "0.5: as good as chance", "{:.2f}"),
     "inside": ("On the object", "share of the positive values", "{:.0%}"),
 }
+_TEMPLATE = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
+).get_template("results.html.j2")
 _SEGMENTATION = "segmentation"
 _PATCH = "patch"
 _TOWERS = {"visual": "vision", "text": "text"}
@@ -75,11 +77,11 @@ def results(
 
     Args:
         seen: each model with its look and the part of the image that it saw.
-        texts: what was asked.
         method: one of `METHODS`.
         opacity: of the maps over the image, from 0 to 1.
         scene: whether the image's masks are known.
     """
+    all_texts: list[int | None] = list(range(len(texts)))
     scales = {
         name: scale_of(
             [found.values for _, look, _ in seen for (kind, _), found in look.maps.items() if kind == name],
@@ -96,16 +98,14 @@ def results(
             "layers": [
                 _layer(look, name, text, texts, scales[name]) | _where(name, text, method)
                 for name in scales
-                for text in (range(len(texts)) if name in OF_TEXTS else [None])
+                for text in (all_texts if name in OF_TEXTS else [None])
             ]
             + [_segments(look, texts) | _where(_SEGMENTATION, None, method)],
             "atlas": _atlas(look, of_patches) | _where(_PATCH, None, method),
             "numbers": [
                 {"terms": _terms(found)} | _where(name, text, method)
                 for name in METHODS
-                for text in (
-                    range(len(texts)) if any((name, t) in look.maps for t in range(len(texts))) else [None]
-                )
+                for text in (all_texts if any((name, t) in look.maps for t in all_texts) else [None])
                 if (found := look.find(name, text))
             ],
             "segments": _where(_SEGMENTATION, None, method)
@@ -119,10 +119,11 @@ def results(
         }
         for shown, look, image in seen
     ]
-    shown_scales = scales | {_PATCH: of_patches}
-    legends = [_legend(scale) | _where(name, None, method) for name, scale in shown_scales.items()]
+    legends = [
+        _legend(scale) | _where(name, None, method) for name, scale in (scales | {_PATCH: of_patches}).items()
+    ]
     colors = [f"rgb({red},{green},{blue})" for red, green, blue in _text_colors(len(texts))]
-    return _template().render(cards=cards, scales=legends, colors=colors, opacity=opacity, scene=scene)
+    return _TEMPLATE.render(cards=cards, scales=legends, colors=colors, opacity=opacity, scene=scene)
 
 
 def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
@@ -155,12 +156,6 @@ def image_uri(image: Image.Image, kind: str = "webp") -> str:
     buffer = io.BytesIO()
     image.save(buffer, kind, quality=88)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-@cache
-def _template() -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    return jinja2.Environment(loader=loader, autoescape=True).get_template("results.html.j2")
 
 
 def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scale: Scale) -> dict[str, Any]:
