@@ -173,7 +173,9 @@ def test_a_folder_reached_by_a_link_is_the_same_folder(index, folder, loaded, tm
     assert len(linked) == 12
     assert linked.search_text("a square", 1)[0].path.is_relative_to(folder.resolve())
     draw(tmp_path / "second" / "a.png", 1)
-    with pytest.raises(InputError, match=r"is the index of another folder \(.*my images\): choose another place"):
+    with pytest.raises(
+        InputError, match=r"is the index of another folder \(.*my images\): choose another place"
+    ):
         ImageIndex(tmp_path / "second", loaded, index.place)
 
 

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ def test_the_language_model_has_whole_words(tmp_path: Path) -> None:
     make_language_model(tmp_path / "made", LanguageSettings(32, 1, 2, first_steps=2, steps=5, batch_size=4))
     model, tokenizer = load_language_model(str(tmp_path / "made"))
     sentences = "\n".join(describe(scene(index), dice(index)) for index in range(50))
-    assert make_tokenizer(0)(sentences).input_ids == tokenizer(sentences).input_ids
+    assert make_tokenizer()(sentences).input_ids == tokenizer(sentences).input_ids
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert (model.config.model_type, model.config.vocab_size) == ("qwen2", len(tokenizer))
     for word in ("yes", "no", IMAGE, "<|im_end|>", *(f" {word}" for word in (*COLORS, "teardrop"))):
@@ -155,10 +154,9 @@ def test_the_language_model_has_whole_words(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_language_model_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    """SIGTERM after some steps: the model is then bit for bit one that was not stopped; another seed gives another."""
+    """SIGTERM after some steps: the model is then bit for bit one that was not stopped."""
     settings = LanguageSettings(16, 1, 2, first_steps=8, steps=16, batch_size=4)
     make_language_model(tmp_path / "whole", settings)
-    make_language_model(tmp_path / "other", replace(settings, seed=1))
     run = tmp_path / "stopped.training"
 
     def stop() -> None:
@@ -174,6 +172,5 @@ def test_a_language_model_that_was_stopped_goes_on(tmp_path: Path) -> None:
     first = len((run / "metrics.jsonl").read_text().splitlines())
     assert 1 <= first < 16
     make_language_model(tmp_path / "stopped", settings)
-    files = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped", "other"))
-    whole, stopped, other = (file.read_bytes() for file in files)
-    assert whole == stopped != other
+    whole, stopped = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped"))
+    assert whole.read_bytes() == stopped.read_bytes()

@@ -282,51 +282,32 @@ def test_two_processes_train_as_one(file: Path, read: Read, tmp_path: Path) -> N
             shutil.rmtree(both / name)
 
 
-@pytest.fixture
-def tiny_file(tmp_path: Path, tiny_clip_folder: Path, tiny_language_folder: Path) -> Path:
-    part = {"json": "nowhere.json", "images": "nowhere", "lr": 1e-3, "batch_size": 8}
-    part |= {"per_device_batch_size": 2, "epochs": 2}
-    fields = {"vision": str(tiny_clip_folder), "language_model": str(tiny_language_folder)}
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(fields | {"stage1": part, "stage2": part | {"lr": 1e-5}}))
-    return path
-
-
-@pytest.fixture
-def recipe(tiny_file: Path) -> VLMRecipe:
-    return read_vlm_recipe(tiny_file)
-
-
 def test_recipes_have_llavas_defaults_and_read_as_they_were_written(
-    recipe: VLMRecipe, tmp_path: Path
+    read: Read, file: Path, tmp_path: Path
 ) -> None:
+    recipe = read()
     assert (recipe.connector, recipe.max_length, recipe.seed) == ("linear", 2048, 0)
     assert (recipe.stage(1).warmup_ratio, recipe.stage(1).weight_decay) == (0.03, 0.0)
     (tmp_path / "again.yaml").write_text(to_yaml(recipe.only(1)))
     assert read_vlm_recipe(tmp_path / "again.yaml") == recipe.only(1)
     assert "stage2" not in to_yaml(recipe.only(1))
-    (tmp_path / "over.yaml").write_text("base: tiny.yaml\nconnector: mlp2x_gelu\nstage1: {lr: 5.0e-4}\n")
+    shutil.copy(file, tmp_path / "under.yaml")
+    (tmp_path / "over.yaml").write_text("base: under.yaml\nconnector: mlp2x_gelu\nstage1: {lr: 5.0e-4}\n")
     over = read_vlm_recipe(tmp_path / "over.yaml", ["seed=3"])
     assert (over.connector, over.seed) == ("mlp2x_gelu", 3)
-    assert (over.stage(1).lr, over.stage(1).batch_size) == (5e-4, 8)
+    assert (over.stage(1).lr, over.stage(1).batch_size) == (5e-4, 4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["conector=linear"], "unknown recipe key 'conector': did you mean 'connector'"),
-        (["stage1.start=runs/x"], "only stage 2 starts from a model"),
-    ],
-)
-def test_wrong_recipes_are_one_line(tiny_file: Path, changes: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        read_vlm_recipe(tiny_file, changes)
-    assert "\n" not in str(caught.value)
-
-
-def test_stages_and_commands_that_do_not_fit(recipe: VLMRecipe) -> None:
+def test_wrong_recipes_are_one_line(read: Read) -> None:
+    for change, message in (
+        ("conector=linear", "unknown recipe key 'conector': did you mean 'connector'"),
+        ("stage1.start=runs/x", "only stage 2 starts from a model"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            read(change)
+        assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="the recipe has no stage2: choose --stage 1"):
-        recipe.only(1).stage(2)
+        read().only(1).stage(2)
     with pytest.raises(InputError, match="is a recipe of `diffclip train`"):
         read_vlm_recipe("cc12m_vitb16")
 

@@ -83,10 +83,9 @@ def measure(
     for key, why in failures.items():
         _drop(key.split(" ", 1)[1], why, rows, samplers)
     for name, row in rows.items():
-        for kind in KINDS:
-            if kind in row:
+        if "why" not in row:
+            for kind in KINDS:
                 row[kind] |= summary(samples[f"{kind} {name}"])
-        if row.keys() >= set(KINDS):
             row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
     return rows
 
@@ -95,7 +94,8 @@ def _prepare(
     operator: Operator, kind: str, sets: list[Inputs], device: torch.device
 ) -> tuple[Sampler, dict[str, Any]]:
     """Make a sampler of one operator, forward alone or with backward, and measure its memory."""
-    calls = [functools.partial(_call, operator, kind, inputs) for inputs in sets]
+    run = operator.forward_and_backward if kind == "both" else torch.no_grad()(operator.forward)
+    calls = [functools.partial(run, inputs) for inputs in sets]
     facts: dict[str, Any] = {}
     if device.type == "cuda":
         calls[0]()
@@ -105,14 +105,6 @@ def _prepare(
         calls[0]()
         facts["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
     return make_sampler(calls, device), facts
-
-
-def _call(operator: Operator, kind: str, inputs: Inputs) -> None:
-    if kind == "both":
-        operator.forward_and_backward(inputs)
-    else:
-        with torch.no_grad():
-            operator.forward(inputs)
 
 
 def _sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
@@ -134,10 +126,9 @@ def _drop(name: str, why: str, rows: Rows, samplers: dict[str, Sampler]) -> None
 
 
 def measure_backends(device: torch.device, seconds: float, tell: Callable[[], None]) -> dict[str, Any]:
-    """Measure every backend beside plain attention and timm's arrangement.
+    """Measure every backend on a CPU or CUDA device, beside plain attention and timm's arrangement.
 
     Args:
-        device: a CPU or a CUDA device.
         seconds: to spend, about.
         tell: is called often.
 

@@ -36,7 +36,9 @@ def convert(
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the parts that --to-differential adds.")] = 0,
-    model_name: Annotated[str | None, typer.Option(help="Model in a published file that fits several.")] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Model in a published file that fits several.")
+    ] = None,
 ) -> None:
     """Convert weights between the published .pt, our saved folders and transformers; from open_clip to ours.
 

@@ -20,7 +20,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     image_size: Annotated[int | None, typer.Option(min=1, help="Fixed image size in pixels.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    model_name: Annotated[str | None, typer.Option(help="Model in a published file that fits several.")] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Model in a published file that fits several.")
+    ] = None,
 ) -> None:
     """Write both towers as ONNX, to be used without torch; nothing is kept unless onnxruntime agrees with torch.
 

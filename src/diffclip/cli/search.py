@@ -31,7 +31,9 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per image.")] = False,
     index: Annotated[Path | None, typer.Option(help="Folder of the index; default: in the cache.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")] = 0,
-    model_name: Annotated[str | None, typer.Option(help="Model in a published file that fits several.")] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Model in a published file that fits several.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
     """Find images in a folder by what they show.

@@ -71,6 +71,7 @@ def evaluate_models(
     import diffclip
     from diffclip.cli.evaluate_table import show_records
     from diffclip.cli.progress import showing_progress
+    from diffclip.data.images import read_image
     from diffclip.data.index import digest_of
     from diffclip.errors import InputError
     from diffclip.evaluation.features import digest_of as weights_digest
@@ -79,7 +80,7 @@ def evaluate_models(
     from diffclip.vlm.files import identify, load_vlm
     from diffclip.vlm.pope import OVERALL, score_answers
 
-    facts = {source: identify(source) for source in models}
+    facts, folder = {source: identify(source) for source in models}, questions.images
     if len({(own["model"], own["seed"]) for own in facts.values()}) < len(facts):
         facts = {source: own | {"model": source} for source, own in facts.items()}
     results = ResultsFile(output)
@@ -98,7 +99,7 @@ def evaluate_models(
                 with showing_progress(f"{source}: {split}", {"questions": len(asked)}) as progress:
                     for start in range(0, len(asked), batch_size):
                         batch = asked[start : start + batch_size]
-                        shown = [questions.images and questions.images / one.image for one in batch]
+                        shown = [read_image(folder / one.image) if folder else None for one in batch]
                         try:
                             answers[split] += answer(model, processor, shown, [one.text for one in batch])
                         except torch.OutOfMemoryError as error:
@@ -111,16 +112,11 @@ def evaluate_models(
         done += [one for split in (*questions.splits, OVERALL) for one in results.find(f"{stamp} {split}")]
     results.write()
     show_records(done, results.outcomes, headlines_only=False)
-    if questions.images:
-        _warn(done)
-
-
-def _warn(records: Sequence[Record]) -> None:
-    """Name models that do not answer the questions."""
-    for record in records:
+    for record in done:
         yes = record.value or 0.0
         share, word = max((yes, "yes"), (1 - yes, "no"))
-        if (record.metric, record.split) == ("yes_ratio", "overall") and share > _ONE_ANSWER:
+        is_ratio = (record.task, record.metric, record.split) == ("pope", "yes_ratio", OVERALL)
+        if is_ratio and share > _ONE_ANSWER:
             print(
                 f"{record.weights} does not answer the questions: {100 * share:.1f} % of its answers are {word}, so "
                 "its accuracy says nothing."

@@ -62,7 +62,7 @@ class Conversations(Sequence[Conversation]):
     def images(self) -> set[str]:
         """Return the paths of all images."""
         with self._lines.open("rb") as handle:
-            return {image for image in (json.loads(line)[1] for line in handle) if image is not None}
+            return {json.loads(line)[1] for line in handle} - {None}
 
     def token_counts(self, template: str, image_tokens: int, max_length: int) -> NDArray[np.float64]:
         """Estimate the tokens [n] of each sample from its letters, its image's included, at most `max_length`."""
@@ -117,18 +117,15 @@ def _missing(folder: Path, names: set[str]) -> list[str]:
 def _make_index(file: Path, folder: Path) -> None:
     print(f"{file}: checking its samples", file=sys.stderr)
     entries: list[tuple[int, ...]] = []
-    offset = 0
     with write_atomically(folder) as temporary:
         temporary.mkdir()
         with (temporary / "lines.jsonl").open("wb") as lines:
             for index, sample in enumerate(read_samples(file)):
                 one = parse_sample(sample, index, str(file))
-                questions, answers = (sum(map(len, texts)) for texts in zip(*one.turns, strict=True))
+                letters = [sum(map(len, texts)) for texts in zip(*one.turns, strict=True)]
                 line = json.dumps([one.id, one.image, one.turns]).encode() + b"\n"
+                entries.append((lines.tell(), len(line), *letters, len(one.turns), one.image is not None))
                 lines.write(line)
-                entry = (offset, len(line), questions, answers, len(one.turns), one.image is not None)
-                entries.append(entry)
-                offset += len(line)
         np.save(temporary / "entries.npy", np.array(entries, dtype=np.int64))
 
 
@@ -147,21 +144,20 @@ class ConversationSet(Dataset[dict[str, Any]]):
         template: Template,
         max_length: int,
     ) -> None:
-        self.conversations, self.images, self.processor = conversations, Path(images), processor
-        self.template: Template = template
-        self.max_length = max_length
+        self._conversations, self._images = conversations, Path(images)
+        self._processor, self._how = processor, (processor, template, max_length)
 
     def __len__(self) -> int:
-        return len(self.conversations)
+        return len(self._conversations)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        conversation = self.conversations[index]
-        ids, labels = encode(conversation, self.processor, self.template, self.max_length)
+        conversation = self._conversations[index]
+        ids, labels = encode(conversation, *self._how)
         item: dict[str, Any] = {"input_ids": ids, "labels": labels}
         if conversation.image is not None:
-            path = self.images / conversation.image
+            path = self._images / conversation.image
             image = read_image(path, f"{conversation.name}: {path}")
-            item["pixel_values"] = self.processor.image_processor(image, return_tensors="pt").pixel_values[0]
+            item["pixel_values"] = self._processor.image_processor(image, return_tensors="pt").pixel_values[0]
         return item
 
 
@@ -183,13 +179,11 @@ def collate(items: Sequence[dict[str, Any]], padding: int = 0) -> dict[str, Tens
 
 
 class GroupedOrder(Sampler[int]):
-    """Draw batches at random, and sort each of them by length, the longest sample first.
+    """Draw batches of `batch_size` at random, and sort each by the `lengths` of its samples, the longest first.
 
     A batch is computed in passes of neighbors, over GPUs and in time, so that each pass pads little; which samples are
     in a batch, and so the gradient, does not depend on lengths. LLaVA does the same (`llava_trainer.py`,
     `get_length_grouped_indices`), and keeps samples without images apart besides.
-
-    `lengths` are the tokens of each sample, and `batch_size` counts the samples of a step over all processes.
     """
 
     def __init__(self, lengths: NDArray[np.float64], batch_size: int, seed: int) -> None:

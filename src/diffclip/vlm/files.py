@@ -52,10 +52,7 @@ def save_vlm(model: Any, processor: Any, folder: str | Path) -> None:
 
 
 def load_vlm(source: str | Path) -> tuple[Any, Any]:
-    """Load a connected model, in evaluation mode on the CPU, and its processor.
-
-    Args:
-        source: a folder that `save_vlm` wrote, or a run folder of `diffclip vlm train`.
+    """Load a connected model, in evaluation mode on the CPU, and its processor from a run or from its own folder.
 
     Raises:
         InputError: `source` has no such model, or its files are damaged.
@@ -88,18 +85,14 @@ def model_folder(source: str | Path) -> Path:
 
 
 def load_vision(source: str) -> tuple[Any, Any]:
-    """Load a vision tower, a DiffCLIPVisionModel, and its image processor.
-
-    Args:
-        source: a run folder, a saved folder, a published file, or a name with a prefix as for `load_for_use`.
+    """Load a vision tower, a DiffCLIPVisionModel, and its image processor; `source` is as for `load_for_use`.
 
     Raises:
         InputError: `source` has no usable weights.
     """
     if find_model(source) is None:
         raise InputError(
-            f"vision {source} is a model's name and has no weights, but the tower is not trained here: give a run, a "
-            "saved folder or hf-hub:OWNER/NAME"
+            f"vision {source} is a model's name and has no weights: give a run, a saved folder or hf-hub:OWNER/NAME"
         )
     clip = load_for_use(source).model
     return vision_from_diffclip(clip), image_processor_of(clip.config)
@@ -117,9 +110,8 @@ def load_language_model(source: str) -> tuple[Any, Any]:
             raise InputError(
                 f"language_model {source} is a {config.model_type}, not a causal language model: give another one"
             )
-        model = read_whole(
-            _LanguageModels, source, source, config=config, dtype=torch.float32, trust_remote_code=False
-        )
+        options = {"config": config, "dtype": torch.float32, "trust_remote_code": False}
+        model = read_whole(_LanguageModels, source, source, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return model, tokenizer
 

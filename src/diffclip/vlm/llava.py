@@ -13,16 +13,13 @@ import torch
 from torch import nn
 from transformers import (
     AutoConfig,
-    AutoModel,
     AutoModelForImageTextToText,
     AutoProcessor,
     GenerationConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    LlavaModel,
     LlavaProcessor,
 )
-from transformers.models.llava.modeling_llava import LlavaPreTrainedModel
 
 import diffclip.integrations.transformers  # noqa: F401 - registers our vision model
 from diffclip.errors import InputError
@@ -40,36 +37,18 @@ class LinearLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
     model_type = "diffclip_llava"
 
 
-class LinearLlavaModel(LlavaModel):  # type: ignore[no-untyped-call]
-    """LlavaModel with one linear layer between vision tower and language model."""
+class LinearLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # type: ignore[no-untyped-call]
+    """LlavaForConditionalGeneration with one linear layer between vision tower and language model."""
 
     config_class = LinearLlavaConfig
-
-    multi_modal_projector: Any
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.multi_modal_projector = nn.Linear(
-            config.vision_config.hidden_size, config.text_config.hidden_size
-        )
-
-
-class LinearLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # type: ignore[no-untyped-call]
-    """LlavaForConditionalGeneration around `LinearLlavaModel`."""
-
-    config_class = LinearLlavaConfig
-
-    post_init: Any
-
-    def __init__(self, config: Any) -> None:
-        LlavaPreTrainedModel.__init__(self, config)
-        self.model = LinearLlavaModel(config)
-        self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
-        self.post_init()
+        sizes = config.vision_config.hidden_size, config.text_config.hidden_size
+        self.model.multi_modal_projector = nn.Linear(*sizes)
 
 
 AutoConfig.register(LinearLlavaConfig.model_type, LinearLlavaConfig, exist_ok=True)
-AutoModel.register(LinearLlavaConfig, LinearLlavaModel, exist_ok=True)
 AutoModelForImageTextToText.register(LinearLlavaConfig, LinearLlavaForConditionalGeneration, exist_ok=True)
 _processors: Any = AutoProcessor
 _processors.register(LinearLlavaConfig, LlavaProcessor, exist_ok=True)
@@ -131,8 +110,12 @@ def connect(
     tokenizer.add_tokens(lacking, special_tokens=True)
     model = _assemble(vision, language_model, connector, seed)
     _check_same(model, language_model)
-    if len(tokenizer) > model.config.text_config.vocab_size:
-        _add_rows(model, len(tokenizer))
+    before = model.config.text_config.vocab_size
+    if len(tokenizer) > before:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        with torch.no_grad():
+            for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+                layer.weight[before:] = layer.weight[:before].mean(dim=0)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     make: Any = LlavaProcessor
@@ -204,23 +187,13 @@ def _check_same(model: Any, language_model: Any) -> None:
         )
 
 
-def _add_rows(model: Any, rows: int) -> None:
-    """Grow the vocabulary to `rows`; new words start as the mean of the others."""
-    before = model.config.text_config.vocab_size
-    model.resize_token_embeddings(rows, mean_resizing=False)
-    with torch.no_grad():
-        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-            layer.weight[before:] = layer.weight[:before].mean(dim=0)
-
-
 def _generation(language_model: Any, tokenizer: Any) -> Any:
     """Generate greedily, to the end of a turn, without the language model's own sampling and repetition settings."""
-    ends = getattr(language_model.generation_config, "eos_token_id", None)
-    ends = ends if isinstance(ends, list) else [ends]
-    ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *ends, tokenizer.eos_token_id]
-    made: Any = GenerationConfig
-    return made(
-        eos_token_id=list(dict.fromkeys(end for end in ends if end is not None)),
+    own = getattr(language_model.generation_config, "eos_token_id", None)
+    ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *(own if isinstance(own, list) else [own])]
+    make: Any = GenerationConfig
+    return make(
+        eos_token_id=list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None)),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
     )

@@ -106,14 +106,9 @@ def train_stage(
 
 
 class StageTrainer(Trainer):
-    """Trainer with a given order of samples, and errors in one line.
+    """Trainer in the folder `run`, with a given order of samples, and errors in one line.
 
-    Args:
-        run: the folder of checkpoints and metrics.
-        dataset: items for `collate`, which pads with the token `padding`.
-        order: indices of the samples, an epoch at a time.
-        stop: asked after each step.
-        settings: for `TrainingArguments`.
+    `dataset` has items for `collate`, which pads with the token `padding`. `settings` are for `TrainingArguments`.
 
     Raises:
         InputError: one process has several GPUs.
@@ -220,8 +215,8 @@ def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[An
     before = Path(part.start) / RECIPE_FILE
     started = read_vlm_recipe(before) if before.is_file() else recipe
     model, processor = load_vlm(part.start)
-    trained = {key: getattr(started, key) for key in ("vision", "language_model")}
-    for key, was in ({"connector": connector_of(model.config)} | trained).items():
+    parts = {"connector": connector_of(model.config), "vision": started.vision}
+    for key, was in (parts | {"language_model": started.language_model}).items():
         if was != getattr(recipe, key):
             raise InputError(
                 f"{part.start} was trained with {key}={was}, and the recipe says {getattr(recipe, key)}: give "

@@ -94,13 +94,9 @@ def build(models: Sequence[tuple[Shown, Loaded]], folder: SearchedFolder | None)
         with gr.Tab("Search"):
             status = _search([shown.name for shown, _ in models], folder)
         # the first image is no initial value: that would be a file, and files are removed after a while
-        first = shown_scenes()[0].image
-        page.load(
-            lambda: first if folder is None else (first, _status(folder)),
-            None,
-            [image] if folder is None else [image, status],
-            **_QUICK,
-        )
+        page.load(lambda: shown_scenes()[0].image, None, image, **_QUICK)
+        if folder is not None:
+            page.load(lambda: _status(folder), None, status, **_QUICK)
     page.queue(max_size=_WAITING, default_concurrency_limit=1, api_open=False)
     return page
 
@@ -139,30 +135,17 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
             gr.HTML(f"<style>{thumbs}</style>", elem_classes="dc-nothing")
             choices = [(scene.name, number) for number, scene in enumerate(scenes)]
             scene = gr.Radio(choices, value=0, label="Or a built-in scene", elem_id="dc-scenes")
-            texts = gr.Textbox(
-                first,
-                label=f"Texts, one per line, up to {MAX_TEXTS} (Shift+Enter looks)",
-                lines=5,
-                max_lines=8,
-                max_length=MAX_TEXTS * (MAX_LETTERS + 1),
-                elem_id="dc-texts",
-            )
+            label = f"Texts, one per line, up to {MAX_TEXTS} (Shift+Enter looks)"
+            texts = gr.Textbox(first, label=label, lines=5, max_lines=8, elem_id="dc-texts")
             button = gr.Button("Look", variant="primary", elem_id="dc-look")
     notice = gr.HTML(elem_id="dc-told")
-    differential = any(
-        loaded.model.config.vision.attention.startswith("differential") for _, loaded in models
-    )
+    kinds = [loaded.model.config.vision.attention for _, loaded in models]
+    has_pairs = any(kind.startswith("differential") for kind in kinds)
+    maps = [(title, name) for name, title in METHODS.items() if has_pairs or name not in PAIR_MAPS]
     with gr.Row(elem_classes="dc-controls"):
-        method = gr.Radio(
-            [(title, name) for name, title in METHODS.items() if differential or name not in PAIR_MAPS],
-            value="relevance",
-            label="Map",
-            min_width=320,
-            elem_id="dc-method",
-        )
-        opacity = gr.Slider(
-            0, 100, _OPACITY, step=1, label="Opacity of the map, %", min_width=320, elem_id="dc-opacity"
-        )
+        method = gr.Radio(maps, value="relevance", label="Map", min_width=320, elem_id="dc-method")
+        label = "Opacity of the map, %"
+        opacity = gr.Slider(0, 100, _OPACITY, step=1, label=label, min_width=320, elem_id="dc-opacity")
 
     def see(path: str | None, number: int | None, lines: str, method: str, opacity: float) -> tuple[Any, ...]:
         asked = parse_texts(lines)
@@ -177,12 +160,8 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
         return "", html, gr.update(choices=[(text, place) for place, text in enumerate(asked)], value=0)
 
     run = _with_notice(see, 3)
-    choice = gr.Radio(
-        [(text, number) for number, text in enumerate(scenes[0].texts)],
-        value=0,
-        label="Text that the map is for",
-        elem_id="dc-choice",
-    )
+    asked = [(text, place) for place, text in enumerate(scenes[0].texts)]
+    choice = gr.Radio(asked, value=0, label="Text that the map is for", elem_id="dc-choice")
     shown = gr.HTML(run(None, 0, first, "relevance", _OPACITY)[1], elem_id="dc-results")
 
     inputs, outputs = [image, scene, texts, method, opacity], [notice, shown, choice]
@@ -204,20 +183,13 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
 def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
     """The part to search with; the line on the indexes."""
     if folder is None:
-        return gr.HTML(
-            message("Start the page with --folder IMAGES to search a folder by text or image.", bad=False)
-        )
+        hint = "Start the page with --folder IMAGES to search a folder by text or image."
+        return gr.HTML(message(hint, bad=False))
     with gr.Row(elem_classes="dc-inputs"):
         with gr.Column(min_width=300):
-            query = gr.Textbox(
-                label="Text to search for",
-                max_length=MAX_LETTERS,
-                elem_id="dc-query",
-                placeholder="a dog on a beach",
-            )
-            model = gr.Radio(
-                names, value=names[-1], label="Model", visible=len(names) > 1, elem_id="dc-model"
-            )
+            query = gr.Textbox(label="Text to search for", elem_id="dc-query", placeholder="a dog on a beach")
+            several = len(names) > 1
+            model = gr.Radio(names, value=names[-1], label="Model", visible=several, elem_id="dc-model")
             top = gr.Slider(1, _TOP[1], _TOP[0], step=1, label="How many", elem_id="dc-top")
             button = gr.Button("Search", variant="primary", elem_id="dc-search")
         with gr.Column(min_width=300):
@@ -232,11 +204,7 @@ def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
             raise InputError("there is a text and an image: clear one of them")
         hits = folder.search(model, _read(path) if path else parse_texts(text)[0], int(top))
         if not hits:
-            raise InputError(
-                "no image is indexed yet: try again in a moment"
-                if folder.updating
-                else "the index is empty: see the line above"
-            )
+            raise InputError("no image is indexed yet: see the line above, or try again in a moment")
         more = " among the images indexed so far" if folder.updating else ""
         return message(f"The nearest{more}, by {model}", bad=False), gallery(hits)
 

@@ -91,6 +91,7 @@ def results(
         if name not in (_SEGMENTATION, _PATCH)
     }
     of_patches = scale_of([look.patches for _, look, _ in seen])
+    text_colors = _text_colors(len(texts))
     cards = [
         {
             "shown": shown,
@@ -100,7 +101,13 @@ def results(
                 for name in scales
                 for text in (all_texts if name in OF_TEXTS else [None])
             ]
-            + [_segments(look, texts) | _where(_SEGMENTATION, None, method)],
+            + [
+                {
+                    "uri": _png_uri(text_colors[look.segments]),
+                    "alt": "The nearest text of each place, by color",
+                }
+                | _where(_SEGMENTATION, None, method)
+            ],
             "atlas": _atlas(look, of_patches) | _where(_PATCH, None, method),
             "numbers": [
                 {"terms": _terms(found)} | _where(name, text, method)
@@ -122,7 +129,7 @@ def results(
     legends = [
         _legend(scale) | _where(name, None, method) for name, scale in (scales | {_PATCH: of_patches}).items()
     ]
-    colors = [f"rgb({red},{green},{blue})" for red, green, blue in _text_colors(len(texts))]
+    colors = [f"rgb({red},{green},{blue})" for red, green, blue in text_colors]
     return _TEMPLATE.render(cards=cards, scales=legends, colors=colors, opacity=opacity, scene=scene)
 
 
@@ -158,6 +165,10 @@ def image_uri(image: Image.Image, kind: str = "webp") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
+def _png_uri(pixels: NDArray[np.uint8]) -> str:
+    return image_uri(Image.fromarray(pixels), "png")
+
+
 def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scale: Scale) -> dict[str, Any]:
     found = look.maps.get((method, text))
     if found is None:
@@ -166,21 +177,14 @@ def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scal
         nothing = "This map is 0 on every patch." if text is None else "No patch speaks for this text."
         return {"uri": None, "alt": nothing}
     of = "" if text is None else f" for “{texts[text]}”"
-    drawn = Image.fromarray(scale.drawn(found.values, EDGE))
-    return {"uri": image_uri(drawn, "png"), "alt": f"{METHODS[method]}{of}"}
+    return {"uri": _png_uri(scale.drawn(found.values, EDGE)), "alt": f"{METHODS[method]}{of}"}
 
 
 def _atlas(look: Look, scale: Scale) -> dict[str, Any]:
     """All maps of patches as tiles of one image, for the browser to choose from, in the place of their patches."""
     side = look.patches.shape[1]
     tiles = look.patches.reshape(side, side, side, side).swapaxes(1, 2).reshape(side * side, side * side)
-    drawn = Image.fromarray(scale.drawn(tiles, side * side))
-    return {"uri": image_uri(drawn, "png"), "side": side, "middle": side // 2}
-
-
-def _segments(look: Look, texts: Sequence[str]) -> dict[str, Any]:
-    drawn = Image.fromarray(_text_colors(len(texts))[look.segments])
-    return {"uri": image_uri(drawn, "png"), "alt": "The nearest text of each place, by color"}
+    return {"uri": _png_uri(scale.drawn(tiles, side * side)), "side": side, "middle": side // 2}
 
 
 def _text_colors(texts: int) -> NDArray[np.uint8]:
