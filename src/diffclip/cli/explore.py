@@ -48,11 +48,11 @@ def explore(
     if auth is not None and not (name and colon and password):
         raise InputError("--auth has no name or no password: write it as NAME:PASSWORD")
     require_group("web", "gradio", "matplotlib")
-    from diffclip.web.server import is_local, pick_port, serve
+    from diffclip.web.server import pick_port, serve
 
     port = pick_port(host, port)
     loaded = [(source, load_for_use(source)) for source in sources]
-    if auth is None and not is_local(host):
+    if auth is None and host not in ("127.0.0.1", "::1", "localhost"):
         print(
             f"diffclip: WARNING: anyone who reaches port {port} of this machine can use the page"
             f"{f' and find images of {folder}' if folder else ''}: set a password with --auth",

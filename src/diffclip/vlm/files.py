@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
-)
 
 from diffclip.errors import InputError, explained
 from diffclip.files import write_atomically
@@ -31,10 +24,7 @@ MODEL_FOLDER = "model"
 _NO_MODEL = "holds no model that answers questions about images"
 _WANTED = "give a run folder of `diffclip vlm train`, or a model that it saved"
 
-_Models: Any = AutoModelForImageTextToText
-_LanguageModels: Any = AutoModelForCausalLM
-_Processors: Any = AutoProcessor
-_ImageProcessors: Any = AutoImageProcessor
+_untyped: Any = transformers  # mypy refuses calls of functions without types
 
 
 def save_vlm(model: Any, processor: Any, folder: str | Path) -> None:
@@ -59,11 +49,11 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
     """
     folder = model_folder(source)
     with explained(f"{folder} {_NO_MODEL}", _WANTED):
-        model = read_whole(_Models, folder, folder, trust_remote_code=False)
+        model = read_whole(_untyped.AutoModelForImageTextToText, folder, folder, trust_remote_code=False)
         connector_of(model.config)
-        processor = _Processors.from_pretrained(folder, trust_remote_code=False)
+        processor = _untyped.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
         # resize with Pillow, as in stage 1 and in the tower's own training
-        processor.image_processor = _ImageProcessors.from_pretrained(folder, backend="pil")
+        processor.image_processor = _untyped.AutoImageProcessor.from_pretrained(folder, backend="pil")
     return model, processor
 
 
@@ -105,14 +95,14 @@ def load_language_model(source: str) -> tuple[Any, Any]:
         InputError: there is none, it is of another kind, its weights are damaged, or it needs code of its own.
     """
     with explained(f"language_model {source} cannot be used", "give a folder, or OWNER/NAME on the hub"):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        if type(config) not in _LanguageModels._model_mapping:
+        config = _untyped.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if type(config) not in _untyped.AutoModelForCausalLM._model_mapping:
             raise InputError(
                 f"language_model {source} is a {config.model_type}, not a causal language model: give another one"
             )
         options = {"config": config, "dtype": torch.float32, "trust_remote_code": False}
-        model = read_whole(_LanguageModels, source, source, **options)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        model = read_whole(_untyped.AutoModelForCausalLM, source, source, **options)
+        tokenizer = _untyped.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return model, tokenizer
 
 

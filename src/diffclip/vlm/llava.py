@@ -10,16 +10,9 @@ import copy
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    GenerationConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-)
+from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 import diffclip.integrations.transformers  # noqa: F401 - registers our vision model
 from diffclip.errors import InputError
@@ -29,6 +22,8 @@ IMAGE_TOKENS = ("<image>", "<|image_pad|>")
 """Names of the token that stands for a patch: LLaVA's, which is added if both are missing, and Qwen2.5's."""
 FEATURE_LAYER = -2
 """The output of the block before the last, without the final norm and the class token, as LLaVA and TinyLLaVA do."""
+
+_untyped: Any = transformers  # mypy refuses calls of functions without types
 
 
 class LinearLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
@@ -48,10 +43,11 @@ class LinearLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # typ
         self.model.multi_modal_projector = nn.Linear(*sizes)
 
 
-AutoConfig.register(LinearLlavaConfig.model_type, LinearLlavaConfig, exist_ok=True)
-AutoModelForImageTextToText.register(LinearLlavaConfig, LinearLlavaForConditionalGeneration, exist_ok=True)
-_processors: Any = AutoProcessor
-_processors.register(LinearLlavaConfig, LlavaProcessor, exist_ok=True)
+_untyped.AutoConfig.register(LinearLlavaConfig.model_type, LinearLlavaConfig, exist_ok=True)
+_untyped.AutoModelForImageTextToText.register(
+    LinearLlavaConfig, LinearLlavaForConditionalGeneration, exist_ok=True
+)
+_untyped.AutoProcessor.register(LinearLlavaConfig, _untyped.LlavaProcessor, exist_ok=True)
 
 CONNECTORS: dict[str, Any] = {
     "linear": LinearLlavaForConditionalGeneration,
@@ -118,8 +114,7 @@ def connect(
                 layer.weight[before:] = layer.weight[:before].mean(dim=0)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    make: Any = LlavaProcessor
-    processor = make(
+    processor = _untyped.LlavaProcessor(
         image_processor=image_processor,
         tokenizer=tokenizer,
         patch_size=vision.config.patch_size,
@@ -191,8 +186,7 @@ def _generation(language_model: Any, tokenizer: Any) -> Any:
     """Generate greedily, to the end of a turn, without the language model's own sampling and repetition settings."""
     own = getattr(language_model.generation_config, "eos_token_id", None)
     ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *(own if isinstance(own, list) else [own])]
-    make: Any = GenerationConfig
-    return make(
+    return _untyped.GenerationConfig(
         eos_token_id=list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None)),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,

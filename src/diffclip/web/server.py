@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import socket
@@ -42,14 +41,6 @@ def pick_port(host: str, port: int) -> int:
             f"cannot listen at --host {host} --port {port} ({reason}): choose another --port, and as --host "
             "127.0.0.1, or 0.0.0.0 for every network"
         ) from None
-
-
-def is_local(host: str) -> bool:
-    """Tell whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def serve(
