@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,15 @@ class ConversationSet(Dataset[dict[str, Any]]):
         max_length: int,
     ) -> None:
         self._conversations, self._images = conversations, Path(images)
-        self._processor, self._how = processor, (processor, template, max_length)
+        self._processor = processor
+        self._encode = partial(encode, processor=processor, template=template, max_length=max_length)
 
     def __len__(self) -> int:
         return len(self._conversations)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         conversation = self._conversations[index]
-        ids, labels = encode(conversation, *self._how)
+        ids, labels = self._encode(conversation)
         item: dict[str, Any] = {"input_ids": ids, "labels": labels}
         if conversation.image is not None:
             path = self._images / conversation.image
