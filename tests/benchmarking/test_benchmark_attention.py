@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diffclip.benchmarking import attention
-from diffclip.benchmarking.advice import advise
+from diffclip.benchmarking.attention import advise
 from diffclip.benchmarking.operators import PLAIN, Operator, Shape, make_inputs, operators
 from diffclip.benchmarking.timing import summary, take_turns
 

@@ -7,15 +7,15 @@ import json
 import pytest
 from in_process import diffclip_command
 
-from diffclip.benchmarking import advice
+from diffclip.benchmarking import attention
 from diffclip.benchmarking.operators import Shape
 
 
 @pytest.fixture(autouse=True)
 def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = {"vision": Shape(1, 4, 10, 8), "text": Shape(1, 4, 6, 8, causal=True)}
-    monkeypatch.setitem(advice.SHAPES, "cpu", shapes)
-    monkeypatch.setattr("diffclip.benchmarking.attention.why_not", _no_kernels)
+    monkeypatch.setitem(attention.SHAPES, "cpu", shapes)
+    monkeypatch.setattr(attention, "why_not", _no_kernels)
 
 
 def _no_kernels(name: str, inputs: object) -> str | None:
@@ -23,19 +23,14 @@ def _no_kernels(name: str, inputs: object) -> str | None:
     return "no kernels here" if "triton" in name else None
 
 
-def test_a_table_and_one_line() -> None:
+def test_a_table_and_one_line_or_json() -> None:
     done = diffclip_command("bench", "--device", "cpu", "--seconds", "0.2")
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1].startswith('use attention_backend="')
     text = " ".join(done.stdout.split())
-    assert "vision, N = 10" in text
-    assert "text, N = 6" in text
-    assert "differential triton did not run: no kernels here" in text
-
-
-def test_json() -> None:
-    done = diffclip_command("bench", "--device", "cpu", "--seconds", "0.2", "--json")
-    found = json.loads(done.stdout)
+    for words in ("vision, N = 10", "text, N = 6", "differential triton did not run: no kernels here"):
+        assert words in text
+    found = json.loads(diffclip_command("bench", "--device", "cpu", "--seconds", "0.2", "--json").stdout)
     assert found["towers"]["text"]["shape"]["causal"] is True
     assert found["towers"]["vision"]["rows"]["differential sdpa"]["both"]["median_ms"] > 0
     assert found["towers"]["vision"]["auto"] in ("eager", "sdpa")

@@ -49,6 +49,6 @@ def test_bad_command_lines(model_folder, tmp_path, served):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(InputError, match=rf"--port {port} \(address already in use\): choose another"):
+        with pytest.raises(InputError, match=rf"--port {port} \(Address already in use\): choose another"):
             call(*model, "--port", port)
     assert not served

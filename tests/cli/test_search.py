@@ -84,7 +84,7 @@ def test_sheets(call, photos, tmp_path, suffix):
     [
         (["{photos}"], "give either a text to search for or --image, and not both"),
         (["{photos}", "  "], "text to search for is empty"),
-        (["{photos}/missing", "red"], "missing does not exist: give a folder"),
+        (["{photos}/missing", "red"], "missing is not a folder: give a folder"),
         (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not an image"),
         (["{photos}", "red", "--sheet", "{photos}/sheet.pdf"], "another ending than .png or .svg"),
         (["{photos}", "red", "--sheet", "{photos}/new.png"], "is in the folder that is searched"),

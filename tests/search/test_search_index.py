@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-import diffclip.search.embed
 import diffclip.search.index
 from diffclip.data.images import find_images, read_image
 from diffclip.errors import InputError
@@ -106,7 +105,7 @@ def test_files_are_read_again_only_when_they_change(index, folder, loaded, monke
     assert str(done.faults[1]).startswith("empty.jpg is empty (0 bytes)")
     assert (done.added, done.total) == (12, 12)
     with monkeypatch.context() as patched:
-        patched.setattr(diffclip.search.embed, "read_image", None)
+        patched.setattr(diffclip.search.index, "read_image", None)
         assert index.update() == Update(0, 0, 0, done.faults, 12)
         assert ImageIndex(folder, loaded).update() == Update(0, 0, 0, done.faults, 12)
     draw(folder / "cut.png", 61)
@@ -116,13 +115,13 @@ def test_files_are_read_again_only_when_they_change(index, folder, loaded, monke
 
 
 def test_a_file_that_the_system_does_not_let_us_read_is_tried_again(index, folder, monkeypatch):
-    original = diffclip.search.embed.read_image
+    original = diffclip.search.index.read_image
 
     def refused(path, name=None):
         return original(path.with_suffix(".gone"), name) if name == "00.png" else original(path, name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(diffclip.search.embed, "read_image", refused)
+        patched.setattr(diffclip.search.index, "read_image", refused)
         done = index.update()
     assert (done.total, [fault.name for fault in done.faults]) == (11, ["00.png"])
     assert index.update().total == 12
@@ -163,7 +162,7 @@ def test_each_model_and_preparation_has_its_own_index(index, folder, loaded, sav
     for model in (other, larger):
         assert len(ImageIndex(folder, model)) == 0
     assert len(ImageIndex(folder, loaded)) == 12
-    with pytest.raises(InputError, match="made with another model"):
+    with pytest.raises(InputError, match="is the index of another model"):
         ImageIndex(folder, other, index.place)
 
 
@@ -174,7 +173,9 @@ def test_a_folder_reached_by_a_link_is_the_same_folder(index, folder, loaded, tm
     assert len(linked) == 12
     assert linked.search_text("a square", 1)[0].path.is_relative_to(folder.resolve())
     draw(tmp_path / "second" / "a.png", 1)
-    with pytest.raises(InputError, match=r"is the index of .*my images: choose another place"):
+    with pytest.raises(
+        InputError, match=r"is the index of another folder \(.*my images\): choose another place"
+    ):
         ImageIndex(tmp_path / "second", loaded, index.place)
 
 
@@ -183,9 +184,6 @@ def test_a_folder_that_has_lost_all_its_images_leaves_the_index(index, folder, t
     folder.rename(tmp_path / "unmounted")
     folder.mkdir()
     with pytest.raises(InputError, match=r"folder .*my images has no image"):
-        index.update()
-    (folder / "a.png").symlink_to(tmp_path / "gone" / "a.png")
-    with pytest.raises(InputError, match=r"none of 1 images in .* links to what is gone"):
         index.update()
     shutil.rmtree(folder)
     (tmp_path / "unmounted").rename(folder)
@@ -239,10 +237,7 @@ def test_a_damaged_index_is_one_line(index, folder, loaded, damage, line):
     assert "remove" in str(caught.value)
 
 
-def test_a_top_of_0_and_weights_that_are_not_finite(index, folder, save_model, tmp_path):
-    index.update()
-    with pytest.raises(InputError, match="top is 0"):
-        index.search_text("a square", 0)
+def test_weights_that_are_not_finite(folder, save_model, tmp_path):
     broken = load_for_use(str(save_model(tmp_path / "broken")))
     with torch.no_grad():
         next(iter(broken.model.visual.parameters())).fill_(float("nan"))

@@ -94,15 +94,14 @@ def test_the_index_is_made_once(tmp_path: Path, images: Path, monkeypatch) -> No
     ("content", "reason"),
     [
         (b"", "is empty"),
-        (b"no JSON", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"[\xff", "is not JSON"),
+        (b"no JSON", "Expecting value"),
+        (b"[\xff", "codec can't decode"),
     ],
 )
 def test_files_that_are_not_a_list(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "mix.json").write_bytes(content)
-    with pytest.raises(InputError, match=f"mix.json {reason}"):
-        open_conversations(tmp_path / "mix.json", None)
+    with pytest.raises(InputError, match=f"mix.json.*{reason}"):
+        open_conversations(tmp_path / "mix.json", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,6 @@ def test_missing_images(tmp_path: Path, images: Path) -> None:
     told = r"3 of the 5 images .* coco/train2017/9.jpg, gone/1.jpg, top.png/x: "
     with pytest.raises(InputError, match=told):
         open_conversations(file, images)
-    assert len(open_conversations(file, None)) == 5
     text_only = write(tmp_path, {"conversations": [human("a"), gpt("b")]})
     assert open_conversations(text_only, tmp_path / "nowhere")[0].image is None
 
@@ -242,12 +240,12 @@ def test_filtering_keeps_samples_as_they_are(tmp_path: Path) -> None:
 def test_filtering_that_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = write(tmp_path, *MIX)
-    unusable = r"no sample of .* is left .*sample \[3\] \(id same\): an answer"
+    unusable = r"no usable sample of .* \(.*sample \[3\] \(id same\): an answer"
     with pytest.raises(InputError, match=unusable):
         filtered(file, "out.json", "--images", "coco/train2017/3")
-    others = r"4 other images.*choose --images, such as the start of coco/train2017/1.jpg"
+    others = r"there is coco/train2017/1.jpg; .*choose another --images"
     with pytest.raises(InputError, match=others):
         filtered(file, "out.json", "--images", "vg/")
-    with pytest.raises(InputError, match="is the source itself"):
+    with pytest.raises(InputError, match="is an input"):
         filtered("mix.json", tmp_path / "." / "mix.json")
     assert not (tmp_path / "out.json").exists()

@@ -73,9 +73,9 @@ def test_folders_without_a_model(saved: Path, tiny_clip_folder: Path, tmp_path: 
         else:
             save_file(tensors, file, metadata={"format": "pt"})
     for source, message in (
-        ("nowhere", "nowhere is not a folder: give a run folder"),
-        (tmp_path, "holds no model: give"),
-        (tmp_path / "clip", "is a run of `diffclip train`, which has no language model: give"),
+        ("nowhere", "nowhere holds no model that answers questions about images: give a run"),
+        (tmp_path, "holds no model that answers questions about images: give"),
+        (tmp_path / "clip", "holds no model that answers questions about images: give"),
         (tmp_path / "begun", "is a run that has not ended: finish it"),
         (tmp_path / "cut off", "holds no model that answers"),
         (tmp_path / "lacking", "its weights lack model.multi_modal_projector.weight"),
@@ -118,9 +118,8 @@ def test_code_that_comes_with_weights_does_not_run(tmp_path: Path, tiny_language
     assert not marker.exists()
 
 
-def test_a_batch_answers_as_each_question_alone(talker, shades: list[Image.Image], tmp_path: Path) -> None:
-    shades[1].save(tmp_path / "light.png")
-    images = [shades[0], None, tmp_path / "light.png"]
+def test_a_batch_answers_as_each_question_alone(talker, shades: list[Image.Image]) -> None:
+    images = [shades[0], None, shades[1]]
     together = answer(*talker, images, QUESTIONS, 6)
     each = zip(images, QUESTIONS, strict=True)
     alone = [answer(*talker, [image], [question], 6)[0] for image, question in each]

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from diffclip.vlm.dataset import open_conversations
 from diffclip.vlm.files import load_language_model
 from diffclip.vlm.language_model import LanguageSettings, make_language_model, make_tokenizer
 from diffclip.vlm.scenes import (
-    TalkSettings,
     color_turn,
     count_things,
     describe,
@@ -48,7 +46,7 @@ def dice(index: int) -> Dice:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("conversations") / "made"
-    write_conversations(folder, TalkSettings(images=24, talks=2, size=16, seed=3), lambda *done: None)
+    write_conversations(folder, 24, 2, 16, 3, lambda *done: None)
     return folder
 
 
@@ -113,7 +111,7 @@ def test_both_stages_are_llavas_json(written: Path) -> None:
 
 
 def test_the_same_conversations_come_again(written: Path, tmp_path: Path) -> None:
-    write_conversations(tmp_path / "again", TalkSettings(24, 2, 16, 3), lambda *done: None)
+    write_conversations(tmp_path / "again", 24, 2, 16, 3, lambda *done: None)
     for name in ("stage1.json", "stage2.json", "images/scene_0000023.jpg"):
         assert (tmp_path / "again" / name).read_bytes() == (written / name).read_bytes()
 
@@ -145,7 +143,7 @@ def test_the_language_model_has_whole_words(tmp_path: Path) -> None:
     make_language_model(tmp_path / "made", LanguageSettings(32, 1, 2, first_steps=2, steps=5, batch_size=4))
     model, tokenizer = load_language_model(str(tmp_path / "made"))
     sentences = "\n".join(describe(scene(index), dice(index)) for index in range(50))
-    assert make_tokenizer(0)(sentences).input_ids == tokenizer(sentences).input_ids
+    assert make_tokenizer()(sentences).input_ids == tokenizer(sentences).input_ids
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert (model.config.model_type, model.config.vocab_size) == ("qwen2", len(tokenizer))
     for word in ("yes", "no", IMAGE, "<|im_end|>", *(f" {word}" for word in (*COLORS, "teardrop"))):
@@ -156,10 +154,9 @@ def test_the_language_model_has_whole_words(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_language_model_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    """SIGTERM after some steps: the model is then bit for bit one that was not stopped; another seed gives another."""
+    """SIGTERM after some steps: the model is then bit for bit one that was not stopped."""
     settings = LanguageSettings(16, 1, 2, first_steps=8, steps=16, batch_size=4)
     make_language_model(tmp_path / "whole", settings)
-    make_language_model(tmp_path / "other", replace(settings, seed=1))
     run = tmp_path / "stopped.training"
 
     def stop() -> None:
@@ -175,6 +172,5 @@ def test_a_language_model_that_was_stopped_goes_on(tmp_path: Path) -> None:
     first = len((run / "metrics.jsonl").read_text().splitlines())
     assert 1 <= first < 16
     make_language_model(tmp_path / "stopped", settings)
-    files = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped", "other"))
-    whole, stopped, other = (file.read_bytes() for file in files)
-    assert whole == stopped != other
+    whole, stopped = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped"))
+    assert whole.read_bytes() == stopped.read_bytes()

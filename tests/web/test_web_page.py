@@ -18,9 +18,8 @@ gradio = pytest.importorskip("gradio")
 
 from diffclip.web.folder import SearchedFolder  # noqa: E402
 from diffclip.web.look import Map, look  # noqa: E402
-from diffclip.web.page import MAX_LETTERS, MAX_TEXTS, build, parse_texts  # noqa: E402
+from diffclip.web.page import MAX_LETTERS, MAX_TEXTS, build, parse_texts, shown_scenes  # noqa: E402
 from diffclip.web.results import Shown, gallery, message, results, shown_models  # noqa: E402
-from diffclip.web.scenes import shown_scenes  # noqa: E402
 
 HOSTILE = "<script>alert(1)</script>\"' onerror=x ${alert(2)} {{value}}"
 SHOWN = Shown("A <b>model</b>", "from & here", "#000")

@@ -1,19 +1,42 @@
-"""Every operator on one shape: times in turns, and the memory on top of the inputs."""
+"""Every operator on one shape: times in turns, the memory on top of the inputs, and which backend to use."""
 
 from __future__ import annotations
 
 import functools
+import math
+import platform
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from diffclip.benchmarking.operators import Inputs, Operator, Shape, make_inputs, operators, why_not
+from diffclip.attention import BACKENDS, dispatch
+from diffclip.benchmarking.operators import (
+    PLAIN,
+    TIMM,
+    Inputs,
+    Operator,
+    Shape,
+    make_inputs,
+    operators,
+    why_not,
+)
 from diffclip.benchmarking.timing import Sampler, make_sampler, reason, summary, take_turns
 
 KINDS = ("forward", "both")
 _MOST_SETS = 8
+# ViT-B/16's towers; on a GPU the batch fills the chip
+SHAPES = {
+    "cpu": {"vision": Shape(8, 12, 197), "text": Shape(32, 8, 77, causal=True)},
+    "cuda": {"vision": Shape(256, 12, 197), "text": Shape(256, 8, 77, causal=True)},
+}
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+_MOST_ROUNDS = 500
+_AS_GOOD = 1.05  # "auto" is advised unless another backend is faster by more than the noise
+
+Rows = dict[str, dict[str, Any]]
 
 
 def measure(
@@ -24,11 +47,10 @@ def measure(
     seconds: float | None = None,
     names: tuple[str, ...] | None = None,
     tell: Callable[[], None] = lambda: None,
-) -> dict[str, dict[str, Any]]:
-    """Time each operator for `shape`.
+) -> Rows:
+    """Time each operator for inputs of `shape`.
 
     Args:
-        shape, device, dtype: of the inputs.
         rounds, seconds: as `take_turns` has them; `seconds` counts the preparation too.
         names: operators, None for all.
         tell: is called after every operator that was prepared and every round.
@@ -40,7 +62,7 @@ def measure(
     """
     started = time.perf_counter()
     sets = [make_inputs(shape, device, dtype, seed) for seed in range(_sets(shape, device, dtype))]
-    rows: dict[str, dict[str, Any]] = {}
+    rows: Rows = {}
     samplers: dict[str, Sampler] = {}
     for name, operator in operators(device).items():
         if names is not None and name not in names:
@@ -61,10 +83,9 @@ def measure(
     for key, why in failures.items():
         _drop(key.split(" ", 1)[1], why, rows, samplers)
     for name, row in rows.items():
-        for kind in KINDS:
-            if kind in row:
+        if "why" not in row:
+            for kind in KINDS:
                 row[kind] |= summary(samples[f"{kind} {name}"])
-        if row.keys() >= set(KINDS):
             row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
     return rows
 
@@ -73,7 +94,8 @@ def _prepare(
     operator: Operator, kind: str, sets: list[Inputs], device: torch.device
 ) -> tuple[Sampler, dict[str, Any]]:
     """Make a sampler of one operator, forward alone or with backward, and measure its memory."""
-    calls = [functools.partial(_call, operator, kind, inputs) for inputs in sets]
+    run = operator.forward_and_backward if kind == "both" else torch.no_grad()(operator.forward)
+    calls = [functools.partial(run, inputs) for inputs in sets]
     facts: dict[str, Any] = {}
     if device.type == "cuda":
         calls[0]()
@@ -85,14 +107,6 @@ def _prepare(
     return make_sampler(calls, device), facts
 
 
-def _call(operator: Operator, kind: str, inputs: Inputs) -> None:
-    if kind == "both":
-        operator.forward_and_backward(inputs)
-    else:
-        with torch.no_grad():
-            operator.forward(inputs)
-
-
 def _sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
     """Input sets to go through: on a GPU several times its cache, so that memory is measured and not the cache."""
     if device.type != "cuda":
@@ -102,10 +116,70 @@ def _sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
     return max(2, min(_MOST_SETS, -(-4 * cache // inputs)))
 
 
-def _drop(name: str, why: str, rows: dict[str, dict[str, Any]], samplers: dict[str, Sampler]) -> None:
+def _drop(name: str, why: str, rows: Rows, samplers: dict[str, Sampler]) -> None:
     """Keep only why the operator did not run, and give its memory back."""
     rows[name] = {"why": why}
     for kind in KINDS:
         samplers.pop(f"{kind} {name}", None)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def measure_backends(device: torch.device, seconds: float, tell: Callable[[], None]) -> dict[str, Any]:
+    """Measure every backend on a CPU or CUDA device, beside plain attention and timm's arrangement.
+
+    Args:
+        seconds: to spend, about.
+        tell: is called often.
+
+    Returns:
+        `about` (the machine), `towers` (the shape, the choice of "auto" and the rows of `measure`, by name),
+        `attention_backend` and `advice`.
+    """
+    shapes, dtype = SHAPES[device.type], DTYPES[device.type]
+    names = (PLAIN, TIMM, *(f"differential {name}" for name in ("auto", *BACKENDS)))
+    end, rows, auto = time.perf_counter() + seconds, {}, {}
+    for index, (tower, shape) in enumerate(shapes.items()):
+        share = (end - time.perf_counter()) / (len(shapes) - index)
+        rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, share, names, tell)
+        inputs = make_inputs(Shape(1, shape.heads, shape.tokens, shape.size, shape.causal), device, dtype, 0)
+        auto[tower] = dispatch.choose_backend("auto", inputs.q, inputs.v, 0.0)
+    backend, line = advise(rows, auto)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    about = {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {
+        "about": about | {"dtype": str(dtype).removeprefix("torch.")},
+        "towers": {
+            tower: {"shape": asdict(shapes[tower]), "auto": auto[tower], "rows": own}
+            for tower, own in rows.items()
+        },
+        "attention_backend": backend,
+        "advice": line,
+    }
+
+
+def advise(rows: dict[str, Rows], auto: dict[str, str]) -> tuple[str, str]:
+    """Choose the backend with the least geometric mean over towers; return its name and the advice in a line.
+
+    Args:
+        rows: for each tower the rows of `measure`.
+        auto: for each tower the backend that "auto" stands for.
+    """
+
+    def mean(name: str) -> float:
+        return math.prod(_time(own, f"differential {name}") for own in rows.values()) ** (1 / len(rows))
+
+    best = min(BACKENDS, key=mean)
+    backend = "auto" if mean("auto") <= mean(best) * _AS_GOOD else best
+    parts = []
+    for tower, own in rows.items():
+        ratio = _time(own, TIMM) / _time(own, f"differential {backend}")
+        name = f"{auto[tower]} for {tower}" if backend == "auto" else tower
+        parts.append(f"{name}, {ratio:.1f} times" if math.isfinite(ratio) else name)
+    line = f'use attention_backend="{backend}": ' + "; ".join(parts)
+    return backend, f"{line} the speed of timm's arrangement, forward and backward"
+
+
+def _time(rows: Rows, name: str) -> float:
+    """Return milliseconds forward and backward, infinite for an operator that cannot run."""
+    return float(rows.get(name, {}).get("both", {}).get("median_ms", math.inf))

@@ -35,10 +35,6 @@ class Shape:
         """C, of queries, keys and values each."""
         return self.heads * self.size
 
-    def __str__(self) -> str:
-        causal = ", causal" if self.causal else ""
-        return f"batch {self.batch}, {self.heads} query heads of {self.size}, {self.tokens} tokens{causal}"
-
 
 @dataclass(frozen=True)
 class Inputs:

@@ -7,10 +7,10 @@ Python nor its first compilation is in the numbers; what cannot be recorded is t
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from diffclip.errors import StoppedError
@@ -22,12 +22,9 @@ _SAMPLE_MS = 4.0  # of work in a sample on a GPU, against the events' resolution
 
 
 def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = True) -> Sampler:
-    """A sampler of `calls`, the same work on different inputs, warmed up; not as a graph unless `record`.
+    """Warm up `calls`, the same work on different inputs; return a sampler of the mean milliseconds of a call.
 
-    Calling it gives milliseconds of one call, the mean over all of them.
-
-    Raises:
-        Exception: whatever the calls raise.
+    On a GPU it replays a graph of them if `record` is set. What the calls raise is raised.
     """
     if device.type != "cuda":
         _all(calls)
@@ -99,27 +96,24 @@ def take_turns(
         late = seconds is not None and time.perf_counter() - started > seconds
         if late and turn > _LEAST_ROUNDS:
             break
-        for name, sampler in samplers.items():
-            if name in failures:
-                continue
+        for name in list(samples):
             try:
-                took = sampler()
+                took = samplers[name]()
             except StoppedError:
                 raise
             except Exception as error:  # one that fails must not take the others along
                 failures[name] = reason(error)
+                del samples[name]
                 continue
             if turn:
                 samples[name].append(took)
         tell()
-    return {name: taken for name, taken in samples.items() if name not in failures}, failures
+    return samples, failures
 
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
     """Median and quartiles in milliseconds, and how many samples they are of."""
-    low, median, high = (
-        statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
-    )
+    low, median, high = np.quantile(samples, [0.25, 0.5, 0.75]).tolist()
     return {"median_ms": median, "low_ms": low, "high_ms": high, "samples": len(samples)}
 
 

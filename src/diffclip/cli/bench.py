@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 
 def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
-    seconds: Annotated[
-        float, typer.Option(min=0.1, help="Time to measure, in seconds, approximately.")
-    ] = 60.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time to measure, approximately.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    tune: Annotated[
-        bool,
-        typer.Option("--tune", help="First search the best block sizes of the GPU kernels, and keep them."),
-    ] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="First search the GPU kernels' block sizes.")] = False,
 ) -> None:
     """Measure every attention backend on this machine, and print in one line which one to use.
 
@@ -46,7 +41,7 @@ def bench(
         torch.cuda.set_device(place)
     if tune:
         _tune(place)
-    from diffclip.benchmarking.advice import measure_backends
+    from diffclip.benchmarking.attention import measure_backends
 
     with showing_progress("bench", {"seconds": round(seconds)}) as progress:
         started, shown = time.perf_counter(), 0
@@ -71,7 +66,7 @@ def _tune(place: torch.device) -> None:
         InputError: there are no kernels for this device.
     """
     from diffclip.attention import fused
-    from diffclip.benchmarking.advice import DTYPES, SHAPES
+    from diffclip.benchmarking.attention import DTYPES, SHAPES
     from diffclip.benchmarking.operators import make_inputs
 
     if place.type != "cuda":

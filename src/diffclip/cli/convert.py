@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
 from diffclip.model_source import find_model, load_for_use
-
-if TYPE_CHECKING:
-    from diffclip.model import CLIP
 
 
 def convert(
@@ -40,7 +37,7 @@ def convert(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the parts that --to-differential adds.")] = 0,
     model_name: Annotated[
-        str | None, typer.Option(help="Name of the model in a published file (DiffCLIP-dynamic-… needs it).")
+        str | None, typer.Option(help="Model in a published file that fits several.")
     ] = None,
 ) -> None:
     """Convert weights between the published .pt, our saved folders and transformers; from open_clip to ours.
@@ -68,7 +65,11 @@ def convert(
     if to_transformers:
         require_group("vlm", "transformers")
     check_new(target)
-    model = _read(source, model_name)
+    if find_model(source) is None:
+        raise InputError(
+            f"{source} is a model's name, which has no weights to convert: give a folder or a file"
+        )
+    model = load_for_use(source, model_name).model
 
     from diffclip.config import name_of
     from diffclip.weights import save_published, save_weights
@@ -86,11 +87,3 @@ def convert(
     else:
         save_weights(model, target)
     print(f"{target}: {name_of(model.config)}, {sum(p.numel() for p in model.parameters()):,} parameters")
-
-
-def _read(source: str, model_name: str | None) -> CLIP:
-    if find_model(source) is None:
-        raise InputError(
-            f"{source} is a model's name, which has no weights to convert: give a folder or a file"
-        )
-    return load_for_use(source, model_name).model

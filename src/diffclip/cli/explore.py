@@ -15,10 +15,7 @@ _DEMO = (Path("runs/demo/CLIP"), Path("runs/demo/DiffCLIP"))
 
 
 def explore(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help=f"{MODEL_HELP} One or two; default: the models of `diffclip demo`."),
-    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help=f"{MODEL_HELP} Give one or two.")] = None,
     folder: Annotated[Path | None, typer.Option(help="A folder of images to search, at any depth.")] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in: set --auth too.")
@@ -38,38 +35,27 @@ def explore(
 
     Without --model the page shows the models of `diffclip demo`. Only this machine reaches it, unless --host is given.
     """
-    sources = _sources(model or [])
+    sources = model or [str(run) for run in _DEMO if (run / "checkpoints").is_dir()]
+    if not sources:
+        raise InputError("there is no model yet: run `diffclip demo` first, or give one with --model")
+    if len(sources) > 2:
+        raise InputError(f"{len(sources)} models are too many: the page shows one or two")
+    for source in sources:
+        find_model(source)
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give --folder one with images")
     name, colon, password = (auth or "").partition(":")
     if auth is not None and not (name and colon and password):
         raise InputError("--auth has no name or no password: write it as NAME:PASSWORD")
     require_group("web", "gradio", "matplotlib")
-    from diffclip.web.server import is_local, pick_port, serve
+    from diffclip.web.server import pick_port, serve
 
     port = pick_port(host, port)
     loaded = [(source, load_for_use(source)) for source in sources]
-    if auth is None and not is_local(host):
+    if auth is None and host not in ("127.0.0.1", "::1", "localhost"):
         print(
             f"diffclip: WARNING: anyone who reaches port {port} of this machine can use the page"
             f"{f' and find images of {folder}' if folder else ''}: set a password with --auth",
             file=sys.stderr,
         )
     serve(loaded, folder, host, port, (name, password) if auth else None, browser)
-
-
-def _sources(given: list[str]) -> list[str]:
-    """The models given, or those of the demonstration.
-
-    Raises:
-        InputError: more than two, a name of nothing, or none and there is no demonstration.
-    """
-    if len(given) > 2:
-        raise InputError(f"{len(given)} models are too many: the page shows one or two")
-    for source in given:
-        find_model(source)
-    if given:
-        return given
-    if all((run / "checkpoints").is_dir() for run in _DEMO):
-        return [str(run) for run in _DEMO]
-    raise InputError("there is no model yet: run `diffclip demo` first, or give one with --model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,19 +14,14 @@ from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
 from diffclip.model_source import MODEL_HELP, load_for_use
 
-if TYPE_CHECKING:
-    from diffclip.config import CLIPConfig
-
 
 def export(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    image_size: Annotated[
-        int | None, typer.Option(min=1, help="Image size in pixels; the exported model takes no other.")
-    ] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Fixed image size in pixels.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     model_name: Annotated[
-        str | None, typer.Option(help="Name of the model, for a published file that fits several.")
+        str | None, typer.Option(help="Model in a published file that fits several.")
     ] = None,
 ) -> None:
     """Write both towers as ONNX, to be used without torch; nothing is kept unless onnxruntime agrees with torch.
@@ -39,37 +34,30 @@ def export(
     require_group("export", "onnx", "onnxruntime", "onnxscript")
     check_new(folder)
     loaded = load_for_use(model, model_name, image_size)
-    from diffclip.convert.onnx import OPSET, export_onnx
+    from diffclip.convert.onnx import OPSET, TOKENIZER_FILE, export_onnx
 
-    tokenizer = _tokenizer(loaded.model.config)
+    tokenizer = None
+    try:
+        require_group("vlm", "transformers")
+        from diffclip.integrations.transformers import tokenizer_of
+
+        tokenizer = tokenizer_of(loaded.model.config)
+    except InputError as error:
+        print(f"diffclip: no {TOKENIZER_FILE}: {error}", file=sys.stderr)
     with showing_progress("export", {"towers": 2}) as progress:
         exported = export_onnx(loaded.model, folder, tokenizer, on_tower=lambda: progress("towers", 1, None))
     if as_json:
         towers = [
             {
-                "tower": done.tower.name,
-                "file": str(done.file),
+                "tower": one.tower.name,
+                "file": str(one.file),
                 "opset": OPSET,
-                "bytes": done.size,
-                "error": done.error,
+                "bytes": one.size,
+                "error": one.error,
             }
-            for done in exported
+            for one in exported
         ]
         print(json.dumps({"folder": str(folder), "model": loaded.label, "towers": towers}))
-        return
-    for done in exported:
-        print(f"{done.file}: {done.size / 1e6:,.1f} MB, error {done.error:.0e}")
-
-
-def _tokenizer(config: CLIPConfig) -> Any:
-    """transformers' tokenizer for the model, or None and a line on stderr that says why there is none."""
-    from diffclip.convert.onnx import TOKENIZER_FILE
-
-    try:
-        require_group("vlm", "transformers")
-        from diffclip.integrations.transformers import tokenizer_of
-
-        return tokenizer_of(config)
-    except InputError as error:
-        print(f"diffclip: no {TOKENIZER_FILE}: {error}", file=sys.stderr)
-        return None
+    else:
+        for one in exported:
+            print(f"{one.file}: {one.size / 1e6:,.1f} MB, error {one.error:.0e}")

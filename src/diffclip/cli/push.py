@@ -15,16 +15,10 @@ from diffclip.model_source import find_model, load_for_use
 def push(
     model: Annotated[str, typer.Argument(help="A run folder, a saved folder or a published file.")],
     name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Name of the repository on the hub.")],
-    results: Annotated[
-        list[Path] | None, typer.Option(help="Results of diffclip evaluate on this model, for the card.")
-    ] = None,
-    license: Annotated[
-        str | None, typer.Option(help="License of the weights, as the hub calls it: apache-2.0.")
-    ] = None,
+    results: Annotated[list[Path] | None, typer.Option(help="Results of `diffclip evaluate`.")] = None,
+    license: Annotated[str | None, typer.Option(help="As the hub calls it: apache-2.0.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a private repository.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the files and the card, and send nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show files and card; send nothing.")] = False,
 ) -> None:
     """Put a model on the Hugging Face hub, with a card from its run and its results.
 
@@ -51,12 +45,7 @@ def push(
         raise InputError(
             f"{results[0]} has no record of {loaded.weights} as it is now: evaluate the model that you push"
         )
-    about = {
-        "repo_id": name,
-        "recipe": loaded.recipe,
-        "records": records,
-        "license": license,
-    }
+    about = {"repo_id": name, "recipe": loaded.recipe, "records": records, "license": license}
     if dry_run:
         with tempfile.TemporaryDirectory() as folder:
             pushed.save_pretrained(folder, model_card_kwargs=about)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from diffclip.search import Hit, ImageIndex
 
-_SHEETS = (".png", ".svg")
-
 
 def search(
     folder: Annotated[Path, typer.Argument(help="A folder of images, at any depth.", metavar="FOLDER")],
@@ -29,16 +27,12 @@ def search(
     text: Annotated[str | None, typer.Argument(help="Text to search for.", metavar="TEXT")] = None,
     image: Annotated[Path | None, typer.Option(help="Image to search for, instead of a text.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Show this many images.")] = 12,
-    sheet: Annotated[
-        Path | None, typer.Option(help="Write a contact sheet to this file, .png or .svg.")
-    ] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet, .png or .svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per image.")] = False,
-    index: Annotated[
-        Path | None, typer.Option(help="Folder of the index; default: in the user's cache folder.")
-    ] = None,
+    index: Annotated[Path | None, typer.Option(help="Folder of the index; default: in the cache.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")] = 0,
     model_name: Annotated[
-        str | None, typer.Option(help="Name of the model, for a published file that fits several.")
+        str | None, typer.Option(help="Model in a published file that fits several.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
@@ -56,10 +50,9 @@ def search(
     if text is not None and not text.strip():
         raise InputError("the text to search for is empty: write what the images show")
     if not folder.is_dir():
-        reason = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {reason}: give a folder of images")
+        raise InputError(f"{folder} is not a folder: give a folder of images")
     if sheet is not None:
-        if sheet.suffix.lower() not in _SHEETS:
+        if sheet.suffix.lower() not in (".png", ".svg"):
             raise InputError(f"{sheet} has another ending than .png or .svg: give one of them")
         require_group("search", "matplotlib")
         check_writable(sheet)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.vlm_evaluate import evaluate
+from diffclip.cli.vlm_evaluate import evaluate, evaluate_models
+
+if TYPE_CHECKING:
+    from diffclip.vlm.demo import DemoSettings
 
 vlm = typer.Typer(
     help="Train a language model that sees through CLIP or DiffCLIP, and ask it.", no_args_is_help=True
@@ -26,16 +32,14 @@ def silence_transformers() -> None:
 @vlm.command("train")
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's YAML file, or the name of a built-in recipe.")],
-    stage: Annotated[int, typer.Option(help="1 trains the connector, 2 connector and language model.")],
+    stage: Annotated[
+        int, typer.Option(min=1, max=2, help="1 trains the connector, 2 connector and language model.")
+    ],
     changes: Annotated[
         list[str] | None, typer.Argument(help="Changes to the recipe.", metavar="[KEY=VALUE]...")
     ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-stageN-sSEED.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the run's last whole checkpoint.")
-    ] = False,
+    run: Annotated[Path | None, typer.Option(help="Default: runs/RECIPE-stageN-sSEED.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
 ) -> None:
     """Train a language model to see through a frozen vision tower; each of the two stages is a run.
 
@@ -69,10 +73,7 @@ def train(
 @vlm.command("ask")
 def ask(
     image: Annotated[Path, typer.Argument(help="An image file.")],
-    questions: Annotated[
-        list[str],
-        typer.Argument(help="Questions about it; each is asked on its own.", metavar="QUESTION..."),
-    ],
+    questions: Annotated[list[str], typer.Argument(help="Each is asked alone.", metavar="QUESTION...")],
     model: Annotated[Path, typer.Option(help="A run of `diffclip vlm train`, or a model that it saved.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Cut answers off after this many tokens.")] = 128,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
@@ -105,15 +106,9 @@ def ask(
 
 @vlm.command("data")
 def vlm_data(
-    source: Annotated[
-        Path, typer.Argument(help="LLaVA's JSON, such as llava_v1_5_mix665k.json.", metavar="SOURCE.json")
-    ],
-    target: Annotated[
-        Path, typer.Argument(help="File for the kept samples, one per line.", metavar="TARGET.json")
-    ],
-    images: Annotated[
-        str, typer.Option(help="Keep samples whose image's path starts with this.", metavar="PREFIX")
-    ] = "coco/",
+    source: Annotated[Path, typer.Argument(help="Conversations in LLaVA's JSON.", metavar="SOURCE.json")],
+    target: Annotated[Path, typer.Argument(help="File for the kept samples.", metavar="TARGET.json")],
+    images: Annotated[str, typer.Option(help="Start of the images' paths.", metavar="PREFIX")] = "coco/",
 ) -> None:
     """Keep the conversations about one set of images, and count the others.
 
@@ -126,10 +121,10 @@ def vlm_data(
     require_group("vlm", "transformers")
     from diffclip.vlm.conversations import filter_conversations
 
-    found = filter_conversations(source, target, images)
-    fault = found.pop("fault")
-    print(f"{target}: kept {found.pop('kept'):,} of {found.pop('samples'):,} samples of {source}")
-    for reason, number in found.items():
+    counts, fault = filter_conversations(source, target, images)
+    print(f"{target}: kept {counts['kept']:,} of {counts.total():,} samples of {source}")
+    del counts["kept"]
+    for reason, number in counts.items():
         print(f"  left out: {number:>9,} {reason}")
     if fault:
         print(f"the first unusable sample: {fault}")
@@ -151,9 +146,40 @@ def demo(
 
     require_group("train", "lightning", "tensorboard", "matplotlib")
     require_group("vlm", "transformers", "accelerate")
-    from diffclip.cli.vlm_demo import run_vlm_demo
-
     try:
         run_vlm_demo(folder, range(seeds), say=print)
     except StoppedError as error:
         raise StoppedError(f"{folder}: stopped, the state is saved: the same command goes on") from error
+
+
+def run_vlm_demo(
+    folder: Path, seeds: Sequence[int], say: Callable[[str], None], settings: DemoSettings | None = None
+) -> Path:
+    """Train and evaluate everything in `folder`; return its page, `report.html`.
+
+    Raises:
+        InputError: the folder has other files, or the disk is full.
+        StoppedError: a signal asked to stop; the next call goes on.
+    """
+    import torch
+
+    from diffclip.cli.progress import showing_progress
+    from diffclip.report.page import write_report
+    from diffclip.scenes.questions import TOPICS
+    from diffclip.vlm.demo import DemoSettings, train_models
+    from diffclip.vlm.pope import open_questions
+
+    settings = settings or DemoSettings()
+    runs = train_models(folder, seeds, say, lambda part: showing_progress(part, {}), settings)
+    records = folder / "pope.jsonl"
+    for blind, topic in product((True, False), TOPICS):
+        questions = open_questions(folder / "questions" / topic, None, f"scenes-{topic}", blind)
+        evaluate_models([str(run) for run in runs], questions, records, 100, torch.device("cpu"))
+    page = write_report(
+        [records],
+        folder / "report.html",
+        title="Language models that see scenes through CLIP and DiffCLIP",
+        command=shlex.join(["diffclip", "vlm", "demo", "--folder", str(folder), "--seeds", str(len(seeds))]),
+    )
+    say(f"the page: {page}")
+    return page

@@ -19,31 +19,15 @@ _ONE_ANSWER = 0.95  # a model with a larger share of one answer does not answer 
 
 def evaluate(
     models: Annotated[
-        list[str],
-        typer.Argument(help="Run folders of `diffclip vlm train`, or saved models.", metavar="MODEL..."),
+        list[str], typer.Argument(help="Runs of `diffclip vlm train`, or saved models.", metavar="MODEL...")
     ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Folder of coco_pope_random.json, coco_pope_popular.json, coco_pope_adversarial.json."
-        ),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            help="File for the records, as JSON lines. Other records stay; a model that is finished is not asked again."
-        ),
-    ],
+    data: Annotated[Path, typer.Option(help="Folder of coco_pope_random.json and POPE's other two files.")],
+    output: Annotated[Path, typer.Option(help="File for the records, as JSON lines; other records stay.")],
     task: Annotated[str, typer.Option(help="The task.", metavar="pope")] = "pope",
     images: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the images (COCO's val2014); default: `images` in the folder of questions."
-        ),
+        Path | None, typer.Option(help="Folder of the images (COCO's val2014); default: DATA/images.")
     ] = None,
-    blind: Annotated[
-        bool, typer.Option("--blind", help="Ask without the images, to see how much a model guesses.")
-    ] = False,
+    blind: Annotated[bool, typer.Option("--blind", help="Ask without images: how much is guessed?")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 16,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
@@ -53,7 +37,8 @@ def evaluate(
 
     Example: diffclip vlm evaluate runs/vlm_clip runs/vlm_diffclip --data scenes/questions --output pope.jsonl
 
-    Two models are compared on the same questions. The same command with --blind adds their answers without the images.
+    Two models are compared on the same questions, and a finished model is not asked again. The same command with
+    --blind adds the answers without the images.
     `diffclip report` makes the paper's Table 3 from the records.
     """
     from diffclip.errors import InputError, require_group, unknown
@@ -81,29 +66,29 @@ def evaluate_models(
     Raises:
         InputError: a source has no model, an image cannot be read, or memory is too small.
     """
-    import hashlib
-
     import torch
 
     import diffclip
     from diffclip.cli.evaluate_table import show_records
     from diffclip.cli.progress import showing_progress
+    from diffclip.data.images import read_image
+    from diffclip.data.index import digest_of
     from diffclip.errors import InputError
-    from diffclip.evaluation.features import digest_of
+    from diffclip.evaluation.features import digest_of as weights_digest
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.vlm.chat import answer
     from diffclip.vlm.files import identify, load_vlm
     from diffclip.vlm.pope import OVERALL, score_answers
 
-    facts = {source: identify(source) for source in models}
+    facts, folder = {source: identify(source) for source in models}, questions.images
     if len({(own["model"], own["seed"]) for own in facts.values()}) < len(facts):
         facts = {source: own | {"model": source} for source, own in facts.items()}
     results = ResultsFile(output)
     done: list[Record] = []
     for source, own in facts.items():
         model, processor = load_vlm(source)
-        parts = (diffclip.__version__, digest_of(model), model.config.to_json_string(), questions.digest)
-        stamp = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        weights, config = weights_digest(model), model.config.to_json_string()
+        stamp = digest_of([diffclip.__version__, weights, config, questions.digest])
         if results.find(f"{stamp} {OVERALL}"):
             print(f"{source}: keeping its results in {output}")
         else:
@@ -114,7 +99,7 @@ def evaluate_models(
                 with showing_progress(f"{source}: {split}", {"questions": len(asked)}) as progress:
                     for start in range(0, len(asked), batch_size):
                         batch = asked[start : start + batch_size]
-                        shown = [questions.images and questions.images / one.image for one in batch]
+                        shown = [read_image(folder / one.image) if folder else None for one in batch]
                         try:
                             answers[split] += answer(model, processor, shown, [one.text for one in batch])
                         except torch.OutOfMemoryError as error:
@@ -127,16 +112,11 @@ def evaluate_models(
         done += [one for split in (*questions.splits, OVERALL) for one in results.find(f"{stamp} {split}")]
     results.write()
     show_records(done, results.outcomes, headlines_only=False)
-    if questions.images:
-        _warn(done)
-
-
-def _warn(records: Sequence[Record]) -> None:
-    """Name models that do not answer the questions."""
-    for record in records:
+    for record in done:
         yes = record.value or 0.0
         share, word = max((yes, "yes"), (1 - yes, "no"))
-        if (record.metric, record.split) == ("yes_ratio", "overall") and share > _ONE_ANSWER:
+        is_ratio = (record.task, record.metric, record.split) == ("pope", "yes_ratio", OVERALL)
+        if is_ratio and share > _ONE_ANSWER:
             print(
                 f"{record.weights} does not answer the questions: {100 * share:.1f} % of its answers are {word}, so "
                 "its accuracy says nothing."

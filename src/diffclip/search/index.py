@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,18 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from diffclip.data.images import find_images
-from diffclip.errors import Fault, InputError
+from diffclip.data.images import find_images, read_image
+from diffclip.data.index import digest_of
+from diffclip.data.transforms import Transform
+from diffclip.data.workers import data_loader, watched
+from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.evaluation.embed import Progress, checked, embed_images, embed_texts, evaluating
-from diffclip.evaluation.features import digest_of
+from diffclip.evaluation.features import digest_of as weights_digest
 from diffclip.files import cache_folder, check_writable
 from diffclip.model_source import Loaded
 from diffclip.search import files
-from diffclip.search.embed import embed_files
 from diffclip.search.files import About, Contents, ImageFile
 
 LARGE = 1_000_000
@@ -71,10 +74,9 @@ class ImageIndex:
             place: the folder of the index; None: in the user's cache folder.
 
         Raises:
-            InputError: `folder` does not exist; `place` holds something else, or the index of another folder or model;
-                the index is damaged.
+            InputError: `place` holds something else, or the index of another folder or model; the index is damaged.
         """
-        self.folder = real_folder(folder)
+        self.folder = Path(folder).resolve()
         self.loaded = loaded
         model, width = _digest(loaded), loaded.model.config.embed_dim
         self._about = About(str(self.folder), model, f"{loaded.label}, {loaded.weights}", width)
@@ -117,12 +119,17 @@ class ImageIndex:
         rows = [row for row, file in enumerate(before.found) if _is_same(now.get(file.path), file)]
         found, vectors = [before.found[row] for row in rows], [before.vectors[rows]]
         faulty = [file for file in before.faulty if _is_same(now.get(file.path), file)]
+        images = _Images(self.folder, pending, self.loaded.preprocess)
+        loader = data_loader(images, workers, batch_size=batch_size, collate_fn=_collate)
         added = changed = 0
         saved, took = time.monotonic(), 0.0
-        for batch, embedded, broken in embed_files(self.folder, pending, self.loaded, batch_size, workers):
+        for batch, pixels, broken in watched(loader):
+            if batch:
+                with evaluating(self.loaded.model):
+                    embedded = checked(embed_images(self.loaded.model, pixels), "images")
+                vectors.append(embedded.cpu().numpy().astype(np.float16))
             found += batch
             faulty += broken
-            vectors.append(embedded)
             again = sum(file.path in known for file in batch)
             added, changed = added + len(batch) - again, changed + again
             if progress:
@@ -140,18 +147,16 @@ class ImageIndex:
         self, found: list[ImageFile], vectors: list[NDArray[np.float16]], faulty: list[ImageFile]
     ) -> NDArray[np.float16]:
         """Write the index and let searches see it; its vectors [N, D] in one array."""
-        contents = Contents(list(found), np.concatenate(vectors), list(faulty))
-        files.write(self.place, self._about, contents)
-        self._contents = contents
+        contents = Contents(list(found), np.concatenate(vectors), list(faulty), self._contents.name)
+        self._contents = files.write(self.place, self._about, contents)
         return contents.vectors
 
     def search_text(self, text: str, top: int) -> list[Hit]:
         """Find the images nearest to `text`, at most `top`, best first.
 
         Raises:
-            InputError: the text is empty, or its embedding is not finite.
+            InputError: its embedding is not finite.
         """
-        check_text(text)
         with evaluating(self.loaded.model):
             return self._nearest(embed_texts(self.loaded.model, self.loaded.tokenizer, [text]), top)
 
@@ -167,8 +172,6 @@ class ImageIndex:
 
     def _nearest(self, query: Tensor, top: int) -> list[Hit]:
         """The hits for a unit vector [1, D]."""
-        if top < 1:
-            raise InputError(f"top is {top}: ask for one image or more")
         contents = self._contents
         scores, rows = self._best(contents, query[0].float().cpu(), min(top, len(contents.found)))
         # rounding to float16 may lift the cosine of an image with itself above 1
@@ -200,23 +203,31 @@ class ImageIndex:
         return best.values.tolist(), best.indices.tolist()
 
 
-def real_folder(folder: str | Path) -> Path:
-    """The folder itself, whatever links lead to it.
+class _Images(Dataset[tuple[ImageFile, Tensor | None]]):
+    def __init__(self, folder: Path, files: Sequence[ImageFile], transform: Transform) -> None:
+        self.folder, self.files, self.transform = folder, files, transform
 
-    Raises:
-        InputError: it does not exist, or is a file.
-    """
-    if not os.path.exists(folder):
-        raise InputError(f"{folder} does not exist: give a folder of images")
-    if not os.path.isdir(folder):
-        raise InputError(f"{folder} is a file: give a folder of images")
-    return Path(os.path.realpath(folder))
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[ImageFile, Tensor | None]:
+        file = self.files[index]
+        try:
+            return file, self.transform(read_image(self.folder / file.path, file.path))
+        except InputError as error:
+            cause = error.__cause__ or error.__context__
+            # the system could not read the file, which says nothing about its content: mtime −1 is never up to date
+            unread = isinstance(cause, OSError) and cause.errno is not None
+            fault = sample_fault(file.path, error).reason
+            return replace(file, fault=fault, mtime=-1 if unread else file.mtime), None
 
 
-def check_text(text: str) -> None:
-    """Raise `InputError` for a text without a word in it."""
-    if not text.strip():
-        raise InputError("the text to search for is empty: write what the images are to show")
+def _collate(items: list[tuple[ImageFile, Tensor | None]]) -> tuple[list[ImageFile], Tensor, list[ImageFile]]:
+    """Files with an image, their images [n, 3, S, S], and files with a fault."""
+    images = [image for _, image in items if image is not None]
+    found = [file for file, image in items if image is not None]
+    stacked = torch.stack(images) if images else torch.empty(0)
+    return found, stacked, [file for file, image in items if image is None]
 
 
 def _look_up(folder: Path) -> dict[str, ImageFile]:
@@ -229,10 +240,6 @@ def _look_up(folder: Path) -> dict[str, ImageFile]:
             now[name] = ImageFile(name, status.st_size, status.st_mtime_ns)
         except OSError:
             now[name] = ImageFile(name, 0, -1)  # `read_image` has words for it
-    if all(file.mtime == -1 for file in now.values()):
-        raise InputError(
-            f"none of {len(now)} images in {folder} can be read: are they links to what is gone?"
-        )
     return now
 
 
@@ -245,7 +252,7 @@ def _digest(loaded: Loaded) -> str:
     transform = loaded.preprocess
     parts = {
         "config": loaded.model.config.model_dump(mode="json"),
-        "weights": digest_of(loaded.model),
+        "weights": weights_digest(loaded.model),
         "transform": [transform.image_size, transform.preprocess.model_dump(mode="json")],
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return digest_of(parts)

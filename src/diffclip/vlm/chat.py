@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from PIL import Image
 
-from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.vlm.conversations import IMAGE, Conversation
 
@@ -85,7 +83,7 @@ def prompt(processor: Any, question: str, has_image: bool) -> str:
 def answer(
     model: Any,
     processor: Any,
-    images: Sequence[Path | Image.Image | None],
+    images: Sequence[Image.Image | None],
     questions: Sequence[str],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> list[str]:
@@ -100,19 +98,12 @@ def answer(
     Returns:
         Answers without special tokens and surrounding spaces. Up to rounding an answer does not depend on the other
         questions of the batch (shorter prompts are padded on the left).
-
-    Raises:
-        InputError: an image cannot be read.
     """
     prompts = [
         prompt(processor, question, image is not None)
         for question, image in zip(questions, images, strict=True)
     ]
-    shown = [
-        image.convert("RGB") if isinstance(image, Image.Image) else read_image(image)
-        for image in images
-        if image is not None
-    ]
+    shown = [image.convert("RGB") for image in images if image is not None]
     with torch.inference_mode():
         inputs = processor(
             images=shown or None,
@@ -156,12 +147,10 @@ def encode(
     image = "" if conversation.image is None else processor.image_token * image_tokens(processor)
     asked = ["" if is_plain else _escape(turn.question, special) for turn in turns]
     asked[0] = image if is_plain else _with_image(asked[0], image)
-    answers = [_escape(turn.answer, special) for turn in turns]
-    messages = [
-        {"role": role, "content": content}
-        for pair in zip(asked, answers, strict=True)
-        for role, content in zip(("user", "assistant"), pair, strict=True)
-    ]
+    messages = []
+    for question, turn in zip(asked, turns, strict=True):
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": _escape(turn.answer, special)})
     written = tokenizer.apply_chat_template(
         messages,
         chat_template=text,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from diffclip.config import explain
-from diffclip.errors import InputError
-from diffclip.files import check_writable, printable, write_text
+from diffclip.errors import InputError, explained
+from diffclip.files import check_not_input, check_writable, printable, write_text
 
 IMAGE = "<image>"
 """The mark of the image's place in a question, whatever the tokenizer of the language model calls it."""
@@ -78,20 +78,13 @@ def read_samples(json_file: str | Path) -> Iterator[Any]:
         InputError: the file is missing, cannot be read, is not JSON, or is empty.
     """
     is_empty = True
-    try:
-        with open(json_file, encoding="utf-8-sig") as handle:
-            is_list = handle.read(1 << 20).lstrip().startswith("[")
-            handle.seek(0)
-            samples = json.load(handle) if is_list else (json.loads(line) for line in handle if line.strip())
-            for sample in samples:
-                is_empty = False
-                yield sample
-    except OSError as error:
-        raise InputError(
-            f"cannot read {json_file}: {error.strerror}; check the path of the conversations"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{json_file} is not JSON ({error}): {_WANTED}") from None
+    with explained(f"cannot read {json_file}", _WANTED), open(json_file, encoding="utf-8-sig") as handle:
+        is_list = handle.read(1 << 20).lstrip().startswith("[")
+        handle.seek(0)
+        samples = json.load(handle) if is_list else (json.loads(line) for line in handle if line.strip())
+        for sample in samples:
+            is_empty = False
+            yield sample
     if is_empty:
         raise InputError(f"{json_file} is empty: {_WANTED}")
 
@@ -117,27 +110,7 @@ def parse_sample(sample: Any, index: int, file: str) -> Conversation:
     return Conversation("" if parsed.id is None else str(parsed.id), parsed.image, turns, index, file)
 
 
-def missing_images(folder: Path, names: Iterable[str]) -> set[str]:
-    """Return those of `names`, paths relative to `folder`, that do not exist.
-
-    Each folder is listed once: on network disks that is far faster than half a million single look-ups.
-
-    Raises:
-        InputError: `folder` is not a folder.
-    """
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: give the folder that the images' paths start from")
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for name in names:
-        groups[os.path.dirname(name)].append(name)
-    missing: set[str] = set()
-    for parent, group in groups.items():
-        there = set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
-        missing.update(name for name in group if os.path.basename(name) not in there)
-    return missing
-
-
-def filter_conversations(source: str | Path, target: str | Path, images: str) -> dict[str, Any]:
+def filter_conversations(source: Path, target: Path, images: str) -> tuple[Counter[str], str]:
     """Write to `target` the samples of `source` whose image's path starts with `images`, unchanged and in order.
 
     Samples without an image are left out, and so are samples that training would refuse.
@@ -148,21 +121,18 @@ def filter_conversations(source: str | Path, target: str | Path, images: str) ->
         images: start of the path, such as "coco/".
 
     Returns:
-        The numbers of all `samples`, and of those `kept`, of "other images", "text only", and "unusable"; `fault` names
-        the first unusable one.
+        The numbers of samples "kept", of "other images", "text only" and "unusable", and the fault of the first
+        unusable sample.
 
     Raises:
         InputError: `source` cannot be read, is `target`, or no sample is left.
     """
-    source, target = Path(source), Path(target)
-    if target.exists() and source.exists() and target.samefile(source):
-        raise InputError(f"{target} is the source itself: give the result another name")
+    check_not_input(target, [source])
     check_writable(target)
-    counts = dict.fromkeys(("samples", "kept", "other images", "text only", "unusable"), 0)
+    counts: Counter[str] = Counter()
     fault = other = ""
     kept: list[str] = []
     for index, sample in enumerate(read_samples(source)):
-        counts["samples"] += 1
         try:
             image = parse_sample(sample, index, str(source)).image
         except InputError as error:
@@ -172,21 +142,18 @@ def filter_conversations(source: str | Path, target: str | Path, images: str) ->
         if image is None:
             counts["text only"] += 1
         elif image.startswith(images):
+            counts["kept"] += 1
             kept.append(json.dumps(sample))
         else:
             counts["other images"] += 1
-            other = other or image
-    counts["kept"] = len(kept)
+            other = other or f"there is {printable(image)}"
     if not kept:
-        left_out = ", ".join(f"{number:,} {reason}" for reason, number in counts.items() if number)
-        found = (
-            f"choose --images, such as the start of {printable(other)}"
-            if other
-            else "give a file with images"
+        found = "; ".join(filter(None, [other, fault])) or "there are no images"
+        raise InputError(
+            f"no usable sample of {source} has an image in {images} ({found}): choose another --images"
         )
-        raise InputError(f"no sample of {source} is left ({left_out}{fault and '; ' + fault}): {found}")
     write_text(target, "[\n" + ",\n".join(kept) + "\n]\n")
-    return {**counts, "fault": fault}
+    return counts, fault
 
 
 def _name(file: str, index: int, own_id: object) -> str:

@@ -19,21 +19,23 @@ from diffclip.scenes.questions import TOPICS
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.run import is_finished
-from diffclip.vlm.scenes import STAGE_FILES, Progress, TalkSettings, write_conversations
+from diffclip.vlm.scenes import STAGE_FILES, Progress, write_conversations
 from diffclip.vlm.train import train_stage
 
 RECIPE = "vlm_scenes"
+_SIZE, _SEED = 64, 0
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Sizes of everything; `tower` and `recipe` are changes to the two recipes."""
+    """Numbers of images, of those `talked` about `talks` times; `tower` and `recipe` are changes to the recipes."""
 
     train: int = 6000
     val: int = 500
     test: int = 1000
     questioned: int = 500
-    talks: TalkSettings = field(default_factory=TalkSettings)
+    talked: int = 12_000
+    talks: int = 2
     language: LanguageSettings = field(default_factory=LanguageSettings)
     tower: Sequence[str] = ()
     recipe: Sequence[str] = ()
@@ -60,29 +62,25 @@ def train_models(
         StoppedError: a signal asked to stop; the next call goes on.
     """
 
-    def tell(part: str, path: Path, is_new: bool) -> None:
+    def make(part: str, path: Path, write: Callable[[Path, Progress], object]) -> None:
+        is_new = not path.exists()
+        if is_new:
+            with showing(part) as progress:
+                write(path, progress)
         say(f"{part}: {'made' if is_new else 'reusing'} {path}")
 
-    scenes, talks, language_model = folder / "scenes", folder / "conversations", folder / "language_model"
-    sizes = {"size": 64, "train": settings.train, "val": settings.val, "test": settings.test, "seed": 0}
+    scenes, talks, language = folder / "scenes", folder / "conversations", folder / "language_model"
+    sizes = {"size": _SIZE, "train": settings.train, "val": settings.val, "test": settings.test}
     with showing("scenes") as progress:
-        is_new = write_scenes(scenes, **sizes, workers=2, progress=progress)
-    tell("scenes", scenes, is_new)
-    is_new = not talks.is_dir()
-    if is_new:
-        with showing("conversations") as progress:
-            write_conversations(talks, settings.talks, progress)
-    tell("conversations", talks, is_new)
+        drawn = write_scenes(scenes, **sizes, seed=_SEED, workers=2, progress=progress)
+    say(f"scenes: {'made' if drawn else 'reusing'} {scenes}")
+    counts = (settings.talked, settings.talks, _SIZE, _SEED)
+    make("conversations", talks, lambda path, progress: write_conversations(path, *counts, progress))
+    about = (settings.questioned, _SIZE, _SEED)
     for topic in TOPICS:
-        questions = folder / "questions" / topic
-        is_new = not questions.exists()
-        if is_new:
-            write_questions(questions, settings.questioned, 64, 0, topic)
-        tell(f"questions about {topic}", questions, is_new)
-    is_new = not language_model.is_dir()
-    if is_new:
-        make_language_model(language_model, settings.language)
-    tell("language model", language_model, is_new)
+        asked = folder / "questions" / topic
+        make(f"questions about {topic}", asked, lambda path, _: write_questions(path, *about, path.name))
+    make("language model", language, lambda path, _: make_language_model(path, settings.language))
     return [_train_model(folder, model, seed, say, settings) for seed in seeds for model in MODELS]
 
 
@@ -99,9 +97,7 @@ def _train_model(
     changes = [f"{key}={json.dumps(str(place))}" for key, place in places.items()]
     recipe = read_vlm_recipe(RECIPE, [*changes, f"seed={seed}", *settings.recipe])
     for stage, run in zip(STAGES, runs, strict=True):
-        if is_finished(run):
-            say(f"{run.name}: reusing {run}")
-            continue
-        say(f"{run.name}: training in {run}")
-        train_stage(recipe, stage, run, resume=True, say=say)
+        say(f"{run.name}: {'reusing' if is_finished(run) else 'training in'} {run}")
+        if not is_finished(run):
+            train_stage(recipe, stage, run, resume=True, say=say)
     return runs[-1]

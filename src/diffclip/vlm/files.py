@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
-)
 
 from diffclip.errors import InputError, explained
 from diffclip.files import write_atomically
@@ -28,12 +21,10 @@ from diffclip.weights import as_disk_error
 
 MODEL_FOLDER = "model"
 """The folder of a run's model."""
+_NO_MODEL = "holds no model that answers questions about images"
 _WANTED = "give a run folder of `diffclip vlm train`, or a model that it saved"
 
-_Models: Any = AutoModelForImageTextToText
-_LanguageModels: Any = AutoModelForCausalLM
-_Processors: Any = AutoProcessor
-_ImageProcessors: Any = AutoImageProcessor
+_untyped: Any = transformers  # mypy refuses calls of functions without types
 
 
 def save_vlm(model: Any, processor: Any, folder: str | Path) -> None:
@@ -51,21 +42,18 @@ def save_vlm(model: Any, processor: Any, folder: str | Path) -> None:
 
 
 def load_vlm(source: str | Path) -> tuple[Any, Any]:
-    """Load a connected model, in evaluation mode on the CPU, and its processor.
-
-    Args:
-        source: a folder that `save_vlm` wrote, or a run folder of `diffclip vlm train`.
+    """Load a connected model, in evaluation mode on the CPU, and its processor from a run or from its own folder.
 
     Raises:
         InputError: `source` has no such model, or its files are damaged.
     """
     folder = model_folder(source)
-    with explained(f"{folder} holds no model that answers questions about images", _WANTED):
-        model = read_whole(_Models, folder, folder, trust_remote_code=False)
+    with explained(f"{folder} {_NO_MODEL}", _WANTED):
+        model = read_whole(_untyped.AutoModelForImageTextToText, folder, folder, trust_remote_code=False)
         connector_of(model.config)
-        processor = _Processors.from_pretrained(folder, trust_remote_code=False)
+        processor = _untyped.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
         # resize with Pillow, as in stage 1 and in the tower's own training
-        processor.image_processor = _ImageProcessors.from_pretrained(folder, backend="pil")
+        processor.image_processor = _untyped.AutoImageProcessor.from_pretrained(folder, backend="pil")
     return model, processor
 
 
@@ -76,32 +64,25 @@ def model_folder(source: str | Path) -> Path:
         InputError: there is no such folder, the run has not ended, or it is a run of `diffclip train`.
     """
     folder = Path(source)
-    if not folder.is_dir():
-        raise InputError(f"{source} is not a folder: {_WANTED}")
     for candidate in (folder, folder / MODEL_FOLDER):
         if (candidate / "config.json").is_file():
             return candidate
-    recipe = folder / RECIPE_FILE
-    if not recipe.is_file():
-        raise InputError(f"{source} holds no model: {_WANTED}")
-    if "language_model:" not in recipe.read_text(encoding="utf-8", errors="replace"):
-        raise InputError(f"{source} is a run of `diffclip train`, which has no language model: {_WANTED}")
-    raise InputError(f"{source} is a run that has not ended: finish it with `diffclip vlm train … --resume`")
+    if "language_model" in (recipe_of(folder) or {}):
+        raise InputError(
+            f"{source} is a run that has not ended: finish it with `diffclip vlm train … --resume`"
+        )
+    raise InputError(f"{source} {_NO_MODEL}: {_WANTED}")
 
 
 def load_vision(source: str) -> tuple[Any, Any]:
-    """Load a vision tower, a DiffCLIPVisionModel, and its image processor.
-
-    Args:
-        source: a run folder, a saved folder, a published file, or a name with a prefix as for `load_for_use`.
+    """Load a vision tower, a DiffCLIPVisionModel, and its image processor; `source` is as for `load_for_use`.
 
     Raises:
         InputError: `source` has no usable weights.
     """
     if find_model(source) is None:
         raise InputError(
-            f"vision {source} is a model's name and has no weights, but the tower is not trained here: give a run, a "
-            "saved folder or hf-hub:OWNER/NAME"
+            f"vision {source} is a model's name and has no weights: give a run, a saved folder or hf-hub:OWNER/NAME"
         )
     clip = load_for_use(source).model
     return vision_from_diffclip(clip), image_processor_of(clip.config)
@@ -113,18 +94,15 @@ def load_language_model(source: str) -> tuple[Any, Any]:
     Raises:
         InputError: there is none, it is of another kind, its weights are damaged, or it needs code of its own.
     """
-    if not Path(source).is_dir() and (Path(source).exists() or source.count("/") != 1):
-        raise InputError(f"language_model {source} is not a folder: give one, or OWNER/NAME on the hub")
-    with explained(f"language_model {source} cannot be used", "give another one"):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        if type(config) not in _LanguageModels._model_mapping:
+    with explained(f"language_model {source} cannot be used", "give a folder, or OWNER/NAME on the hub"):
+        config = _untyped.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if type(config) not in _untyped.AutoModelForCausalLM._model_mapping:
             raise InputError(
                 f"language_model {source} is a {config.model_type}, not a causal language model: give another one"
             )
-        model = read_whole(
-            _LanguageModels, source, source, config=config, dtype=torch.float32, trust_remote_code=False
-        )
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        options = {"config": config, "dtype": torch.float32, "trust_remote_code": False}
+        model = read_whole(_untyped.AutoModelForCausalLM, source, source, **options)
+        tokenizer = _untyped.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return model, tokenizer
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,20 +27,19 @@ from diffclip.scenes.questions import TOPICS
 from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED, encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn
-from diffclip.vlm.dataset import collate
-from diffclip.vlm.run import Reporter, remove_torn_checkpoints
 from diffclip.vlm.scenes import color_turn, count_things, describe, open_turn, yes_no_turns
-from diffclip.vlm.train import StageTrainer, trainer_arguments
+from diffclip.vlm.train import StageTrainer
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # words and pieces; all words about scenes are single tokens
 _VOCABULARY = 1000
-_TOKENIZER_SCENES = _COUNTED_SCENES = 1000
+_TOKENIZER_SCENES = 1000
 # texts of scenes that are never drawn, so that a model cannot know an image from its text
 _FIRST_SCENE = 10_000_000
 _CAPTION_SHARE = 0.15
 _LENGTH = 1024  # tokens of the longest text
 _WARMUP_STEPS = 50
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,12 @@ class LanguageSettings:
     first_steps: int = 800
     steps: int = 1600
     batch_size: int = 16
-    lr: float = 1e-3
-    seed: int = 0
 
 
 def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     """Train a language model and its tokenizer on texts about scenes, and save both to a new `folder` of transformers.
 
-    The default settings take about three minutes on 2 CPU cores. Checkpoints are in FOLDER.training, from where a
-    stopped training goes on.
+    It takes about three minutes on 2 CPU cores. A stopped training goes on from its checkpoints in FOLDER.training.
 
     Raises:
         InputError: the folder cannot be written.
@@ -74,39 +70,36 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     folder = Path(folder)
     run = folder.with_name(f"{folder.name}.training")
     run.mkdir(parents=True, exist_ok=True)
-    remove_torn_checkpoints(run)
-    tokenizer = make_tokenizer(settings.seed)
+    tokenizer = make_tokenizer()
     lessons = _Lessons(tokenizer, settings)
     with StopRequest(run) as stop:
         trainer = StageTrainer(
-            model=_untrained(tokenizer, settings),
-            args=trainer_arguments(
-                run,
-                per_device_train_batch_size=settings.batch_size,
-                max_steps=settings.steps,
-                learning_rate=settings.lr,
-                lr_scheduler_type="warmup_stable_decay",
-                lr_scheduler_kwargs={"num_decay_steps": settings.steps // 5, "decay_type": "linear"},
-                warmup_steps=min(_WARMUP_STEPS, settings.steps // 5),
-                weight_decay=0.01,
-                adam_beta2=0.98,
-                bf16=True,
-                seed=settings.seed,
-                save_steps=max(1, settings.steps // 8),
-            ),
-            train_dataset=lessons,
-            data_collator=partial(collate, padding=tokenizer.pad_token_id),
-            callbacks=[Reporter(run, settings.batch_size, len(lessons), stop)],
-            order=SequentialSampler(lessons),
+            run,
+            _untrained(tokenizer, settings),
+            lessons,
+            tokenizer.pad_token_id,
+            SequentialSampler(lessons),
+            stop,
+            per_device_train_batch_size=settings.batch_size,
+            max_steps=settings.steps,
+            learning_rate=1e-3,
+            lr_scheduler_type="warmup_stable_decay",
+            lr_scheduler_kwargs={"num_decay_steps": settings.steps // 5, "decay_type": "linear"},
+            warmup_steps=min(_WARMUP_STEPS, settings.steps // 5),
+            weight_decay=0.01,
+            adam_beta2=0.98,
+            bf16=True,
+            seed=_SEED,
+            save_steps=max(1, settings.steps // 8),
         )
-        trainer.fit(run, resume=True)
+        trainer.fit(resume=True)
         with write_atomically(folder) as temporary:
             trainer.model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
     shutil.rmtree(run)
 
 
-def make_tokenizer(seed: int = 0) -> Any:
+def make_tokenizer() -> Any:
     """Train a byte-level BPE on texts about scenes, with ChatML's tokens and `<image>`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -117,34 +110,33 @@ def make_tokenizer(seed: int = 0) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(seed), trainer)
+    tokenizer.train_from_iterator(_texts(), trainer)
     kind: Any = PreTrainedTokenizerFast
     fast = kind(tokenizer_object=tokenizer, eos_token=END, pad_token=END_OF_TEXT)
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
-def _texts(seed: int) -> Iterator[str]:
-    often = _often(seed)
+def _texts() -> Iterator[str]:
     yield "system\nYou are a helpful assistant.\nuser\nassistant\n"
     for index in range(_TOKENIZER_SCENES):
-        specs, background, dice = _scene(index, seed)
+        specs, background, dice = _scene(index)
         yield from write_captions(specs, background, dice)
-        for turn in [*yes_no_turns(specs, dice.pick(tuple(TOPICS)), often, dice), open_turn(specs, dice)]:
+        for turn in [*yes_no_turns(specs, dice.pick(tuple(TOPICS)), _often(), dice), open_turn(specs, dice)]:
             # one by one, so that no word has a space before it
             yield turn.question
             yield turn.answer
 
 
-def _scene(index: int, seed: int) -> tuple[list[Spec], str, Dice]:
-    dice = Dice(stream("scene", "train", seed, _FIRST_SCENE + index))
+def _scene(index: int) -> tuple[list[Spec], str, Dice]:
+    dice = Dice(stream("scene", "train", _SEED, _FIRST_SCENE + index))
     background, specs = lay_out(dice, 1 + index % 4, None)
     return specs, background, dice
 
 
-@lru_cache(maxsize=1)
-def _often(seed: int) -> dict[str, list[Any]]:
-    return count_things(_scene(index, seed)[0] for index in range(_COUNTED_SCENES))
+@cache
+def _often() -> dict[str, list[Any]]:
+    return count_things(_scene(index)[0] for index in range(_TOKENIZER_SCENES))
 
 
 def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
@@ -163,7 +155,7 @@ def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(_SEED)
         return Qwen2ForCausalLM(config)
 
 
@@ -172,13 +164,12 @@ class _Lessons(Dataset[dict[str, list[int]]]):
 
     def __init__(self, tokenizer: Any, settings: LanguageSettings) -> None:
         self._processor, self._settings = SimpleNamespace(tokenizer=tokenizer, image_token=IMAGE), settings
-        self._often = _often(settings.seed)
 
     def __len__(self) -> int:
         return self._settings.steps * self._settings.batch_size
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        specs, background, dice = _scene(_TOKENIZER_SCENES + index, self._settings.seed)
+        specs, background, dice = _scene(_TOKENIZER_SCENES + index)
         is_early = index < self._settings.first_steps * self._settings.batch_size
         if not is_early and dice.chance(_CAPTION_SHARE):
             first, second, *_ = write_captions(specs, background, dice)
@@ -186,7 +177,7 @@ class _Lessons(Dataset[dict[str, list[int]]]):
                 [first, f"{second}\n"], add_special_tokens=False
             ).input_ids
             return {"input_ids": read + learned, "labels": [IGNORED] * len(read) + learned}
-        turns = yes_no_turns(specs, "colours" if is_early else dice.pick(tuple(TOPICS)), self._often, dice)
+        turns = yes_no_turns(specs, "colours" if is_early else dice.pick(tuple(TOPICS)), _often(), dice)
         others = [color_turn(specs)] if is_early else [open_turn(specs, dice), open_turn(specs, dice)]
         # yes/no questions are easier after answers that the description alone gives; both orders are needed
         turns = [*others, *turns] if dice.chance(0.5) else [*turns, *others]

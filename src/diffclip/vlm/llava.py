@@ -10,19 +10,9 @@ import copy
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    GenerationConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaModel,
-    LlavaProcessor,
-)
-from transformers.models.llava.modeling_llava import LlavaPreTrainedModel
+from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 import diffclip.integrations.transformers  # noqa: F401 - registers our vision model
 from diffclip.errors import InputError
@@ -33,6 +23,8 @@ IMAGE_TOKENS = ("<image>", "<|image_pad|>")
 FEATURE_LAYER = -2
 """The output of the block before the last, without the final norm and the class token, as LLaVA and TinyLLaVA do."""
 
+_untyped: Any = transformers  # mypy refuses calls of functions without types
+
 
 class LinearLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
     """LlavaConfig under another name, for models whose connector is one layer."""
@@ -40,39 +32,22 @@ class LinearLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
     model_type = "diffclip_llava"
 
 
-class LinearLlavaModel(LlavaModel):  # type: ignore[no-untyped-call]
-    """LlavaModel with one linear layer between vision tower and language model."""
+class LinearLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # type: ignore[no-untyped-call]
+    """LlavaForConditionalGeneration with one linear layer between vision tower and language model."""
 
     config_class = LinearLlavaConfig
-
-    multi_modal_projector: Any
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.multi_modal_projector = nn.Linear(
-            config.vision_config.hidden_size, config.text_config.hidden_size
-        )
+        sizes = config.vision_config.hidden_size, config.text_config.hidden_size
+        self.model.multi_modal_projector = nn.Linear(*sizes)
 
 
-class LinearLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # type: ignore[no-untyped-call]
-    """LlavaForConditionalGeneration around `LinearLlavaModel`."""
-
-    config_class = LinearLlavaConfig
-
-    post_init: Any
-
-    def __init__(self, config: Any) -> None:
-        LlavaPreTrainedModel.__init__(self, config)
-        self.model = LinearLlavaModel(config)
-        self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
-        self.post_init()
-
-
-AutoConfig.register(LinearLlavaConfig.model_type, LinearLlavaConfig, exist_ok=True)
-AutoModel.register(LinearLlavaConfig, LinearLlavaModel, exist_ok=True)
-AutoModelForImageTextToText.register(LinearLlavaConfig, LinearLlavaForConditionalGeneration, exist_ok=True)
-_processors: Any = AutoProcessor
-_processors.register(LinearLlavaConfig, LlavaProcessor, exist_ok=True)
+_untyped.AutoConfig.register(LinearLlavaConfig.model_type, LinearLlavaConfig, exist_ok=True)
+_untyped.AutoModelForImageTextToText.register(
+    LinearLlavaConfig, LinearLlavaForConditionalGeneration, exist_ok=True
+)
+_untyped.AutoProcessor.register(LinearLlavaConfig, _untyped.LlavaProcessor, exist_ok=True)
 
 CONNECTORS: dict[str, Any] = {
     "linear": LinearLlavaForConditionalGeneration,
@@ -106,7 +81,7 @@ def connect(
     """Put together a model that answers questions about images, and its processor; the parts are copied.
 
     Args:
-        vision: a DiffCLIPVisionModel of two layers or more.
+        vision: a DiffCLIPVisionModel of two layers or more, without registers.
         language_model: a causal language model of transformers in float32, built as Llama and Qwen2 are.
         tokenizer: the language model's; ChatML's tokens are added if they are missing.
         image_processor: the vision tower's.
@@ -117,21 +92,12 @@ def connect(
         processor: a LlavaProcessor; each image takes as many image tokens as the tower has patches.
 
     Raises:
-        InputError: a slow tokenizer, a vision tower of one layer or with registers, or a language model that Llava's
-            classes would compute in another way.
+        InputError: a vision tower with registers, or a language model that Llava's classes would compute in another
+            way.
     """
-    if vision.config.num_hidden_layers < 2:
-        raise InputError(
-            "the vision tower has 1 layer, but features come from the layer before the last: take a tower of 2 or more"
-        )
     if vision.config.registers:
         raise InputError(
             "the vision tower has registers, which Llava's classes take for patches: take one without"
-        )
-    if not tokenizer.is_fast:
-        raise InputError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which has no offsets: save it as tokenizer.json, or "
-            "take another language model"
         )
     tokenizer = copy.deepcopy(tokenizer)
     vocabulary = tokenizer.get_vocab()
@@ -140,12 +106,15 @@ def connect(
     tokenizer.add_tokens(lacking, special_tokens=True)
     model = _assemble(vision, language_model, connector, seed)
     _check_same(model, language_model)
-    if len(tokenizer) > model.config.text_config.vocab_size:
-        _add_rows(model, len(tokenizer))
+    before = model.config.text_config.vocab_size
+    if len(tokenizer) > before:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        with torch.no_grad():
+            for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+                layer.weight[before:] = layer.weight[:before].mean(dim=0)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    make: Any = LlavaProcessor
-    processor = make(
+    processor = _untyped.LlavaProcessor(
         image_processor=image_processor,
         tokenizer=tokenizer,
         patch_size=vision.config.patch_size,
@@ -213,23 +182,12 @@ def _check_same(model: Any, language_model: Any) -> None:
         )
 
 
-def _add_rows(model: Any, rows: int) -> None:
-    """Grow the vocabulary to `rows`; new words start as the mean of the others."""
-    before = model.config.text_config.vocab_size
-    model.resize_token_embeddings(rows, mean_resizing=False)
-    with torch.no_grad():
-        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-            layer.weight[before:] = layer.weight[:before].mean(dim=0)
-
-
 def _generation(language_model: Any, tokenizer: Any) -> Any:
     """Generate greedily, to the end of a turn, without the language model's own sampling and repetition settings."""
-    ends = getattr(language_model.generation_config, "eos_token_id", None)
-    ends = ends if isinstance(ends, list) else [ends]
-    ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *ends, tokenizer.eos_token_id]
-    made: Any = GenerationConfig
-    return made(
-        eos_token_id=list(dict.fromkeys(end for end in ends if end is not None)),
+    own = getattr(language_model.generation_config, "eos_token_id", None)
+    ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *(own if isinstance(own, list) else [own])]
+    return _untyped.GenerationConfig(
+        eos_token_id=list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None)),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
     )

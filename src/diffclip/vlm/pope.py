@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from diffclip.config import explain
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explained
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.statistics import sums_interval
 from diffclip.files import printable
@@ -75,14 +75,10 @@ def open_questions(
         blind: ask without images, which then need not be there.
 
     Raises:
-        InputError: a folder or file is missing, a line is not a question, a number occurs twice, an answer is neither
-            yes nor no, or images are missing.
+        InputError: a file is missing, a line is not a question, or images are missing.
     """
-    folder = Path(folder).expanduser()
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: give the one that holds {_file_name(SPLITS[0])}")
-    splits = {split: _read(folder / _file_name(split)) for split in SPLITS}
-    place = Path(images).expanduser() if images is not None else folder / QUESTION_IMAGES
+    splits = {split: _read(Path(folder, _file_name(split))) for split in SPLITS}
+    place = Path(folder, QUESTION_IMAGES) if images is None else Path(images)
     names = list(dict.fromkeys(one.image for questions in splits.values() for one in questions))
     missing = [] if blind else [image for image in names if not (place / image).is_file()]
     if missing:
@@ -90,7 +86,7 @@ def open_questions(
             f"{len(missing)} of the {len(names)} images of the questions are not in {place}, such as "
             f"{printable(missing[0])}: give their folder with --images (COCO's is val2014)"
         )
-    return QuestionSet(name or folder.resolve().name, splits, None if blind else place)
+    return QuestionSet(name or Path(folder).resolve().name, splits, None if blind else place)
 
 
 def _file_name(split: str) -> str:
@@ -98,29 +94,18 @@ def _file_name(split: str) -> str:
 
 
 def _read(file: Path) -> list[Question]:
-    try:
+    with explained(f"cannot read {file}", f"POPE has the files {', '.join(map(_file_name, SPLITS))}"):
         lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(
-            f"cannot read {file} ({reason}): POPE has the files {', '.join(map(_file_name, SPLITS))}"
-        ) from None
-    questions: dict[int, Question] = {}
+    questions = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            question = Question.model_validate_json(line)
-        except ValidationError as error:
-            raise InputError(f"{file}, line {number} is not a question: {explain(error)}") from None
-        if question.question_id in questions:
-            raise InputError(
-                f"{file}, line {number}: question_id {question.question_id} occurs twice: give each its own number"
-            )
-        questions[question.question_id] = question
+        if line.strip():
+            try:
+                questions.append(Question.model_validate_json(line))
+            except ValidationError as error:
+                raise InputError(f"{file}, line {number} is not a question: {explain(error)}") from None
     if not questions:
         raise InputError(f"{file} has no question: fetch it again")
-    return list(questions.values())
+    return questions
 
 
 def read_answer(text: str) -> Answer:

@@ -37,10 +37,9 @@ class StageRecipe(Keys):
         """
         at_once = self.per_device_batch_size * world
         if self.batch_size % at_once:
-            processes = "1 process" if world == 1 else f"{world} processes"
             raise InputError(
                 f"batch_size {self.batch_size} does not divide by per_device_batch_size {self.per_device_batch_size} × "
-                f"{processes}: change one of them"
+                f"{world} processes: change one of them"
             )
         return self.batch_size // at_once
 
@@ -60,13 +59,11 @@ class VLMRecipe(Keys):
     stage2: StageRecipe | None = None
 
     def stage(self, number: int) -> StageRecipe:
-        """Return the settings of a stage.
+        """Return the settings of stage 1 or 2.
 
         Raises:
-            InputError: there is no such stage, or the recipe leaves it out.
+            InputError: the recipe leaves it out.
         """
-        if number not in STAGES:
-            raise InputError(f"--stage {number}: give 1 or 2")
         part = self.stage1 if number == 1 else self.stage2
         if part is None:
             raise InputError(
@@ -90,15 +87,12 @@ def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecip
     if "model" in fields and "vision" not in fields:
         raise InputError(f"{path} is a recipe of `diffclip train`: give one with vision and language_model")
     recipe = parse(VLMRecipe, fields, path, "recipe", changes)
-    if recipe.stage1 is None and recipe.stage2 is None:
-        raise InputError(f"{path} has neither stage1 nor stage2: write one of them")
     if recipe.stage1 is not None and recipe.stage1.start is not None:
         raise InputError(f"{path}: stage1.start is {recipe.stage1.start!r}: only stage 2 starts from a model")
     return recipe
 
 
 def to_yaml(recipe: VLMRecipe) -> str:
-    """Write the recipe with every key, as `read_vlm_recipe` reads it, without the stages that it lacks."""
-    fields = recipe.model_dump(mode="json", by_alias=True)
-    fields = {key: value for key, value in fields.items() if key not in ("stage1", "stage2") or value}
+    """Write the recipe with every key that it has, as `read_vlm_recipe` reads it."""
+    fields = recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
 from diffclip.errors import DiffCLIPError, InputError
@@ -19,6 +20,7 @@ from diffclip.files import disk_errors, write_text
 from diffclip.training.launch import StopRequest
 from diffclip.training.logging import Ended, duration, forget_after, pace
 from diffclip.training.run_folder import LOCK_FILE, METRICS_FILE, RECIPE_FILE, lock_folder
+from diffclip.vlm.dataset import GroupedOrder
 from diffclip.vlm.files import MODEL_FOLDER
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
 
@@ -34,16 +36,20 @@ def is_finished(run: Path) -> bool:
     return (run / MODEL_FOLDER).is_dir() and (run / RECIPE_FILE).is_file()
 
 
-def last_checkpoint(run: Path) -> Path | None:
-    """Return the whole checkpoint with the most steps."""
-    return max(filter(_is_whole, _checkpoints(run)), key=_step, default=None)
+def checkpoints(run: Path) -> list[Path]:
+    """List the whole checkpoints by their steps: those in which trainer_state.json, written last, can be read.
 
-
-def remove_torn_checkpoints(run: Path) -> None:
-    """Remove checkpoints that were cut off while they were written."""
-    for folder in _checkpoints(run):
-        if not _is_whole(folder):
-            shutil.rmtree(folder)
+    A folder that a user keeps beside them, such as checkpoint-500-keep, is not listed.
+    """
+    steps = {}
+    for file in run.glob("checkpoint-*/trainer_state.json"):
+        number = file.parent.name.removeprefix("checkpoint-")
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+            steps[int(number)] = file.parent
+        except (OSError, ValueError):
+            continue
+    return [steps[step] for step in sorted(steps)]
 
 
 def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
@@ -55,7 +61,7 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
     if not resume or RECIPE_FILE not in found:
-        if not resume and (is_finished(run) or last_checkpoint(run)):
+        if not resume and (is_finished(run) or checkpoints(run)):
             raise InputError(
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
@@ -76,26 +82,24 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
             )
 
 
-def claim_run(recipe: VLMRecipe, run: Path, resume: bool, samples: str) -> IO[str]:
-    """Make `run` this recipe's folder, and keep other processes out of it until the returned handle is closed.
+def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
+    """Make the folder that `check_run` has checked, and keep other processes out until the returned handle is closed.
 
     Args:
         samples: digest of the conversations, whose file may have moved.
 
     Raises:
-        InputError: as `check_run`, another process trains there, or the run was started with other conversations.
+        InputError: another process trains there, or the run was started with other conversations.
     """
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)
-    check_run(recipe, run, resume)  # another process may have been here meanwhile
     file = run / _SAMPLES_FILE
-    if last_checkpoint(run) is None:
+    if not checkpoints(run):
         write_text(run / RECIPE_FILE, to_yaml(recipe))
         write_text(file, samples)
     elif file.is_file() and file.read_text() != samples:
         raise InputError(f"{run} was started with other conversations: resume with the same JSON")
-    remove_torn_checkpoints(run)
     return lock
 
 
@@ -107,19 +111,23 @@ class Reporter(TrainerCallback):
     first removes the lines of steps after its checkpoint.
     """
 
-    def __init__(self, run: Path, batch_size: int, samples: int, stop: StopRequest) -> None:
-        self._run, self._batch_size, self._samples, self._stop = run, batch_size, samples, stop
+    def __init__(self, run: Path, order: GroupedOrder | SequentialSampler, stop: StopRequest) -> None:
+        self._run, self._order, self._stop = run, order, stop
         self._last_line = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop.saves = True
+        self._batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._ended: Ended = deque(maxlen=51)
         self._add(state.global_step)
         if state.is_world_process_zero:
             forget_after(self._run / METRICS_FILE, state.global_step)
 
-    def _add(self, step: int) -> None:
-        self._ended.append((step, step * self._batch_size, time.monotonic()))
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell the order its epoch: the DataLoader of a resumed run of several processes does not reach it."""
+        if isinstance(self._order, GroupedOrder):
+            # epochs that are done count as whole numbers exactly: the Trainer adds n / n
+            self._order.set_epoch(int(state.epoch))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         asked = torch.tensor(int(bool(self._stop.asked)), device=args.device)
@@ -131,7 +139,7 @@ class Reporter(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             # beside the newest one more, in case the newest is cut off
-            for folder in sorted(_checkpoints(self._run), key=_step)[:-2]:
+            for folder in checkpoints(self._run)[:-2]:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def on_log(
@@ -149,16 +157,15 @@ class Reporter(TrainerCallback):
             return
         self._add(step)
         rate, left = (one or 0.0 for one in pace(self._ended, state.max_steps))
-        now = time.time()
         record = {
             "step": step,
             "epoch": state.epoch,
-            "samples": min(step * self._batch_size, round((state.epoch or 0) * self._samples)),
+            "samples": min(step * self._batch_size, round((state.epoch or 0) * len(self._order))),
             "loss": logs["loss"],
             "lr": logs["learning_rate"],
             "grad_norm": logs.get("grad_norm"),
             "samples_per_second": round(rate, 2),
-            "time": round(now, 3),
+            "time": round(time.time(), 3),
             "seconds_left": round(left, 1),
         }
         with disk_errors(self._run / METRICS_FILE), (self._run / METRICS_FILE).open("a") as file:
@@ -171,23 +178,8 @@ class Reporter(TrainerCallback):
                 file=sys.stderr,
             )
 
-
-def _is_whole(folder: Path) -> bool:
-    """The Trainer writes trainer_state.json last, so a checkpoint in which it can be read is whole."""
-    try:
-        json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _checkpoints(run: Path) -> list[Path]:
-    """List the checkpoints, and no folder that a user keeps beside them, such as checkpoint-500-keep."""
-    return [folder for folder in run.glob("checkpoint-*") if folder.name.partition("-")[2].isdecimal()]
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.partition("-")[2])
+    def _add(self, step: int) -> None:
+        self._ended.append((step, step * self._batch_size, time.monotonic()))
 
 
 def _deciding(recipe: VLMRecipe) -> dict[str, Any]:

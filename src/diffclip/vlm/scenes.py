@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,6 @@ _CAPTION_SHARE, _OPEN_SHARE = 0.1, 0.7
 Progress = Callable[[str, int, int | None], None]
 
 
-@dataclass(frozen=True)
-class TalkSettings:
-    """Settings that decide every file: `images` drawn, each in `talks` conversations of stage 2."""
-
-    images: int = 12_000
-    talks: int = 2
-    size: int = 64
-    seed: int = 0
-
-
 def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
     """List the colors and kinds of objects in many scenes by topic, the most frequent first.
 
@@ -51,35 +40,39 @@ def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
     }
 
 
-def write_conversations(folder: Path, settings: TalkSettings, progress: Progress) -> None:
+def write_conversations(
+    folder: Path, images: int, talks: int, size: int, seed: int, progress: Progress
+) -> None:
     """Write `images`, `stage1.json` and `stage2.json` to the new folder `folder`, whole or not at all.
 
     The images are of the train split, with one to four objects; POPE's questions are about the test split, which has
     other scenes. Stage 1 has a caption for each image. Stage 2 has yes/no questions, half of the conversations about
     colors and half about kinds of objects, most followed by an open question, and some captions.
 
+    Args:
+        images: number of images.
+        talks: conversations of stage 2 about each image.
+        size: of the images in pixels.
+
     Raises:
         InputError: the folder cannot be written.
     """
-    often = count_things(_specs(index, settings.seed) for index in range(settings.images))
-    captions: list[dict[str, Any]] = []
-    talks: list[dict[str, Any]] = []
+    often = count_things(_specs(index, seed) for index in range(images))
+    samples: tuple[list[Any], ...] = ([], [])
     with write_atomically(folder) as temporary:
         (temporary / QUESTION_IMAGES).mkdir(parents=True)
-        for index in range(settings.images):
-            scene = draw_scene(
-                index, split="train", seed=settings.seed, size=settings.size, objects=_objects(index)
-            )
+        for index in range(images):
+            scene = draw_scene(index, split="train", seed=seed, size=size, objects=_objects(index))
             (temporary / QUESTION_IMAGES / image_name(index)).write_bytes(jpeg(scene.image))
             caption = scene.captions[index % len(scene.captions)]
-            captions.append(_sample(f"caption-{index}", index, [Turn(_REQUEST, caption)]))
-            dice = Dice(stream("questions", "train", settings.seed, index))
-            for number in range(settings.talks):
-                turns = _talk(_specs(index, settings.seed), scene.captions, often, dice)
-                talks.append(_sample(f"talk-{index}-{number}", index, turns))
-            progress("images", 1, settings.images)
-        for name, samples in zip(STAGE_FILES, (captions, talks), strict=True):
-            (temporary / name).write_text(json.dumps(samples), encoding="utf-8")
+            samples[0].append(_sample(f"caption-{index}", index, [Turn(_REQUEST, caption)]))
+            dice = Dice(stream("questions", "train", seed, index))
+            for number in range(talks):
+                turns = _talk(_specs(index, seed), scene.captions, often, dice)
+                samples[1].append(_sample(f"talk-{index}-{number}", index, turns))
+            progress("images", 1, images)
+        for name, own in zip(STAGE_FILES, samples, strict=True):
+            (temporary / name).write_text(json.dumps(own), encoding="utf-8")
 
 
 def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]], dice: Dice) -> list[Turn]:

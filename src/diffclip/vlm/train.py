@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch.utils.data import Sampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import Dataset, Sampler, SequentialSampler
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
@@ -28,7 +28,7 @@ from diffclip.vlm.dataset import ConversationSet, GroupedOrder, collate, open_co
 from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, load_vlm, save_vlm
 from diffclip.vlm.llava import connect, connector_of, freeze
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe
-from diffclip.vlm.run import Reporter, check_run, claim_run, is_finished, last_checkpoint
+from diffclip.vlm.run import Reporter, check_run, checkpoints, claim_run, is_finished
 from diffclip.weights import as_disk_error
 
 
@@ -50,7 +50,7 @@ def train_stage(
     """
     part, recipe = recipe.stage(stage), recipe.only(stage)
     is_first = os.environ.get("RANK", "0") == "0"
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    bf16 = recipe.precision == "bf16"
     with ExitStack() as held, StopRequest(run) as stop:
         try:
             check_run(recipe, run, resume)
@@ -58,31 +58,47 @@ def train_stage(
                 if is_first:
                     say(f"{run} is finished: its model is {run / MODEL_FOLDER}")
                 return 0
-            arguments = _arguments(recipe, part, part.passes(world))
+            passes = part.passes(int(os.environ.get("WORLD_SIZE", "1")))
+            if (
+                bf16
+                and torch.cuda.is_available()
+                and not torch.cuda.is_bf16_supported(including_emulation=False)
+            ):
+                raise InputError("the GPU has no bfloat16: give precision=fp32")
             conversations = open_conversations(part.json_file, part.images)
             model, processor = starting_model(recipe, part, stage)
         except DiffCLIPError as error:
             error.shared = True  # every process has met it
             raise
         if is_first:
-            held.enter_context(claim_run(recipe, run, resume, conversations.digest))
+            held.enter_context(claim_run(recipe, run, conversations.digest))
         freeze(model, stage)
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
             # later releases of transformers have the first name, earlier ones the second
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-        lengths = conversations.token_counts(TEMPLATES[stage], image_tokens(processor), recipe.max_length)
+        template = TEMPLATES[stage]
+        lengths = conversations.token_counts(template, image_tokens(processor), recipe.max_length)
         trainer = StageTrainer(
-            model=model,
-            args=trainer_arguments(run, **arguments),
-            train_dataset=ConversationSet(
-                conversations, part.images, processor, TEMPLATES[stage], recipe.max_length
-            ),
-            data_collator=partial(collate, padding=processor.tokenizer.pad_token_id or 0),
-            callbacks=[Reporter(run, part.batch_size, len(conversations), stop)],
-            order=GroupedOrder(lengths, part.batch_size, recipe.seed),
+            run,
+            model,
+            ConversationSet(conversations, part.images, processor, template, recipe.max_length),
+            processor.tokenizer.pad_token_id or 0,
+            GroupedOrder(lengths, part.batch_size, recipe.seed),
+            stop,
+            per_device_train_batch_size=part.per_device_batch_size,
+            gradient_accumulation_steps=passes,
+            num_train_epochs=part.epochs,
+            learning_rate=part.lr,
+            lr_scheduler_type="cosine",
+            warmup_steps=part.warmup_ratio,  # below 1 a share of all steps
+            weight_decay=part.weight_decay,
+            bf16=bf16,
+            dataloader_num_workers=recipe.workers,
+            seed=recipe.seed,
+            save_steps=part.save_every,
         )
-        trainer.fit(run, resume)
+        trainer.fit(resume)
         if is_first:
             save_vlm(trainer.model, processor, run / MODEL_FOLDER)
         trainer.accelerator.wait_for_everyone()
@@ -90,30 +106,69 @@ def train_stage(
 
 
 class StageTrainer(Trainer):
-    """Trainer with a given order of samples, and errors in one line."""
+    """Trainer in the folder `run`, with a given order of samples, and errors in one line.
+
+    `dataset` has items for `collate`, which pads with the token `padding`. `settings` are for `TrainingArguments`.
+
+    Raises:
+        InputError: one process has several GPUs.
+    """
 
     model: Any
 
-    def __init__(self, order: Sampler[int], **options: Any) -> None:
-        super().__init__(**options)
-        self._order = order
-        self.add_callback(_Epochs(order))
+    def __init__(
+        self,
+        run: Path,
+        model: Any,
+        dataset: Dataset[dict[str, Any]],
+        padding: int,
+        order: GroupedOrder | SequentialSampler,
+        stop: StopRequest,
+        **settings: Any,
+    ) -> None:
+        cuda = torch.cuda.is_available()
+        arguments = TrainingArguments(
+            output_dir=str(run),
+            ddp_find_unused_parameters=False,  # every batch reaches every trained weight
+            dataloader_pin_memory=cuda,
+            remove_unused_columns=False,
+            save_strategy="steps",
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=not cuda,
+            **settings,
+        )
+        if arguments.n_gpu > 1:
+            raise InputError(
+                f"one process sees {arguments.n_gpu} GPUs: start one for each with torchrun --nproc-per-node "
+                f"{arguments.n_gpu} -m diffclip.cli -- vlm train …, or choose a GPU with CUDA_VISIBLE_DEVICES=0"
+            )
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=dataset,
+            data_collator=partial(collate, padding=padding),
+            callbacks=[Reporter(run, order, stop)],
+        )
+        self._run, self._order = run, order
         self.remove_callback(PrinterCallback)
         # the Trainer has set it, and Llava would hand it on to the vision tower
         vars(self.model.config).pop("use_cache", None)
 
-    def fit(self, run: Path, resume: bool) -> None:
-        """Train to the end, from the last checkpoint in `run` if `resume` is set.
+    def fit(self, resume: bool) -> None:
+        """Train to the end, from the last checkpoint of the run if `resume` is set.
 
         Raises:
             StoppedError: a signal asked the run to stop; its state is saved.
             InputError: the disk is full, or a sample cannot be used.
             DiffCLIPError: the GPU's memory is too small.
         """
-        checkpoint = last_checkpoint(run) if resume else None
-        with disk_errors(run):
+        found = checkpoints(self._run) if resume else []
+        with disk_errors(self._run):
             try:
-                self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                self.train(resume_from_checkpoint=str(found[-1]) if found else None)
             except InputError as error:
                 # a DataLoader raises an error of its worker again with the worker's traceback before the message
                 raise InputError(str(error).rstrip().rpartition("InputError: ")[2]) from error
@@ -126,7 +181,7 @@ class StageTrainer(Trainer):
                 raise as_disk_error(error) from error
         if self.state.global_step < self.state.max_steps:
             stopped = StoppedError(
-                f"{run}: asked to stop at step {self.state.global_step}, which is saved: go on with --resume"
+                f"{self._run}: asked to stop at step {self.state.global_step}, which is saved: go on with --resume"
             )
             stopped.shared = True
             raise stopped
@@ -145,18 +200,6 @@ class StageTrainer(Trainer):
         return super().compute_loss(model, inputs | {"use_cache": False}, *args, **kwargs)
 
 
-class _Epochs(TrainerCallback):
-    """Tell the order its epoch: the DataLoader of a resumed run of several processes does not reach it."""
-
-    def __init__(self, order: Sampler[int]) -> None:
-        self._order = order
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if isinstance(self._order, GroupedOrder):
-            # epochs that are done count as whole numbers exactly: the Trainer adds n / n
-            self._order.set_epoch(int(state.epoch))
-
-
 def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[Any, Any]:
     """Load the model that `stage` starts from, in float32, and its processor.
 
@@ -172,8 +215,8 @@ def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[An
     before = Path(part.start) / RECIPE_FILE
     started = read_vlm_recipe(before) if before.is_file() else recipe
     model, processor = load_vlm(part.start)
-    trained = {key: getattr(started, key) for key in ("vision", "language_model")}
-    for key, was in ({"connector": connector_of(model.config)} | trained).items():
+    parts = {"connector": connector_of(model.config), "vision": started.vision}
+    for key, was in (parts | {"language_model": started.language_model}).items():
         if was != getattr(recipe, key):
             raise InputError(
                 f"{part.start} was trained with {key}={was}, and the recipe says {getattr(recipe, key)}: give "
@@ -199,51 +242,3 @@ def _reach_all_weights(model: Any) -> None:
         return args, kwargs | {"input_ids": None, "inputs_embeds": words + 0.0 * features.sum()}
 
     model.model.register_forward_pre_hook(add_image, with_kwargs=True)
-
-
-def trainer_arguments(run: Path, **options: Any) -> TrainingArguments:
-    """Make the Trainer's arguments that all trainings here have in common.
-
-    Raises:
-        InputError: one process has several GPUs.
-    """
-    cuda = torch.cuda.is_available()
-    arguments = TrainingArguments(
-        output_dir=str(run),
-        ddp_find_unused_parameters=False,  # every batch reaches every trained weight
-        dataloader_pin_memory=cuda,
-        remove_unused_columns=False,
-        save_strategy="steps",
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=not cuda,
-        **options,
-    )
-    if arguments.n_gpu > 1:
-        raise InputError(
-            f"one process sees {arguments.n_gpu} GPUs: start one process for each with torchrun --nproc-per-node "
-            f"{arguments.n_gpu} -m diffclip.cli -- vlm train …, or choose a GPU with CUDA_VISIBLE_DEVICES=0"
-        )
-    return arguments
-
-
-def _arguments(recipe: VLMRecipe, part: StageRecipe, passes: int) -> dict[str, Any]:
-    """The Trainer's arguments that the recipe decides."""
-    bf16 = recipe.precision == "bf16"
-    if bf16 and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise InputError("the GPU has no bfloat16: give precision=fp32")
-    return {
-        "per_device_train_batch_size": part.per_device_batch_size,
-        "gradient_accumulation_steps": passes,
-        "num_train_epochs": part.epochs,
-        "learning_rate": part.lr,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": part.warmup_ratio,  # below 1 a share of all steps
-        "weight_decay": part.weight_decay,
-        "bf16": bf16,
-        "dataloader_num_workers": recipe.workers,
-        "seed": recipe.seed,
-        "save_steps": part.save_every,
-    }

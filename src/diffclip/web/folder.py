@@ -12,16 +12,12 @@ from pathlib import Path
 from PIL import Image
 
 from diffclip.data.images import find_images, read_image
-from diffclip.errors import InputError
+from diffclip.errors import InputError, StoppedError
 from diffclip.model_source import Loaded
 from diffclip.search import ImageIndex
 from diffclip.web.results import image_uri
 
 _THUMBNAIL = 240
-
-
-class _StopError(Exception):
-    """The page closes: an update ends where it is, and the next one goes on from there."""
 
 
 class SearchedFolder:
@@ -41,7 +37,7 @@ class SearchedFolder:
         self.folder = folder.resolve()
         self.updating = True
         self._lines = dict.fromkeys(self._indexes, "waiting for its turn")
-        self._stop = threading.Event()
+        self._closing = False
         self._thread = threading.Thread(target=self._update, name="index", daemon=True)
 
     def start(self) -> None:
@@ -49,8 +45,8 @@ class SearchedFolder:
         self._thread.start()
 
     def close(self) -> None:
-        """End the update where it is."""
-        self._stop.set()
+        """End the update where it is; the next one goes on from there."""
+        self._closing = True
         self._thread.join(timeout=10)
 
     def status(self) -> str:
@@ -62,9 +58,6 @@ class SearchedFolder:
         """Find images by the model `name`: file within the folder, cosine and the thumbnail's address.
 
         The address is None for an image that cannot be shown, or that a link leads to outside the folder.
-
-        Raises:
-            InputError: the text is empty.
         """
         index = self._indexes[name]
         hits = index.search_text(query, top) if isinstance(query, str) else index.search_image(query, top)
@@ -86,16 +79,14 @@ class SearchedFolder:
 
             def progress(what: str, more: int, total: int | None, name: str = name) -> None:
                 nonlocal done
-                if self._stop.is_set():
-                    raise _StopError
+                if self._closing:
+                    raise StoppedError("the page closes")
                 done += more
                 self._lines[name] = f"indexing, {done:,} of {total:,} images"
 
             self._lines[name] = "looking for images"
             try:
                 update = index.update(progress, batch_size=16)
-            except _StopError:
-                return
             # the page goes on without the rest of this index
             except Exception as error:
                 self._lines[name] = f"not updated: {error}"

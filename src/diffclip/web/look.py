@@ -117,7 +117,7 @@ def look(
         patches = model.encode_patches(images, normalize=True, readout="last-values")[0].float()
         near = (features @ patches.T).view(1, len(texts), side, side)
         segments = F.interpolate(near, (EDGE, EDGE), mode="bilinear")[0].argmax(0)
-    covered = {
+    covered: dict[int | None, Tensor | None] = {
         index: coverage(masks[text], loaded.preprocess, side)
         for index, text in enumerate(texts)
         if masks and text in masks
@@ -125,13 +125,12 @@ def look(
     maps: dict[tuple[str, int | None], Map] = {}
     for name, found in relevances.items():
         for index in range(len(texts)):
-            maps[name, index] = _map(found[0, index].flatten(), covered.get(index))
+            maps[name, index] = _map(found[0, index].flatten(), covered.get(index), {})
     for name, row in rows.items():
         own = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
         # a map without a text still has numbers for each text's object
-        for place in covered or [None]:
-            maps[name, place] = _map(patch_part(row), covered.get(place) if place is not None else None, own)
-        maps.setdefault((name, None), _map(patch_part(row), None, own))
+        for place in (None, *covered):
+            maps[name, place] = _map(patch_part(row), covered.get(place), own)
     return Look(
         cosines.tolist(),
         probabilities.tolist(),
@@ -151,20 +150,18 @@ def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) 
     return parts if 0 < float(parts.mean()) < 1 else None
 
 
-def _map(values: Tensor, covered: Tensor | None, own: dict[str, float] | None = None) -> Map:
+def _map(values: Tensor, covered: Tensor | None, own: dict[str, float]) -> Map:
     values = values.detach().float().cpu()
-    if not values.any():
-        return Map(as_patches(values).numpy(), own or {})
-    numbers = {
-        "entropy": float(measures.entropy(values)),
-        "effective_patches": float(measures.effective_patches(values)),
-        **({"top10": float(measures.top(values))} if values.numel() > measures.STRONGEST else {}),
-        **(own or {}),
-    }
-    if covered is not None:
-        numbers |= {
-            "auroc": float(measures.auroc(values, covered)),
-            "inside": float(measures.inside(values, covered)),
-            "area": float(covered.mean()),
+    numbers: dict[str, Tensor] = {}
+    if values.any():
+        numbers = {
+            "entropy": measures.entropy(values),
+            "effective_patches": measures.effective_patches(values),
         }
-    return Map(as_patches(values).numpy(), numbers)
+        if values.numel() > measures.STRONGEST:
+            numbers["top10"] = measures.top(values)
+        if covered is not None:
+            numbers["auroc"] = measures.auroc(values, covered)
+            numbers["inside"] = measures.inside(values, covered)
+            numbers["area"] = covered.mean()
+    return Map(as_patches(values).numpy(), {name: float(number) for name, number in numbers.items()} | own)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.focus.maps import visible_part
 from diffclip.model_source import Loaded
+from diffclip.scenes import COLORS, SHAPES, draw_scene
+from diffclip.scenes.phrases import with_article
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
 from diffclip.web.results import Shown, gallery, image_uri, message, readable, results
-from diffclip.web.scenes import shown_scenes
 
 MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000
 """Of an image that a visitor uploads."""
@@ -26,6 +30,10 @@ MAX_TEXTS, MAX_LETTERS = 32, 300
 _WAITING = 32
 """Requests that wait for their turn; gradio tells further ones that the queue is full."""
 _OPACITY, _TOP, _THUMBNAIL, _IMAGE_EDGE = 60, (12, 48), 96, 480
+
+_SCENES = (22, 4, 17, 30, 43, 47, 25, 6)
+"""Of the test split, which no recipe trains on: two objects or more on eight different grounds."""
+_SCENE_SIZE, _ABSENT = 256, 2
 
 _HERE = Path(__file__).parent
 STYLE = (_HERE / "style.css").read_text(encoding="utf-8")
@@ -46,6 +54,33 @@ _QUICK: dict[str, Any] = {
 }
 
 
+class ShownScene(NamedTuple):
+    """`texts` name the objects, and two absent ones; `masks` [H, W] are by text, for the objects of the scene."""
+
+    name: str
+    image: Image.Image
+    texts: list[str]
+    masks: dict[str, NDArray[np.bool_]]
+
+
+@cache
+def shown_scenes() -> list[ShownScene]:
+    """Draw the scenes to choose from on the page."""
+    scenes = []
+    for index in _SCENES:
+        scene = draw_scene(index, split="test", size=_SCENE_SIZE)
+        masks: dict[str, NDArray[np.bool_]] = {}
+        for thing in scene.objects:
+            text = with_article(f"{thing.color} {thing.shape}")
+            masks[text] = masks.get(text, False) | thing.mask
+        colors = [name for name in COLORS if name not in {thing.color for thing in scene.objects}]
+        shapes = [name for name in SHAPES if name not in {thing.shape for thing in scene.objects}]
+        absent = [with_article(f"{colors[k]} {shapes[k]}") for k in range(_ABSENT)]
+        name = f"{', '.join(text.partition(' ')[2] for text in masks)} on {scene.background}"
+        scenes.append(ShownScene(name, Image.fromarray(scene.image), [*masks, *absent], masks))
+    return scenes
+
+
 def build(models: Sequence[tuple[Shown, Loaded]], folder: SearchedFolder | None) -> gr.Blocks:
     """Build the page of one or two models with its events."""
     with gr.Blocks(title="DiffCLIP · explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
@@ -59,13 +94,9 @@ def build(models: Sequence[tuple[Shown, Loaded]], folder: SearchedFolder | None)
         with gr.Tab("Search"):
             status = _search([shown.name for shown, _ in models], folder)
         # the first image is no initial value: that would be a file, and files are removed after a while
-        first = shown_scenes()[0].image
-        page.load(
-            lambda: first if folder is None else (first, _status(folder)),
-            None,
-            [image] if folder is None else [image, status],
-            **_QUICK,
-        )
+        page.load(lambda: shown_scenes()[0].image, None, image, **_QUICK)
+        if folder is not None:
+            page.load(lambda: _status(folder), None, status, **_QUICK)
     page.queue(max_size=_WAITING, default_concurrency_limit=1, api_open=False)
     return page
 
@@ -104,71 +135,45 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
             gr.HTML(f"<style>{thumbs}</style>", elem_classes="dc-nothing")
             choices = [(scene.name, number) for number, scene in enumerate(scenes)]
             scene = gr.Radio(choices, value=0, label="Or a built-in scene", elem_id="dc-scenes")
-            texts = gr.Textbox(
-                first,
-                label=f"Texts, one per line, up to {MAX_TEXTS} (Shift+Enter looks)",
-                lines=5,
-                max_lines=8,
-                max_length=MAX_TEXTS * (MAX_LETTERS + 1),
-                elem_id="dc-texts",
-            )
+            label = f"Texts, one per line, up to {MAX_TEXTS} (Shift+Enter looks)"
+            texts = gr.Textbox(first, label=label, lines=5, max_lines=8, elem_id="dc-texts")
             button = gr.Button("Look", variant="primary", elem_id="dc-look")
     notice = gr.HTML(elem_id="dc-told")
-    differential = any(
-        loaded.model.config.vision.attention.startswith("differential") for _, loaded in models
-    )
+    kinds = [loaded.model.config.vision.attention for _, loaded in models]
+    has_pairs = any(kind.startswith("differential") for kind in kinds)
+    maps = [(title, name) for name, title in METHODS.items() if has_pairs or name not in PAIR_MAPS]
     with gr.Row(elem_classes="dc-controls"):
-        method = gr.Radio(
-            [(title, name) for name, title in METHODS.items() if differential or name not in PAIR_MAPS],
-            value="relevance",
-            label="Map",
-            min_width=320,
-            elem_id="dc-method",
-        )
-        opacity = gr.Slider(
-            0, 100, _OPACITY, step=1, label="Opacity of the map, %", min_width=320, elem_id="dc-opacity"
-        )
+        method = gr.Radio(maps, value="relevance", label="Map", min_width=320, elem_id="dc-method")
+        label = "Opacity of the map, %"
+        opacity = gr.Slider(0, 100, _OPACITY, step=1, label=label, min_width=320, elem_id="dc-opacity")
 
     def see(path: str | None, number: int | None, lines: str, method: str, opacity: float) -> tuple[Any, ...]:
         asked = parse_texts(lines)
         chosen = None if number is None else scenes[number]
-        given = chosen.image if chosen else _read(path)
+        given, masks = (chosen.image, chosen.masks) if chosen else (_read(path), {})
+        edge = min(_IMAGE_EDGE, max(32, min(given.size)))
         seen = [
-            (
-                shown,
-                look(loaded, given, asked, chosen.masks if chosen else None),
-                visible_part(given, loaded.preprocess, min(_IMAGE_EDGE, max(32, min(given.size)))),
-            )
+            (shown, look(loaded, given, asked, masks), visible_part(given, loaded.preprocess, edge))
             for shown, loaded in models
         ]
         html = results(seen, asked, method, opacity / 100, chosen is not None)
         return "", html, gr.update(choices=[(text, place) for place, text in enumerate(asked)], value=0)
 
     run = _with_notice(see, 3)
-    choice = gr.Radio(
-        [(text, number) for number, text in enumerate(scenes[0].texts)],
-        value=0,
-        label="Text that the map is for",
-        elem_id="dc-choice",
-    )
+    asked = [(text, place) for place, text in enumerate(scenes[0].texts)]
+    choice = gr.Radio(asked, value=0, label="Text that the map is for", elem_id="dc-choice")
     shown = gr.HTML(run(None, 0, first, "relevance", _OPACITY)[1], elem_id="dc-results")
 
     inputs, outputs = [image, scene, texts, method, opacity], [notice, shown, choice]
     visible = [choice, method, opacity]
 
-    def take(number: int | None) -> tuple[Any, Any]:
-        if number is None:
-            return gr.skip(), gr.skip()
+    def take(number: int) -> tuple[Image.Image, str]:
         return scenes[number].image, "\n".join(scenes[number].texts)
 
-    scene.input(take, scene, [image, texts], **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
-        None, visible, None, js=_SHOW
-    )
-    image.upload(lambda: None, None, scene, **_QUICK).then(run, inputs, outputs, **_COMPUTED).then(
-        None, visible, None, js=_SHOW
-    )
     image.clear(lambda: (None, "", ""), None, [scene, notice, shown], **_QUICK)
-    for event in (button.click, texts.submit):
+    chosen_scene = scene.input(take, scene, [image, texts], **_QUICK)
+    uploaded = image.upload(lambda: None, None, scene, **_QUICK)
+    for event in (chosen_scene.then, uploaded.then, button.click, texts.submit):
         event(run, inputs, outputs, **_COMPUTED).then(None, visible, None, js=_SHOW)
     for control in visible:
         control.change(None, visible, None, js=_SHOW)
@@ -178,20 +183,13 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
 def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
     """The part to search with; the line on the indexes."""
     if folder is None:
-        return gr.HTML(
-            message("Start the page with --folder IMAGES to search a folder by text or image.", bad=False)
-        )
+        hint = "Start the page with --folder IMAGES to search a folder by text or image."
+        return gr.HTML(message(hint, bad=False))
     with gr.Row(elem_classes="dc-inputs"):
         with gr.Column(min_width=300):
-            query = gr.Textbox(
-                label="Text to search for",
-                max_length=MAX_LETTERS,
-                elem_id="dc-query",
-                placeholder="a dog on a beach",
-            )
-            model = gr.Radio(
-                names, value=names[-1], label="Model", visible=len(names) > 1, elem_id="dc-model"
-            )
+            query = gr.Textbox(label="Text to search for", elem_id="dc-query", placeholder="a dog on a beach")
+            several = len(names) > 1
+            model = gr.Radio(names, value=names[-1], label="Model", visible=several, elem_id="dc-model")
             top = gr.Slider(1, _TOP[1], _TOP[0], step=1, label="How many", elem_id="dc-top")
             button = gr.Button("Search", variant="primary", elem_id="dc-search")
         with gr.Column(min_width=300):
@@ -206,11 +204,7 @@ def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
             raise InputError("there is a text and an image: clear one of them")
         hits = folder.search(model, _read(path) if path else parse_texts(text)[0], int(top))
         if not hits:
-            raise InputError(
-                "no image is indexed yet: try again in a moment"
-                if folder.updating
-                else "the index is empty: see the line above"
-            )
+            raise InputError("no image is indexed yet: see the line above, or try again in a moment")
         more = " among the images indexed so far" if folder.updating else ""
         return message(f"The nearest{more}, by {model}", bad=False), gallery(hits)
 

@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,9 @@ _NUMBERS = {
     "auroc": ("AUROC of the object", "0.5: as good as chance", "{:.2f}"),
     "inside": ("On the object", "share of the positive values", "{:.0%}"),
 }
+_TEMPLATE = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
+).get_template("results.html.j2")
 _SEGMENTATION = "segmentation"
 _PATCH = "patch"
 _TOWERS = {"visual": "vision", "text": "text"}
@@ -75,11 +77,11 @@ def results(
 
     Args:
         seen: each model with its look and the part of the image that it saw.
-        texts: what was asked.
         method: one of `METHODS`.
         opacity: of the maps over the image, from 0 to 1.
         scene: whether the image's masks are known.
     """
+    all_texts: list[int | None] = list(range(len(texts)))
     scales = {
         name: scale_of(
             [found.values for _, look, _ in seen for (kind, _), found in look.maps.items() if kind == name],
@@ -89,6 +91,7 @@ def results(
         if name not in (_SEGMENTATION, _PATCH)
     }
     of_patches = scale_of([look.patches for _, look, _ in seen])
+    text_colors = _text_colors(len(texts))
     cards = [
         {
             "shown": shown,
@@ -96,16 +99,20 @@ def results(
             "layers": [
                 _layer(look, name, text, texts, scales[name]) | _where(name, text, method)
                 for name in scales
-                for text in (range(len(texts)) if name in OF_TEXTS else [None])
+                for text in (all_texts if name in OF_TEXTS else [None])
             ]
-            + [_segments(look, texts) | _where(_SEGMENTATION, None, method)],
+            + [
+                {
+                    "uri": _png_uri(text_colors[look.segments]),
+                    "alt": "The nearest text of each place, by color",
+                }
+                | _where(_SEGMENTATION, None, method)
+            ],
             "atlas": _atlas(look, of_patches) | _where(_PATCH, None, method),
             "numbers": [
                 {"terms": _terms(found)} | _where(name, text, method)
                 for name in METHODS
-                for text in (
-                    range(len(texts)) if any((name, t) in look.maps for t in range(len(texts))) else [None]
-                )
+                for text in (all_texts if any((name, t) in look.maps for t in all_texts) else [None])
                 if (found := look.find(name, text))
             ],
             "segments": _where(_SEGMENTATION, None, method)
@@ -119,10 +126,11 @@ def results(
         }
         for shown, look, image in seen
     ]
-    shown_scales = scales | {_PATCH: of_patches}
-    legends = [_legend(scale) | _where(name, None, method) for name, scale in shown_scales.items()]
-    colors = [f"rgb({red},{green},{blue})" for red, green, blue in _text_colors(len(texts))]
-    return _template().render(cards=cards, scales=legends, colors=colors, opacity=opacity, scene=scene)
+    legends = [
+        _legend(scale) | _where(name, None, method) for name, scale in (scales | {_PATCH: of_patches}).items()
+    ]
+    colors = [f"rgb({red},{green},{blue})" for red, green, blue in text_colors]
+    return _TEMPLATE.render(cards=cards, scales=legends, colors=colors, opacity=opacity, scene=scene)
 
 
 def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
@@ -157,10 +165,8 @@ def image_uri(image: Image.Image, kind: str = "webp") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-@cache
-def _template() -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    return jinja2.Environment(loader=loader, autoescape=True).get_template("results.html.j2")
+def _png_uri(pixels: NDArray[np.uint8]) -> str:
+    return image_uri(Image.fromarray(pixels), "png")
 
 
 def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scale: Scale) -> dict[str, Any]:
@@ -171,21 +177,14 @@ def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scal
         nothing = "This map is 0 on every patch." if text is None else "No patch speaks for this text."
         return {"uri": None, "alt": nothing}
     of = "" if text is None else f" for “{texts[text]}”"
-    drawn = Image.fromarray(scale.drawn(found.values, EDGE))
-    return {"uri": image_uri(drawn, "png"), "alt": f"{METHODS[method]}{of}"}
+    return {"uri": _png_uri(scale.drawn(found.values, EDGE)), "alt": f"{METHODS[method]}{of}"}
 
 
 def _atlas(look: Look, scale: Scale) -> dict[str, Any]:
     """All maps of patches as tiles of one image, for the browser to choose from, in the place of their patches."""
     side = look.patches.shape[1]
     tiles = look.patches.reshape(side, side, side, side).swapaxes(1, 2).reshape(side * side, side * side)
-    drawn = Image.fromarray(scale.drawn(tiles, side * side))
-    return {"uri": image_uri(drawn, "png"), "side": side, "middle": side // 2}
-
-
-def _segments(look: Look, texts: Sequence[str]) -> dict[str, Any]:
-    drawn = Image.fromarray(_text_colors(len(texts))[look.segments])
-    return {"uri": image_uri(drawn, "png"), "alt": "The nearest text of each place, by color"}
+    return {"uri": _png_uri(scale.drawn(tiles, side * side)), "side": side, "middle": side // 2}
 
 
 def _text_colors(texts: int) -> NDArray[np.uint8]:

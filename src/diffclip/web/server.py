@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import socket
@@ -32,28 +31,16 @@ def pick_port(host: str, port: int) -> int:
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError):
-        raise InputError(
-            f"--host {host} is no address: use 127.0.0.1, or 0.0.0.0 for every network"
-        ) from None
-    with socket.socket(family, kind) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with socket.socket(family, kind) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(address)
-        except OSError as error:
-            reason = os.strerror(error.errno or 0).lower()
-            raise InputError(
-                f"cannot listen at --host {host} --port {port} ({reason}): choose another --port"
-            ) from None
-        return int(tried.getsockname()[1])
-
-
-def is_local(host: str) -> bool:
-    """Tell whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+            return int(tried.getsockname()[1])
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no address"
+        raise InputError(
+            f"cannot listen at --host {host} --port {port} ({reason}): choose another --port, and as --host "
+            "127.0.0.1, or 0.0.0.0 for every network"
+        ) from None
 
 
 def serve(
@@ -76,11 +63,10 @@ def serve(
         InputError: `folder` does not exist, or holds no image.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP, when everything is closed.
     """
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):
-            # under nohup a closed terminal is ignored, and stays so
-            if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:
-                signal.signal(getattr(signal, name), _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # under nohup a closed terminal is ignored, and stays so
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     # gradio's settings from the environment could open the page to others
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:
         del os.environ[name]
@@ -99,23 +85,21 @@ def serve(
         fonts = [gr.themes.Font(name) for name in ("system-ui", "-apple-system", "Segoe UI", "sans-serif")]
         mono = [gr.themes.Font(name) for name in ("ui-monospace", "Menlo", "monospace")]
         page = build(shown, searched)
+        has_screen = sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
         if searched:
             searched.start()
         try:
             _, address, _ = page.launch(
                 server_name=host,
                 server_port=port,
-                inbrowser=browser and _has_screen(),
+                inbrowser=browser and has_screen,
                 auth=auth,
                 max_file_size=MAX_MEGABYTES * 2**20,
                 share=False,
                 quiet=True,
-                show_error=False,
                 prevent_thread_lock=True,
                 ssr_mode=False,
                 enable_monitoring=False,
-                pwa=False,
-                mcp_server=False,
                 run_history=False,
                 footer_links=[],
                 theme=gr.themes.Base(primary_hue="blue", neutral_hue="slate", font=fonts, font_mono=mono),
@@ -128,10 +112,6 @@ def serve(
             page.close(verbose=False)
             if searched:
                 searched.close()
-
-
-def _has_screen() -> bool:
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
