@@ -1,6 +1,6 @@
 import pytest
 import torch
-from in_memory import captioned
+from in_memory import in_memory
 from torch import Tensor, nn
 
 from diffclip.errors import InputError
@@ -43,7 +43,7 @@ def batches():
 def test_it_equals_clip_benchmark(model, batches):
     theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval")
     wanted = theirs.evaluate(model, batches, tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
-    scores = retrieval(captioned(model, tokenizer, batches))
+    scores = retrieval(in_memory(model, tokenizer, batches))
     found = {score.metric: score.value for score in scores}
     assert found.pop("mean_recall") == pytest.approx(sum(wanted.values()) / 6, abs=1e-7)
     assert found == pytest.approx(wanted, abs=1e-7)
@@ -51,13 +51,13 @@ def test_it_equals_clip_benchmark(model, batches):
 
 def test_images_without_captions_are_left_out_of_one_direction(model, batches):
     batches[0][1][3] = []
-    scores = {score.metric: score for score in retrieval(captioned(model, tokenizer, batches))}
+    scores = {score.metric: score for score in retrieval(in_memory(model, tokenizer, batches))}
     assert scores["text_retrieval_recall@1"].count == 49
     assert scores["image_retrieval_recall@1"].count == sum(1 + i % 3 for i in range(50)) - 1
 
 
 def test_an_empty_set(model):
     with pytest.raises(InputError, match="no image"):
-        retrieval(captioned(model, tokenizer, []))
+        retrieval(in_memory(model, tokenizer, []))
     with pytest.raises(InputError, match="no text"):
-        retrieval(captioned(model, tokenizer, [(torch.randn(1, 3, 4, 4), [[]])]))
+        retrieval(in_memory(model, tokenizer, [(torch.randn(1, 3, 4, 4), [[]])]))

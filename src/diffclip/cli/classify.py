@@ -107,8 +107,7 @@ def _probabilities(loaded: Loaded, reader: ImageReader, names: list[str], templa
     """
     import torch
 
-    from diffclip.evaluation.embed import embed_images, evaluating
-    from diffclip.evaluation.zero_shot import build_classifier
+    from diffclip.evaluation.embed import build_classifier, embed_images, evaluating
 
     classifier = build_classifier(loaded.model, loaded.tokenizer, names, [template], _BATCH)
     rows = []

@@ -106,8 +106,6 @@ def embed_captioned(
             texts.extend(own)
             owners.extend([index] * len(own))
         seen += len(images)
-        if progress:
-            progress("images", len(images), None)
     return joined(features), embed_texts(model, tokenizer, texts, progress=progress), torch.tensor(owners)
 
 
@@ -120,3 +118,42 @@ def joined(features: list[Tensor]) -> Tensor:
     if not features:
         raise InputError("there is no image to embed: the set is empty")
     return checked(torch.cat(features), "images")
+
+
+def build_classifier(
+    model: CLIP,
+    tokenizer: Tokenizer,
+    classnames: Sequence[str],
+    templates: Sequence[str],
+    batch_size: int = 256,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Build a unit column a class, [D, K]: every template filled in, embedded and normalized, averaged, normalized.
+
+    Args:
+        templates: texts with a place for the class name, written `{c}` or `{}`.
+        batch_size: texts embedded at once, of any classes.
+
+    Raises:
+        InputError: no class, no template, or a template without a place for the name.
+    """
+    if not classnames or not templates:
+        raise InputError(
+            f"zero-shot needs class names and templates, got {len(classnames)} and {len(templates)}"
+        )
+    texts = [fill_template(template, name) for name in classnames for template in templates]
+    with evaluating(model):
+        features = embed_texts(model, tokenizer, texts, batch_size, progress)
+        return F.normalize(features.view(len(classnames), len(templates), -1).mean(1), dim=-1).T.contiguous()
+
+
+def fill_template(template: str, name: str) -> str:
+    """Put the class name in place of `{c}` (or `{}`); other braces in either are left alone.
+
+    Raises:
+        InputError: the template has no such place.
+    """
+    for place in ("{c}", "{}"):
+        if place in template:
+            return template.replace(place, name)
+    raise InputError(f"template {template!r} has no place for the class name: write {{c}} where it goes")

@@ -28,11 +28,10 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked, embed_images, embed_texts, evaluating
+from diffclip.evaluation.embed import checked, embed_images, evaluating
 from diffclip.evaluation.focus import CENTER_PRIOR, IN_GRAPH
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.zero_shot import build_classifier
 from diffclip.focus.measures import center_prior
 from diffclip.focus.recording import images_at_once
 from diffclip.focus.relevance import image_relevances
@@ -66,7 +65,7 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
     index = {text: i for i, text in enumerate(words)}
     at_once, owners = images_at_once(model, -1), list[int]()
     areas: dict[tuple[str, str], list[Tensor]] = {}
-    for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
+    for batch in setting.batches():
         items = [
             (row, position, truth)
             for row, position in enumerate(batch.positions)
@@ -80,8 +79,6 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
             for key, values in found.items():
                 areas.setdefault(key, []).append(values)
             owners += positions
-        if setting.progress:
-            setting.progress("images", len(batch.positions), len(data))
     if not owners:
         raise InputError(f"{data.name}/{data.split} has no object within the model's crop: give other images")
     hits = {key: torch.cat(parts).double().numpy() for key, parts in areas.items()}
@@ -99,13 +96,11 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
 
 def _texts(setting: Setting[EvaluationSet]) -> tuple[list[str], Tensor]:
     """The K texts that the true one is among, and their features [K, D]."""
-    model, data = setting.model, setting.data
+    data = setting.data
     if not isinstance(data, MaskedSet):
-        templates = setting.templates or data.templates
-        return data.classnames, build_classifier(model, setting.tokenizer, data.classnames, templates).T
+        return data.classnames, setting.classifier().T
     words = sorted({thing.worded(setting.prompt, setting.words) for own in data.things for thing in own})
-    with evaluating(model):
-        return words, embed_texts(model, setting.tokenizer, words)
+    return words, setting.text_features(words)
 
 
 def _truths(setting: Setting[EvaluationSet], position: int, grid: int, index: Mapping[str, int]) -> list[int]:

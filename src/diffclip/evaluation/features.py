@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -97,12 +97,10 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
         values: list[Tensor] = []
         labels: list[int] = []
         with evaluating(model):
-            for batch in data.batches(transform, setting.batch_size, setting.workers):
+            for batch in replace(setting, data=data).batches(what=f"{data.split} images"):
                 images = batch.images.to(weight.device, weight.dtype, non_blocking=True)
                 values.append(model.visual(images).float().cpu())
                 labels += [data.labels[position] for position in batch.positions]
-                if setting.progress:
-                    setting.progress(f"{data.split} images", len(batch.positions), len(data))
         # a clone, because tensors of inference mode cannot be trained on
         found = Features(f"{data.name}/{data.split}", joined(values).clone(), torch.tensor(labels))
         setting.features[key] = found, list(data.faults)

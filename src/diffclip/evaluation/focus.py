@@ -17,7 +17,8 @@ Shapes: n items, L layers, H heads, P patches, B images, T texts an image, S ima
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +28,10 @@ from torch import Tensor
 
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked, embed_texts, evaluating
-from diffclip.evaluation.scores import Score, with_facts
+from diffclip.evaluation.embed import checked
+from diffclip.evaluation.scores import Layered, Score, layered_scores, with_facts
 from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.statistics import SHARE, Bounds, mean_intervals
+from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.focus import measures
 from diffclip.focus.maps import map_correlation, patch_part
 from diffclip.focus.recording import images_at_once, recording
@@ -48,26 +49,8 @@ _CORRELATION = "map_correlation"
 _NOT_SHARES = ("inside_over_area", "effective_patches")
 
 
-class _Values(NamedTuple):
-    """A measure of a map of each item: its headline [n], by layer [n, L], and by layer and head [n, L, H]."""
-
-    headline: Tensor
-    layers: Tensor
-    heads: Tensor
-
-
-_Table = dict[tuple[str, str], _Values]
+_Table = dict[tuple[str | None, str], Layered]
 """By map and metric."""
-
-
-class _Column(NamedTuple):
-    """Values [n] of one map, metric, layer and head."""
-
-    map: str
-    metric: str
-    layer: int | None
-    head: int | None
-    values: NDArray[np.float64]
 
 
 class _Image(NamedTuple):
@@ -95,14 +78,9 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     grid, edge = vision.image_size // vision.patch_size, model.config.preprocess.resize or vision.image_size
     if grid < 2:
         raise InputError("the model has a single patch, so a map shows nothing: use smaller patches")
-    texts_of = [[thing.worded(prompt, setting.words) for thing in own] for own in data.things]
-    words = sorted({text for own in texts_of for text in own})
+    words = sorted({thing.worded(prompt, setting.words) for own in data.things for thing in own})
     untrained = CLIP(model.config, init=setting.init, seed=_SEED).to(model.logit_scale)
-    with evaluating(model), evaluating(untrained):
-        features, fresh = (
-            embed_texts(one, setting.tokenizer, words, progress=setting.progress)
-            for one in (model, untrained)
-        )
+    features, fresh = (replace(setting, model=one).text_features(words) for one in (model, untrained))
     index = {text: i for i, text in enumerate(words)}
     # neighbors in the alphabet are alike: "a red ring", "a red star"
     circle = [words[i] for i in np.random.default_rng(_SEED).permutation(len(words))]
@@ -110,7 +88,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     positions: list[int] = []
     coverages: list[Tensor] = []
     together = images_at_once(model)
-    for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
+    for batch in setting.batches():
         groups: dict[int, list[_Image]] = {}  # images with as many texts each go together
         for image, position in zip(batch.images, batch.positions, strict=True):
             things, coverage = data.coverages(position, vision.image_size, edge, grid)
@@ -128,17 +106,13 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
             blind = image_relevances(untrained, images, fresh[own], methods=["relevance"])["relevance"]
             maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
             maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
-            single = {
-                (map, name): _headline(one)
-                for map, rows in maps.items()
-                for name, one in _patches(rows, covered).items()
-            }
+            single: _Table = {}
+            for map, rows in maps.items():
+                single |= _headlines(map, rows, covered)
             first = {key: one for key, one in single.items() if key[0] == OWN_MINUS_OTHER}
             found.append(first | _measure(model, images, features[own], covered) | single)
             positions += [one.position for one in part for _ in one.texts]
             coverages.append(covered)
-        if setting.progress:
-            setting.progress("images", len(batch.positions), len(data))
     data.faults = list(dict.fromkeys(data.faults))
     if len(set(positions)) < 2:
         why = f": {data.faults[-1]}" if data.faults else ""
@@ -149,14 +123,16 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     # as in the set, however it was cut into batches: another model's items are paired with these
     order = np.argsort(positions, kind="stable")
     table = {
-        key: _Values(*(torch.cat([one[key][part] for one in found]).double()[order] for part in range(3)))
+        key: Layered(*(torch.cat([one[key][part] for one in found]).double()[order] for part in range(3)))
         for key in found[0]
     }
-    scores = _scores(
-        table,
-        np.array(positions)[order],
-        uniform_scores(torch.cat(coverages), setting.model.config.vision.registers),
-    )
+    uniform = uniform_scores(torch.cat(coverages), vision.registers)
+
+    def chance(map: str | None, metric: str) -> float:
+        # between two uniform maps there is no difference
+        return 0.0 if _is_signed(map, metric) else uniform[metric]
+
+    scores = layered_scores(table, chance, _bounds, np.array(positions)[order])
     words_of = "texts of the set" if prompt is None else f"text {prompt!r}"
     if setting.words:
         words_of += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
@@ -232,11 +208,10 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> _T
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     heads = _patches(relevance, coverage)
     found: _Table = {
-        ("relevance", name): _Values(layers[:, -1], layers, heads[name])
+        ("relevance", name): Layered(layers[:, -1], layers, heads[name])
         for name, layers in _patches(relevance.mean(2), coverage).items()
     }
-    flow = patch_part(rollout(seen)[:, 0]).cpu().float()[owners]
-    found |= {("rollout", name): _headline(one) for name, one in _patches(flow, coverage).items()}
+    found |= _headlines("rollout", patch_part(rollout(seen)[:, 0]).cpu().float()[owners], coverage)
     found |= _by_head("attention", _of_heads([one.combined for one in seen], owners, coverage))
     second = [one.second for one in seen if one.second is not None]
     if len(second) == len(seen):
@@ -278,42 +253,19 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
 
 def _by_head(map: str, heads: Mapping[str, Tensor]) -> _Table:
     """Average values [n, L, H] over heads to layers, and over layers to the headline."""
-    return {(map, name): _Values(one.mean((1, 2)), one.mean(2), one) for name, one in heads.items()}
+    return {(map, name): Layered(one.mean((1, 2)), one.mean(2), one) for name, one in heads.items()}
 
 
-def _headline(values: Tensor) -> _Values:
-    return _Values(values, values.new_empty(len(values), 0), values.new_empty(len(values), 0, 0))
+def _headlines(map: str, rows: Tensor, coverage: Tensor) -> _Table:
+    """Measure rows over patches [n, P] of a map that has neither layers nor heads."""
+    return {(map, name): Layered.of(one) for name, one in _patches(rows, coverage).items()}
 
 
-def _columns(table: _Table) -> Iterator[_Column]:
-    """Yield all headlines, then all layers, then all heads."""
-    for key, own in table.items():
-        yield _Column(*key, None, None, own.headline.numpy())
-    for key, own in table.items():
-        for layer, values in enumerate(own.layers.unbind(1), 1):
-            yield _Column(*key, layer, None, values.numpy())
-    for key, own in table.items():
-        for layer, head in np.ndindex(*own.heads.shape[1:]):
-            yield _Column(*key, layer + 1, head + 1, own.heads[:, layer, head].numpy())
+def _is_signed(map: str | None, metric: str) -> bool:
+    return map == DIFFERENCE or metric == _CORRELATION
 
 
-def _scores(table: _Table, images: NDArray[np.int64], uniform: Mapping[str, float]) -> list[Score]:
-    """Score each column; headlines have outcomes, for a paired comparison."""
-    columns = list(_columns(table))
-    values = np.stack([one.values for one in columns], axis=1)
-    intervals = mean_intervals(values, images, [_bounds(one) for one in columns]).tolist()
-    scores = []
-    for one, (low, high) in zip(columns, intervals, strict=True):
-        # between two uniform maps there is no difference
-        chance = 0.0 if one.map == DIFFERENCE or one.metric == _CORRELATION else uniform[one.metric]
-        hits, clusters = (one.values, images) if one.layer is None else (None, None)
-        facts = {"map": one.map, "layer": one.layer, "head": one.head}
-        mean = float(one.values.mean())
-        scores.append(Score(one.metric, mean, len(images), low, high, chance, hits, clusters, facts))
-    return scores
-
-
-def _bounds(column: _Column) -> Bounds:
-    if column.map == DIFFERENCE or column.metric == _CORRELATION:
+def _bounds(map: str | None, metric: str) -> Bounds:
+    if _is_signed(map, metric):
         return -1.0, 1.0
-    return None if column.metric in _NOT_SHARES else SHARE
+    return None if metric in _NOT_SHARES else SHARE

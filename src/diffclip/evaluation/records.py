@@ -91,13 +91,12 @@ MEASURE = (
 
 def to_lines(records: Iterable[Record]) -> str:
     """JSON lines in the order of the fields; optional fields without a value are left out, but for `chance`."""
-    optional = {name for name, field in Record.model_fields.items() if not field.is_required()} - {"chance"}
-    lines = []
-    for record in records:
-        fields = record.model_dump()
-        kept = {name: fields[name] for name in fields if fields[name] is not None or name not in optional}
-        lines.append(json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
-    return "".join(lines)
+    always = {name for name, field in Record.model_fields.items() if field.is_required()} | {"chance"}
+    rows = (
+        {name: value for name, value in record.model_dump().items() if value is not None or name in always}
+        for record in records
+    )
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
 def write_records(path: str | Path, records: Iterable[Record]) -> None:

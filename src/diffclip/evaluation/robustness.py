@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.evaluation.embed import checked, embed_images, embed_texts, evaluating
+from diffclip.evaluation.embed import checked, embed_images, evaluating
 from diffclip.evaluation.metrics import chance_at, classification_ranks
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import mean_interval
-from diffclip.evaluation.zero_shot import build_classifier, true_text
+from diffclip.evaluation.zero_shot import true_texts
 from diffclip.model import CLIP
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -41,8 +41,15 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     Raises:
         InputError: no image, class or template, or an embedding is not finite.
     """
-    model, data = setting.model, setting.data
-    classifier, labels, facts = _classifier(setting)
+    model = setting.model
+    facts: dict[str, int] = {}
+    # clones, because a graph cannot keep a tensor of inference mode
+    if setting.data.kind == "classification":
+        classifier, labels = setting.classifier().clone(), setting.data.labels
+        facts = {"templates": len(setting.prompts)}
+    else:
+        features, labels = true_texts(setting)
+        classifier = features.T.contiguous().clone()
     preprocess = setting.preprocess.preprocess
     mean, std = torch.tensor([preprocess.mean, preprocess.std], device=classifier.device)[..., None, None]
     scale = model.logit_scale.detach().exp().float()
@@ -59,7 +66,7 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     positions: list[int] = []
     hits: dict[tuple[str, float], list[Tensor]] = {}
     with frozen(model):
-        for batch in data.batches(setting.preprocess.pixels, setting.batch_size, setting.workers):
+        for batch in setting.batches(setting.preprocess.pixels):
             pixels = batch.images.to(classifier.device) / 255
             truth = torch.tensor([labels[position] for position in batch.positions], device=pixels.device)
             start, signs = _drawn(setting.draw, batch.positions, pixels)
@@ -77,8 +84,6 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
             for key, values in found.items():
                 hits.setdefault(key, []).append(values)
             positions += batch.positions
-            if setting.progress:
-                setting.progress("images", len(batch.positions), len(data))
     outcomes = {key: torch.cat(values).numpy() for key, values in hits.items()}
     method = (
         f"PGD in L∞ on pixels, {STEPS} steps of {STEP_SIZE:g} ε, random start, cross-entropy of the logits; noise: ±ε "
@@ -118,23 +123,6 @@ def frozen(model: CLIP) -> Iterator[None]:
     finally:
         for parameter in learned:
             parameter.requires_grad_(True)
-
-
-def _classifier(setting: Setting[EvaluationSet]) -> tuple[Tensor, list[int], dict[str, int]]:
-    """Make a unit column a class or caption [D, K], the right one of each sample of the set, and facts for records."""
-    data, progress = setting.data, setting.progress
-    if data.kind == "classification":
-        templates = setting.templates or data.templates
-        columns = build_classifier(
-            setting.model, setting.tokenizer, data.classnames, templates, progress=progress
-        )
-        # a graph cannot keep a tensor of inference mode
-        return columns.clone(), data.labels, {"templates": len(templates)}
-    first = [true_text(data, position) for position in range(len(data))]
-    texts = {text: index for index, text in enumerate(dict.fromkeys(first))}
-    with evaluating(setting.model):
-        features = embed_texts(setting.model, setting.tokenizer, list(texts), progress=progress)
-    return features.T.contiguous().clone(), [texts[text] for text in first], {}
 
 
 def _drawn(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor, Tensor]:

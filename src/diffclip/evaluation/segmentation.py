@@ -22,7 +22,6 @@ from diffclip.evaluation.embed import checked, evaluating
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import sums_interval
-from diffclip.evaluation.zero_shot import build_classifier
 from diffclip.model import READOUTS
 
 MAJORITY = "majority class"
@@ -37,30 +36,23 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
     Raises:
         InputError: no image has labels, or an embedding is not finite.
     """
-    model, data = setting.model, setting.data
-    templates, classes = setting.templates or data.templates, len(data.classnames)
-    classifier = build_classifier(
-        model, setting.tokenizer, data.classnames, templates, progress=setting.progress
-    )
+    model, data, classes = setting.model, setting.data, len(setting.data.classnames)
+    classifier = setting.classifier()
     grid = model.config.vision.image_size // model.config.vision.patch_size
     counts: dict[str, list[Tensor]] = {readout: [] for readout in READOUTS}
     with evaluating(model):
-        for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
+        for batch in setting.batches():
             truths = [data.classes_at(position) for position in batch.positions]
             images = batch.images.to(classifier.device, model.logit_scale.dtype)
             for readout in READOUTS:
                 patches = model.encode_patches(images, readout=readout).float()
                 checked(patches.flatten(0, 1), "patches")
-                cosines = (F.normalize(patches, dim=-1) @ classifier).mT.reshape(
-                    len(images), classes, grid, grid
-                )
+                cosines = (F.normalize(patches, dim=-1) @ classifier).mT.unflatten(-1, (grid, grid))
                 counts[readout] += [
                     count_pixels(own, torch.from_numpy(truth).to(own.device)).cpu()
                     for own, truth in zip(cosines, truths, strict=True)
                     if truth is not None
                 ]
-            if setting.progress:
-                setting.progress("images", len(batch.positions), len(data))
     if not counts[READOUTS[0]]:
         raise InputError(f"no image of {data.name}/{data.split} has labels: {data.faults[-1]}")
     found = {readout: torch.stack(own).double().numpy() for readout, own in counts.items()}
@@ -70,7 +62,7 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
         "IoU over classes that occur; ties count against"
     )
     scores = [score for name, own in found.items() for score in _scores(own, name)]
-    return with_facts(scores, protocol=method, classes=classes, templates=len(templates))
+    return with_facts(scores, protocol=method, classes=classes, templates=len(setting.prompts))
 
 
 def count_pixels(cosines: Tensor, truth: Tensor) -> Tensor:

@@ -46,9 +46,7 @@ def wilson(successes: float, trials: float) -> Interval:
     return float(low), float(high)
 
 
-def mean_interval(
-    values: ArrayLike, clusters: ArrayLike | None = None, bounds: Bounds = SHARE, seed: int = 0
-) -> Interval:
+def mean_interval(values: ArrayLike, clusters: ArrayLike | None = None, bounds: Bounds = SHARE) -> Interval:
     """Return the 95 % bootstrap interval of a mean over items (percentiles; Efron & Tibshirani 1993, chapter 13).
 
     Args:
@@ -56,18 +54,17 @@ def mean_interval(
         clusters: [n]; items of one cluster (the captions of an image) are resampled together.
         bounds: limits of the metric. If every cluster has the same outcome, the bootstrap collapses to a point, and
             the Wilson interval with the clusters as trials is used instead; without bounds there is none.
-        seed: seed of the resampling.
     """
-    low, high = mean_intervals(np.asarray(values, dtype=np.float64)[:, None], clusters, [bounds], seed)[0]
+    low, high = mean_intervals(np.asarray(values, dtype=np.float64)[:, None], clusters, [bounds])[0]
     return float(low), float(high)
 
 
 def mean_intervals(
-    values: NDArray[np.float64], clusters: ArrayLike | None, bounds: Sequence[Bounds], seed: int = 0
+    values: NDArray[np.float64], clusters: ArrayLike | None, bounds: Sequence[Bounds]
 ) -> NDArray[np.float64]:
     """Return `mean_interval` of each column of `values` [n, m], as [m, 2]; all columns share the resamples."""
     sums, sizes = by_cluster(values, clusters)
-    means = np.concatenate([(draws @ sums) / (draws @ sizes)[:, None] for draws in _draws(len(sizes), seed)])
+    means = np.concatenate([(draws @ sums) / (draws @ sizes)[:, None] for draws in _draws(len(sizes))])
     intervals: NDArray[np.float64] = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2], axis=0).T
     constant = np.ptp(sums / sizes[:, None], axis=0) == 0
     for column in np.flatnonzero(constant):
@@ -78,7 +75,7 @@ def mean_intervals(
     return intervals
 
 
-def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64], seed: int = 0) -> Interval:
+def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64]) -> Interval:
     """Return the 95 % bootstrap interval of the mean over classes of each class's accuracy.
 
     A class that a resample misses is left out of its mean. If all hits are equal, Wilson with K² / Σ 1/n_c trials.
@@ -93,7 +90,7 @@ def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64], se
     member = csr_matrix((np.ones(len(hits)), (rows, index)))
     right = csr_matrix((hits, (rows, index)), shape=member.shape)
     means = []
-    for draws in _draws(len(hits), seed):
+    for draws in _draws(len(hits)):
         drawn = draws @ member
         means.append(((draws @ right) / np.maximum(drawn, 1)).sum(1) / (drawn > 0).sum(1))
     low, high = np.quantile(np.concatenate(means), [ALPHA / 2, 1 - ALPHA / 2])
@@ -104,7 +101,6 @@ def sums_interval(
     values: NDArray[np.float64],
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     clusters: ArrayLike | None = None,
-    seed: int = 0,
 ) -> Interval:
     """Return the 95 % bootstrap interval of a share that is computed from sums over items.
 
@@ -112,10 +108,9 @@ def sums_interval(
         values: [n, …], summed over the items of a resample.
         statistic: from such sums [r, …] to shares [r]. If all are equal, Wilson's margin with the clusters as trials.
         clusters: [n]; items of one cluster are resampled together.
-        seed: seed of the resampling.
     """
     flat, sizes = by_cluster(values.reshape(len(values), -1), clusters)
-    sums = [(draws @ flat).reshape(-1, *values.shape[1:]) for draws in _draws(len(flat), seed)]
+    sums = [(draws @ flat).reshape(-1, *values.shape[1:]) for draws in _draws(len(flat))]
     shares = statistic(np.concatenate(sums))
     low, high = np.quantile(shares, [ALPHA / 2, 1 - ALPHA / 2])
     margin = wilson(0, len(sizes))[1] if np.ptp(shares) == 0 else 0.0
@@ -183,9 +178,9 @@ def by_cluster(
     return sums, sizes.astype(np.float64)
 
 
-def _draws(items: int, seed: int) -> Iterator[NDArray[np.float64]]:
+def _draws(items: int) -> Iterator[NDArray[np.float64]]:
     """Yield how often each of `items` is in each resample, [r, items], `_RESAMPLES` rows in all."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     step = max(1, _WEIGHTS_AT_ONCE // items)
     for start in range(0, _RESAMPLES, step):
         rows = min(step, _RESAMPLES - start)
@@ -255,23 +250,17 @@ def with_verdicts(comparisons: pd.DataFrame) -> pd.DataFrame:
     "better" or "worse": p (of a secondary row `p_holm`) below 5 %; "equivalent": `p_equivalent` below 5 %;
     "one run": fewer than two seeds; else "undecided". Call it again on rows of several measures put together.
     """
+    from statsmodels.stats.multitest import multipletests
+
     found = comparisons.copy()
     found["p_holm"] = found["p"].where(found["primary"], math.nan)
     secondary = ~found["primary"] & found["p"].notna()
-    found.loc[secondary, "p_holm"] = holm(found.loc[secondary, "p"].to_numpy())
+    if secondary.any():
+        found.loc[secondary, "p_holm"] = multipletests(found.loc[secondary, "p"].to_numpy(), method="holm")[1]
     shown = found["p_holm"] < ALPHA
     conditions = [found["seeds"] < 2, shown & (found["difference"] > 0), shown, found["p_equivalent"] < ALPHA]
     found["verdict"] = np.select(conditions, ["one run", "better", "worse", "equivalent"], "undecided")
     return found
-
-
-def holm(ps: ArrayLike) -> NDArray[np.float64]:
-    """Correct the p of several tests so that the chance of any false one stays at the level (Holm 1979)."""
-    from statsmodels.stats.multitest import multipletests
-
-    array = np.asarray(ps, dtype=np.float64)
-    corrected = multipletests(array, method="holm")[1] if len(array) else array
-    return np.asarray(corrected, dtype=np.float64)
 
 
 def residual_sd(values: pd.DataFrame) -> tuple[float, float]:
