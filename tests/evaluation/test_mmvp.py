@@ -100,7 +100,8 @@ def test_it_equals_the_literal_script(folder):
                 predictions.append("img1" if logits.softmax(-1)[0, 0] > 0.5 else "img2")
             right[one[1]].append(predictions == ["img1", "img2"])
     scores = {
-        score.metric: score for score in mmvp(Setting(model, preprocess, tokenizer, open_pairs(folder, "mmvp"), 5))
+        score.metric: score
+        for score in mmvp(Setting(model, preprocess, tokenizer, open_pairs(folder, "mmvp"), 5))
     }
     assert sum(map(sum, right.values())) > 0
     for pattern, wanted in right.items():
@@ -114,7 +115,10 @@ def test_it_equals_the_literal_script(folder):
 
 def test_counts_means_and_intervals(tmp_path):
     pairs = open_pairs(colour_set(tmp_path, wrong=(1,)), "mmvp")
-    assert {PATTERNS[label] for label in pairs.labels} == {"Color and Appearance", "Viewpoint and Perspective"}
+    assert {PATTERNS[label] for label in pairs.labels} == {
+        "Color and Appearance",
+        "Viewpoint and Perspective",
+    }
     scores = mmvp(Setting(Colours(), to_colours, colour_tokens, pairs, 3))
     mean, pooled, statements, groups, colour, view = scores
     assert (groups.value, groups.hits.tolist(), groups.chance) == (0.75, [1, 0, 1, 1], 0.5)

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny import image_relevance
 
 import diffclip
 from diffclip import InputError
 from diffclip.data.transforms import EvalTransform
-from diffclip.focus import class_token_maps, image_relevance, recording, rollout, text_relevance
 from diffclip.focus.attend import Prepared, View, attend
-from diffclip.focus.relevance import gradients, image_logits, weighted
+from diffclip.focus.maps import class_token_maps, rollout
+from diffclip.focus.recording import recording
+from diffclip.focus.relevance import gradients, image_logits, text_relevance, weighted
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = ["a mug", "a lamp on a skateboardish table"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import TOKENS, directions, pictures, tiny
+from tiny import TOKENS, directions, image_relevance, pictures, tiny
 
 from diffclip import CLIP, InputError
-from diffclip.focus import image_relevance, recording, text_relevance
+from diffclip.focus.recording import recording
+from diffclip.focus.relevance import text_relevance
 
 VARIANTS = ("CLIP", "DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added", "CLIP-gated-registers")
 

@@ -77,10 +77,9 @@ def attend(
     texts = [one.strip() for one in text or []]
     if not all(texts):
         raise InputError('--text is empty: say what to look for, as in --text "a dog"')
-    reals = [os.path.realpath(os.path.expanduser(source)) for source in model]
-    for source, real in zip(model, reals, strict=True):
-        if reals.count(real) > 1:
-            raise InputError(f"--model {source} is given twice: name each model once")
+    if len({os.path.realpath(source) for source in model}) < len(model):
+        raise InputError("--model has a model twice: name each model once")
+    for source in model:
         find_model(source)
     from diffclip.cli.progress import showing_progress
     from diffclip.data.images import find_images
@@ -95,10 +94,8 @@ def attend(
         if path.suffix.lower() not in (*DRAWN, ARRAYS):
             raise InputError(f"{path} should end in {', '.join(DRAWN)} or, for arrays, {ARRAYS}")
         check_writable(path)
-        several = len(files) > 1 and path.suffix.lower() != ARRAYS
-        numbers = range(1, len(files) + 1) if several else ()
-        numbered = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)
-        for written_to in (path, *numbered):
+        numbers = range(1, len(files) + 1) if len(files) > 1 else ()
+        for written_to in (path, *(path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)):
             check_not_input(written_to, files)
     drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]
 
@@ -112,7 +109,7 @@ def attend(
             yield image
 
     with showing_progress("attend", {"images": len(files)}) as progress:
-        reader = ImageReader(files, [path for path in images if not path.is_dir()], progress)
+        reader = ImageReader(files, images, progress)
         found = attend_to(loaded, shown(reader), texts, view)
     with warnings.catch_warnings():
         # a text in a script that the font lacks is drawn as boxes
@@ -138,18 +135,18 @@ def _place(patch: str | None) -> tuple[int, int] | None:
 
 
 def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
-    """The models by their names in figures: the variant where all differ, else the source."""
+    """The models by their names in figures: the variant where all differ, else the source's last part, or all of it."""
     from diffclip.config import variant_of
 
     place = pick_device(device)
     loaded = [load_for_use(source) for source in sources]
-    for one in loaded:
-        one.model.to(place)
     variants = [variant_of(one.model.config) for one in loaded]
-    names = [printable(Path(source).name) for source in sources]
-    for labels in (variants, names, [printable(source) for source in sources]):
+    for labels in (
+        variants,
+        [printable(Path(source).name) for source in sources],
+        list(map(printable, sources)),
+    ):
         if len(set(labels)) == len(labels):
             break
-    return {
-        label: (one.model, one.preprocess, one.tokenizer) for label, one in zip(labels, loaded, strict=True)
-    }
+    each = ((one.model.to(place), one.preprocess, one.tokenizer) for one in loaded)
+    return dict(zip(labels, each, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -96,11 +96,12 @@ def evaluate(
     Every number has its 95 % interval over items and the chance level. diffclip report makes tables and figures from
     the records.
     """
+    from diffclip.cli.progress import showing_progress
     from diffclip.errors import DiffCLIPError, InputError, require_group
 
     require_group("report", "pandas", "scipy", "statsmodels")
     from diffclip.evaluation.results_file import ResultsFile
-    from diffclip.evaluation.run import Sets
+    from diffclip.evaluation.run import Sets, run_entries
     from diffclip.files import check_writable
     from diffclip.model_source import load_for_use
 
@@ -127,63 +128,50 @@ def evaluate(
     results, sets, several = ResultsFile(output), Sets(data_root), len(entries) > 1
     if not several:
         sets.open(entries[0])  # a wrong set is told before a model is loaded
-    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "prompt": prompt}
-    how |= {"sets": sets, "draws": range(seed, seed + seeds)}
     place, alone = pick_device(device), suite is None and len(sources) == 1
     done: list[Record] = []
     faults: dict[Fault, None] = {}
-    failures: list[tuple[str, bool]] = []
+    failures: list[DiffCLIPError] = []
     tasks = 0
-    for source in sources:
-        try:
-            loaded = load_for_use(source, model_name, image_size)
-        except InputError as error:
-            if alone:
-                raise
-            print(f"{source}: FAILED: {error}", file=sys.stderr, flush=True)
-            failures.append((str(error), False))
-            tasks += 1
-            continue
-        loaded.model.to(place)
-        for measured in _measure(loaded, entries, results, how):
-            tasks += 1
-            done += measured.records
-            faults |= dict.fromkeys(measured.faults)
-            if measured.failure:
-                failures.append((measured.failure, measured.ours))
-            if not alone:
-                print(_line(loaded, measured), file=sys.stderr, flush=True)
-    if done:
-        results.write()
+    with ExitStack() as bar:
+
+        def progress(entry: Entry, items: int) -> Progress:
+            return bar.enter_context(showing_progress(f"{loaded.label}: {entry}", {"images": items}))
+
+        how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "prompt": prompt}
+        how |= {"draws": range(seed, seed + seeds), "progress": progress}
+        for source in sources:
+            try:
+                loaded = load_for_use(source, model_name, image_size)
+            except InputError as error:
+                if alone:
+                    raise
+                print(f"{source}: FAILED: {error}", file=sys.stderr, flush=True)
+                failures.append(error)
+                tasks += 1
+                continue
+            loaded.model.to(place)
+            for measured in run_entries(loaded, entries, results, sets, **how):
+                bar.close()
+                tasks += 1
+                done += measured.records
+                faults |= dict.fromkeys(measured.faults)
+                if measured.failure:
+                    failures.append((DiffCLIPError if measured.ours else InputError)(measured.failure))
+                if not alone:
+                    print(_line(loaded, measured), file=sys.stderr, flush=True)
     _show(done, results, several, json_lines)
     skipped = [fault for fault in faults if fault.kind != "note"]
     say_skipped(f"{len(skipped)} samples, shards or masks", skipped)
     for fault in faults:
         if fault.kind == "note":
             print(f"diffclip: {fault}", file=sys.stderr)
+    if len(failures) == 1 and not several:
+        raise failures[0]
     if failures:
-        kind = DiffCLIPError if any(ours for _, ours in failures) else InputError
-        if len(failures) == 1 and not several:
-            raise kind(failures[0][0])
+        kind = InputError if all(isinstance(error, InputError) for error in failures) else DiffCLIPError
         kept = f"; the other results are in {output}" if done and output else ""
         raise kind(f"{len(failures)} of {tasks} tasks failed, see above{kept}")
-
-
-def _measure(
-    loaded: Loaded, entries: Sequence[Entry], results: ResultsFile, how: dict[str, Any]
-) -> Iterator[Measured]:
-    """Measure all entries on one model, with a progress bar each."""
-    from diffclip.cli.progress import showing_progress
-    from diffclip.evaluation.run import run_entries
-
-    with ExitStack() as bar:
-
-        def progress(entry: Entry, items: int) -> Progress:
-            return bar.enter_context(showing_progress(f"{loaded.label}: {entry}", {"images": items}))
-
-        for measured in run_entries(loaded, entries, results, progress=progress, **how):
-            bar.close()
-            yield measured
 
 
 def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_lines: bool) -> None:
@@ -261,9 +249,6 @@ def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool)
     if missing and not (left and skip):
         where = f"in {root}" if root else "without --data-root FOLDER"
         way = ", or add --skip-missing to go on without" if left else ""
-        sets = len({entry.dataset for entry in entries})
-        raise InputError(
-            f"{len(missing)} of the {sets} sets of the suite {name} are missing {where}: "
-            f"get them as said above{way}"
-        )
+        sets = f"{len(missing)} of the {len({entry.dataset for entry in entries})} sets of the suite {name}"
+        raise InputError(f"{sets} are missing {where}: get them as said above{way}")
     return left

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,7 @@ from diffclip.evaluation.suite import TRAIN
 METHOD = "class token before the projection"
 
 
-@dataclass(frozen=True)
-class Features:
+class Features(NamedTuple):
     """Features [N, D] float32 of labeled images, their classes int64 [N], and the name of their split for messages."""
 
     where: str

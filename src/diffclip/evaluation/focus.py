@@ -33,10 +33,9 @@ from diffclip.evaluation.scores import Layered, Score, layered_scores, with_fact
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.focus import measures
-from diffclip.focus.maps import map_correlation, patch_part
+from diffclip.focus.maps import map_correlation, patch_part, rollout
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, image_logits, image_relevances, weighted
-from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
 
 OWN_MINUS_OTHER = "own minus other text"

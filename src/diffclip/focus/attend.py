@@ -22,10 +22,9 @@ from diffclip.attention import AttentionMaps
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, unknown
 from diffclip.files import printable, write_atomically
-from diffclip.focus.maps import as_patches, patch_part
+from diffclip.focus.maps import as_patches, patch_part, rollout
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, patch_rows, text_relevance
-from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 
@@ -112,9 +111,8 @@ class View:
 
     def __str__(self) -> str:
         """For people: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
-        layers = {"last": "last vision layer", "all": "all vision layers"}.get(
-            self.layers, f"vision layer {self.layers}"
-        )
+        known = {"last": "last vision layer", "all": "all vision layers"}
+        layers = known.get(self.layers, f"vision layer {self.layers}")
         together = "all heads" if self.method == "grad-eclip" else "mean over heads"
         heads = together if self.head is None else f"head {self.head}"
         name, meaning = f"{self.method[0].upper()}{self.method[1:]}", METHODS[self.method]
@@ -159,7 +157,8 @@ def attend(
     return {name: reader.joined(parts[name]) for name, reader in readers.items()}
 
 
-_Part = tuple[Array, Array, Array]
+_Part = tuple[Tensor, ...]
+"""Maps [B, max(T, 1), h, w], cosines [B, T], relevance of tokens [B, T, L]."""
 
 
 class _Reader:
@@ -190,11 +189,9 @@ class _Reader:
                 self.texts = self.model.encode_text(self.tokens, normalize=True)
 
     def read(self, batch: Sequence[Image.Image]) -> _Part:
-        """Maps [B, max(T, 1), h, w], cosines [B, T], relevance of tokens [B, T, L]."""
-        weight = self.model.logit_scale
-        images = torch.stack([self.preprocess(image) for image in batch])
-        images = images.to(weight.device, weight.dtype)
-        return self._relevance(images) if self.method in OF_TEXTS else self._attention(images)
+        images = torch.stack([self.preprocess(image) for image in batch]).to(self.model.logit_scale)
+        made = self._relevance(images) if self.method in OF_TEXTS else self._attention(images)
+        return tuple(one.detach().float().cpu() for one in made)
 
     def _relevance(self, images: Tensor) -> _Part:
         with recording(self.model, "visual", self.first, gradients=True) as seen:
@@ -206,12 +203,8 @@ class _Reader:
                 patch_rows(chosen, gradients(logit, chosen), [self.method], self.head)[self.method]
                 for logit in logits.unbind(1)
             ]
-        spoken = text_relevance(self.model, self.tokens, features, self.first_text, method=self.method)
-        return (
-            _array(as_patches(torch.stack(rows, 1))),
-            _array(cosines),
-            _array(spoken[..., 1:-1].transpose(0, 1)),
-        )
+        spoken = text_relevance(self.model, self.tokens, features, self.first_text, self.method)
+        return as_patches(torch.stack(rows, 1)), cosines, spoken[..., 1:-1].transpose(0, 1)
 
     def _attention(self, images: Tensor) -> _Part:
         with recording(self.model, "visual", self.first) as seen:
@@ -220,11 +213,12 @@ class _Reader:
         if self.method == "rollout":
             row = rollout(chosen)[:, self.token]
         else:
-            maps = [_map(one, self.method) for one in chosen]
+            field = {"attention": "combined", "A1": "first", "A2": "second"}[self.method]
+            maps: list[Tensor] = [getattr(one, field) for one in chosen]
             rows = [full.mean(1) if self.head is None else full[:, self.head] for full in maps]
             row = torch.stack(rows).mean(0)[:, self.token]
-        nothing = np.empty((len(images), 0), np.float32)
-        return _array(as_patches(patch_part(row)[:, None])), nothing, nothing[..., None]
+        nothing = row.new_empty(len(images), 0)
+        return as_patches(patch_part(row)[:, None]), nothing, nothing[..., None]
 
     def _chosen(self, seen: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
         heads = seen[0].first.shape[1]
@@ -233,36 +227,25 @@ class _Reader:
         return seen[: self.last - self.first]
 
     def joined(self, parts: Sequence[_Part]) -> Attended:
-        maps, cosines, spoken = (np.concatenate(kind) for kind in zip(*parts, strict=True))
-        if not all(np.isfinite(values).all() for values in (maps, cosines, spoken)):
+        maps, cosines, spoken = (torch.cat(kind) for kind in zip(*parts, strict=True))
+        if not all(values.isfinite().all() for values in (maps, cosines, spoken)):
             raise InputError(f"{self.name} gives numbers that are not finite: use other weights")
-        logits = torch.from_numpy(cosines) * self.model.logit_scale.detach().float().cpu().exp()
-        return Attended(maps, cosines, logits.softmax(-1).numpy(), self.pieces, spoken, self.patch)
+        shares = (cosines * self.model.logit_scale.detach().float().cpu().exp()).softmax(-1)
+        arrays = (values.numpy() for values in (maps, cosines, shares))
+        return Attended(*arrays, self.pieces, spoken.numpy(), self.patch)
 
 
 def _range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
     """The vision layers that `layers` names, from the first to before the last."""
-    depth = len(model.attention_layers()["visual"])
-    if layers == "all":
-        return 0, depth
-    if layers == "last":
-        return depth - 1, depth
+    depth = model.config.vision.layers
+    known = {"all": (0, depth), "last": (depth - 1, depth)}
+    if layers in known:
+        return known[layers]
     if not layers.isdecimal():
         raise InputError(f"layers {layers!r} is not last, all or the number of a layer, counted from 1")
     if not 1 <= int(layers) <= depth:
         raise InputError(f"{name} has no vision layer {layers}: they are numbered from 1 to {depth}")
     return int(layers) - 1, int(layers)
-
-
-def _map(maps: AttentionMaps, method: str) -> Tensor:
-    if method == "attention":
-        return maps.combined
-    return maps.first if maps.second is None or method == "A1" else maps.second
-
-
-def _array(tensor: Tensor) -> Array:
-    array: Array = tensor.detach().float().cpu().numpy()
-    return array
 
 
 def write_arrays(
@@ -277,13 +260,9 @@ def write_arrays(
     Raises:
         InputError: it cannot be written.
     """
-    each = list(found.values())
-    arrays: dict[str, Any] = {
-        "models": np.array(list(found)),
-        "images": np.array(images),
-        "texts": np.array(texts, dtype=np.str_),
-        "method": np.array(method),
-    }
+    each, models = list(found.values()), list(found)
+    arrays: dict[str, Any] = {"models": models, "images": images, "method": method}
+    arrays["texts"] = np.array(texts, np.str_)
     if len({one.maps.shape for one in each}) == 1:
         arrays["maps"] = np.stack([one.maps for one in each])
     else:

@@ -37,30 +37,6 @@ from diffclip.model import CLIP
 Explain = Callable[[Sequence[AttentionMaps], Sequence[Tensor], Tensor, Tensor, int | None], Tensor]
 
 
-def image_relevance(
-    model: CLIP,
-    images: Tensor,
-    texts: Tensor,
-    first_layer: int = -1,
-    norm: Norm = "detached",
-    method: str = "relevance",
-) -> Tensor:
-    """Relevance of each patch for each text: ≥ 0, [B, T, h, w].
-
-    Args:
-        model: in any mode; evaluated, and left as it was.
-        images: [B, 3, S, S] as the model takes them.
-        texts: unit-length text features, [T, D] for all images or [B, T, D] for each its own.
-        first_layer: where R begins; −1, as in the papers, is the last layer alone, 0 all layers.
-        norm: what gradients see of a head norm, "detached" (a constant factor) or "graph".
-        method: "relevance" or "grad-eclip".
-
-    Raises:
-        InputError: no such layer, or images of another size.
-    """
-    return image_relevances(model, images, texts, first_layer, norm, [method])[method]
-
-
 def image_relevances(
     model: CLIP,
     images: Tensor,
@@ -69,7 +45,18 @@ def image_relevances(
     norm: Norm = "detached",
     methods: Sequence[str] = ("relevance", "grad-eclip"),
 ) -> dict[str, Tensor]:
-    """`image_relevance` by each of `methods`, from one pass through the model."""
+    """Relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w].
+
+    Args:
+        model: in any mode; evaluated, and left as it was.
+        images: [B, 3, S, S] as the model takes them.
+        texts: unit-length text features, [T, D] for all images or [B, T, D] for each its own.
+        first_layer: where R begins; −1, as in the papers, is the last layer alone, 0 all layers.
+        norm: what gradients see of a head norm, "detached" (a constant factor) or "graph".
+
+    Raises:
+        InputError: no such layer, or images of another size.
+    """
     with recording(model, "visual", first_layer, gradients=True, norm=norm) as seen:
         logits = image_logits(model, images, texts)
         rows = [patch_rows(seen, gradients(logit, seen), methods) for logit in logits.unbind(1)]
@@ -105,7 +92,6 @@ def text_relevance(
     tokens: Tensor,
     images: Tensor,
     first_layer: int = -1,
-    norm: Norm = "detached",
     method: str = "relevance",
 ) -> Tensor:
     """Relevance of each token for each image: ≥ 0, [T, I, L]; 0 from the end of the text on and at its start.
@@ -114,14 +100,15 @@ def text_relevance(
         model: in any mode; evaluated, and left as it was.
         tokens: ids [T, L], with a start and an end of text each.
         images: unit-length image features [I, D].
-        first_layer, norm, method: as in `image_relevance`.
+        first_layer: as in `image_relevances`.
+        method: "relevance" or "grad-eclip".
 
     Raises:
         InputError: no such layer, or more tokens than the context.
     """
     ends = tokens.argmax(-1)
     places = torch.arange(tokens.shape[1], device=tokens.device)
-    with recording(model, "text", first_layer, gradients=True, norm=norm) as seen:
+    with recording(model, "text", first_layer, gradients=True) as seen:
         features = model.encode_text(tokens, normalize=True)
         logits = model.logit_scale.detach().exp() * features @ _usable(images.detach()).to(features.dtype).T
         rows = [
