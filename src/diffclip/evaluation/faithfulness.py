@@ -1,17 +1,9 @@
 """The task `faithfulness`: do the patches that a method calls relevant carry the model's answer?
 
-Deletion and insertion of Petsiuk et al., "RISE" (BMVC 2018, arXiv:1806.07421), patch by patch: the patches of an image
-are replaced, the most relevant first, by the mean color of the model's statistics (0 after normalization); insertion
-begins with all patches replaced and puts them back in the same order. In 16 steps of equal size the model is asked for
-the probability of the true text, softmax over the texts of the set; the metric is the area under that curve (trapezoid,
-in [0, 1]). For `deletion_auc` lower is better, for `insertion_auc` higher.
-
-Orders (the field `map`): `relevance` and `grad-eclip` of the last layer for the true text, `relevance, norm in the
-graph`, `centre prior` and `random order`, whose mean is the chance level of all. Ties are in random order. Areas depend
-on how sure a model is, so that between models differences from the random order say more than the areas.
-
-An item is an image with its class, or with the text of an object in its mask; clusters are images. Each item takes 152
-forward passes, so that of a large set 256 images are drawn, the same for every model.
+Deletion and insertion of Petsiuk et al., "RISE" (BMVC 2018, arXiv:1806.07421), patch by patch, as docs/protocols.md
+describes. The metric is the area under the curve of the true text's probability (trapezoid, in [0, 1]); the field `map`
+names the order of the patches. An item is an image with its class, or with the text of an object in its mask; clusters
+are images. An item takes 152 forward passes, so that of a large set 256 images are drawn, the same for every model.
 
 Shapes: n items, O orders, P patches, K texts, B images, S image size, D joint width.
 """
@@ -158,9 +150,7 @@ def _probabilities(
     which = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)
     parts = []
     with evaluating(model):
-        for rows, shown in zip(
-            torch.split(which, at_once), torch.split(kept.flatten(0, 1), at_once), strict=True
-        ):
+        for rows, shown in zip(which.split(at_once), kept.flatten(0, 1).split(at_once), strict=True):
             pixels = shown.view(-1, 1, side, side).to(images)
             pixels = pixels.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
             features = checked(embed_images(model, images[rows] * pixels), "images")

@@ -1,16 +1,7 @@
 """The task `focus`: attention maps and relevance against masks of the objects that texts name.
 
-Items are pairs of an image and a text, clusters are images. The measures are those of `diffclip.focus.measures`.
-
-- `own minus other text`, the primary map: relevance for the item's text minus relevance for another object's text in
-  the same image, which leaves out what a model finds salient whatever it is asked. The other text is that of the next
-  object in the image that is worded differently, else the next of the set's texts in a fixed random order.
-- `relevance` and `grad-eclip` of the last layer, the head norm's denominator held constant, `relevance, norm in the
-  graph` without that (see `diffclip.focus.relevance`), and `grad-eclip, own minus other text`.
-- `rollout`, and the class token's rows of what the layers attend by (`attention`), of A1 and of A2. `A1_minus_A2`
-  holds differences between the two, item by item.
-- Baselines: `centre prior` is the same for every image, and `untrained` the relevance of a model of the same
-  configuration and init with weights that were drawn from a fixed seed.
+Items are pairs of an image and a text, clusters are images. docs/protocols.md defines the maps (the field `map`);
+`diffclip.focus.measures` has the measures.
 
 Shapes: n items, L layers, H heads, P patches, B images, T texts an image, S image size, D joint width.
 """
@@ -19,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,21 +42,14 @@ _Table = dict[tuple[str | None, str], Layered]
 """By map and metric."""
 
 
-class _Image(NamedTuple):
-    """An image of the set: its position, itself [3, S, S], its texts and the coverage of each [texts, h, w]."""
-
-    position: int
-    image: Tensor
-    texts: list[str]
-    coverage: NDArray[np.float64]
+_Image = tuple[int, Tensor, list[str], NDArray[np.float64]]
+"""Its position in the set, itself [3, S, S], its texts and the coverage of each [texts, h, w]."""
 
 
 def focus(setting: Setting[MaskedSet]) -> list[Score]:
     """Measure every map: the headlines first, the primary map's AUROC before all, then layers, then heads.
 
-    Without a second text in the set there is no `own minus other text`.
-
-    Maps are made of as many images at once as 2 GiB hold.
+    Without a second text in the set there is no `own minus other text`, the primary map.
 
     Raises:
         InputError: the model has a single patch; fewer than two images are left with an object and a background; an
@@ -93,13 +76,14 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
             things, coverage = data.coverages(position, vision.image_size, edge, grid)
             texts = [thing.worded(prompt, setting.words) for thing in things]
             if things:
-                groups.setdefault(len(things), []).append(_Image(position, image, texts, coverage))
+                groups.setdefault(len(things), []).append((position, image, texts, coverage))
         parts = [own[at : at + together] for own in groups.values() for at in range(0, len(own), together)]
         for part in parts:
-            own = torch.tensor([[index[text] for text in one.texts] for one in part])
-            other = [[index[other_text(text, one.texts, circle)] for text in one.texts] for one in part]
-            covered = torch.from_numpy(np.concatenate([one.coverage for one in part])).flatten(1)
-            images = torch.stack([one.image for one in part]).to(features.device)
+            places, pixels, asked, shares = zip(*part, strict=True)
+            own = torch.tensor([[index[text] for text in texts] for texts in asked])
+            other = [[index[other_text(text, texts, circle)] for text in texts] for texts in asked]
+            covered = torch.from_numpy(np.concatenate(shares)).flatten(1)
+            images = torch.stack(pixels).to(features.device)
             contrast = features[torch.tensor(other)] if len(words) > 1 else None
             maps = _last_layer(model, images, features[own], contrast)
             blind = image_relevances(untrained, images, fresh[own], methods=["relevance"])["relevance"]
@@ -110,7 +94,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
                 single |= _headlines(map, rows, covered)
             first = {key: one for key, one in single.items() if key[0] == OWN_MINUS_OTHER}
             found.append(first | _measure(model, images, features[own], covered) | single)
-            positions += [one.position for one in part for _ in one.texts]
+            positions += np.repeat(places, own.shape[1]).tolist()
             coverages.append(covered)
     data.faults = list(dict.fromkeys(data.faults))
     if len(set(positions)) < 2:
@@ -144,12 +128,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
 
 
 def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str:
-    """Choose another object's text to hold against `text`; `text` itself where the set has no other.
-
-    Args:
-        of_image: the texts of the image's objects: the next that differs, in a circle.
-        of_set: those of the set, distinct: the next one, in a circle.
-    """
+    """Choose the next different text of the image's objects, in a circle, else the next of the set's distinct texts."""
     at = of_image.index(text)
     here = [one for one in (*of_image[at:], *of_image[:at]) if one != text]
     return here[0] if here else of_set[(of_set.index(text) + 1) % len(of_set)]
@@ -174,28 +153,21 @@ def uniform_scores(coverage: Tensor, registers: int = 0) -> dict[str, float]:
 
 
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
-    """Maps of the last layer, [B·T, P], by name, for images [B, 3, S, S], texts [B, T, D] and texts to hold against
-    them [B, T, D]."""
+    """Make maps of the last layer, [B·T, P], for images [B, 3, S, S], texts and texts to hold against them [B, T, D]."""
     asked = texts if others is None else torch.cat([texts, others], dim=1)
     found = image_relevances(model, images, asked)
     found = {name: one.flatten(2).cpu() for name, one in found.items()}
     count = texts.shape[1]
     maps = {}
-    if others is not None:
-        maps = {
-            OWN_MINUS_OTHER: found["relevance"][:, :count] - found["relevance"][:, count:],
-            f"grad-eclip, {OWN_MINUS_OTHER}": found["grad-eclip"][:, :count] - found["grad-eclip"][:, count:],
-        }
+    for name, prefix in {"relevance": "", "grad-eclip": "grad-eclip, "}.items() if others is not None else ():
+        maps[f"{prefix}{OWN_MINUS_OTHER}"] = found[name][:, :count] - found[name][:, count:]
     graph = image_relevances(model, images, texts, norm="graph", methods=["relevance"])["relevance"]
     maps |= {IN_GRAPH: graph.flatten(2).cpu(), "grad-eclip": found["grad-eclip"][:, :count]}
     return {name: one.flatten(0, 1) for name, one in maps.items()}
 
 
 def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> _Table:
-    """Measure the items of images [B, 3, S, S] and texts [B, T, D].
-
-    `coverage` [B·T, P]: how much of each patch the object of each item covers.
-    """
+    """Measure the items of images [B, 3, S, S] and texts [B, T, D], whose objects cover `coverage` [B·T, P]."""
     owners = torch.arange(len(images)).repeat_interleave(texts.shape[1])
     with recording(model, "visual", gradients=True) as seen:
         logits = image_logits(model, images, texts)

@@ -1,17 +1,8 @@
 """The task `mechanics`: sinks, spread and the work of the second map in the vision tower, by layer and head.
 
-- `sink_ratio`: the mean attention that a token receives, of the token with the most over the median token. A head that
-  looks at few tokens has a median near 0, so ratios are averaged as their logarithms (a geometric mean).
-- `sink_value_norm`: the norm of that token's value over the mean norm. Gu et al. 2025, "When Attention Sink Emerges in
-  Language Models" (arXiv:2410.10781): sinks keep what they add small.
-- `high_norm_share`: of the patches after a layer, those with more than `HIGH_NORM` times the median norm. Darcet et al.
-  2024, "Vision Transformers Need Registers" (arXiv:2309.16588), cut at a norm of 150, which fits one large model.
-- `entropy`: of a row over the tokens, by that of a uniform row, the mean over rows.
-- `negative_weight`: the share of |A1 − λ·A2| that is below 0.
-- `map_correlation`: of A1 and A2 in the class token's row over the patches.
-- `gradient_cosine`: of the gradients of ⟨G, A1⟩ and ⟨G, A2⟩ for the pixels, with G = ∂y/∂(A1 − λ·A2) held constant and
-  y the cosine of the image and its own text. Below 0 the subtraction adds the two up, "negative gradient alignment" in
-  Takahashi et al. (arXiv:2510.00517). ∂y/∂A1 and ∂y/∂A2 themselves are opposite in any model: ∂y/∂A2 = −λ·∂y/∂A1.
+docs/protocols.md defines the measures and names their sources. Sink ratios are averaged as their logarithms, because a
+head that looks at few tokens has a median near 0. `gradient_cosine` compares the gradients of ⟨G, A1⟩ and ⟨G, A2⟩ with
+G = ∂y/∂(A1 − λ·A2) held constant: ∂y/∂A1 and ∂y/∂A2 themselves are opposite in any model.
 
 Signed maps count by magnitude. Shapes: B images, S image size, L layers, H heads, N tokens, D joint width.
 """

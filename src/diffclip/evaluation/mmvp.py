@@ -1,18 +1,12 @@
 """MMVP-VLM: which of two nearly equal images does a statement describe? Tong et al. (2024), arXiv:2401.06209.
 
-The set is the published folder (huggingface.co/datasets/MMVP/MMVP_VLM): `Questions.csv` with the columns
-Question ID, Type and Statement, and the image `MLLM_VLM Images/TYPE/ID.jpg` of each row. Two rows that follow
-each other are a pair. As in the published script (tsb0601/MMVP, `scripts/evaluate_vlm.py`) each statement
-chooses between the two images of its pair, and the pair counts if both choose their own, which guessing does
-in 25 % of all cases. Two things differ on purpose: the pattern is that of the column Type, where the script
-takes it from the order of the rows; and a tie is wrong, where the script's tie means the second image.
+The set is the published folder (huggingface.co/datasets/MMVP/MMVP_VLM): `Questions.csv` with the columns Question ID,
+Type and Statement, and the image `MLLM_VLM Images/TYPE/ID.jpg` of each row. Two rows that follow each other are a pair.
+Two things differ from the published script (tsb0601/MMVP, `scripts/evaluate_vlm.py`) on purpose: the pattern is that of
+the column Type, not of the order of the rows; and a tie is wrong, not the second image. `group_match` is the score of
+Zhu et al. (2025), arXiv:2510.07632. docs/protocols.md says why the levels of chance are no floor.
 
-25 % is no floor: a model that prefers one image whatever the statement says is right about no pair, and about half of
-the statements. So single statements are reported beside, and the group matching score of Zhu et al. (2025),
-arXiv:2510.07632: the right matching of both statements to both images must have a larger sum of cosines than the
-wrong one, which guessing reaches in 50 %.
-
-Shapes: P pairs, B a batch, S image size, D joint width.
+Shapes: P pairs, D joint width.
 """
 
 from __future__ import annotations

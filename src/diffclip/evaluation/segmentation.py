@@ -1,11 +1,7 @@
 """Zero-shot segmentation: each pixel gets the class whose text is nearest to the patches around it.
 
-The whole image is resized to the model's square. The cosines of each patch with the text of each class (the set's
-templates averaged, all classes of the set) are upsampled bilinearly to the size of the labels, and the largest one is
-the answer. Pixels without a label are ignored. Patches are read out in two ways, see `CLIP.encode_patches`, and a
-third map answers the class with the most pixels of the set everywhere.
-
-Shapes: n images, K classes, g patches along an edge, D joint width.
+docs/protocols.md describes the method and the three maps: two readouts of `CLIP.encode_patches`, and the class with the
+most pixels everywhere. Shapes: n images, K classes, g patches along an edge.
 """
 
 from __future__ import annotations

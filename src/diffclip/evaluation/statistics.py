@@ -22,10 +22,9 @@ ALPHA = 0.05
 POWER = 0.8
 MARGIN = 0.01
 """Differences within one point count as equivalent."""
-SHARE = (0.0, 1.0)
-
 Interval = tuple[float, float]
-Bounds = tuple[float, float] | None
+SHARE: Interval = (0.0, 1.0)
+Bounds = Interval | None
 Contrast = tuple[str, str]
 """(model, baseline)."""
 
@@ -82,9 +81,9 @@ def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64]) ->
     """
     from scipy.sparse import csr_matrix
 
-    classes, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    _, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if np.all(hits == hits[0]):
-        trials = len(classes) ** 2 / float((1 / counts).sum())
+        trials = len(counts) ** 2 / float((1 / counts).sum())
         return wilson(hits[0] * trials, trials)
     rows = np.arange(len(hits))
     member = csr_matrix((np.ones(len(hits)), (rows, index)))
@@ -127,10 +126,7 @@ class ItemTest(NamedTuple):
 
 
 def compare_two_trained_weights(
-    hits: NDArray[np.float64],
-    other: NDArray[np.float64],
-    clusters: NDArray[np.int64] | None = None,
-    bounds: Bounds = (-1.0, 1.0),
+    hits: NDArray[np.float64], other: NDArray[np.float64], clusters: NDArray[np.int64] | None = None
 ) -> ItemTest:
     """Compare two sets of trained weights item by item; the result says nothing about another training run.
 
@@ -145,25 +141,17 @@ def compare_two_trained_weights(
     if hits.shape != other.shape:
         raise InputError(f"outcomes of {hits.size} and {other.size} items cannot be paired: use the same set")
     differences = hits - other
-    low, high = mean_interval(differences, clusters, bounds)
     sums = np.round(by_cluster(differences[:, None], clusters)[0][:, 0], 12)
     sums = sums[sums != 0]
     if len(sums) < 2:  # a single sign is as likely one as the other
         p = 1.0
-    elif clusters is None and np.isin(hits, (0, 1)).all() and np.isin(other, (0, 1)).all():
+    elif clusters is None and np.isin([hits, other], (0, 1)).all():
         p = binomtest(int((sums > 0).sum()), len(sums)).pvalue
     else:
-        flips = permutation_test(
-            (sums,),
-            lambda x, axis: x.sum(axis),
-            permutation_type="samples",
-            vectorized=True,
-            n_resamples=_PERMUTATIONS,
-            batch=max(1, _WEIGHTS_AT_ONCE // len(sums)),
-            rng=np.random.default_rng(0),
-        )
-        p = flips.pvalue
-    return ItemTest(float(differences.mean()), low, high, float(p))
+        batch = max(1, _WEIGHTS_AT_ONCE // len(sums))
+        how = {"permutation_type": "samples", "n_resamples": _PERMUTATIONS, "batch": batch, "rng": 0}
+        p = permutation_test((sums,), np.sum, vectorized=True, **how).pvalue
+    return ItemTest(float(differences.mean()), *mean_interval(differences, clusters, (-1.0, 1.0)), float(p))
 
 
 def by_cluster(
@@ -196,7 +184,6 @@ def compare_arms(
     contrasts: Sequence[Contrast],
     primary: Contrast | None = None,
     margin: float = MARGIN,
-    verdicts: bool = True,
 ) -> pd.DataFrame:
     """Compare models over training seeds by a linear model with pooled residual, `value ~ model + seed`.
 
@@ -205,7 +192,6 @@ def compare_arms(
         contrasts: pairs (model, against).
         primary: the pre-declared contrast, tested at 5 %; all others are corrected (Holm).
         margin: differences inside ±margin count as equivalent.
-        verdicts: False leaves `p_holm` and `verdict` to a later `with_verdicts` of several tables.
 
     Returns:
         A row a contrast: model, against, seeds (that both have), difference, low, high, p (t test on the pooled
@@ -221,27 +207,24 @@ def compare_arms(
     max_t = _max_t(table, contrasts)
     rows = []
     for model, against in contrasts:
-        pair = table.reindex([model, against]).dropna(axis=1)
-        seeds = pair.shape[1]
-        row: dict[str, Any] = {"model": model, "against": against, "seeds": seeds}
-        # NaN without a seed in common
-        row["difference"] = float((pair.loc[model] - pair.loc[against]).mean())
+        one, other = table.reindex([model, against]).dropna(axis=1).to_numpy()
+        row: dict[str, Any] = {"model": model, "against": against, "seeds": len(one)}
+        row["difference"] = float((one - other).mean()) if len(one) else math.nan
         row |= dict.fromkeys(_TESTS, math.nan)
-        if seeds > 1 and fit is not None:
+        if len(one) > 1 and fit is not None:
             test = fit.t_test(_contrast(fit, model, against))
             difference, error, df = test.effect.item(), test.sd.item(), float(fit.df_resid)
             row["difference"] = difference
             row["low"], row["high"] = test.conf_int(ALPHA)[0].tolist()
             if error > 1e-12:
                 row["p"] = float(test.pvalue)
-                row["p_paired"] = float(stats.ttest_rel(pair.loc[model], pair.loc[against]).pvalue)
+                row["p_paired"] = float(stats.ttest_rel(one, other).pvalue)
                 row["p_max_t"] = max_t.get((model, against), math.nan)
                 row["p_equivalent"] = float(stats.t.sf((margin - abs(difference)) / error, df))
                 row["detectable"] = detectable_difference(error, df)
         rows.append(row)
-    found = pd.DataFrame(rows)
-    found["primary"] = [(row["model"], row["against"]) == primary for row in rows]
-    return with_verdicts(found) if verdicts else found
+        row["primary"] = (model, against) == primary
+    return with_verdicts(pd.DataFrame(rows))
 
 
 def with_verdicts(comparisons: pd.DataFrame) -> pd.DataFrame:
@@ -289,8 +272,8 @@ def power(difference: float, error: float, df: float) -> float:
     from scipy import stats
 
     limit = stats.t.ppf(1 - ALPHA / 2, df)
-    shift = difference / error
-    found = float(stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift))
+    there = stats.nct(df, difference / error)
+    found = float(there.sf(limit) + there.cdf(-limit))
     return 1.0 if math.isnan(found) else found  # SciPy gives NaN for shifts far beyond the limit
 
 

@@ -1,11 +1,7 @@
-"""Suites: tasks on sets, in an order that gives the quick answers first.
+"""Suites: tasks on sets, in an order that gives the quick answers first; docs/evaluate.md says what they are for.
 
-`scenes` needs no download. `brief` and `quick` need small real sets, and `study` is `quick` with where models look.
-`held-out` is `quick` without corruptions, and with the half of Flickr8k's validation split that no checkpoint was
-chosen on. `clutter` is for the folder of `diffclip data make-scenes` as --data-root. `attention` is what attention
-does: segmentation, minimal changes of captions, where models look and how faithful that is, mechanics, robustness.
-`paper` is everything that the paper tabulates (its Tables 1 and 2, Figures 3 and 4), with zero-shot on its nine sets
-too, and ImageNet with SLIP's seven templates beside the usual eighty.
+`held-out` is `quick` without corruptions, and with the half of Flickr8k's validation split that no checkpoint was chosen
+on. `clutter` is for the folder of `diffclip data make-scenes` as --data-root.
 """
 
 from __future__ import annotations

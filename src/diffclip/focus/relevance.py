@@ -8,17 +8,12 @@ layer on R ← R + Ā·R, R = 1 at the start. The paper's Figure 2 shows the row
 Of a differential layer A is A1 − λ·A2, what multiplies the values. Its entries have a sign, and so has their
 derivative: a patch that is subtracted and whose weight speaks against the text speaks for it, and counts.
 
-A head norm, and `norm`. RMSNorm does not change with the scale of a head's output o = A·V. With the norm in the graph
-(`norm="graph"`) Euler's theorem therefore makes every row of ∂y/∂A ⊙ A sum to ∂y/∂o·o = 0 for every head with a norm
-(but for its eps): the positive half is half of the total magnitude, whatever the head contributes, and maps are not
-comparable with those of heads without a norm. `norm="detached"`, the default, takes the norm's denominator as a
-constant: the rule for normalization layers of conservative propagation (Ali et al. 2022, "XAI for Transformers",
-arXiv:2202.07304, Section 3.2). Then a row sums to what its head adds to y at first order, as in plain attention.
-
-The LayerNorms of the blocks and the length of the embedding stay in the graph. They normalize the residual stream,
-the sum of all heads, the MLPs and the input, so that no row of a single head has to sum to 0; they are the same in
-plain and differential towers; and the method is defined with them. Ali et al. detach them for a complete decomposition
-of y over the input, which this is not: A itself is not held constant here, as their rule for attention demands.
+RMSNorm ignores the scale of a head's output. With the head norm in the graph (`norm="graph"`) Euler's theorem therefore
+makes every row of ∂y/∂A ⊙ A sum to 0, and maps are not comparable with those of heads without a norm.
+`norm="detached"`, the default, takes the norm's denominator as a constant (Ali et al. 2022, "XAI for Transformers",
+arXiv:2202.07304, Section 3.2): a row then sums to what its head adds to y at first order, as in plain attention. The
+LayerNorms of the blocks and the length of the embedding stay in the graph: they normalize the sum of all heads, the MLPs
+and the input, and are the same in plain and differential towers.
 """
 
 from __future__ import annotations
