@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffclip.cli.console import say_skipped
-from diffclip.cli.images import ImageReader
+from diffclip.cli.images import read_images
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
@@ -19,47 +19,34 @@ from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_dev
 if TYPE_CHECKING:
     from PIL import Image
 
+    from diffclip.errors import Fault
+    from diffclip.evaluation.embed import Progress
     from diffclip.focus.attend import Prepared
 
 _DEFAULT = Path("attend.png")
+_METHODS = (
+    "With a text: relevance (as in the paper's Figure 2) or grad-eclip. Without: attention (of the class token: A, or "
+    "A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without."
+)
+_LAYERS = "Vision layers: last, all, or a number from 1. Default: last, or all for rollout."
+_PATCH = "Draw where this patch looks, in place of the class token; counted from 0 at the top left."
+_OUTPUT = (
+    "Write a figure (.png, .svg, .pdf) or arrays (.npz) to this file; may be given several times "
+    f"(default: {_DEFAULT}). Several images make several files: NAME-1.png, NAME-2.png, …"
+)
 
 
 def attend(
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...")],
     model: Annotated[list[str], typer.Option(help=f"{MODEL_HELP} Several models are drawn side by side.")],
     text: Annotated[list[str] | None, typer.Option(help="Text to look for; each text is a column.")] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="With a text: relevance (as in the paper's Figure 2) or grad-eclip. Without: attention (of the class "
-            "token: A, or A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without.",
-            show_default=False,
-        ),
-    ] = "",
-    layers: Annotated[
-        str,
-        typer.Option(
-            help="Vision layers: last, all, or a number from 1. Default: last, or all for rollout.",
-            show_default=False,
-        ),
-    ] = "",
+    method: Annotated[str, typer.Option(help=_METHODS, show_default=False)] = "",
+    layers: Annotated[str, typer.Option(help=_LAYERS, show_default=False)] = "",
     head: Annotated[
         int | None, typer.Option(min=1, help="One head, counted from 1, instead of the mean over heads.")
     ] = None,
-    patch: Annotated[
-        str | None,
-        typer.Option(
-            help="Draw where this patch looks, in place of the class token; counted from 0 at the top left.",
-            metavar="ROW,COLUMN",
-        ),
-    ] = None,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Write a figure (.png, .svg, .pdf) or arrays (.npz) to this file; may be given several times "
-            f"(default: {_DEFAULT}). Several images make several files: NAME-1.png, NAME-2.png, …"
-        ),
-    ] = None,
+    patch: Annotated[str | None, typer.Option(help=_PATCH, metavar="ROW,COLUMN")] = None,
+    output: Annotated[list[Path] | None, typer.Option(help=_OUTPUT)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
     """Draw where models look in images, and which patches and words support your texts.
@@ -101,28 +88,30 @@ def attend(
 
     loaded = _load(model, device)
     seen: dict[str, list[Any]] = {label: [] for label in loaded}
+    read: list[Path] = []
+    faults: list[Fault] = []
 
-    def shown(reader: ImageReader) -> Iterator[Image.Image]:
-        for image in reader:
+    def shown(progress: Progress) -> Iterator[Image.Image]:
+        for file, image in read_images(files, images, progress, faults):
+            read.append(file)
             for label, one in loaded.items() if drawn else ():
                 seen[label].append(seen_by(image, one))
             yield image
 
     with showing_progress("attend", {"images": len(files)}) as progress:
-        reader = ImageReader(files, images, progress)
-        found = attend_to(loaded, shown(reader), texts, view)
+        found = attend_to(loaded, shown(progress), texts, view)
     with warnings.catch_warnings():
         # a text in a script that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        names = [path.name for path in reader.read]
+        names = [path.name for path in read]
         figures = attend_figures(found, seen, names, texts, view) if drawn else []
         written = write_figures(drawn, figures, len(names))
     for path in outputs:
         if path not in drawn:
-            written.append(write_arrays(path, found, list(map(str, reader.read)), texts, view.method))
+            written.append(write_arrays(path, found, list(map(str, read)), texts, view.method))
     for file in written:
         print(f"wrote {printable(str(file))}")
-    say_skipped(f"{len(reader.faults)} of {len(files)} images", reader.faults)
+    say_skipped(f"{len(faults)} of {len(files)} images", faults)
 
 
 def _place(patch: str | None) -> tuple[int, int] | None:

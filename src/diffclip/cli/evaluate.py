@@ -25,61 +25,45 @@ if TYPE_CHECKING:
     from diffclip.model_source import Loaded
 
 
+_DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
+_SUITES = "scenes|brief|quick|held-out|clutter|study|attention|paper"
 _TASKS = (
     "zero-shot, linear-probe, few-shot, retrieval, mmvp, sugarcrepe, focus, faithfulness, segmentation, mechanics, "
     "robustness; default: by the kind of set."
 )
-_CORRUPTIONS = "Corrupt the images: noise, blur, jpeg or contrast, 1 to 5."
+_PROMPT = "Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
+_OUTPUT = (
+    "Write the records to this file (JSON lines); its finished tasks are not run again. "
+    "Default for suites: SUITE.jsonl"
+)
 
 
 def evaluate(
     models: Annotated[
         list[str] | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of runs.", metavar="MODEL...")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A folder in clip_benchmark's layout, or the name of a set: built in (scenes, scenes-shapes, "
-            "scenes-mmvp …) or published (cifar10, imagenet1k, flickr30k …) in --data-root."
-        ),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            help="Run a whole suite of tasks.",
-            metavar="scenes|brief|quick|held-out|clutter|study|attention|paper",
-        ),
-    ] = None,
+    data: Annotated[str | None, typer.Option(help=_DATA)] = None,
+    suite: Annotated[str | None, typer.Option(help="Run a whole suite of tasks.", metavar=_SUITES)] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of published sets, by name.")] = None,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,
     task: Annotated[str | None, typer.Option(help=_TASKS)] = None,
     split: Annotated[str | None, typer.Option(help="Split to measure; default: test.")] = None,
-    corrupt: Annotated[str | None, typer.Option(help=_CORRUPTIONS, metavar="NAME:SEVERITY")] = None,
+    corrupt: Annotated[
+        str | None,
+        typer.Option(
+            help="Corrupt the images: noise, blur, jpeg or contrast, 1 to 5.", metavar="NAME:SEVERITY"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks that draw at random.")] = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Repetitions of these tasks, with seeds from --seed on.")
     ] = 1,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            help="Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the records to this file (JSON lines); its finished tasks are not run again. "
-            "Default for suites: SUITE.jsonl"
-        ),
-    ] = None,
-    json_lines: Annotated[
-        bool, typer.Option("--json", help="Print records as JSON lines instead of a table.")
-    ] = False,
-    model_name: Annotated[
-        str | None, typer.Option(help="Name of the model, for a published file that fits several.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Option(help=_PROMPT)] = None,
+    output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print records as JSON lines.")] = False,
+    model_name: Annotated[str | None, typer.Option(help="Name of the model, if a file fits several.")] = None,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="Image size in pixels; default: the model's.")
     ] = None,
@@ -228,13 +212,13 @@ def _entries(
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
     entry = Entry(task, str(data), (split or "test",))
-    if corrupt is not None:
-        change, _, severity = corrupt.partition(":")
-        if not severity.isdecimal():
-            raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
-        parameter(change, int(severity), 224)
-        entry = replace(entry, corruption=change, severity=int(severity))
-    return (entry,)
+    if corrupt is None:
+        return (entry,)
+    change, _, severity = corrupt.partition(":")
+    if not severity.isdecimal():
+        raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
+    parameter(change, int(severity), 224)
+    return (replace(entry, corruption=change, severity=int(severity)),)
 
 
 def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from typing import Any
 
 from diffclip.data.published_sets import base_of, images_of
 from diffclip.evaluation.records import Record
@@ -50,13 +51,11 @@ def _averages(records: Sequence[Record]) -> list[Record]:
 
     Of a set measured on several splits "test" counts, else the last; of several numbers of templates the largest.
     """
-    fields = ("task", "dataset", "metric", "corruption", "severity")
-    ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
-    sets: dict[tuple[object, ...], list[Record]] = {}
-    for one in ranked:
-        sets.setdefault(tuple(getattr(one, name) for name in fields), []).append(one)
+    measure = attrgetter("task", "dataset", "metric", "corruption", "severity")
     how = attrgetter("split", "templates")  # the same for all draws
-    records = [one for own in sets.values() for one in own if how(one) == how(own[-1])]
+    ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
+    chosen = {measure(one): how(one) for one in ranked}  # the last
+    records = [one for one in ranked if how(one) == chosen[measure(one)]]
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
     plain = [one for one in records if one.corruption is None and base_of(one.dataset) is None]
     accuracies = [one for one in records if one.task == "zero-shot" and one.metric == "acc1"]
@@ -107,7 +106,14 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
     below, above = _half(parts, upper=False), _half(parts, upper=True)
     names = tuple(map(_name, parts))
     templates = {one.templates for one in parts}
-    fields = {"task": task, "dataset": dataset, "split": "test", "metric": metric, "draw": draw, "of": names}
+    fields: dict[str, Any] = {
+        "task": task,
+        "dataset": dataset,
+        "split": "test",
+        "metric": metric,
+        "draw": draw,
+        "of": names,
+    }
     fields |= {
         "value": value,
         "count": sum(one.count for one in parts),

@@ -3,8 +3,8 @@ arXiv:1903.12261): a shift that any set of images can be put through.
 
 As in ImageNet-C the crop at the model's input size is corrupted and not the photograph, because shrinking averages most
 noise and blur away. The parameters are those that the authors publish for four sizes (hendrycks/robustness,
-`ImageNet-C/create_c`), interpolated in between over the logarithm of the size. Unlike the published images these are not
-stored as JPEG afterwards, and values are rounded, not cut.
+`ImageNet-C/create_c`), interpolated in between over the logarithm of the size. Unlike the published images these are no
+JPEG files afterwards, and values are rounded, not cut.
 """
 
 from __future__ import annotations

@@ -54,20 +54,17 @@ def embed_texts(
     if not texts:
         raise InputError("there is no text to embed: give at least one")
     device = next(iter(model.parameters())).device
+    # of our own towers it is known that nothing looks at padding; other models may stand in for them
+    ours = {"skip_padding": True} if isinstance(model, CLIP) else {}
     # Texts of like length share a batch, so that little of it is padding
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     features = []
     for start in range(0, len(texts), batch_size):
         batch = [texts[index] for index in order[start : start + batch_size]]
-        tokens = tokenizer(batch).to(device)
-        # of our own towers it is known that nothing looks at padding; other models may stand in for them
-        ours = {"skip_padding": True} if isinstance(model, CLIP) else {}
-        features.append(F.normalize(model.encode_text(tokens, **ours).float(), dim=-1))
+        features.append(F.normalize(model.encode_text(tokenizer(batch).to(device), **ours).float(), dim=-1))
         if progress:
             progress("texts", len(batch), len(texts))
-    place = torch.empty(len(order), dtype=torch.int64)
-    place[torch.tensor(order)] = torch.arange(len(order))
-    return checked(torch.cat(features)[place.to(device)], "texts")
+    return checked(torch.cat(features)[torch.tensor(order).argsort().to(device)], "texts")
 
 
 def checked(features: Tensor, what: str) -> Tensor:
@@ -97,16 +94,13 @@ def embed_captioned(
         InputError: there is no image, or no caption, or an embedding is not finite.
     """
     features: list[Tensor] = []
-    texts: list[str] = []
-    owners: list[int] = []
-    seen = 0
-    for images, captions in batches:
+    captions: list[Sequence[str]] = []
+    for images, own in batches:
         features.append(embed_images(model, images))
-        for index, own in enumerate(captions, seen):
-            texts.extend(own)
-            owners.extend([index] * len(own))
-        seen += len(images)
-    return joined(features), embed_texts(model, tokenizer, texts, progress=progress), torch.tensor(owners)
+        captions += own
+    texts = [text for own in captions for text in own]
+    owners = torch.arange(len(captions)).repeat_interleave(torch.tensor([len(own) for own in captions]))
+    return joined(features), embed_texts(model, tokenizer, texts, progress=progress), owners
 
 
 def joined(features: list[Tensor]) -> Tensor:
@@ -130,9 +124,7 @@ def build_classifier(
 ) -> Tensor:
     """Build a unit column a class, [D, K]: every template filled in, embedded and normalized, averaged, normalized.
 
-    Args:
-        templates: texts with a place for the class name, written `{c}` or `{}`.
-        batch_size: texts embedded at once, of any classes.
+    Templates have a place for the class name, `{c}` or `{}`; `batch_size` texts of any classes are embedded at once.
 
     Raises:
         InputError: no class, no template, or a template without a place for the name.

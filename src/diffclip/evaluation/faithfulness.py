@@ -150,7 +150,8 @@ def _probabilities(
     which = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)
     parts = []
     with evaluating(model):
-        for rows, shown in zip(which.split(at_once), kept.flatten(0, 1).split(at_once), strict=True):
+        parts_of = (torch.split(one, at_once) for one in (which, kept.flatten(0, 1)))
+        for rows, shown in zip(*parts_of, strict=True):
             pixels = shown.view(-1, 1, side, side).to(images)
             pixels = pixels.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
             features = checked(embed_images(model, images[rows] * pixels), "images")

@@ -45,7 +45,9 @@ class Features(NamedTuple):
                 f"{self.where}: labels run from {low} to {high}, but there are {classes} classes: correct them"
             )
         counts = torch.bincount(self.labels, minlength=classes).tolist()
-        short = [f"{name!r} has {count}" for name, count in zip(classnames, counts, strict=True) if count < least]
+        short = [
+            f"{name!r} has {count}" for name, count in zip(classnames, counts, strict=True) if count < least
+        ]
         if short:
             more = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
             raise InputError(

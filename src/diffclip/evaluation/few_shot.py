@@ -90,7 +90,11 @@ def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Prog
 
 
 def score_episodes(
-    train: Features, test: Features, classnames: Sequence[str], seed: int = 0, progress: Progress | None = None
+    train: Features,
+    test: Features,
+    classnames: Sequence[str],
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Score:
     """Score `acc1`, the mean over `EPISODES` episodes of each one's accuracy.
 

@@ -153,7 +153,7 @@ def uniform_scores(coverage: Tensor, registers: int = 0) -> dict[str, float]:
 
 
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
-    """Make maps of the last layer, [B·T, P], for images [B, 3, S, S], texts and texts to hold against them [B, T, D]."""
+    """Make maps of the last layer, [B·T, P], of images [B, 3, S, S] for texts, and others against them, [B, T, D]."""
     asked = texts if others is None else torch.cat([texts, others], dim=1)
     found = image_relevances(model, images, asked)
     found = {name: one.flatten(2).cpu() for name, one in found.items()}

@@ -63,8 +63,8 @@ def mmvp(setting: Setting[EvaluationSet]) -> list[Score]:
     if len(positions) < len(data):
         raise InputError(f"{data.faults[-1]}: MMVP-VLM needs every image, fetch the set again")
     texts = setting.text_features([PROMPT.format(statement) for (statement,) in data.captions])
-    both = images.unflatten(0, (-1, 2)), texts.unflatten(0, (-1, 2))
     labels = np.array(data.labels[::2])
+    both = images.view(len(labels), 2, -1), texts.view(len(labels), 2, -1)
     method = (
         f"{len(labels)} pairs of {len(set(data.labels))} patterns, {PROMPT.format('STATEMENT')!r}, both statements "
         "must pick their own image of the pair; ties count against"

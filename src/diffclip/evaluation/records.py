@@ -100,11 +100,7 @@ def to_lines(records: Iterable[Record]) -> str:
 
 
 def write_records(path: str | Path, records: Iterable[Record]) -> None:
-    """Write JSON lines to `path`, whole or not at all.
-
-    Raises:
-        InputError: no space left, no permission, or a folder is in the way.
-    """
+    """Write JSON lines to `path`, whole or not at all, as `write_text`."""
     write_text(path, to_lines(records))
 
 
@@ -163,6 +159,5 @@ def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
     records = [record.model_dump() for path in record_files(sources) for record in read_records(path)]
     frame = pd.DataFrame(records, columns=list(Record.model_fields))
     integers = ("count", "seed", "draw", "classes", "templates", "severity", "layer", "head", "steps")
-    whole = dict.fromkeys(integers, "Int64")
-    real = dict.fromkeys(("value", "low", "high", "chance", "epsilon", "seconds"), "float64")
-    return frame.astype(whole | real)
+    reals = ("value", "low", "high", "chance", "epsilon", "seconds")
+    return frame.astype(dict.fromkeys(integers, "Int64") | dict.fromkeys(reals, "float64"))

@@ -35,7 +35,7 @@ class Outcomes(NamedTuple):
 
 def outcome_key(record: Record) -> str:
     """Return the name under which the outcomes of a record are kept."""
-    return json.dumps([getattr(record, name) for name in ("model", "weights", "seed", "draw", *MEASURE)])
+    return _key(record, "model", "weights", "seed", "draw", *MEASURE)
 
 
 def read_outcomes(records: str | Path) -> dict[str, Outcomes]:
@@ -81,7 +81,7 @@ class ResultsFile:
     def find(self, stamp: str) -> list[Record]:
         """Return the records of the finished task with this stamp; empty if there is none."""
         tasks = {task for task, known in self._stamps.items() if known == stamp}
-        return [record for record in self._records if _task_key(record) in tasks]
+        return [record for record in self._records if _key(record, *_TASK) in tasks]
 
     def add(self, scores: Sequence[Score], stamp: str = "", **facts: Any) -> list[Record]:
         """Add the scores of a task and write all files; return their records. What another process has added stays.
@@ -91,14 +91,14 @@ class ResultsFile:
             facts: fields of the records that the scores do not have: the model's, and `seconds`.
         """
         records = [score.record(**facts) for score in scores]
-        key = _task_key(records[0])
+        key = _key(records[0], *_TASK)
         with (
             nullcontext()
             if self.path is None
             else others_wait(self.path.with_name(f".{self.path.name}.lock"))
         ):
             self._read()
-            self._records = [record for record in self._records if _task_key(record) != key] + records
+            self._records = [record for record in self._records if _key(record, *_TASK) != key] + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:
                     self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
@@ -127,8 +127,8 @@ def _beside(records: Path, suffix: str) -> Path:
     return records.with_name(records.name.removesuffix(".jsonl") + suffix)
 
 
-def _task_key(record: Record) -> str:
-    return json.dumps([getattr(record, name) for name in _TASK])
+def _key(record: Record, *names: str) -> str:
+    return json.dumps([getattr(record, name) for name in names])
 
 
 def _read_stamps(path: Path) -> dict[str, str]:

@@ -21,7 +21,6 @@ from diffclip.evaluation.embed import checked, embed_images, evaluating
 from diffclip.evaluation.metrics import chance_at, classification_ranks
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.statistics import mean_interval
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.model import CLIP
 
@@ -41,15 +40,13 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     Raises:
         InputError: no image, class or template, or an embedding is not finite.
     """
-    model = setting.model
-    facts: dict[str, int] = {}
-    # clones, because a graph cannot keep a tensor of inference mode
-    if setting.data.kind == "classification":
-        classifier, labels = setting.classifier().clone(), setting.data.labels
-        facts = {"templates": len(setting.prompts)}
+    model, of_classes = setting.model, setting.data.kind == "classification"
+    if of_classes:
+        classifier, labels = setting.classifier(), setting.data.labels
     else:
-        features, labels = true_texts(setting)
-        classifier = features.T.contiguous().clone()
+        texts, labels = true_texts(setting)
+        classifier = texts.T.contiguous()
+    classifier = classifier.clone()  # a graph cannot keep a tensor of inference mode
     preprocess = setting.preprocess.preprocess
     mean, std = torch.tensor([preprocess.mean, preprocess.std], device=classifier.device)[..., None, None]
     scale = model.logit_scale.detach().exp().float()
@@ -90,6 +87,7 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
         "at random; ties count against"
     )
     scores = _scores(outcomes, np.array(positions), chance_at(1, classifier.shape[1]))
+    facts = {"templates": len(setting.prompts)} if of_classes else {}
     return with_facts(scores, protocol=method, draw=setting.draw, classes=classifier.shape[1], **facts)
 
 
@@ -127,14 +125,12 @@ def frozen(model: CLIP) -> Iterator[None]:
 
 def _drawn(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Draw where the attack begins, in [−1, 1], and the signs of noise; of each image alone, in any batch."""
-    shape = pixels.shape[1:]
-    starts, signs = [], []
-    for position in positions:
+    starts, signs = torch.empty_like(pixels), torch.empty_like(pixels)
+    for start, sign, position in zip(starts, signs, positions, strict=True):
         generator = np.random.default_rng([draw, position])
-        starts.append(generator.uniform(-1, 1, shape).astype(np.float32))
-        signs.append(generator.choice(np.array([-1, 1], np.float32), shape))
-    made = [torch.from_numpy(np.stack(one)).to(pixels.device) for one in (starts, signs)]
-    return made[0], made[1]
+        start.copy_(torch.from_numpy(generator.uniform(-1, 1, start.shape)))
+        sign.copy_(torch.from_numpy(generator.choice(np.array([-1, 1], np.float32), sign.shape)))
+    return starts, signs
 
 
 def _scores(
@@ -142,14 +138,12 @@ def _scores(
 ) -> list[Score]:
     """Score each metric and ε; `positions` are those of the items in the set."""
     clean = outcomes["adversarial_accuracy", 0.0] == 1
-    if clean.any():
-        attacked = {epsilon: outcomes["adversarial_accuracy", epsilon] for epsilon in EPSILONS}
-        outcomes |= {("attack_success", epsilon): 1 - hits[clean] for epsilon, hits in attacked.items()}
+    for epsilon in EPSILONS if clean.any() else ():
+        outcomes["attack_success", epsilon] = 1 - outcomes["adversarial_accuracy", epsilon][clean]
     scores: list[Score] = []
     for (metric, epsilon), values in sorted(outcomes.items()):
         if metric == "local_lipschitz":
-            low, high = mean_interval(values, bounds=None)
-            score = Score(metric, float(values.mean()), len(values), low, high, None, values)
+            score = mean_score(metric, values, None, bounds=None)
         elif metric == "attack_success":
             # the positions tell whether another model was right about the same images
             score = mean_score(metric, values, None, positions[clean])

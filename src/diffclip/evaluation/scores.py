@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffclip.evaluation.metrics import NOT_ASKED, hits_at, mean_per_class_recall
 from diffclip.evaluation.records import Record
-from diffclip.evaluation.statistics import Bounds, class_mean_interval, mean_interval, mean_intervals
+from diffclip.evaluation.statistics import SHARE, Bounds, class_mean_interval, mean_interval, mean_intervals
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,14 @@ def with_facts(scores: Iterable[Score], **facts: Any) -> list[Score]:
 
 
 def mean_score(
-    metric: str, hits: NDArray[np.float64], chance: float | None, clusters: NDArray[np.int64] | None = None
+    metric: str,
+    hits: NDArray[np.float64],
+    chance: float | None,
+    clusters: NDArray[np.int64] | None = None,
+    bounds: Bounds = SHARE,
 ) -> Score:
-    """Score the mean of `hits` [n]; items of one cluster are resampled together."""
-    low, high = mean_interval(hits, clusters)
+    """Score the mean of `hits` [n] within `bounds`; items of one cluster are resampled together."""
+    low, high = mean_interval(hits, clusters, bounds)
     return Score(metric, float(hits.mean()), len(hits), low, high, chance, hits, clusters)
 
 
@@ -87,7 +91,8 @@ def layered_scores(
     clusters: NDArray[np.int64] | None = None,
 ) -> list[Score]:
     """Score measures by map and metric: first all headlines, with their outcomes, then all layers, then all heads."""
-    columns = [(key, None, None, own.headline) for key, own in table.items()]
+    columns: list[tuple[tuple[str | None, str], int | None, int | None, Tensor]] = []
+    columns += [(key, None, None, own.headline) for key, own in table.items()]
     columns += [
         (key, layer, None, values)
         for key, own in table.items()
@@ -102,10 +107,9 @@ def layered_scores(
     intervals = mean_intervals(outcomes, clusters, [bounds(*key) for key, *_ in columns]).tolist()
     scores = []
     for (key, layer, head, values), (low, high) in zip(columns, intervals, strict=True):
-        own = values.numpy()
-        hits, groups = (own, clusters) if layer is None else (None, None)
-        facts = {"map": key[0], "layer": layer, "head": head}
-        scores.append(
-            Score(key[1], float(own.mean()), len(own), low, high, chance(*key), hits, groups, facts)
-        )
+        map, metric = key
+        score = Score(metric, float(values.numpy().mean()), len(values), low, high, chance(map, metric))
+        if layer is None:
+            score = replace(score, hits=values.numpy(), clusters=clusters)
+        scores += with_facts([score], map=map, layer=layer, head=head)
     return scores

@@ -43,7 +43,7 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
             for readout in READOUTS:
                 patches = model.encode_patches(images, readout=readout).float()
                 checked(patches.flatten(0, 1), "patches")
-                cosines = (F.normalize(patches, dim=-1) @ classifier).mT.unflatten(-1, (grid, grid))
+                cosines = (F.normalize(patches, dim=-1) @ classifier).mT.reshape(-1, classes, grid, grid)
                 counts[readout] += [
                     count_pixels(own, torch.from_numpy(truth).to(own.device)).cpu()
                     for own, truth in zip(cosines, truths, strict=True)
@@ -52,7 +52,7 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
     if not counts[READOUTS[0]]:
         raise InputError(f"no image of {data.name}/{data.split} has labels: {data.faults[-1]}")
     found = {readout: torch.stack(own).double().numpy() for readout, own in counts.items()}
-    found[MAJORITY] = _majority(found[READOUTS[0]])
+    found[MAJORITY] = _majority(found[READOUTS[0]][:, 2])
     method = (
         f"{grid}×{grid} patches, cosines upsampled bilinearly to the labels; templates averaged after normalization; "
         "IoU over classes that occur; ties count against"
@@ -99,13 +99,10 @@ def _pixel_accuracy(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     return shares
 
 
-def _majority(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Count the pixels [n, 3, K] where the answer is always the class with the most pixels."""
-    actual = counts[:, 2]
-    best = actual.sum(0).argmax()
-    answered = np.zeros_like(counts)
-    answered[:, 0, best], answered[:, 1, best], answered[:, 2] = actual[:, best], actual.sum(1), actual
-    return answered
+def _majority(actual: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Count the pixels [n, 3, K] where the answer to `actual` [n, K] is always the class with the most pixels."""
+    is_best = np.arange(actual.shape[1]) == actual.sum(0).argmax()
+    return np.stack([actual * is_best, actual.sum(1, keepdims=True) * is_best, actual], axis=1)
 
 
 def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
@@ -114,13 +111,10 @@ def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
     total = counts.sum(0)
     actual = total[2]
     guessed = np.stack([actual / classes, np.full(classes, actual.sum() / classes), actual])
-    right, facts = counts[:, 0].sum(-1), {"map": name}
+    hits = counts[:, 0].sum(-1) * images / actual.sum()
     scores = []
-    for metric, measure, hits in (
-        ("mean_iou", mean_iou, None),
-        ("pixel_accuracy", _pixel_accuracy, right * images / actual.sum()),
-    ):
+    for metric, measure, own in (("mean_iou", mean_iou, None), ("pixel_accuracy", _pixel_accuracy, hits)):
         low, high = sums_interval(counts, measure)
         value, chance = float(measure(total)), float(measure(guessed))
-        scores.append(Score(metric, value, images, low, high, chance, hits, facts=facts))
+        scores.append(Score(metric, value, images, low, high, chance, own, facts={"map": name}))
     return scores

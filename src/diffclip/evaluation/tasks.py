@@ -4,12 +4,8 @@ A task is one function in a file of its own: it takes a `Setting` (model, prepar
 with the method in words as the fact `protocol`. To add a task:
 
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
-2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers, but
-   not those of every task.
-3. Name it for people in `report/names.py` (`_TASKS`, `METRICS`), and for the first table in `report/frame.py`
-   (`HEADLINES`), and add it to the suites that measure it.
-
-Records, intervals over seeds, resuming, tables and the page follow from the scores.
+2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers alone.
+3. Name it in `report/names.py` (`_TASKS`, `METRICS`), `report/frame.py` (`HEADLINES`) and the suites that measure it.
 """
 
 from __future__ import annotations
@@ -91,14 +87,15 @@ def pick_task(name: str | None, data: EvaluationSet) -> str:
     Raises:
         InputError: unknown name (the nearest one is offered), or the set is for another task.
     """
-    if name is not None and name not in TASKS:
-        raise unknown("task", name, TASKS)
     fitting = next(task for task, what in TASKS.items() if what.kind == data.kind)
-    if name is not None and data.kind not in (TASKS[name].kind, *TASKS[name].also):
+    name = name or fitting
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    if data.kind not in (TASKS[name].kind, *TASKS[name].also):
         raise InputError(
             f"{data.name} is a set for {data.kind}, which {name} cannot use: try --task {fitting}"
         )
-    return name or fitting
+    return name
 
 
 def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:

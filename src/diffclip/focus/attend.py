@@ -72,11 +72,10 @@ class View:
 
     Attributes:
         method: one of `METHODS`; "" takes "relevance" where there are texts, else "attention".
-        layers: the vision layers, "last", "all" or the number of one, counted from 1; "" takes "all" for rollout, else
-            "last". Relevance and rollout go through the layers in order of depth, Grad-ECLIP is their sum and attention
-            their mean. The relevance of tokens goes through all text layers for "all", else through the last.
-        head: one head, counted from 1, in place of the mean over heads, or of all heads of Grad-ECLIP; a pair of a
-            differential layer is one head.
+        layers: the vision layers, "last", "all" or the number of one, from 1; "" takes "all" for rollout, else "last".
+            Relevance and rollout go through the layers, Grad-ECLIP is their sum and attention their mean. The relevance
+            of tokens goes through all text layers for "all", else through the last.
+        head: one head, from 1, in place of all; a pair of a differential layer is one head.
         patch: the row and column, from 0 at the top left, of a patch that looks in place of the class token.
     """
 
@@ -86,12 +85,7 @@ class View:
     patch: tuple[int, int] | None = None
 
     def resolved(self, texts: Sequence[str]) -> View:
-        """Replace the defaults, given the texts.
-
-        Raises:
-            InputError: unknown method, no text or one too many, a head of rollout, a patch's relevance, or a text that
-                is not Unicode.
-        """
+        """Replace the defaults, given the texts, or raise `InputError` for a view that there is not."""
         method = self.method or ("relevance" if texts else "attention")
         if method not in METHODS:
             raise unknown("method", method, METHODS)
@@ -231,8 +225,8 @@ class _Reader:
         if not all(values.isfinite().all() for values in (maps, cosines, spoken)):
             raise InputError(f"{self.name} gives numbers that are not finite: use other weights")
         shares = (cosines * self.model.logit_scale.detach().float().cpu().exp()).softmax(-1)
-        arrays = (values.numpy() for values in (maps, cosines, shares))
-        return Attended(*arrays, self.pieces, spoken.numpy(), self.patch)
+        scores = cosines.numpy(), shares.numpy()
+        return Attended(maps.numpy(), *scores, self.pieces, spoken.numpy(), self.patch)
 
 
 def _range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
