@@ -12,22 +12,14 @@ from diffclip.evaluation.embed import build_classifier, embed_texts, evaluating,
 from diffclip.evaluation.zero_shot import zero_shot
 
 NAMES = ["cat", "dog", "tree frog", "{odd} name", "bus"]
+ONE = subject(image_size=16)
+tokenizer = ONE.tokenizer
 TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
 
 
 @pytest.fixture(scope="module")
-def one():
-    return subject(image_size=16)
-
-
-@pytest.fixture(scope="module")
-def model(one):
-    return one.model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(one):
-    return one.tokenizer
+def model():
+    return ONE.model
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +29,7 @@ def batches():
     return [(torch.randn(n, 3, 16, 16, generator=generator), [i % 5 for i in range(n)]) for n in sizes]
 
 
-def test_the_classifier_is_the_literal_one(model, tokenizer):
+def test_the_classifier_is_the_literal_one(model):
     columns = []
     for name in NAMES:
         texts = tokenizer([template.replace("{c}", name) for template in TEMPLATES])
@@ -50,7 +42,7 @@ def test_the_classifier_is_the_literal_one(model, tokenizer):
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
 
 
-def test_it_equals_clip_benchmark(model, tokenizer, batches):
+def test_it_equals_clip_benchmark(model, batches):
     theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_classification")
 
     class Loader(list):
@@ -64,7 +56,7 @@ def test_it_equals_clip_benchmark(model, tokenizer, batches):
     assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-9)
 
 
-def test_bad_input(model, tokenizer, batches):
+def test_bad_input(model, batches):
     with pytest.raises(InputError, match="labels are 0 to 4"):
         zero_shot(in_memory(model, tokenizer, batches, classnames=NAMES[:3], templates=TEMPLATES))
     with pytest.raises(InputError, match="0 and 3"):
@@ -83,7 +75,7 @@ def test_bad_input(model, tokenizer, batches):
         zero_shot(in_memory(broken, tokenizer, batches, classnames=NAMES, templates=TEMPLATES))
 
 
-def test_order_and_padding_change_nothing(model, tokenizer):
+def test_order_and_padding_change_nothing(model):
     texts = ["a much longer text about a tree frog", "cat", "a dog on a bus", "b", "word " * 40]
     wanted = torch.cat([F.normalize(model.encode_text(tokenizer([text])), dim=-1) for text in texts])
     with evaluating(model):

@@ -47,21 +47,6 @@ def test_outputs_are_the_normal_ones(variant: str, backend: str, gradients: bool
     assert leftovers(model) == []
 
 
-def test_maps_come_in_order_of_depth() -> None:
-    model, images = tiny("DiffCLIP"), pictures()
-    with recording(model, "visual") as every:
-        model.encode_image(images)
-    with recording(model, "visual", -1) as last:
-        model.encode_image(images)
-    with recording(model, "visual", 1) as later:
-        model.encode_image(images)
-    assert (len(every), len(last)) == (3, 1)
-    for one, same in zip(every[1:], later, strict=True):
-        torch.testing.assert_close(one.combined, same.combined)
-    torch.testing.assert_close(every[-1].first, last[0].first)
-    assert not torch.allclose(every[0].first, every[1].first)
-
-
 @pytest.mark.parametrize(("training", "grad"), [(False, True), (True, False)])
 def test_modes_are_restored_whatever_happens_inside(training: bool, grad: bool) -> None:
     model = tiny("DiffCLIP").train(training)

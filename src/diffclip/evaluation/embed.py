@@ -99,7 +99,7 @@ def embed_captioned(
         features.append(embed_images(model, images))
         captions += own
     texts = [text for own in captions for text in own]
-    owners = torch.arange(len(captions)).repeat_interleave(torch.tensor([len(own) for own in captions]))
+    owners = torch.tensor([image for image, own in enumerate(captions) for _ in own], dtype=torch.int64)
     return joined(features), embed_texts(model, tokenizer, texts, progress=progress), owners
 
 

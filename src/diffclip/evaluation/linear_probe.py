@@ -185,12 +185,10 @@ def fit_layer(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
 
 
 def search_cost(score: Callable[[float], float]) -> float:
-    """Search the cost with the highest `score` in lgssl's two stages, the first on ties.
+    """Search the cost with the highest `score` in lgssl's two stages, the first on ties; ask once for each cost.
 
-    Seven costs a hundredfold apart, then a walk that halves the 29 costs around the best of them (15 at the ends of
-    the range), a seventh of a decade apart: of the costs at a quarter, a half and three quarters of what is left,
-    the best one's half is kept. Three quarters is at index −len // 4, so of 29 it is the 22nd. `score` is asked
-    once for each cost.
+    Seven costs a hundredfold apart, then a walk that halves the 29 costs around the best, a seventh of a decade apart:
+    of a quarter, a half and three quarters (index −len // 4) of what is left, the best one's half is kept.
     """
     at = cache(lambda step: score(10 ** (step / _A_DECADE)))
     center = max(_COARSE, key=at)

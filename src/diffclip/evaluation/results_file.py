@@ -70,7 +70,8 @@ class ResultsFile:
         if self.path is not None and self.path.is_file():
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
             self.outcomes = read_outcomes(self.path)
-            self._stamps = _read_stamps(self.path)
+            stamps = _beside(self.path, ".stamps.json")
+            self._stamps = json.loads(stamps.read_text(encoding="utf-8")) if stamps.is_file() else {}
 
     @property
     def records(self) -> list[Record]:
@@ -129,14 +130,6 @@ def _beside(records: Path, suffix: str) -> Path:
 
 def _key(record: Record, *names: str) -> str:
     return json.dumps([getattr(record, name) for name in names])
-
-
-def _read_stamps(path: Path) -> dict[str, str]:
-    try:
-        stamps = json.loads(_beside(path, ".stamps.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return stamps if isinstance(stamps, dict) else {}
 
 
 def same_items(one: Outcomes, other: Outcomes) -> bool:

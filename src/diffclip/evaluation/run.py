@@ -42,9 +42,9 @@ class Sets:
         task = TASKS[entry.task] if entry.task else None
         key = (task and (task.kind, task.also), entry.dataset, entry.splits)
         if key not in self._opened:
-            several = len(entry.splits) > 1
-            there = [one for one in entry.splits if several and has_split(entry.dataset, one, self.root)]
-            split = (there or entry.splits)[0]
+            split, *others = entry.splits
+            if others and not has_split(entry.dataset, split, self.root):
+                split = next((one for one in others if has_split(entry.dataset, one, self.root)), split)
             self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
         # a copy: one task's broken images are not another's
         return replace(self._opened[key], faults=list(self._opened[key].faults))
@@ -104,16 +104,9 @@ def run_entries(
                 )
                 measured = _measure(loaded, entry, setting, results, digest)
             except Exception as error:
-                failure = " ".join(str(error).split()) or type(error).__name__
-                if isinstance(error, torch.OutOfMemoryError):
-                    size = how.get("batch_size", Setting.batch_size)
-                    failure = f"out of memory: use a --batch-size below {size} ({failure})"
-                elif not isinstance(error, (DiffCLIPError, OSError)):
-                    # a fault of ours in one task: told with its traceback, but the others are worth having
-                    traceback.print_exc()
-                    failure = f"{type(error).__name__}: {failure}"
-                told = isinstance(error, (InputError, OSError, torch.OutOfMemoryError))
-                measured = Measured(entry, draw, failure=failure, ours=not told)
+                # also a fault of ours: the other tasks are worth having
+                failure, ours = _explain(error)
+                measured = Measured(entry, draw, failure=failure, ours=ours)
             yield measured
             if not any(record.draw is not None for record in measured.records):
                 break
@@ -142,7 +135,18 @@ def _measure(
     return Measured(entry, setting.draw, records, setting.data.faults, seconds)
 
 
-def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform | CorruptedTransform:
+def _explain(error: Exception) -> tuple[str, bool]:
+    """Describe an error in one line, and tell whether it is a fault of the program."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"out of memory: use a smaller --batch-size ({line})", False
+    if isinstance(error, (DiffCLIPError, OSError)):
+        return line, not isinstance(error, (InputError, OSError))
+    traceback.print_exc()
+    return f"{type(error).__name__}: {line}", True
+
+
+def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform:
     if entry.interpolation is not None:
         change = {"interpolation": entry.interpolation}
         own = EvalTransform(own.image_size, own.preprocess.model_copy(update=change))

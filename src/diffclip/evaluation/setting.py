@@ -42,7 +42,7 @@ class Setting(Generic[Set]):
     """
 
     model: CLIP
-    preprocess: EvalTransform | CorruptedTransform
+    preprocess: EvalTransform
     tokenizer: Tokenizer
     data: Set
     batch_size: int = 64
@@ -88,16 +88,15 @@ class Setting(Generic[Set]):
         return build_classifier(self.model, self.tokenizer, names, self.prompts, progress=self.progress)
 
 
-def squashed(transform: EvalTransform | CorruptedTransform) -> EvalTransform | CorruptedTransform:
+def squashed(transform: EvalTransform) -> EvalTransform:
     """Return the same preparation of the whole image, resized to the model's square instead of cropped."""
-    whole = transform.preprocess.model_copy(update={"resize": "squash"})
-    own = EvalTransform(transform.image_size, whole)
-    if isinstance(transform, EvalTransform):
-        return own
-    return CorruptedTransform(own, transform.name, transform.severity)
+    own = EvalTransform(transform.image_size, transform.preprocess.model_copy(update={"resize": "squash"}))
+    if isinstance(transform, CorruptedTransform):
+        return CorruptedTransform(own, transform.name, transform.severity)
+    return own
 
 
-def describe_images(transform: EvalTransform | CorruptedTransform) -> str:
+def describe_images(transform: EvalTransform) -> str:
     """Describe how images are prepared, for the protocol of a record."""
     size, preprocess = transform.image_size, transform.preprocess
     names = [name for name, pair in STATISTICS.items() if pair == (preprocess.mean, preprocess.std)]
