@@ -135,8 +135,6 @@ def test_many_pictures_are_what_each_is_alone(models: dict[str, Prepared]) -> No
         ({"view": View("A1"), "texts": []}, "plain makes one map per head, no A1: use --method attention"),
         ({"view": View(layers="4")}, "plain has no vision layer 4: they are numbered from 1 to 3"),
         ({"view": View(layers="²")}, "'²' is not last, all or the number"),
-        ({"images": []}, "no image"),
-        ({"models": {}}, "there is no model: give at least one"),
         ({"texts": ["a \udcff"]}, r"the text 'a \\udcff' is not UTF-8"),
     ],
 )

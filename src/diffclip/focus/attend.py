@@ -125,18 +125,15 @@ def attend(
     """Make the maps of each model for each image and text.
 
     Args:
-        models: by the name that errors call them; evaluated where they are, and left as they were.
-        images: RGB, gone through once, a few held at a time.
+        models: one or more, by the name that errors call them; evaluated where they are, and left as they were.
+        images: RGB, one or more, gone through once, a few held at a time.
         texts: for the methods of `OF_TEXTS`; the others know none.
-        view: which maps.
 
     Raises:
-        InputError: as `View.resolved`; no model, no image, no such layer, head or patch, a second map of a plain tower,
-            or weights that give numbers that are not finite.
+        InputError: as `View.resolved`; no such layer, head or patch, a second map of a plain tower, or weights that
+            give numbers that are not finite.
     """
     view = (view or View()).resolved(texts)
-    if not models:
-        raise InputError("there is no model: give at least one")
     # in any mode of the caller: the maps are differentiated
     with torch.inference_mode(False), torch.no_grad():
         readers = {name: _Reader(name, loaded, texts, view) for name, loaded in models.items()}
@@ -146,8 +143,6 @@ def attend(
         while batch := list(islice(rest, min(_BATCH, at_once))):
             for name, reader in readers.items():
                 parts[name].append(reader.read(batch))
-    if not any(parts.values()):
-        raise InputError("there is no image to attend to: give at least one")
     return {name: reader.joined(parts[name]) for name, reader in readers.items()}
 
 
