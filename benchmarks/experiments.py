@@ -164,7 +164,7 @@ def _contrasts(
     """The pairs of models that were measured, each by a fit of its own: with so many seeds a pooled residual gains
     nothing, and models vary by up to five times as much as others."""
     found = [
-        compare_arms(values[values["model"].isin(pair)], [pair], primary, verdicts=False)
+        compare_arms(values[values["model"].isin(pair)], [pair], primary)
         for pair in pairs
         if set(pair) <= set(values["model"])
     ]

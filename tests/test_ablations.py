@@ -26,7 +26,7 @@ from diffclip.config import (
     variant_of,
 )
 from diffclip.convert.onnx import Tower
-from diffclip.focus import recording
+from diffclip.focus.recording import recording
 from diffclip.integrations import timm, transformers
 from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.published import infer_config

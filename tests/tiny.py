@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from diffclip import CLIP
 from diffclip.config import variant_config
+from diffclip.focus.relevance import image_relevances
 
 SIZES = {
     "embed_dim": 16,
@@ -41,6 +44,10 @@ def directions(count: int, seed: int = 1) -> Tensor:
     """Unit vectors as the features of `count` texts or images."""
     drawn = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
     return torch.nn.functional.normalize(drawn, dim=-1)
+
+
+def image_relevance(*inputs: Any, method: str = "relevance", **how: Any) -> Tensor:
+    return image_relevances(*inputs, methods=[method], **how)[method]
 
 
 TOKENS = torch.tensor([[START, 3, 7, END, 0, 0, 0, 0], [START, 9, 4, 11, 2, 30, END, 0]])

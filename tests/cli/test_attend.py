@@ -1,4 +1,3 @@
-import os
 import re
 import shutil
 from functools import partial
@@ -96,22 +95,6 @@ def test_the_mean_of_the_heads_is_the_map_without_a_head(plain, pictures, tmp_pa
         call(pictures, "--model", plain, "--head", "1", "--method", "rollout")
 
 
-def test_names_that_are_no_text_are_shown_and_given_back(model_folder, pictures, tmp_path):
-    folder = tmp_path / "odd"
-    folder.mkdir()
-    for name in ("a\udcff.png", "b\n.png"):
-        shutil.copy(pictures / "red.png", folder / name)
-    (folder / "d\udcff\n.png").write_bytes(b"no")
-    os.mkfifo(folder / "pipe.png")
-    request = (folder, "--text", "a mug", "--model", model_folder)
-    printed, errors = call(*request, "--output", tmp_path / "x\n\u202e.png", "--output", tmp_path / "x.npz")
-    assert printed.startswith(f"wrote {tmp_path}/x\\n\\u202e-1.png\n")
-    assert "d\\udcff\\n.png" in errors
-    assert "of 3 images" in errors
-    given = [Path(name).name for name in np.load(tmp_path / "x.npz")["images"].tolist()]
-    assert given == ["a\udcff.png", "b\n.png"]
-
-
 def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_folder, pictures, tmp_path):
     folder = Path(shutil.copytree(pictures, tmp_path / "mixed"))
     broken = folder / "broken.jpg"
@@ -122,16 +105,6 @@ def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_fo
     assert errors.startswith(f"diffclip: skipped 1 of 4 images: {broken}")
     with pytest.raises(InputError, match=r"broken\.jpg"):
         call(folder, broken, *arguments)
-
-
-def test_each_figure_is_written_before_the_next_is_drawn(model_folder, pictures, tmp_path, monkeypatch):
-    from diffclip.report import attention
-
-    figures = [attention.grid_figure]
-    monkeypatch.setattr(attention, "grid_figure", lambda *how: figures.pop()(*how))
-    with pytest.raises(IndexError):
-        call(pictures, "--model", model_folder, "--output", tmp_path / "maps.png")
-    assert [file.name for file in tmp_path.iterdir()] == ["maps-1.png"]
 
 
 def test_requests_are_checked_before_anything_is_loaded(model_folder, pictures, monkeypatch):

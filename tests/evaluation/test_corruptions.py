@@ -1,5 +1,4 @@
 import pickle
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,18 +20,6 @@ def scene(size: int = 64, index: int = 1) -> Image.Image:
 
 def pixels(picture: Image.Image) -> np.ndarray:
     return np.asarray(picture, dtype=np.float64)
-
-
-@pytest.mark.parametrize("size", [32, 224])
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_each_severity_is_farther_from_the_picture(name, size):
-    pictures = [scene(size, index) for index in range(8)]
-    changes = [
-        np.mean([np.abs(pixels(corrupt(picture, name, k)) - pixels(picture)).mean() for picture in pictures])
-        for k in SEVERITIES
-    ]
-    assert all(later > 1.03 * earlier for earlier, later in pairwise(changes))
-    assert 0.5 < changes[0] < changes[-1] < 100
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

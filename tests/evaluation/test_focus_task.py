@@ -1,12 +1,11 @@
 """The task `focus` against maps taken by themselves, and what becomes of its results."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 from masked_sets import animals, box_mask, noise, png, write_masked
 from subjects import run, setting, subject
+from tiny import image_relevance
 
 from diffclip import CLIP
 from diffclip.data.evaluation_sets import open_set
@@ -14,8 +13,9 @@ from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts, evaluating
 from diffclip.evaluation.focus import focus, other_text
 from diffclip.evaluation.suite import Entry
-from diffclip.focus import image_relevance, map_correlation, measures, recording, rollout, vision_maps
-from diffclip.focus.recording import images_at_once
+from diffclip.focus import measures
+from diffclip.focus.maps import map_correlation, rollout
+from diffclip.focus.recording import images_at_once, recording
 
 PATCHES = {"entropy", "effective_patches", "top10", "background10"}
 ON_OBJECT = {"auroc", "ap", "inside", "inside_over_area", "pointing"}
@@ -171,7 +171,10 @@ def test_patches_of_maps_and_masks_are_in_one_order():
     picture = torch.randn(1, 3, 32, 32)
     changed = picture.clone()
     changed[:, :, 0:8, 24:32] += 1.0  # top right
-    rows = [vision_maps(model, images).first[0, :, 0, 1:] for images in (picture, changed)]
+    with recording(model, "visual") as seen:
+        model.encode_image(picture)
+        model.encode_image(changed)
+    rows = [maps.first[0, :, 0, 1:] for maps in seen]
     ratio = (rows[1] / rows[0]).log()
     # softmax moves all others by one factor
     assert ((ratio - ratio.median(-1, keepdim=True).values).abs().argmax(-1) == 3).all()
@@ -190,7 +193,7 @@ def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypa
     one = subject()
     whole = scores_of(one, open_set(folder, "test", kind="masks"))
     assert whole["relevance auroc"].clusters.tolist() == [0, 1, 1, 2, 3, 3, 4, 5, 5]
-    monkeypatch.setattr(sys.modules[images_at_once.__module__], "_MEMORY", 1)
+    monkeypatch.setattr("diffclip.focus.recording._MEMORY", 1)
     assert images_at_once(one.model) == 1
     cut = scores_of(one, open_set(folder, "test", kind="masks"), batch_size=4)
     for metric, score in whole.items():

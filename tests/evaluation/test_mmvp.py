@@ -100,7 +100,8 @@ def test_it_equals_the_literal_script(folder):
                 predictions.append("img1" if logits.softmax(-1)[0, 0] > 0.5 else "img2")
             right[one[1]].append(predictions == ["img1", "img2"])
     scores = {
-        score.metric: score for score in mmvp(Setting(model, preprocess, tokenizer, open_pairs(folder), 5))
+        score.metric: score
+        for score in mmvp(Setting(model, preprocess, tokenizer, open_pairs(folder, "mmvp"), 5))
     }
     assert sum(map(sum, right.values())) > 0
     for pattern, wanted in right.items():
@@ -113,8 +114,11 @@ def test_it_equals_the_literal_script(folder):
 
 
 def test_counts_means_and_intervals(tmp_path):
-    pairs = open_pairs(colour_set(tmp_path, wrong=(1,)))
-    assert pairs.patterns == ["Color and Appearance", "Viewpoint and Perspective"]
+    pairs = open_pairs(colour_set(tmp_path, wrong=(1,)), "mmvp")
+    assert {PATTERNS[label] for label in pairs.labels} == {
+        "Color and Appearance",
+        "Viewpoint and Perspective",
+    }
     scores = mmvp(Setting(Colours(), to_colours, colour_tokens, pairs, 3))
     mean, pooled, statements, groups, colour, view = scores
     assert (groups.value, groups.hits.tolist(), groups.chance) == (0.75, [1, 0, 1, 1], 0.5)
@@ -137,7 +141,7 @@ def test_a_picture_that_cannot_be_read(tmp_path):
     broken = colour_set(tmp_path) / "MMVP_VLM_Images" / "Color" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:100])
     with pytest.raises(InputError, match=r"Color/3\.jpg"):
-        mmvp(Setting(Colours(), to_colours, colour_tokens, open_pairs(tmp_path)))
+        mmvp(Setting(Colours(), to_colours, colour_tokens, open_pairs(tmp_path, "mmvp")))
 
 
 def changed(number: int, column: int, text: str):
@@ -159,7 +163,7 @@ def changed(number: int, column: int, text: str):
 )
 def test_bad_questions(folder, tmp_path, change, message):
     with pytest.raises(InputError, match=message) as error:
-        open_pairs(rewrite(folder, tmp_path / "set", change))
+        open_pairs(rewrite(folder, tmp_path / "set", change), "mmvp")
     assert "\n" not in str(error.value)
 
 
@@ -167,7 +171,7 @@ def test_bad_folders(tmp_path):
     questions = tmp_path / "Questions.csv"
     questions.write_bytes(b"Question ID,Type,Statement\n1,Texts,\xff\n")
     with pytest.raises(InputError, match=r"is not MMVP-VLM: give the folder that holds Questions\.csv and"):
-        open_pairs(tmp_path)
+        open_pairs(tmp_path, "mmvp")
     (tmp_path / "MLLM_VLM Images").mkdir()
     with pytest.raises(InputError, match=r"cannot read .*Questions\.csv"):
-        open_pairs(tmp_path)
+        open_pairs(tmp_path, "mmvp")

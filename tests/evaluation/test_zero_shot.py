@@ -4,30 +4,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from in_memory import labeled
+from in_memory import in_memory
 from subjects import subject
 
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import embed_texts, evaluating
-from diffclip.evaluation.zero_shot import build_classifier, fill_template, zero_shot
+from diffclip.evaluation.embed import build_classifier, embed_texts, evaluating, fill_template
+from diffclip.evaluation.zero_shot import zero_shot
 
 NAMES = ["cat", "dog", "tree frog", "{odd} name", "bus"]
+ONE = subject(image_size=16)
+tokenizer = ONE.tokenizer
 TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
 
 
 @pytest.fixture(scope="module")
-def one():
-    return subject(image_size=16)
-
-
-@pytest.fixture(scope="module")
-def model(one):
-    return one.model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(one):
-    return one.tokenizer
+def model():
+    return ONE.model
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +29,7 @@ def batches():
     return [(torch.randn(n, 3, 16, 16, generator=generator), [i % 5 for i in range(n)]) for n in sizes]
 
 
-def test_the_classifier_is_the_literal_one(model, tokenizer):
+def test_the_classifier_is_the_literal_one(model):
     columns = []
     for name in NAMES:
         texts = tokenizer([template.replace("{c}", name) for template in TEMPLATES])
@@ -50,7 +42,7 @@ def test_the_classifier_is_the_literal_one(model, tokenizer):
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
 
 
-def test_it_equals_clip_benchmark(model, tokenizer, batches):
+def test_it_equals_clip_benchmark(model, batches):
     theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_classification")
 
     class Loader(list):
@@ -60,13 +52,13 @@ def test_it_equals_clip_benchmark(model, tokenizer, batches):
     loader = Loader((images, torch.tensor(labels)) for images, labels in batches)
     with evaluating(model):
         wanted = theirs.evaluate(model, loader, tokenizer, names, TEMPLATES, "cpu", amp=False)
-    scores = zero_shot(labeled(model, tokenizer, batches, names, TEMPLATES))
+    scores = zero_shot(in_memory(model, tokenizer, batches, classnames=names, templates=TEMPLATES))
     assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-9)
 
 
-def test_bad_input(model, tokenizer, batches):
+def test_bad_input(model, batches):
     with pytest.raises(InputError, match="labels are 0 to 4"):
-        zero_shot(labeled(model, tokenizer, batches, NAMES[:3], TEMPLATES))
+        zero_shot(in_memory(model, tokenizer, batches, classnames=NAMES[:3], templates=TEMPLATES))
     with pytest.raises(InputError, match="0 and 3"):
         build_classifier(model, tokenizer, [], TEMPLATES)
     with pytest.raises(InputError, match=r"'a photo'.*\{c\}"):
@@ -80,10 +72,10 @@ def test_bad_input(model, tokenizer, batches):
     broken = copy.deepcopy(model)
     broken.image_projection.data.fill_(float("nan"))
     with pytest.raises(InputError, match="are not finite numbers"):
-        zero_shot(labeled(broken, tokenizer, batches, NAMES, TEMPLATES))
+        zero_shot(in_memory(broken, tokenizer, batches, classnames=NAMES, templates=TEMPLATES))
 
 
-def test_order_and_padding_change_nothing(model, tokenizer):
+def test_order_and_padding_change_nothing(model):
     texts = ["a much longer text about a tree frog", "cat", "a dog on a bus", "b", "word " * 40]
     wanted = torch.cat([F.normalize(model.encode_text(tokenizer([text])), dim=-1) for text in texts])
     with evaluating(model):

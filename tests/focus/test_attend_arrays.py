@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny import image_relevance
 
 import diffclip
 from diffclip import InputError
 from diffclip.data.transforms import EvalTransform
-from diffclip.focus import class_token_maps, image_relevance, recording, rollout, text_relevance
 from diffclip.focus.attend import Prepared, View, attend
-from diffclip.focus.relevance import gradients, image_logits, weighted
+from diffclip.focus.maps import class_token_maps, rollout
+from diffclip.focus.recording import recording
+from diffclip.focus.relevance import gradients, image_logits, text_relevance, weighted
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = ["a mug", "a lamp on a skateboardish table"]
@@ -133,8 +135,6 @@ def test_many_pictures_are_what_each_is_alone(models: dict[str, Prepared]) -> No
         ({"view": View("A1"), "texts": []}, "plain makes one map per head, no A1: use --method attention"),
         ({"view": View(layers="4")}, "plain has no vision layer 4: they are numbered from 1 to 3"),
         ({"view": View(layers="²")}, "'²' is not last, all or the number"),
-        ({"images": []}, "no image"),
-        ({"models": {}}, "there is no model: give at least one"),
         ({"texts": ["a \udcff"]}, r"the text 'a \\udcff' is not UTF-8"),
     ],
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import directions, pictures, tiny
+from tiny import directions, image_relevance, pictures, tiny
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from diffclip import CLIP
 from diffclip.attention import eager
-from diffclip.focus import image_relevance, image_relevances
+from diffclip.focus.relevance import image_relevances
 
 
 def last_layer(model: CLIP, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:

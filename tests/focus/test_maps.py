@@ -10,7 +10,8 @@ from tiny import SIZES, TOKENS, pictures, tiny
 from diffclip import CLIP
 from diffclip.attention import AttentionMaps
 from diffclip.config import variant_config
-from diffclip.focus import class_token_maps, correlation_by_layer, map_correlation, recording, rollout
+from diffclip.focus.maps import class_token_maps, correlation_by_layer, map_correlation, rollout
+from diffclip.focus.recording import recording
 
 
 def test_class_token_maps_by_kind_of_layer() -> None:

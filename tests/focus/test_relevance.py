@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import END, START, TOKENS, directions, pictures, tiny
+from tiny import END, START, TOKENS, directions, image_relevance, pictures, tiny
 from torch import Tensor
 
 from diffclip import CLIP
 from diffclip.attention import AttentionMaps, eager
-from diffclip.focus import image_relevance, recording, text_relevance
-from diffclip.focus.recording import Norm
-from diffclip.focus.relevance import gradients, image_logits, relevance_of, weighted
+from diffclip.focus.recording import Norm, recording
+from diffclip.focus.relevance import gradients, image_logits, relevance_of, text_relevance, weighted
 
 STEP = 1e-6
 

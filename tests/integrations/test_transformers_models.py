@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForZeroShotImageClassif
 
 import diffclip
 from diffclip import CLIP, CLIPConfig, InputError
-from diffclip.focus import recording
+from diffclip.focus.recording import recording
 from diffclip.integrations.transformers import (
     DiffCLIPConfig,
     DiffCLIPModel,

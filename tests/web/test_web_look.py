@@ -6,8 +6,10 @@ from PIL import Image
 from diffclip.config import PreprocessConfig
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.focus import image_relevances, measures
-from diffclip.focus.maps import class_token_maps, visible_part, vision_maps
+from diffclip.focus import measures
+from diffclip.focus.maps import class_token_maps, visible_part
+from diffclip.focus.recording import recording
+from diffclip.focus.relevance import image_relevances
 from diffclip.model_source import load_for_use
 from diffclip.web.look import METHODS, coverage, look
 
@@ -48,8 +50,9 @@ def test_a_differential_model_has_all_maps_and_is_left_as_it_was(differential, i
         np.testing.assert_allclose(seen.find(name, 0).values, maps[full][0].detach().numpy(), atol=1e-6)
     assert [len(values) for values in seen.lambdas.values()] == [2, 2]
     assert all(seen.find(name, 1) is not None for name in METHODS if name not in ("segmentation", "patch"))
-    with torch.no_grad():
-        combined = vision_maps(differential.model, images).combined[0].mean(0)
+    with recording(differential.model, "visual", -1) as maps:
+        differential.model.encode_image(images)
+    combined = maps[0].combined[0].mean(0)
     np.testing.assert_allclose(seen.patches.reshape(16, 16), combined[1:, 1:], atol=1e-6)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffclip.cli.console import say_skipped
-from diffclip.cli.images import ImageReader
+from diffclip.cli.images import read_images
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
@@ -19,47 +19,34 @@ from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_dev
 if TYPE_CHECKING:
     from PIL import Image
 
+    from diffclip.errors import Fault
+    from diffclip.evaluation.embed import Progress
     from diffclip.focus.attend import Prepared
 
 _DEFAULT = Path("attend.png")
+_METHODS = (
+    "With a text: relevance (as in the paper's Figure 2) or grad-eclip. Without: attention (of the class token: A, or "
+    "A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without."
+)
+_LAYERS = "Vision layers: last, all, or a number from 1. Default: last, or all for rollout."
+_PATCH = "Draw where this patch looks, in place of the class token; counted from 0 at the top left."
+_OUTPUT = (
+    "Write a figure (.png, .svg, .pdf) or arrays (.npz) to this file; may be given several times "
+    f"(default: {_DEFAULT}). Several images make several files: NAME-1.png, NAME-2.png, …"
+)
 
 
 def attend(
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...")],
     model: Annotated[list[str], typer.Option(help=f"{MODEL_HELP} Several models are drawn side by side.")],
     text: Annotated[list[str] | None, typer.Option(help="Text to look for; each text is a column.")] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="With a text: relevance (as in the paper's Figure 2) or grad-eclip. Without: attention (of the class "
-            "token: A, or A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without.",
-            show_default=False,
-        ),
-    ] = "",
-    layers: Annotated[
-        str,
-        typer.Option(
-            help="Vision layers: last, all, or a number from 1. Default: last, or all for rollout.",
-            show_default=False,
-        ),
-    ] = "",
+    method: Annotated[str, typer.Option(help=_METHODS, show_default=False)] = "",
+    layers: Annotated[str, typer.Option(help=_LAYERS, show_default=False)] = "",
     head: Annotated[
         int | None, typer.Option(min=1, help="One head, counted from 1, instead of the mean over heads.")
     ] = None,
-    patch: Annotated[
-        str | None,
-        typer.Option(
-            help="Draw where this patch looks, in place of the class token; counted from 0 at the top left.",
-            metavar="ROW,COLUMN",
-        ),
-    ] = None,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Write a figure (.png, .svg, .pdf) or arrays (.npz) to this file; may be given several times "
-            f"(default: {_DEFAULT}). Several images make several files: NAME-1.png, NAME-2.png, …"
-        ),
-    ] = None,
+    patch: Annotated[str | None, typer.Option(help=_PATCH, metavar="ROW,COLUMN")] = None,
+    output: Annotated[list[Path] | None, typer.Option(help=_OUTPUT)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
     """Draw where models look in images, and which patches and words support your texts.
@@ -77,10 +64,9 @@ def attend(
     texts = [one.strip() for one in text or []]
     if not all(texts):
         raise InputError('--text is empty: say what to look for, as in --text "a dog"')
-    reals = [os.path.realpath(os.path.expanduser(source)) for source in model]
-    for source, real in zip(model, reals, strict=True):
-        if reals.count(real) > 1:
-            raise InputError(f"--model {source} is given twice: name each model once")
+    if len({os.path.realpath(source) for source in model}) < len(model):
+        raise InputError("--model has a model twice: name each model once")
+    for source in model:
         find_model(source)
     from diffclip.cli.progress import showing_progress
     from diffclip.data.images import find_images
@@ -95,37 +81,37 @@ def attend(
         if path.suffix.lower() not in (*DRAWN, ARRAYS):
             raise InputError(f"{path} should end in {', '.join(DRAWN)} or, for arrays, {ARRAYS}")
         check_writable(path)
-        several = len(files) > 1 and path.suffix.lower() != ARRAYS
-        numbers = range(1, len(files) + 1) if several else ()
-        numbered = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)
-        for written_to in (path, *numbered):
+        numbers = range(1, len(files) + 1) if len(files) > 1 else ()
+        for written_to in (path, *(path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)):
             check_not_input(written_to, files)
     drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]
 
     loaded = _load(model, device)
     seen: dict[str, list[Any]] = {label: [] for label in loaded}
+    read: list[Path] = []
+    faults: list[Fault] = []
 
-    def shown(reader: ImageReader) -> Iterator[Image.Image]:
-        for image in reader:
+    def shown(progress: Progress) -> Iterator[Image.Image]:
+        for file, image in read_images(files, images, progress, faults):
+            read.append(file)
             for label, one in loaded.items() if drawn else ():
                 seen[label].append(seen_by(image, one))
             yield image
 
     with showing_progress("attend", {"images": len(files)}) as progress:
-        reader = ImageReader(files, [path for path in images if not path.is_dir()], progress)
-        found = attend_to(loaded, shown(reader), texts, view)
+        found = attend_to(loaded, shown(progress), texts, view)
     with warnings.catch_warnings():
         # a text in a script that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        names = [path.name for path in reader.read]
+        names = [path.name for path in read]
         figures = attend_figures(found, seen, names, texts, view) if drawn else []
         written = write_figures(drawn, figures, len(names))
     for path in outputs:
         if path not in drawn:
-            written.append(write_arrays(path, found, list(map(str, reader.read)), texts, view.method))
+            written.append(write_arrays(path, found, list(map(str, read)), texts, view.method))
     for file in written:
         print(f"wrote {printable(str(file))}")
-    say_skipped(f"{len(reader.faults)} of {len(files)} images", reader.faults)
+    say_skipped(f"{len(faults)} of {len(files)} images", faults)
 
 
 def _place(patch: str | None) -> tuple[int, int] | None:
@@ -138,18 +124,18 @@ def _place(patch: str | None) -> tuple[int, int] | None:
 
 
 def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
-    """The models by their names in figures: the variant where all differ, else the source."""
+    """The models by their names in figures: the variant where all differ, else the source's last part, or all of it."""
     from diffclip.config import variant_of
 
     place = pick_device(device)
     loaded = [load_for_use(source) for source in sources]
-    for one in loaded:
-        one.model.to(place)
     variants = [variant_of(one.model.config) for one in loaded]
-    names = [printable(Path(source).name) for source in sources]
-    for labels in (variants, names, [printable(source) for source in sources]):
+    for labels in (
+        variants,
+        [printable(Path(source).name) for source in sources],
+        list(map(printable, sources)),
+    ):
         if len(set(labels)) == len(labels):
             break
-    return {
-        label: (one.model, one.preprocess, one.tokenizer) for label, one in zip(labels, loaded, strict=True)
-    }
+    each = ((one.model.to(place), one.preprocess, one.tokenizer) for one in loaded)
+    return dict(zip(labels, each, strict=True))

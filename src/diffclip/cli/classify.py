@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffclip.cli.console import say_skipped
-from diffclip.cli.images import ImageReader
+from diffclip.cli.images import read_images
 from diffclip.errors import InputError
 from diffclip.files import printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 
 if TYPE_CHECKING:
+    from PIL import Image
+
+    from diffclip.errors import Fault
     from diffclip.model_source import Loaded
 
 _BATCH = 64
@@ -23,18 +27,12 @@ _BATCH = 64
 
 def classify(
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...")],
-    labels: Annotated[
-        str, typer.Option(help='Labels between commas, or @FILE with one per line: "cat, dog".')
-    ],
+    labels: Annotated[str, typer.Option(help='Labels: "cat, dog", or @FILE with one per line.')],
     model: Annotated[str, typer.Option(help=MODEL_HELP)],
-    template: Annotated[
-        str, typer.Option(help="The text for a label; {c} stands for it.")
-    ] = "a photo of a {c}.",
+    template: Annotated[str, typer.Option(help="Text for a label, with {c} for it.")] = "a photo of a {c}.",
     top: Annotated[int, typer.Option(min=1, help="Show this many labels per image.")] = 5,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per image.")] = False,
-    model_name: Annotated[
-        str | None, typer.Option(help="Name of the model, for a published file that fits several.")
-    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="Name of the model, if a file fits several.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
     """Label images with labels of your own, with probabilities.
@@ -56,11 +54,11 @@ def classify(
     place = pick_device(device)
     loaded = load_for_use(model, model_name)
     loaded.model.to(place)
+    faults: list[Fault] = []
     with showing_progress("classify", {"images": len(files)}) as progress:
-        reader = ImageReader(files, images, progress)
-        rows = _probabilities(loaded, reader, names, template)
+        rows = _probabilities(loaded, read_images(files, images, progress, faults), names, template)
     results = []
-    for file, row in zip(reader.read, rows, strict=True):
+    for file, row in rows:
         best = sorted(zip(names, row, strict=True), key=lambda pair: -pair[1])
         results.append({"image": str(file), "label": best[0][0], "probabilities": dict(best[:top])})
     if json_lines:
@@ -68,7 +66,7 @@ def classify(
             print(json.dumps(result))  # in ASCII: a name need not be text
     else:
         _show(results)
-    say_skipped(f"{len(reader.faults)} of {len(files)} images", reader.faults)
+    say_skipped(f"{len(faults)} of {len(files)} images", faults)
 
 
 def parse_labels(labels: str) -> list[str]:
@@ -91,36 +89,34 @@ def parse_labels(labels: str) -> list[str]:
         names = [name.strip() for name in labels.split(",")]
     if not all(names):
         raise InputError(f"--labels {labels!r} has an empty label: write them as in 'cat, dog'")
-    seen: set[str] = set()
-    for name in names:
-        if name.casefold() in seen:
+    folded = [name.casefold() for name in names]
+    for i, name in enumerate(names):
+        if folded[i] in folded[:i]:
             raise InputError(f"--labels has {name!r} twice: name each label once")
-        seen.add(name.casefold())
     return names
 
 
-def _probabilities(loaded: Loaded, reader: ImageReader, names: list[str], template: str) -> list[list[float]]:
-    """The probabilities of the labels, for each image that can be read.
+def _probabilities(
+    loaded: Loaded, images: Iterator[tuple[Path, Image.Image]], names: list[str], template: str
+) -> list[tuple[Path, list[float]]]:
+    """Compute the probabilities of the labels for each image.
 
     Raises:
-        InputError: as `reader`, or the weights give numbers that are not finite.
+        InputError: as `images`, or the weights give numbers that are not finite.
     """
     import torch
 
-    from diffclip.evaluation.embed import embed_images, evaluating
-    from diffclip.evaluation.zero_shot import build_classifier
+    from diffclip.evaluation.embed import build_classifier, embed_images, evaluating
 
     classifier = build_classifier(loaded.model, loaded.tokenizer, names, [template], _BATCH)
-    rows = []
-    images = (loaded.preprocess(image) for image in reader)
+    found: list[tuple[Path, list[float]]] = []
     with evaluating(loaded.model):
         while batch := list(islice(images, _BATCH)):
-            features = embed_images(loaded.model, torch.stack(batch))
-            rows.append((loaded.model.logit_scale.exp() * features @ classifier).softmax(-1).cpu())
-    probabilities = torch.cat(rows)
-    if not probabilities.isfinite().all():
-        raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")
-    found: list[list[float]] = probabilities.tolist()
+            pixels = torch.stack([loaded.preprocess(image) for _, image in batch])
+            logits = loaded.model.logit_scale.exp() * embed_images(loaded.model, pixels) @ classifier
+            if not logits.isfinite().all():
+                raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")
+            found += zip((file for file, _ in batch), logits.softmax(-1).tolist(), strict=True)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,61 +25,45 @@ if TYPE_CHECKING:
     from diffclip.model_source import Loaded
 
 
+_DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
+_SUITES = "scenes|brief|quick|held-out|clutter|study|attention|paper"
 _TASKS = (
     "zero-shot, linear-probe, few-shot, retrieval, mmvp, sugarcrepe, focus, faithfulness, segmentation, mechanics, "
     "robustness; default: by the kind of set."
 )
-_CORRUPTIONS = "Corrupt the images: noise, blur, jpeg or contrast, 1 to 5."
+_PROMPT = "Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
+_OUTPUT = (
+    "Write the records to this file (JSON lines); its finished tasks are not run again. "
+    "Default for suites: SUITE.jsonl"
+)
 
 
 def evaluate(
     models: Annotated[
         list[str] | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of runs.", metavar="MODEL...")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A folder in clip_benchmark's layout, or the name of a set: built in (scenes, scenes-shapes, "
-            "scenes-mmvp …) or published (cifar10, imagenet1k, flickr30k …) in --data-root."
-        ),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            help="Run a whole suite of tasks.",
-            metavar="scenes|brief|quick|held-out|clutter|study|attention|paper",
-        ),
-    ] = None,
+    data: Annotated[str | None, typer.Option(help=_DATA)] = None,
+    suite: Annotated[str | None, typer.Option(help="Run a whole suite of tasks.", metavar=_SUITES)] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of published sets, by name.")] = None,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,
     task: Annotated[str | None, typer.Option(help=_TASKS)] = None,
     split: Annotated[str | None, typer.Option(help="Split to measure; default: test.")] = None,
-    corrupt: Annotated[str | None, typer.Option(help=_CORRUPTIONS, metavar="NAME:SEVERITY")] = None,
+    corrupt: Annotated[
+        str | None,
+        typer.Option(
+            help="Corrupt the images: noise, blur, jpeg or contrast, 1 to 5.", metavar="NAME:SEVERITY"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks that draw at random.")] = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Repetitions of these tasks, with seeds from --seed on.")
     ] = 1,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            help="Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the records to this file (JSON lines); its finished tasks are not run again. "
-            "Default for suites: SUITE.jsonl"
-        ),
-    ] = None,
-    json_lines: Annotated[
-        bool, typer.Option("--json", help="Print records as JSON lines instead of a table.")
-    ] = False,
-    model_name: Annotated[
-        str | None, typer.Option(help="Name of the model, for a published file that fits several.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Option(help=_PROMPT)] = None,
+    output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print records as JSON lines.")] = False,
+    model_name: Annotated[str | None, typer.Option(help="Name of the model, if a file fits several.")] = None,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="Image size in pixels; default: the model's.")
     ] = None,
@@ -96,11 +80,12 @@ def evaluate(
     Every number has its 95 % interval over items and the chance level. diffclip report makes tables and figures from
     the records.
     """
+    from diffclip.cli.progress import showing_progress
     from diffclip.errors import DiffCLIPError, InputError, require_group
 
     require_group("report", "pandas", "scipy", "statsmodels")
     from diffclip.evaluation.results_file import ResultsFile
-    from diffclip.evaluation.run import Sets
+    from diffclip.evaluation.run import Sets, run_entries
     from diffclip.files import check_writable
     from diffclip.model_source import load_for_use
 
@@ -127,63 +112,50 @@ def evaluate(
     results, sets, several = ResultsFile(output), Sets(data_root), len(entries) > 1
     if not several:
         sets.open(entries[0])  # a wrong set is told before a model is loaded
-    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "prompt": prompt}
-    how |= {"sets": sets, "draws": range(seed, seed + seeds)}
     place, alone = pick_device(device), suite is None and len(sources) == 1
     done: list[Record] = []
     faults: dict[Fault, None] = {}
-    failures: list[tuple[str, bool]] = []
+    failures: list[DiffCLIPError] = []
     tasks = 0
-    for source in sources:
-        try:
-            loaded = load_for_use(source, model_name, image_size)
-        except InputError as error:
-            if alone:
-                raise
-            print(f"{source}: FAILED: {error}", file=sys.stderr, flush=True)
-            failures.append((str(error), False))
-            tasks += 1
-            continue
-        loaded.model.to(place)
-        for measured in _measure(loaded, entries, results, how):
-            tasks += 1
-            done += measured.records
-            faults |= dict.fromkeys(measured.faults)
-            if measured.failure:
-                failures.append((measured.failure, measured.ours))
-            if not alone:
-                print(_line(loaded, measured), file=sys.stderr, flush=True)
-    if done:
-        results.write()
+    with ExitStack() as bar:
+
+        def progress(entry: Entry, items: int) -> Progress:
+            return bar.enter_context(showing_progress(f"{loaded.label}: {entry}", {"images": items}))
+
+        how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "prompt": prompt}
+        how |= {"draws": range(seed, seed + seeds), "progress": progress}
+        for source in sources:
+            try:
+                loaded = load_for_use(source, model_name, image_size)
+            except InputError as error:
+                if alone:
+                    raise
+                print(f"{source}: FAILED: {error}", file=sys.stderr, flush=True)
+                failures.append(error)
+                tasks += 1
+                continue
+            loaded.model.to(place)
+            for measured in run_entries(loaded, entries, results, sets, **how):
+                bar.close()
+                tasks += 1
+                done += measured.records
+                faults |= dict.fromkeys(measured.faults)
+                if measured.failure:
+                    failures.append((DiffCLIPError if measured.ours else InputError)(measured.failure))
+                if not alone:
+                    print(_line(loaded, measured), file=sys.stderr, flush=True)
     _show(done, results, several, json_lines)
     skipped = [fault for fault in faults if fault.kind != "note"]
     say_skipped(f"{len(skipped)} samples, shards or masks", skipped)
     for fault in faults:
         if fault.kind == "note":
             print(f"diffclip: {fault}", file=sys.stderr)
+    if len(failures) == 1 and not several:
+        raise failures[0]
     if failures:
-        kind = DiffCLIPError if any(ours for _, ours in failures) else InputError
-        if len(failures) == 1 and not several:
-            raise kind(failures[0][0])
+        kind = InputError if all(isinstance(error, InputError) for error in failures) else DiffCLIPError
         kept = f"; the other results are in {output}" if done and output else ""
         raise kind(f"{len(failures)} of {tasks} tasks failed, see above{kept}")
-
-
-def _measure(
-    loaded: Loaded, entries: Sequence[Entry], results: ResultsFile, how: dict[str, Any]
-) -> Iterator[Measured]:
-    """Measure all entries on one model, with a progress bar each."""
-    from diffclip.cli.progress import showing_progress
-    from diffclip.evaluation.run import run_entries
-
-    with ExitStack() as bar:
-
-        def progress(entry: Entry, items: int) -> Progress:
-            return bar.enter_context(showing_progress(f"{loaded.label}: {entry}", {"images": items}))
-
-        for measured in run_entries(loaded, entries, results, progress=progress, **how):
-            bar.close()
-            yield measured
 
 
 def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_lines: bool) -> None:
@@ -240,13 +212,13 @@ def _entries(
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
     entry = Entry(task, str(data), (split or "test",))
-    if corrupt is not None:
-        change, _, severity = corrupt.partition(":")
-        if not severity.isdecimal():
-            raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
-        parameter(change, int(severity), 224)
-        entry = replace(entry, corruption=change, severity=int(severity))
-    return (entry,)
+    if corrupt is None:
+        return (entry,)
+    change, _, severity = corrupt.partition(":")
+    if not severity.isdecimal():
+        raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
+    parameter(change, int(severity), 224)
+    return (replace(entry, corruption=change, severity=int(severity)),)
 
 
 def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:
@@ -261,9 +233,6 @@ def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool)
     if missing and not (left and skip):
         where = f"in {root}" if root else "without --data-root FOLDER"
         way = ", or add --skip-missing to go on without" if left else ""
-        sets = len({entry.dataset for entry in entries})
-        raise InputError(
-            f"{len(missing)} of the {sets} sets of the suite {name} are missing {where}: "
-            f"get them as said above{way}"
-        )
+        sets = f"{len(missing)} of the {len({entry.dataset for entry in entries})} sets of the suite {name}"
+        raise InputError(f"{sets} are missing {where}: get them as said above{way}")
     return left

@@ -16,39 +16,27 @@ if TYPE_CHECKING:
     from diffclip.evaluation.embed import Progress
 
 
-class ImageReader:
-    """Read files, skip those of a folder that cannot be read, and collect their `faults`.
+def read_images(
+    files: Sequence[Path], named: Sequence[Path], progress: Progress, faults: list[Fault]
+) -> Iterator[tuple[Path, Image.Image]]:
+    """Yield each of `files` that can be read with its image, RGB; add the others to `faults`.
 
-    Args:
-        files: as `find_images` lists them.
-        named: those named by the user, which must be readable.
-        progress: told of each file ("images").
+    Raises:
+        InputError: one of the files in `named`, or all others, cannot be read.
     """
+    from diffclip.data.images import read_image
+    from diffclip.errors import sample_fault
 
-    def __init__(self, files: Sequence[Path], named: Sequence[Path], progress: Progress) -> None:
-        self.files, self.named, self.progress = files, set(named), progress
-        self.read: list[Path] = []
-        self.faults: list[Fault] = []
-
-    def __iter__(self) -> Iterator[Image.Image]:
-        """Give each image that can be read, as RGB; its file is then the last of `read`.
-
-        Raises:
-            InputError: one of the files in `named`, or all others, cannot be read.
-        """
-        from diffclip.data.images import read_image
-        from diffclip.errors import sample_fault
-
-        for file in self.files:
-            try:
-                image = read_image(file)
-            except InputError as error:
-                if file in self.named:
-                    raise
-                self.faults.append(sample_fault(str(file), error))
-            else:
-                self.read.append(file)
-                yield image
-            self.progress("images", 1, None)
-        if not self.read:
-            raise none_readable(self.faults)
+    given = set(named)
+    for file in files:
+        try:
+            image = read_image(file)
+        except InputError as error:
+            if file in given:
+                raise
+            faults.append(sample_fault(str(file), error))
+        else:
+            yield file, image
+        progress("images", 1, None)
+    if len(faults) == len(files):
+        raise none_readable(faults)

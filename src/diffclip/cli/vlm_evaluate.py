@@ -110,7 +110,6 @@ def evaluate_models(
             for split, scores in score_answers(questions, answers).items():
                 results.add(scores, f"{stamp} {split}", task=questions.task, dataset=questions.name, **own)
         done += [one for split in (*questions.splits, OVERALL) for one in results.find(f"{stamp} {split}")]
-    results.write()
     show_records(done, results.outcomes, headlines_only=False)
     for record in done:
         yes = record.value or 0.0

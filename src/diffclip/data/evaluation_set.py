@@ -21,7 +21,7 @@ from diffclip.data.transforms import Transform
 from diffclip.data.workers import data_loader, watched
 from diffclip.errors import Fault, InputError, sample_fault
 
-Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcrepe"]
+Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcrepe", "mmvp"]
 
 
 class FolderSource:

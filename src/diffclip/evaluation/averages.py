@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from typing import Any
 
 from diffclip.data.published_sets import base_of, images_of
 from diffclip.evaluation.records import Record
@@ -50,21 +51,18 @@ def _averages(records: Sequence[Record]) -> list[Record]:
 
     Of a set measured on several splits "test" counts, else the last; of several numbers of templates the largest.
     """
-    fields = ("task", "dataset", "metric", "corruption", "severity")
-    ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
-    sets: dict[tuple[object, ...], list[Record]] = {}
-    for one in ranked:
-        sets.setdefault(tuple(getattr(one, name) for name in fields), []).append(one)
+    measure = attrgetter("task", "dataset", "metric", "corruption", "severity")
     how = attrgetter("split", "templates")  # the same for all draws
-    records = [one for own in sets.values() for one in own if how(one) == how(own[-1])]
+    ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
+    chosen = {measure(one): how(one) for one in ranked}  # the last
+    records = [one for one in ranked if how(one) == chosen[measure(one)]]
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
-    plain = [one for one in records if not _is_shift(one)]
+    plain = [one for one in records if one.corruption is None and base_of(one.dataset) is None]
     accuracies = [one for one in records if one.task == "zero-shot" and one.metric == "acc1"]
-    zero_shot = [one for one in accuracies if not _is_shift(one)]
+    zero_shot = [one for one in plain if one.task == "zero-shot" and one.metric == "acc1"]
+    probes = [one for one in plain if one.task == "linear-probe"]
     panels = {
-        "linear probing": [
-            one for one in plain if one.task == "linear-probe" and one.metric == headline_metric(one.dataset)
-        ],
+        "linear probing": [one for one in probes if one.metric == headline_metric(one.dataset)],
         "few-shot": [one for one in plain if one.task == "few-shot"],
         "image retrieval": [one for one in plain if one.metric == "image_retrieval_recall@5"],
         "text retrieval": [one for one in plain if one.metric == "text_retrieval_recall@5"],
@@ -76,24 +74,18 @@ def _averages(records: Sequence[Record]) -> list[Record]:
         for draw, parts in _by_draw(own).items()
     ]
     # first the bases with shifted sets, then those with corruptions
-    shifted = [
-        *((base, [one for one in accuracies if base_of(one.dataset) == base.dataset]) for base in zero_shot),
-        *(
-            (base, [one for one in accuracies if one.corruption and one.dataset == base.dataset])
-            for base in zero_shot
-        ),
+    sets_of = [[one for one in accuracies if base_of(one.dataset) == base.dataset] for base in zero_shot]
+    copies_of = [
+        [one for one in accuracies if one.corruption and one.dataset == base.dataset] for base in zero_shot
     ]
-    for number, (base, shifts) in enumerate((base, own) for base, own in shifted if own):
-        if number == 0:  # the paper's panel is about one base
-            found.append(_mean(shifts, SIX_TASKS, "out of domain", AVERAGE))
+    shifted = [(base, own) for base, own in zip(zero_shot * 2, sets_of + copies_of, strict=True) if own]
+    if shifted:  # the paper's panel is about one base
+        found.append(_mean(shifted[0][1], SIX_TASKS, "out of domain", AVERAGE))
+    for base, shifts in shifted:
         mean = _mean(shifts, OUT_OF_DOMAIN, base.dataset, MEAN_OF_SHIFTS)
         whole = _mean([base, *shifts], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL)
         found += [mean, whole, _drop(base, shifts, mean)]
     return found
-
-
-def _is_shift(record: Record) -> bool:
-    return record.corruption is not None or base_of(record.dataset) is not None
 
 
 def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
@@ -114,24 +106,25 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
     below, above = _half(parts, upper=False), _half(parts, upper=True)
     names = tuple(map(_name, parts))
     templates = {one.templates for one in parts}
-    return parts[0].model_copy(
-        update={
-            "task": task,
-            "dataset": dataset,
-            "split": "test",
-            "metric": metric,
-            "draw": draw,
-            "value": value,
-            "count": sum(one.count for one in parts),
-            "of": names,
-            "low": None if below is None else value - below / len(parts),
-            "high": None if above is None else value + above / len(parts),
-            "chance": sum(chances) / len(parts) if len(chances) == len(parts) else None,
-            "protocol": f"mean over {', '.join(names)}; intervals of the sets combined",
-            "templates": templates.pop() if len(templates) == 1 else None,
-            **dict.fromkeys(("classes", "corruption", "severity", "seconds")),
-        }
-    )
+    fields: dict[str, Any] = {
+        "task": task,
+        "dataset": dataset,
+        "split": "test",
+        "metric": metric,
+        "draw": draw,
+        "of": names,
+    }
+    fields |= {
+        "value": value,
+        "count": sum(one.count for one in parts),
+        "low": None if below is None else value - below / len(parts),
+        "high": None if above is None else value + above / len(parts),
+        "chance": sum(chances) / len(parts) if len(chances) == len(parts) else None,
+        "protocol": f"mean over {', '.join(names)}; intervals of the sets combined",
+        "templates": templates.pop() if len(templates) == 1 else None,
+        **dict.fromkeys(("classes", "corruption", "severity", "seconds")),
+    }
+    return parts[0].model_copy(update=fields)
 
 
 def _name(record: Record) -> str:

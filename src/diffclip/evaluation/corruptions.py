@@ -1,11 +1,10 @@
 """Noise, blur, JPEG and contrast in five severities, after ImageNet-C (Hendrycks & Dietterich 2019,
 arXiv:1903.12261): a shift that any set of images can be put through.
 
-As in ImageNet-C the crop at the model's input size is corrupted and not the photograph, because shrinking an image
-averages most noise and blur away. The parameters are those that its authors publish for four sizes
-(hendrycks/robustness, `ImageNet-C/create_c`: CIFAR-C, ImageNet-64-C, ImageNet-C and its variant for Inception),
-interpolated in between over the logarithm of the size. Blur is the Gaussian one of their extra corruptions. Unlike
-the published images these are not stored as JPEG afterwards, and values are rounded, not cut.
+As in ImageNet-C the crop at the model's input size is corrupted and not the photograph, because shrinking averages most
+noise and blur away. The parameters are those that the authors publish for four sizes (hendrycks/robustness,
+`ImageNet-C/create_c`), interpolated in between over the logarithm of the size. Unlike the published images these are no
+JPEG files afterwards, and values are rounded, not cut.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from diffclip.data.images import to_rgb
-from diffclip.data.transforms import EvalTransform, normalize
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, unknown
 
 MOST_SEVERE = 5
@@ -97,26 +96,20 @@ def corrupt(image: Image.Image, name: str, severity: int) -> Image.Image:
     return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
 
 
-class CorruptedTransform:
-    """PIL image → float32 [3, S, S] as `crop` makes it, corrupted after the crop and before the statistics.
-
-    No `EvalTransform`, so that features of corrupted images are not kept as those of clean ones.
-    """
+class CorruptedTransform(EvalTransform):
+    """PIL image → float32 [3, S, S] as `crop` makes it, corrupted after the crop and before the statistics."""
 
     def __init__(self, crop: EvalTransform, name: str, severity: int) -> None:
         parameter(name, severity, crop.image_size)
-        self.name, self.severity, self._crop = name, severity, crop
-        self.image_size, self.preprocess = crop.image_size, crop.preprocess
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        return normalize(self.pixels(image)[None], self.preprocess)[0]
+        super().__init__(crop.image_size, crop.preprocess)
+        self.name, self.severity = name, severity
 
     def pixels(self, image: Image.Image) -> Tensor:
         """Return the corrupted crop before it is normalized, uint8 [3, S, S]."""
-        crop = Image.fromarray(self._crop.pixels(image).permute(1, 2, 0).contiguous().numpy())
+        crop = Image.fromarray(super().pixels(image).permute(1, 2, 0).contiguous().numpy())
         return torch.from_numpy(np.array(corrupt(crop, self.name, self.severity))).permute(2, 0, 1)
 
     @property
     def identity(self) -> list[object]:
         """Everything that `pixels` depends on beside the image, as JSON values."""
-        return [*self._crop.identity, self.name, self.severity]
+        return [*super().identity, self.name, self.severity]

@@ -54,20 +54,17 @@ def embed_texts(
     if not texts:
         raise InputError("there is no text to embed: give at least one")
     device = next(iter(model.parameters())).device
+    # of our own towers it is known that nothing looks at padding; other models may stand in for them
+    ours = {"skip_padding": True} if isinstance(model, CLIP) else {}
     # Texts of like length share a batch, so that little of it is padding
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     features = []
     for start in range(0, len(texts), batch_size):
         batch = [texts[index] for index in order[start : start + batch_size]]
-        tokens = tokenizer(batch).to(device)
-        # of our own towers it is known that nothing looks at padding; other models may stand in for them
-        ours = {"skip_padding": True} if isinstance(model, CLIP) else {}
-        features.append(F.normalize(model.encode_text(tokens, **ours).float(), dim=-1))
+        features.append(F.normalize(model.encode_text(tokenizer(batch).to(device), **ours).float(), dim=-1))
         if progress:
             progress("texts", len(batch), len(texts))
-    place = torch.empty(len(order), dtype=torch.int64)
-    place[torch.tensor(order)] = torch.arange(len(order))
-    return checked(torch.cat(features)[place.to(device)], "texts")
+    return checked(torch.cat(features)[torch.tensor(order).argsort().to(device)], "texts")
 
 
 def checked(features: Tensor, what: str) -> Tensor:
@@ -97,18 +94,13 @@ def embed_captioned(
         InputError: there is no image, or no caption, or an embedding is not finite.
     """
     features: list[Tensor] = []
-    texts: list[str] = []
-    owners: list[int] = []
-    seen = 0
-    for images, captions in batches:
+    captions: list[Sequence[str]] = []
+    for images, own in batches:
         features.append(embed_images(model, images))
-        for index, own in enumerate(captions, seen):
-            texts.extend(own)
-            owners.extend([index] * len(own))
-        seen += len(images)
-        if progress:
-            progress("images", len(images), None)
-    return joined(features), embed_texts(model, tokenizer, texts, progress=progress), torch.tensor(owners)
+        captions += own
+    texts = [text for own in captions for text in own]
+    owners = torch.tensor([image for image, own in enumerate(captions) for _ in own], dtype=torch.int64)
+    return joined(features), embed_texts(model, tokenizer, texts, progress=progress), owners
 
 
 def joined(features: list[Tensor]) -> Tensor:
@@ -120,3 +112,40 @@ def joined(features: list[Tensor]) -> Tensor:
     if not features:
         raise InputError("there is no image to embed: the set is empty")
     return checked(torch.cat(features), "images")
+
+
+def build_classifier(
+    model: CLIP,
+    tokenizer: Tokenizer,
+    classnames: Sequence[str],
+    templates: Sequence[str],
+    batch_size: int = 256,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Build a unit column a class, [D, K]: every template filled in, embedded and normalized, averaged, normalized.
+
+    Templates have a place for the class name, `{c}` or `{}`; `batch_size` texts of any classes are embedded at once.
+
+    Raises:
+        InputError: no class, no template, or a template without a place for the name.
+    """
+    if not classnames or not templates:
+        raise InputError(
+            f"zero-shot needs class names and templates, got {len(classnames)} and {len(templates)}"
+        )
+    texts = [fill_template(template, name) for name in classnames for template in templates]
+    with evaluating(model):
+        features = embed_texts(model, tokenizer, texts, batch_size, progress)
+        return F.normalize(features.view(len(classnames), len(templates), -1).mean(1), dim=-1).T.contiguous()
+
+
+def fill_template(template: str, name: str) -> str:
+    """Put the class name in place of `{c}` (or `{}`); other braces in either are left alone.
+
+    Raises:
+        InputError: the template has no such place.
+    """
+    for place in ("{c}", "{}"):
+        if place in template:
+            return template.replace(place, name)
+    raise InputError(f"template {template!r} has no place for the class name: write {{c}} where it goes")

@@ -1,17 +1,9 @@
 """The task `faithfulness`: do the patches that a method calls relevant carry the model's answer?
 
-Deletion and insertion of Petsiuk et al., "RISE" (BMVC 2018, arXiv:1806.07421), patch by patch: the patches of an image
-are replaced, the most relevant first, by the mean color of the model's statistics (0 after normalization); insertion
-begins with all patches replaced and puts them back in the same order. In 16 steps of equal size the model is asked for
-the probability of the true text, softmax over the texts of the set; the metric is the area under that curve (trapezoid,
-in [0, 1]). For `deletion_auc` lower is better, for `insertion_auc` higher.
-
-Orders (the field `map`): `relevance` and `grad-eclip` of the last layer for the true text, `relevance, norm in the
-graph`, `centre prior` and `random order`, whose mean is the chance level of all. Ties are in random order. Areas depend
-on how sure a model is, so that between models differences from the random order say more than the areas.
-
-An item is an image with its class, or with the text of an object in its mask; clusters are images. Each item takes 152
-forward passes, so that of a large set 256 images are drawn, the same for every model.
+Deletion and insertion of Petsiuk et al., "RISE" (BMVC 2018, arXiv:1806.07421), patch by patch, as docs/protocols.md
+describes. The metric is the area under the curve of the true text's probability (trapezoid, in [0, 1]); the field `map`
+names the order of the patches. An item is an image with its class, or with the text of an object in its mask; clusters
+are images. An item takes 152 forward passes, so that of a large set 256 images are drawn, the same for every model.
 
 Shapes: n items, O orders, P patches, K texts, B images, S image size, D joint width.
 """
@@ -28,11 +20,10 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked, embed_images, embed_texts, evaluating
+from diffclip.evaluation.embed import checked, embed_images, evaluating
 from diffclip.evaluation.focus import CENTER_PRIOR, IN_GRAPH
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.zero_shot import build_classifier
 from diffclip.focus.measures import center_prior
 from diffclip.focus.recording import images_at_once
 from diffclip.focus.relevance import image_relevances
@@ -66,7 +57,7 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
     index = {text: i for i, text in enumerate(words)}
     at_once, owners = images_at_once(model, -1), list[int]()
     areas: dict[tuple[str, str], list[Tensor]] = {}
-    for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
+    for batch in setting.batches():
         items = [
             (row, position, truth)
             for row, position in enumerate(batch.positions)
@@ -80,8 +71,6 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
             for key, values in found.items():
                 areas.setdefault(key, []).append(values)
             owners += positions
-        if setting.progress:
-            setting.progress("images", len(batch.positions), len(data))
     if not owners:
         raise InputError(f"{data.name}/{data.split} has no object within the model's crop: give other images")
     hits = {key: torch.cat(parts).double().numpy() for key, parts in areas.items()}
@@ -99,13 +88,11 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
 
 def _texts(setting: Setting[EvaluationSet]) -> tuple[list[str], Tensor]:
     """The K texts that the true one is among, and their features [K, D]."""
-    model, data = setting.model, setting.data
+    data = setting.data
     if not isinstance(data, MaskedSet):
-        templates = setting.templates or data.templates
-        return data.classnames, build_classifier(model, setting.tokenizer, data.classnames, templates).T
+        return data.classnames, setting.classifier().T
     words = sorted({thing.worded(setting.prompt, setting.words) for own in data.things for thing in own})
-    with evaluating(model):
-        return words, embed_texts(model, setting.tokenizer, words)
+    return words, setting.text_features(words)
 
 
 def _truths(setting: Setting[EvaluationSet], position: int, grid: int, index: Mapping[str, int]) -> list[int]:
@@ -163,9 +150,8 @@ def _probabilities(
     which = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)
     parts = []
     with evaluating(model):
-        for rows, shown in zip(
-            torch.split(which, at_once), torch.split(kept.flatten(0, 1), at_once), strict=True
-        ):
+        parts_of = (torch.split(one, at_once) for one in (which, kept.flatten(0, 1)))
+        for rows, shown in zip(*parts_of, strict=True):
             pixels = shown.view(-1, 1, side, side).to(images)
             pixels = pixels.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
             features = checked(embed_images(model, images[rows] * pixels), "images")

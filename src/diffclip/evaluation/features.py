@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,7 @@ from diffclip.evaluation.suite import TRAIN
 METHOD = "class token before the projection"
 
 
-@dataclass(frozen=True)
-class Features:
+class Features(NamedTuple):
     """Features [N, D] float32 of labeled images, their classes int64 [N], and the name of their split for messages."""
 
     where: str
@@ -39,18 +39,20 @@ class Features:
 
     def check(self, classnames: Sequence[str], least: int, what: str) -> None:
         """Raise `InputError` for a label outside the class list or a class with fewer than `least` images."""
-        low, high = int(self.labels.min()), int(self.labels.max())
-        if not 0 <= low <= high < len(classnames):
+        low, high, classes = int(self.labels.min()), int(self.labels.max()), len(classnames)
+        if not 0 <= low <= high < classes:
             raise InputError(
-                f"{self.where}: labels run from {low} to {high}, but there are {len(classnames)} classes: correct them"
+                f"{self.where}: labels run from {low} to {high}, but there are {classes} classes: correct them"
             )
-        counts = torch.bincount(self.labels, minlength=len(classnames)).tolist()
-        short = [index for index, count in enumerate(counts) if count < least]
+        counts = torch.bincount(self.labels, minlength=classes).tolist()
+        short = [
+            f"{name!r} has {count}" for name, count in zip(classnames, counts, strict=True) if count < least
+        ]
         if short:
             more = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
             raise InputError(
-                f"{self.where}: class {classnames[short[0]]!r} has {counts[short[0]]} images{more}, and {least} are "
-                f"needed {what}: add some, or leave the class out of the set"
+                f"{self.where}: class {short[0]} images{more}, and {least} are needed {what}: add some, or leave the "
+                "class out of the set"
             )
 
 
@@ -67,8 +69,7 @@ def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features
         )
     train = data.beside(TRAIN)
     if train is None:
-        there = "" if data.folder is None else f": put its shards into {data.folder / TRAIN}"
-        raise InputError(f"{data.name} has no {TRAIN} split, which {task} learns from{there}")
+        raise InputError(f"{data.name} has no {TRAIN} split, which {task} learns from: add its shards")
     return read_features(setting, train), read_features(setting, data)
 
 
@@ -93,16 +94,13 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
         )
     key = (*data.identity.values(), str(transform.identity))
     if key not in setting.features:
-        weight = next(iter(model.parameters()))
         values: list[Tensor] = []
         labels: list[int] = []
         with evaluating(model):
-            for batch in data.batches(transform, setting.batch_size, setting.workers):
-                images = batch.images.to(weight.device, weight.dtype, non_blocking=True)
+            for batch in replace(setting, data=data).batches(what=f"{data.split} images"):
+                images = batch.images.to(model.logit_scale, non_blocking=True)
                 values.append(model.visual(images).float().cpu())
                 labels += [data.labels[position] for position in batch.positions]
-                if setting.progress:
-                    setting.progress(f"{data.split} images", len(batch.positions), len(data))
         # a clone, because tensors of inference mode cannot be trained on
         found = Features(f"{data.name}/{data.split}", joined(values).clone(), torch.tensor(labels))
         setting.features[key] = found, list(data.faults)

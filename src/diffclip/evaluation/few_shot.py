@@ -1,10 +1,6 @@
 """Few-shot classification by the nearest prototype, El Banani et al. (2023), as github.com/mbanani/lgssl does it.
 
-An episode draws five classes, five images of each from the train split to learn from and six of each from the test
-split to ask about. The mean of the supports is subtracted from both, both are brought to unit length, a prototype is
-the mean of a class's supports (not brought to unit length again), and a query belongs to the nearest one.
-
-Shapes: N train and M test images, D feature width, E episodes.
+docs/protocols.md describes an episode. Shapes: N train and M test images, D feature width, E episodes.
 """
 
 from __future__ import annotations
@@ -26,6 +22,7 @@ from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import mean_interval
 
+Index = NDArray[np.int64]
 WAY, SHOT, QUERIES, EPISODES = 5, 5, 6, 5000
 _EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide: what a core's cache holds
 
@@ -44,8 +41,7 @@ def few_shot(setting: Setting[EvaluationSet]) -> list[Score]:
 
 class Episodes(NamedTuple):
     """The draws of all episodes: `supports` [E, WAY, SHOT] of the train and `queries` [E, WAY, QUERIES] of the test
-    images. `asked`, bool like `queries`, is False where a class has fewer test images than that; they are then all
-    asked about.
+    images. `asked`, bool like `queries`, is False past the end of a class with fewer test images.
     """
 
     supports: Tensor
@@ -54,7 +50,7 @@ class Episodes(NamedTuple):
 
 
 def draw_episodes(
-    train_labels: Tensor, test_labels: Tensor, classes: int, seed: int = 0, episodes: int = EPISODES
+    train_labels: Tensor, test_labels: Tensor, classes: int, seed: int, episodes: int = EPISODES
 ) -> Episodes:
     """Draw episodes that are determined by the labels (int64 [N] and [M]) and the seed, so the same for every model.
 
@@ -87,10 +83,9 @@ def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Prog
             distances = distances.view(-1, WAY, QUERIES, WAY)
             to_own = distances.masked_fill(~own, torch.inf).amin(-1)
             to_others = distances.masked_fill(own, torch.inf).amin(-1)
-            asked = episodes.asked[part]
-            hits.append((to_own < to_others) & asked)
+            hits.append((to_own < to_others) & episodes.asked[part])
             if progress:
-                progress("episodes", len(asked), len(episodes.supports))
+                progress("episodes", len(hits[-1]), len(episodes.supports))
     return torch.cat(hits)
 
 
@@ -104,9 +99,8 @@ def score_episodes(
     """Score `acc1`, the mean over `EPISODES` episodes of each one's accuracy.
 
     Episodes share images, so as trials of their own they would make any two models differ "significantly". What is
-    resampled, and paired with another model's, are the test images, each with all answers about it: `hits` holds an
-    answer each and `clusters` its image. Answers are weighted so that their mean is that of the episodes (by 1
-    unless a class has fewer than `QUERIES` test images).
+    resampled, and paired with another model's, are the test images with all answers about them: `hits` holds an answer
+    each, weighted so that their mean is that of the episodes, and `clusters` its image.
 
     Raises:
         InputError: fewer than `WAY` classes, labels out of range, or a class with fewer than `SHOT` train images or
@@ -124,23 +118,18 @@ def score_episodes(
     asked = episodes.asked.sum((1, 2)).double()
     accuracies = right.sum((1, 2)) / asked
     weights = (episodes.asked.sum() / (len(asked) * asked))[:, None, None].expand_as(right)
-    order = episodes.queries[episodes.asked].argsort(stable=True)
+    images, order = episodes.queries[episodes.asked].sort(stable=True)
     hits = (right * weights)[episodes.asked][order].numpy()
-    images = episodes.queries[episodes.asked][order].numpy()
     value, unweighted = float(accuracies.mean()), right[episodes.asked][order].double().numpy()
     # of the plain mean over answers, which stays within 0 and 1, moved to where the weighted one is
     moved = value - float(unweighted.mean())
     low, high = (min(1.0, max(0.0, bound + moved)) for bound in mean_interval(unweighted, images))
-    return Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, images)
+    return Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, images.numpy())
 
 
 def _of_classes(
-    generator: np.random.Generator,
-    labels: NDArray[np.int64],
-    classes: int,
-    chosen: NDArray[np.int64],
-    count: int,
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    generator: np.random.Generator, labels: Index, classes: int, chosen: Index, count: int
+) -> tuple[Index, NDArray[np.bool_]]:
     """Draw `count` images of each chosen class [E, WAY], and where there are as many: both [E, WAY, count]."""
     by_class = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=classes)
@@ -150,11 +139,9 @@ def _of_classes(
     return by_class[starts[chosen][..., None] + np.where(there, drawn, 0)], there
 
 
-def _distinct(generator: np.random.Generator, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Draw for each size n [R] `count` different numbers below n in random order, [R, count].
-
-    Where n is less than `count`, the first n are.
-    """
+def _distinct(generator: np.random.Generator, sizes: Index, count: int) -> Index:
+    """Draw for each size n [R] `count` different numbers below n in random order, [R, count]; where n is less than
+    `count`, the first n are."""
     drawn = np.empty((len(sizes), 0), dtype=np.int64)
     for already in range(count):
         # the place among the numbers not drawn yet, made the number itself by stepping over those drawn

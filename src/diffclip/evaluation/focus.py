@@ -1,24 +1,15 @@
 """The task `focus`: attention maps and relevance against masks of the objects that texts name.
 
-Items are pairs of an image and a text, clusters are images. The measures are those of `diffclip.focus.measures`.
-
-- `own minus other text`, the primary map: relevance for the item's text minus relevance for another object's text in
-  the same image, which leaves out what a model finds salient whatever it is asked. The other text is that of the next
-  object in the image that is worded differently, else the next of the set's texts in a fixed random order.
-- `relevance` and `grad-eclip` of the last layer, the head norm's denominator held constant, `relevance, norm in the
-  graph` without that (see `diffclip.focus.relevance`), and `grad-eclip, own minus other text`.
-- `rollout`, and the class token's rows of what the layers attend by (`attention`), of A1 and of A2. `A1_minus_A2`
-  holds differences between the two, item by item.
-- Baselines: `centre prior` is the same for every image, and `untrained` the relevance of a model of the same
-  configuration and init with weights that were drawn from a fixed seed.
+Items are pairs of an image and a text, clusters are images. docs/protocols.md defines the maps (the field `map`);
+`diffclip.focus.measures` has the measures.
 
 Shapes: n items, L layers, H heads, P patches, B images, T texts an image, S image size, D joint width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,15 +18,14 @@ from torch import Tensor
 
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked, embed_texts, evaluating
-from diffclip.evaluation.scores import Score, with_facts
+from diffclip.evaluation.embed import checked
+from diffclip.evaluation.scores import Layered, Score, layered_scores, with_facts
 from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.statistics import SHARE, Bounds, mean_intervals
+from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.focus import measures
-from diffclip.focus.maps import map_correlation, patch_part
+from diffclip.focus.maps import map_correlation, patch_part, rollout
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, image_logits, image_relevances, weighted
-from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
 
 OWN_MINUS_OTHER = "own minus other text"
@@ -48,43 +38,18 @@ _CORRELATION = "map_correlation"
 _NOT_SHARES = ("inside_over_area", "effective_patches")
 
 
-class _Values(NamedTuple):
-    """A measure of a map of each item: its headline [n], by layer [n, L], and by layer and head [n, L, H]."""
-
-    headline: Tensor
-    layers: Tensor
-    heads: Tensor
-
-
-_Table = dict[tuple[str, str], _Values]
+_Table = dict[tuple[str | None, str], Layered]
 """By map and metric."""
 
 
-class _Column(NamedTuple):
-    """Values [n] of one map, metric, layer and head."""
-
-    map: str
-    metric: str
-    layer: int | None
-    head: int | None
-    values: NDArray[np.float64]
-
-
-class _Image(NamedTuple):
-    """An image of the set: its position, itself [3, S, S], its texts and the coverage of each [texts, h, w]."""
-
-    position: int
-    image: Tensor
-    texts: list[str]
-    coverage: NDArray[np.float64]
+_Image = tuple[int, Tensor, list[str], NDArray[np.float64]]
+"""Its position in the set, itself [3, S, S], its texts and the coverage of each [texts, h, w]."""
 
 
 def focus(setting: Setting[MaskedSet]) -> list[Score]:
     """Measure every map: the headlines first, the primary map's AUROC before all, then layers, then heads.
 
-    Without a second text in the set there is no `own minus other text`.
-
-    Maps are made of as many images at once as 2 GiB hold.
+    Without a second text in the set there is no `own minus other text`, the primary map.
 
     Raises:
         InputError: the model has a single patch; fewer than two images are left with an object and a background; an
@@ -95,14 +60,9 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     grid, edge = vision.image_size // vision.patch_size, model.config.preprocess.resize or vision.image_size
     if grid < 2:
         raise InputError("the model has a single patch, so a map shows nothing: use smaller patches")
-    texts_of = [[thing.worded(prompt, setting.words) for thing in own] for own in data.things]
-    words = sorted({text for own in texts_of for text in own})
+    words = sorted({thing.worded(prompt, setting.words) for own in data.things for thing in own})
     untrained = CLIP(model.config, init=setting.init, seed=_SEED).to(model.logit_scale)
-    with evaluating(model), evaluating(untrained):
-        features, fresh = (
-            embed_texts(one, setting.tokenizer, words, progress=setting.progress)
-            for one in (model, untrained)
-        )
+    features, fresh = (replace(setting, model=one).text_features(words) for one in (model, untrained))
     index = {text: i for i, text in enumerate(words)}
     # neighbors in the alphabet are alike: "a red ring", "a red star"
     circle = [words[i] for i in np.random.default_rng(_SEED).permutation(len(words))]
@@ -110,35 +70,32 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     positions: list[int] = []
     coverages: list[Tensor] = []
     together = images_at_once(model)
-    for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
+    for batch in setting.batches():
         groups: dict[int, list[_Image]] = {}  # images with as many texts each go together
         for image, position in zip(batch.images, batch.positions, strict=True):
             things, coverage = data.coverages(position, vision.image_size, edge, grid)
             texts = [thing.worded(prompt, setting.words) for thing in things]
             if things:
-                groups.setdefault(len(things), []).append(_Image(position, image, texts, coverage))
+                groups.setdefault(len(things), []).append((position, image, texts, coverage))
         parts = [own[at : at + together] for own in groups.values() for at in range(0, len(own), together)]
         for part in parts:
-            own = torch.tensor([[index[text] for text in one.texts] for one in part])
-            other = [[index[other_text(text, one.texts, circle)] for text in one.texts] for one in part]
-            covered = torch.from_numpy(np.concatenate([one.coverage for one in part])).flatten(1)
-            images = torch.stack([one.image for one in part]).to(features.device)
+            places, pixels, asked, shares = zip(*part, strict=True)
+            own = torch.tensor([[index[text] for text in texts] for texts in asked])
+            other = [[index[other_text(text, texts, circle)] for text in texts] for texts in asked]
+            covered = torch.from_numpy(np.concatenate(shares)).flatten(1)
+            images = torch.stack(pixels).to(features.device)
             contrast = features[torch.tensor(other)] if len(words) > 1 else None
             maps = _last_layer(model, images, features[own], contrast)
             blind = image_relevances(untrained, images, fresh[own], methods=["relevance"])["relevance"]
             maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
             maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
-            single = {
-                (map, name): _headline(one)
-                for map, rows in maps.items()
-                for name, one in _patches(rows, covered).items()
-            }
+            single: _Table = {}
+            for map, rows in maps.items():
+                single |= _headlines(map, rows, covered)
             first = {key: one for key, one in single.items() if key[0] == OWN_MINUS_OTHER}
             found.append(first | _measure(model, images, features[own], covered) | single)
-            positions += [one.position for one in part for _ in one.texts]
+            positions += np.repeat(places, own.shape[1]).tolist()
             coverages.append(covered)
-        if setting.progress:
-            setting.progress("images", len(batch.positions), len(data))
     data.faults = list(dict.fromkeys(data.faults))
     if len(set(positions)) < 2:
         why = f": {data.faults[-1]}" if data.faults else ""
@@ -149,14 +106,16 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     # as in the set, however it was cut into batches: another model's items are paired with these
     order = np.argsort(positions, kind="stable")
     table = {
-        key: _Values(*(torch.cat([one[key][part] for one in found]).double()[order] for part in range(3)))
+        key: Layered(*(torch.cat([one[key][part] for one in found]).double()[order] for part in range(3)))
         for key in found[0]
     }
-    scores = _scores(
-        table,
-        np.array(positions)[order],
-        uniform_scores(torch.cat(coverages), setting.model.config.vision.registers),
-    )
+    uniform = uniform_scores(torch.cat(coverages), vision.registers)
+
+    def chance(map: str | None, metric: str) -> float:
+        # between two uniform maps there is no difference
+        return 0.0 if _is_signed(map, metric) else uniform[metric]
+
+    scores = layered_scores(table, chance, _bounds, np.array(positions)[order])
     words_of = "texts of the set" if prompt is None else f"text {prompt!r}"
     if setting.words:
         words_of += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
@@ -169,12 +128,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
 
 
 def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str:
-    """Choose another object's text to hold against `text`; `text` itself where the set has no other.
-
-    Args:
-        of_image: the texts of the image's objects: the next that differs, in a circle.
-        of_set: those of the set, distinct: the next one, in a circle.
-    """
+    """Choose the next different text of the image's objects, in a circle, else the next of the set's distinct texts."""
     at = of_image.index(text)
     here = [one for one in (*of_image[at:], *of_image[:at]) if one != text]
     return here[0] if here else of_set[(of_set.index(text) + 1) % len(of_set)]
@@ -199,28 +153,21 @@ def uniform_scores(coverage: Tensor, registers: int = 0) -> dict[str, float]:
 
 
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
-    """Maps of the last layer, [B·T, P], by name, for images [B, 3, S, S], texts [B, T, D] and texts to hold against
-    them [B, T, D]."""
+    """Make maps of the last layer, [B·T, P], of images [B, 3, S, S] for texts, and others against them, [B, T, D]."""
     asked = texts if others is None else torch.cat([texts, others], dim=1)
     found = image_relevances(model, images, asked)
     found = {name: one.flatten(2).cpu() for name, one in found.items()}
     count = texts.shape[1]
     maps = {}
-    if others is not None:
-        maps = {
-            OWN_MINUS_OTHER: found["relevance"][:, :count] - found["relevance"][:, count:],
-            f"grad-eclip, {OWN_MINUS_OTHER}": found["grad-eclip"][:, :count] - found["grad-eclip"][:, count:],
-        }
+    for name, prefix in {"relevance": "", "grad-eclip": "grad-eclip, "}.items() if others is not None else ():
+        maps[f"{prefix}{OWN_MINUS_OTHER}"] = found[name][:, :count] - found[name][:, count:]
     graph = image_relevances(model, images, texts, norm="graph", methods=["relevance"])["relevance"]
     maps |= {IN_GRAPH: graph.flatten(2).cpu(), "grad-eclip": found["grad-eclip"][:, :count]}
     return {name: one.flatten(0, 1) for name, one in maps.items()}
 
 
 def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> _Table:
-    """Measure the items of images [B, 3, S, S] and texts [B, T, D].
-
-    `coverage` [B·T, P]: how much of each patch the object of each item covers.
-    """
+    """Measure the items of images [B, 3, S, S] and texts [B, T, D], whose objects cover `coverage` [B·T, P]."""
     owners = torch.arange(len(images)).repeat_interleave(texts.shape[1])
     with recording(model, "visual", gradients=True) as seen:
         logits = image_logits(model, images, texts)
@@ -232,11 +179,10 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> _T
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     heads = _patches(relevance, coverage)
     found: _Table = {
-        ("relevance", name): _Values(layers[:, -1], layers, heads[name])
+        ("relevance", name): Layered(layers[:, -1], layers, heads[name])
         for name, layers in _patches(relevance.mean(2), coverage).items()
     }
-    flow = patch_part(rollout(seen)[:, 0]).cpu().float()[owners]
-    found |= {("rollout", name): _headline(one) for name, one in _patches(flow, coverage).items()}
+    found |= _headlines("rollout", patch_part(rollout(seen)[:, 0]).cpu().float()[owners], coverage)
     found |= _by_head("attention", _of_heads([one.combined for one in seen], owners, coverage))
     second = [one.second for one in seen if one.second is not None]
     if len(second) == len(seen):
@@ -278,42 +224,19 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
 
 def _by_head(map: str, heads: Mapping[str, Tensor]) -> _Table:
     """Average values [n, L, H] over heads to layers, and over layers to the headline."""
-    return {(map, name): _Values(one.mean((1, 2)), one.mean(2), one) for name, one in heads.items()}
+    return {(map, name): Layered(one.mean((1, 2)), one.mean(2), one) for name, one in heads.items()}
 
 
-def _headline(values: Tensor) -> _Values:
-    return _Values(values, values.new_empty(len(values), 0), values.new_empty(len(values), 0, 0))
+def _headlines(map: str, rows: Tensor, coverage: Tensor) -> _Table:
+    """Measure rows over patches [n, P] of a map that has neither layers nor heads."""
+    return {(map, name): Layered.of(one) for name, one in _patches(rows, coverage).items()}
 
 
-def _columns(table: _Table) -> Iterator[_Column]:
-    """Yield all headlines, then all layers, then all heads."""
-    for key, own in table.items():
-        yield _Column(*key, None, None, own.headline.numpy())
-    for key, own in table.items():
-        for layer, values in enumerate(own.layers.unbind(1), 1):
-            yield _Column(*key, layer, None, values.numpy())
-    for key, own in table.items():
-        for layer, head in np.ndindex(*own.heads.shape[1:]):
-            yield _Column(*key, layer + 1, head + 1, own.heads[:, layer, head].numpy())
+def _is_signed(map: str | None, metric: str) -> bool:
+    return map == DIFFERENCE or metric == _CORRELATION
 
 
-def _scores(table: _Table, images: NDArray[np.int64], uniform: Mapping[str, float]) -> list[Score]:
-    """Score each column; headlines have outcomes, for a paired comparison."""
-    columns = list(_columns(table))
-    values = np.stack([one.values for one in columns], axis=1)
-    intervals = mean_intervals(values, images, [_bounds(one) for one in columns]).tolist()
-    scores = []
-    for one, (low, high) in zip(columns, intervals, strict=True):
-        # between two uniform maps there is no difference
-        chance = 0.0 if one.map == DIFFERENCE or one.metric == _CORRELATION else uniform[one.metric]
-        hits, clusters = (one.values, images) if one.layer is None else (None, None)
-        facts = {"map": one.map, "layer": one.layer, "head": one.head}
-        mean = float(one.values.mean())
-        scores.append(Score(one.metric, mean, len(images), low, high, chance, hits, clusters, facts))
-    return scores
-
-
-def _bounds(column: _Column) -> Bounds:
-    if column.map == DIFFERENCE or column.metric == _CORRELATION:
+def _bounds(map: str | None, metric: str) -> Bounds:
+    if _is_signed(map, metric):
         return -1.0, 1.0
-    return None if column.metric in _NOT_SHARES else SHARE
+    return None if metric in _NOT_SHARES else SHARE

@@ -9,8 +9,8 @@ Shapes: N images, D feature width, K classes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +45,13 @@ class Fit(NamedTuple):
     weight: Tensor
     bias: Tensor
     iterations: int
+
+    def ranks(self, features: Features) -> Tensor:
+        """Rank the true classes of features."""
+        values = features.values
+        with_one = torch.cat([values, values.new_ones(len(values), 1)], dim=1)
+        layer = torch.cat([self.weight, self.bias[:, None]], dim=1)
+        return classification_ranks(with_one, layer.T, features.labels)
 
 
 class Probe(NamedTuple):
@@ -130,20 +137,20 @@ def fit_probe(
         features.check(classnames, 0, "")
     fits: list[Fit] = []
 
-    def fitted(values: Tensor, labels: Tensor, cost: float) -> Fit:
-        fits.append(fit_layer(values, labels, classes, cost))
+    def ranks_after(learned: Features, cost: float, asked: Features) -> Tensor:
+        fits.append(fit_layer(learned.values, learned.labels, classes, cost))
         if progress:
             progress("fits", 1, None)
-        return fits[-1]
+        return fits[-1].ranks(asked)
 
     def score(cost: float) -> float:
-        ranks = _ranks(fitted(train.values, train.labels, cost), validation)
+        ranks = ranks_after(train, cost, validation)
         return recall_at(ranks, 1) if metric == "acc1" else mean_per_class_recall(ranks, validation.labels)
 
     cost = search_cost(score)
     values = torch.cat([train.values, validation.values])
-    ranks = _ranks(fitted(values, torch.cat([train.labels, validation.labels]), cost), test)
-    chance = chance_at(1, classes)
+    both = Features("train and validation", values, torch.cat([train.labels, validation.labels]))
+    ranks, chance = ranks_after(both, cost, test), chance_at(1, classes)
     scores = [
         recall_score("acc1", ranks, 1, chance),
         class_recall_score("mean_per_class_recall", ranks, test.labels, chance),
@@ -178,43 +185,23 @@ def fit_layer(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
 
 
 def search_cost(score: Callable[[float], float]) -> float:
-    """Search the cost with the highest `score` in lgssl's two stages, the first on ties.
+    """Search the cost with the highest `score` in lgssl's two stages, the first on ties; ask once for each cost.
 
-    Seven costs a hundredfold apart, then a walk that halves the 29 costs around the best of them (15 at the ends of
-    the range), a seventh of a decade apart: of the costs at a quarter, a half and three quarters of what is left,
-    the best one's half is kept. Three quarters is at index −len // 4, so of 29 it is the 22nd. `score` is asked
-    once for each cost.
+    Seven costs a hundredfold apart, then a walk that halves the 29 costs around the best, a seventh of a decade apart:
+    of a quarter, a half and three quarters (index −len // 4) of what is left, the best one's half is kept.
     """
-    known: dict[int, float] = {}
-
-    def at(step: int) -> float:
-        if step not in known:
-            known[step] = score(_cost(step))
-        return known[step]
-
+    at = cache(lambda step: score(10 ** (step / _A_DECADE)))
     center = max(_COARSE, key=at)
     left = [step for step in range(center - _REACH, center + _REACH + 1) if abs(step) <= _COARSE[-1]]
-    seen = {center: at(center)}
+    seen = [center]
     while len(left) > 1:
         quarter, half, rest = len(left) // 4, len(left) // 2, -len(left) // 4
-        for index in (quarter, half, rest):
-            seen.setdefault(left[index], at(left[index]))
-        best = max(at(left[quarter]), at(left[half]), at(left[rest]))
+        seen += [left[quarter], left[half], left[rest]]
+        best = max(map(at, seen[-3:]))
         if at(left[quarter]) == best:
             left = left[:half]
         elif at(left[rest]) == best:
             left = left[half:]
         else:
             left = left[quarter:rest]
-    return _cost(max(seen, key=lambda step: seen[step]))
-
-
-def _cost(step: int) -> float:
-    return math.pow(10, step / _A_DECADE)
-
-
-def _ranks(fit: Fit, features: Features) -> Tensor:
-    values = features.values
-    with_one = torch.cat([values, values.new_ones(len(values), 1)], dim=1)
-    layer = torch.cat([fit.weight, fit.bias[:, None]], dim=1)
-    return classification_ranks(with_one, layer.T, features.labels)
+    return float(10 ** (max(seen, key=at) / _A_DECADE))

@@ -1,17 +1,8 @@
 """The task `mechanics`: sinks, spread and the work of the second map in the vision tower, by layer and head.
 
-- `sink_ratio`: the mean attention that a token receives, of the token with the most over the median token. A head that
-  looks at few tokens has a median near 0, so ratios are averaged as their logarithms (a geometric mean).
-- `sink_value_norm`: the norm of that token's value over the mean norm. Gu et al. 2025, "When Attention Sink Emerges in
-  Language Models" (arXiv:2410.10781): sinks keep what they add small.
-- `high_norm_share`: of the patches after a layer, those with more than `HIGH_NORM` times the median norm. Darcet et al.
-  2024, "Vision Transformers Need Registers" (arXiv:2309.16588), cut at a norm of 150, which fits one large model.
-- `entropy`: of a row over the tokens, by that of a uniform row, the mean over rows.
-- `negative_weight`: the share of |A1 − λ·A2| that is below 0.
-- `map_correlation`: of A1 and A2 in the class token's row over the patches.
-- `gradient_cosine`: of the gradients of ⟨G, A1⟩ and ⟨G, A2⟩ for the pixels, with G = ∂y/∂(A1 − λ·A2) held constant and
-  y the cosine of the image and its own text. Below 0 the subtraction adds the two up, "negative gradient alignment" in
-  Takahashi et al. (arXiv:2510.00517). ∂y/∂A1 and ∂y/∂A2 themselves are opposite in any model: ∂y/∂A2 = −λ·∂y/∂A1.
+docs/protocols.md defines the measures and names their sources. Sink ratios are averaged as their logarithms, because a
+head that looks at few tokens has a median near 0. `gradient_cosine` compares the gradients of ⟨G, A1⟩ and ⟨G, A2⟩ with
+G = ∂y/∂(A1 − λ·A2) held constant: ∂y/∂A1 and ∂y/∂A2 themselves are opposite in any model.
 
 Signed maps count by magnitude. Shapes: B images, S image size, L layers, H heads, N tokens, D joint width.
 """
@@ -21,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,11 +22,10 @@ from diffclip.attention import AttentionMaps
 from diffclip.attention.heads import by_head
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked, embed_texts, evaluating
-from diffclip.evaluation.scores import Score, with_facts
+from diffclip.evaluation.embed import checked
+from diffclip.evaluation.scores import Layered, Score, layered_scores, with_facts
 from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.statistics import mean_intervals
-from diffclip.evaluation.zero_shot import true_text
+from diffclip.evaluation.zero_shot import true_texts
 from diffclip.focus import measures
 from diffclip.focus.maps import map_correlation, patch_part
 from diffclip.focus.recording import images_at_once, recording
@@ -43,11 +33,11 @@ from diffclip.model import CLIP
 
 HIGH_NORM = 3.0
 SINK_RATIO = "sink_ratio"
-_BY_HEAD = ((SINK_RATIO, "attention"), ("map_correlation", None))
+_BY_HEAD = (("attention", SINK_RATIO), (None, "map_correlation"))
 _UNIFORM = {SINK_RATIO: 1.0, "sink_value_norm": 1.0, "entropy": 1.0, "map_correlation": 0.0}
 
-_Key = tuple[str, str | None]
-"""Metric and map; None: it is of no single map."""
+_Key = tuple[str | None, str]
+"""Map and metric; None: it is of no single map."""
 
 
 def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
@@ -58,25 +48,21 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     Raises:
         InputError: the model has a single patch, no image is left, or an embedding is not finite.
     """
-    model, data = setting.model, setting.data
+    model = setting.model
     if model.config.vision.image_size == model.config.vision.patch_size:
         raise InputError("the model has a single patch, so a map shows nothing: use smaller patches")
-    own = [true_text(data, position) for position in range(len(data))]
-    texts = {text: index for index, text in enumerate(dict.fromkeys(own))}
-    with evaluating(model):
-        features = embed_texts(model, setting.tokenizer, list(texts), progress=setting.progress)
+    features, own = true_texts(setting)
     found: dict[_Key, list[Tensor]] = {}
     together = images_at_once(model)
-    for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
-        asked = features[[texts[own[position]] for position in batch.positions]].clone()
+    for batch in setting.batches():
+        asked = features[[own[position] for position in batch.positions]].clone()
         for images, text in zip(
             torch.split(batch.images, together), torch.split(asked, together), strict=True
         ):
             for key, values in _measure(model, images.to(text), text).items():
                 found.setdefault(key, []).append(values.detach().double().cpu())
-        if setting.progress:
-            setting.progress("images", len(batch.positions), len(data))
-    scores = _scores({key: torch.cat(parts) for key, parts in found.items()})
+    table = {key: _by_layer(key, torch.cat(parts)) for key, parts in found.items()}
+    scores = [_ratio(score) for score in layered_scores(table, lambda map, metric: _UNIFORM.get(metric))]
     method = (
         "vision tower, all tokens; means over layers and heads unless one is named; high norm: above "
         f"{HIGH_NORM:g} times the median patch; gradients of the cosine of image and own text"
@@ -105,23 +91,23 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> dict[_Key, Tensor]:
         for name, full in {"attention": one.combined, **second}.items():
             received = full.abs().mean(-2)
             least = received.median(-1).values.clamp_min(1e-12)
-            found.setdefault((SINK_RATIO, name), []).append((received.amax(-1) / least).log())
-            found.setdefault(("entropy", name), []).append(measures.entropy(full).mean(-1))
+            found.setdefault((name, SINK_RATIO), []).append((received.amax(-1) / least).log())
+            found.setdefault((name, "entropy"), []).append(measures.entropy(full).mean(-1))
         lengths = by_head(value, one.combined.shape[1]).norm(dim=-1)  # [B, H, N]
         sink = one.combined.abs().mean(-2).argmax(-1, keepdim=True)
-        found.setdefault(("sink_value_norm", None), []).append(
+        found.setdefault((None, "sink_value_norm"), []).append(
             lengths.gather(-1, sink)[..., 0] / lengths.mean(-1)
         )
         patches = patch_part(norm)
         high = patches > HIGH_NORM * patches.median(-1, keepdim=True).values
-        found.setdefault(("high_norm_share", None), []).append(high.double().mean(-1))
+        found.setdefault((None, "high_norm_share"), []).append(high.double().mean(-1))
         if second:
             size = one.combined.abs().sum((-2, -1))
             negative = one.combined.clamp_max(0).abs().sum((-2, -1)) / size
-            found.setdefault(("negative_weight", None), []).append(negative)
-            found.setdefault(("map_correlation", None), []).append(map_correlation(one))
+            found.setdefault((None, "negative_weight"), []).append(negative)
+            found.setdefault((None, "map_correlation"), []).append(map_correlation(one))
     table = {key: torch.stack(layers, dim=1) for key, layers in found.items()}
-    return table if alignment is None else {**table, ("gradient_cosine", None): alignment}
+    return table if alignment is None else {**table, (None, "gradient_cosine"): alignment}
 
 
 def _gradient_cosine(y: Tensor, seen: Sequence[AttentionMaps], images: Tensor) -> Tensor:
@@ -156,26 +142,19 @@ def _watching(model: CLIP) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         yield values, norms
 
 
-def _scores(table: dict[_Key, Tensor]) -> list[Score]:
-    """Score headlines, whose outcomes are for paired comparisons, then layers, then heads."""
-    columns: list[tuple[_Key, int | None, int | None, Tensor]] = []
-    columns += [(key, None, None, values.flatten(1).mean(1)) for key, values in table.items()]
-    for key, values in table.items():
-        layers = values.flatten(2).mean(2) if values.ndim == 3 else values
-        columns += [(key, number, None, one) for number, one in enumerate(layers.unbind(1), 1)]
-    for key in _BY_HEAD:
-        for layer, head in np.ndindex(*table[key].shape[1:]) if key in table else ():
-            columns.append((key, layer + 1, head + 1, table[key][:, layer, head]))
-    outcomes = torch.stack([values for *_, values in columns], dim=1).numpy()
-    intervals = mean_intervals(outcomes, None, [None] * len(columns)).tolist()
-    scores = []
-    for ((metric, name), layer, head, _), values, (low, high) in zip(
-        columns, outcomes.T, intervals, strict=True
-    ):
-        mean, hits = float(values.mean()), values if layer is None else None
-        if metric == SINK_RATIO:  # of logarithms, which no paired comparison should take for ratios
-            mean, low, high, hits = math.exp(mean), math.exp(low), math.exp(high), None
-        facts = {"map": name, "layer": layer, "head": head}
-        chance = _UNIFORM.get(metric)
-        scores.append(Score(metric, mean, len(values), low, high, chance, hits, None, facts))
-    return scores
+def _by_layer(key: _Key, values: Tensor) -> Layered:
+    """Average values [n, L, H] or [n, L] over heads, and over both for the headline."""
+    whole = Layered.of(values.flatten(1).mean(1))
+    if values.ndim == 2:
+        return whole._replace(layers=values)
+    return Layered(whole.headline, values.mean(2), values if key in _BY_HEAD else whole.heads)
+
+
+def _ratio(score: Score) -> Score:
+    """Turn the mean logarithm of sink ratios into a geometric mean; no paired comparison may take it for a mean."""
+    if score.metric != SINK_RATIO:
+        return score
+    assert score.low is not None
+    assert score.high is not None
+    value, low, high = map(math.exp, (score.value, score.low, score.high))
+    return replace(score, value=value, low=low, high=high, hits=None)

@@ -91,21 +91,16 @@ MEASURE = (
 
 def to_lines(records: Iterable[Record]) -> str:
     """JSON lines in the order of the fields; optional fields without a value are left out, but for `chance`."""
-    optional = {name for name, field in Record.model_fields.items() if not field.is_required()} - {"chance"}
-    lines = []
-    for record in records:
-        fields = record.model_dump()
-        kept = {name: fields[name] for name in fields if fields[name] is not None or name not in optional}
-        lines.append(json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n")
-    return "".join(lines)
+    always = {name for name, field in Record.model_fields.items() if field.is_required()} | {"chance"}
+    rows = (
+        {name: value for name, value in record.model_dump().items() if value is not None or name in always}
+        for record in records
+    )
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
 def write_records(path: str | Path, records: Iterable[Record]) -> None:
-    """Write JSON lines to `path`, whole or not at all.
-
-    Raises:
-        InputError: no space left, no permission, or a folder is in the way.
-    """
+    """Write JSON lines to `path`, whole or not at all, as `write_text`."""
     write_text(path, to_lines(records))
 
 
@@ -164,6 +159,5 @@ def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
     records = [record.model_dump() for path in record_files(sources) for record in read_records(path)]
     frame = pd.DataFrame(records, columns=list(Record.model_fields))
     integers = ("count", "seed", "draw", "classes", "templates", "severity", "layer", "head", "steps")
-    whole = dict.fromkeys(integers, "Int64")
-    real = dict.fromkeys(("value", "low", "high", "chance", "epsilon", "seconds"), "float64")
-    return frame.astype(whole | real)
+    reals = ("value", "low", "high", "chance", "epsilon", "seconds")
+    return frame.astype(dict.fromkeys(integers, "Int64") | dict.fromkeys(reals, "float64"))

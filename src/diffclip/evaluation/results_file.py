@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from diffclip.evaluation.averages import DERIVED, with_averages
 from diffclip.evaluation.records import MEASURE, Record, read_records, write_records
 from diffclip.evaluation.scores import Score
-from diffclip.files import disk_errors, others_wait, write_atomically, write_text
+from diffclip.files import others_wait, write_atomically, write_text
 
 _TASK = (
     *("model", "weights", "seed", "task", "dataset"),
@@ -35,7 +35,7 @@ class Outcomes(NamedTuple):
 
 def outcome_key(record: Record) -> str:
     """Return the name under which the outcomes of a record are kept."""
-    return json.dumps([getattr(record, name) for name in ("model", "weights", "seed", "draw", *MEASURE)])
+    return _key(record, "model", "weights", "seed", "draw", *MEASURE)
 
 
 def read_outcomes(records: str | Path) -> dict[str, Outcomes]:
@@ -64,15 +64,14 @@ class ResultsFile:
         self._records: list[Record] = []
         self.outcomes: dict[str, Outcomes] = {}
         self._stamps: dict[str, str] = {}
-        self._known: tuple[int, int] | None = None
         self._read()
 
     def _read(self) -> None:
-        """Read the files, unless they are as this process has left them."""
-        if self.path is not None and self.path.is_file() and _state(self.path) != self._known:
+        if self.path is not None and self.path.is_file():
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
             self.outcomes = read_outcomes(self.path)
-            self._stamps = _read_stamps(self.path)
+            stamps = _beside(self.path, ".stamps.json")
+            self._stamps = json.loads(stamps.read_text(encoding="utf-8")) if stamps.is_file() else {}
 
     @property
     def records(self) -> list[Record]:
@@ -83,89 +82,54 @@ class ResultsFile:
     def find(self, stamp: str) -> list[Record]:
         """Return the records of the finished task with this stamp; empty if there is none."""
         tasks = {task for task, known in self._stamps.items() if known == stamp}
-        return [record for record in self._records if _task_key(record) in tasks]
+        return [record for record in self._records if _key(record, *_TASK) in tasks]
 
     def add(self, scores: Sequence[Score], stamp: str = "", **facts: Any) -> list[Record]:
-        """Add the scores of a task, and write all files, but no pipe or device; return their records. What another
-        process has added meanwhile stays.
+        """Add the scores of a task and write all files; return their records. What another process has added stays.
 
         Args:
             stamp: what the task was measured on, for `find`.
             facts: fields of the records that the scores do not have: the model's, and `seconds`.
         """
         records = [score.record(**facts) for score in scores]
-        key = _task_key(records[0])
-        with self._alone():
+        key = _key(records[0], *_TASK)
+        with (
+            nullcontext()
+            if self.path is None
+            else others_wait(self.path.with_name(f".{self.path.name}.lock"))
+        ):
             self._read()
-            self._records = [record for record in self._records if _task_key(record) != key] + records
+            self._records = [record for record in self._records if _key(record, *_TASK) != key] + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:
                     self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
             self._stamps[key] = stamp
-            if self._file:
-                self._write()
+            if self.path is not None:
+                self._write(self.path)
         return records
 
-    @property
-    def _file(self) -> Path | None:
-        """The path unless it is a pipe or a device, which is written once and has nothing beside it."""
-        special = self.path is None or (self.path.exists() and not self.path.is_file())
-        return None if special else self.path
-
-    def _alone(self) -> AbstractContextManager[object]:
-        """Let other processes wait with their results; a pipe or a device has none."""
-        if (file := self._file) is None:
-            return nullcontext()
-        with disk_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        return others_wait(file.with_name(f".{file.name}.lock"))
-
-    def write(self) -> None:
-        """Write records and what belongs to them; into a pipe or device the records alone."""
-        with self._alone():
-            self._read()
-            self._write()
-
-    def _write(self) -> None:
-        if self.path is None:
-            return
-        if file := self._file:
-            self._write_outcomes(_beside(file, ".outcomes.npz"))
-        write_records(self.path, self.records)
-        if file:
-            # last, so that a stamp never stands for records that are not there
-            write_text(_beside(file, ".stamps.json"), json.dumps(self._stamps))
-            self._known = _state(file)
-
-    def _write_outcomes(self, path: Path) -> None:
+    def _write(self, path: Path) -> None:
         arrays: dict[str, Any] = {"keys": np.frombuffer(json.dumps(list(self.outcomes)).encode(), np.uint8)}
         for i, one in enumerate(self.outcomes.values()):
             arrays[f"hits{i}"] = one.hits
             if one.clusters is not None:
                 arrays[f"clusters{i}"] = one.clusters
-        with write_atomically(path) as temporary, temporary.open("wb") as handle:
+        with (
+            write_atomically(_beside(path, ".outcomes.npz")) as temporary,
+            temporary.open("wb") as handle,
+        ):
             np.savez_compressed(handle, **arrays)
-
-
-def _state(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns
+        write_records(path, self.records)
+        # last, so that a stamp never stands for records that are not there
+        write_text(_beside(path, ".stamps.json"), json.dumps(self._stamps))
 
 
 def _beside(records: Path, suffix: str) -> Path:
     return records.with_name(records.name.removesuffix(".jsonl") + suffix)
 
 
-def _task_key(record: Record) -> str:
-    return json.dumps([getattr(record, name) for name in _TASK])
-
-
-def _read_stamps(path: Path) -> dict[str, str]:
-    try:
-        stamps = json.loads(_beside(path, ".stamps.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return stamps if isinstance(stamps, dict) else {}
+def _key(record: Record, *names: str) -> str:
+    return json.dumps([getattr(record, name) for name in names])
 
 
 def same_items(one: Outcomes, other: Outcomes) -> bool:

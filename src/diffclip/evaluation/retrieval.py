@@ -21,13 +21,11 @@ def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
     Raises:
         InputError: no image, or no caption.
     """
-    data = setting.data.batches(setting.preprocess, setting.batch_size, setting.workers)
-    batches = ((batch.images, batch.captions or []) for batch in data)
+    batches = ((batch.images, batch.captions or []) for batch in setting.batches())
     with evaluating(setting.model):
-        images, texts, owners = embed_captioned(
-            setting.model, setting.tokenizer, batches, progress=setting.progress
-        )
-        to_image, to_text = retrieval_ranks(images, texts, owners)
+        found = embed_captioned(setting.model, setting.tokenizer, batches, setting.progress)
+    images, _, owners = found
+    to_image, to_text = retrieval_ranks(*found)
     scores = [
         recall_score(f"image_retrieval_recall@{k}", to_image, k, chance_at(k, len(images)), clusters=owners)
         for k in RECALL_AT

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.evaluation.embed import checked, embed_images, embed_texts, evaluating
+from diffclip.evaluation.embed import checked, embed_images, evaluating
 from diffclip.evaluation.metrics import chance_at, classification_ranks
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.statistics import mean_interval
-from diffclip.evaluation.zero_shot import build_classifier, true_text
+from diffclip.evaluation.zero_shot import true_texts
 from diffclip.model import CLIP
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -41,8 +40,13 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     Raises:
         InputError: no image, class or template, or an embedding is not finite.
     """
-    model, data = setting.model, setting.data
-    classifier, labels, facts = _classifier(setting)
+    model, of_classes = setting.model, setting.data.kind == "classification"
+    if of_classes:
+        classifier, labels = setting.classifier(), setting.data.labels
+    else:
+        texts, labels = true_texts(setting)
+        classifier = texts.T.contiguous()
+    classifier = classifier.clone()  # a graph cannot keep a tensor of inference mode
     preprocess = setting.preprocess.preprocess
     mean, std = torch.tensor([preprocess.mean, preprocess.std], device=classifier.device)[..., None, None]
     scale = model.logit_scale.detach().exp().float()
@@ -59,7 +63,7 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     positions: list[int] = []
     hits: dict[tuple[str, float], list[Tensor]] = {}
     with frozen(model):
-        for batch in data.batches(setting.preprocess.pixels, setting.batch_size, setting.workers):
+        for batch in setting.batches(setting.preprocess.pixels):
             pixels = batch.images.to(classifier.device) / 255
             truth = torch.tensor([labels[position] for position in batch.positions], device=pixels.device)
             start, signs = _drawn(setting.draw, batch.positions, pixels)
@@ -77,14 +81,13 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
             for key, values in found.items():
                 hits.setdefault(key, []).append(values)
             positions += batch.positions
-            if setting.progress:
-                setting.progress("images", len(batch.positions), len(data))
     outcomes = {key: torch.cat(values).numpy() for key, values in hits.items()}
     method = (
         f"PGD in L∞ on pixels, {STEPS} steps of {STEP_SIZE:g} ε, random start, cross-entropy of the logits; noise: ±ε "
         "at random; ties count against"
     )
     scores = _scores(outcomes, np.array(positions), chance_at(1, classifier.shape[1]))
+    facts = {"templates": len(setting.prompts)} if of_classes else {}
     return with_facts(scores, protocol=method, draw=setting.draw, classes=classifier.shape[1], **facts)
 
 
@@ -120,33 +123,14 @@ def frozen(model: CLIP) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _classifier(setting: Setting[EvaluationSet]) -> tuple[Tensor, list[int], dict[str, int]]:
-    """Make a unit column a class or caption [D, K], the right one of each sample of the set, and facts for records."""
-    data, progress = setting.data, setting.progress
-    if data.kind == "classification":
-        templates = setting.templates or data.templates
-        columns = build_classifier(
-            setting.model, setting.tokenizer, data.classnames, templates, progress=progress
-        )
-        # a graph cannot keep a tensor of inference mode
-        return columns.clone(), data.labels, {"templates": len(templates)}
-    first = [true_text(data, position) for position in range(len(data))]
-    texts = {text: index for index, text in enumerate(dict.fromkeys(first))}
-    with evaluating(setting.model):
-        features = embed_texts(setting.model, setting.tokenizer, list(texts), progress=progress)
-    return features.T.contiguous().clone(), [texts[text] for text in first], {}
-
-
 def _drawn(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Draw where the attack begins, in [−1, 1], and the signs of noise; of each image alone, in any batch."""
-    shape = pixels.shape[1:]
-    starts, signs = [], []
-    for position in positions:
+    starts, signs = torch.empty_like(pixels), torch.empty_like(pixels)
+    for start, sign, position in zip(starts, signs, positions, strict=True):
         generator = np.random.default_rng([draw, position])
-        starts.append(generator.uniform(-1, 1, shape).astype(np.float32))
-        signs.append(generator.choice(np.array([-1, 1], np.float32), shape))
-    made = [torch.from_numpy(np.stack(one)).to(pixels.device) for one in (starts, signs)]
-    return made[0], made[1]
+        start.copy_(torch.from_numpy(generator.uniform(-1, 1, start.shape)))
+        sign.copy_(torch.from_numpy(generator.choice(np.array([-1, 1], np.float32), sign.shape)))
+    return starts, signs
 
 
 def _scores(
@@ -154,14 +138,12 @@ def _scores(
 ) -> list[Score]:
     """Score each metric and ε; `positions` are those of the items in the set."""
     clean = outcomes["adversarial_accuracy", 0.0] == 1
-    if clean.any():
-        attacked = {epsilon: outcomes["adversarial_accuracy", epsilon] for epsilon in EPSILONS}
-        outcomes |= {("attack_success", epsilon): 1 - hits[clean] for epsilon, hits in attacked.items()}
+    for epsilon in EPSILONS if clean.any() else ():
+        outcomes["attack_success", epsilon] = 1 - outcomes["adversarial_accuracy", epsilon][clean]
     scores: list[Score] = []
     for (metric, epsilon), values in sorted(outcomes.items()):
         if metric == "local_lipschitz":
-            low, high = mean_interval(values, bounds=None)
-            score = Score(metric, float(values.mean()), len(values), low, high, None, values)
+            score = mean_score(metric, values, None, bounds=None)
         elif metric == "attack_success":
             # the positions tell whether another model was right about the same images
             score = mean_score(metric, values, None, positions[clean])

@@ -22,7 +22,6 @@ from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import Progress
 from diffclip.evaluation.features import digest_of
-from diffclip.evaluation.mmvp import PairSet
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.setting import Setting
@@ -36,16 +35,16 @@ class Sets:
     """Evaluation sets by entry, each opened once; `root` is the folder of published sets."""
 
     root: Path | None = None
-    _opened: dict[object, EvaluationSet | PairSet] = field(default_factory=dict)
+    _opened: dict[object, EvaluationSet] = field(default_factory=dict)
 
-    def open(self, entry: Entry) -> EvaluationSet | PairSet:
+    def open(self, entry: Entry) -> EvaluationSet:
         """Open the set of an entry, in the first of its splits that is there."""
         task = TASKS[entry.task] if entry.task else None
         key = (task and (task.kind, task.also), entry.dataset, entry.splits)
         if key not in self._opened:
-            several = len(entry.splits) > 1
-            there = [one for one in entry.splits if several and has_split(entry.dataset, one, self.root)]
-            split = (there or entry.splits)[0]
+            split, *others = entry.splits
+            if others and not has_split(entry.dataset, split, self.root):
+                split = next((one for one in others if has_split(entry.dataset, one, self.root)), split)
             self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
         # a copy: one task's broken images are not another's
         return replace(self._opened[key], faults=list(self._opened[key].faults))
@@ -104,18 +103,10 @@ def run_entries(
                     **(how if how.get("prompt") else how | own),
                 )
                 measured = _measure(loaded, entry, setting, results, digest)
-            except (DiffCLIPError, OSError) as error:
-                ours = not isinstance(error, (InputError, OSError))
-                measured = Measured(entry, draw, failure=_line(error), ours=ours)
-            except torch.OutOfMemoryError as error:
-                size = how.get("batch_size", Setting.batch_size)
-                failure = f"out of memory: use a --batch-size below {size} ({_line(error)})"
-                measured = Measured(entry, draw, failure=failure)
             except Exception as error:
-                # a fault of ours in one task: told, and with its traceback, but the others are worth having
-                traceback.print_exc()
-                failure = f"{type(error).__name__}: {_line(error)}"
-                measured = Measured(entry, draw, failure=failure, ours=True)
+                # also a fault of ours: the other tasks are worth having
+                failure, ours = _explain(error)
+                measured = Measured(entry, draw, failure=failure, ours=ours)
             yield measured
             if not any(record.draw is not None for record in measured.records):
                 break
@@ -136,8 +127,7 @@ def _measure(
     config = loaded.model.config.model_dump(mode="json")
     facts = [diffclip.__version__, model, digest, config, task, options, images]
     stamp = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    kept = results.find(stamp) if digest else []
-    if kept:
+    if kept := results.find(stamp):
         return Measured(entry, setting.draw, kept, reused=True)
     scores = run_task(task, setting)
     seconds = time.monotonic() - started
@@ -145,21 +135,26 @@ def _measure(
     return Measured(entry, setting.draw, records, setting.data.faults, seconds)
 
 
-def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform | CorruptedTransform:
+def _explain(error: Exception) -> tuple[str, bool]:
+    """Describe an error in one line, and tell whether it is a fault of the program."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"out of memory: use a smaller --batch-size ({line})", False
+    if isinstance(error, (DiffCLIPError, OSError)):
+        return line, not isinstance(error, (InputError, OSError))
+    traceback.print_exc()
+    return f"{type(error).__name__}: {line}", True
+
+
+def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform:
     if entry.interpolation is not None:
         change = {"interpolation": entry.interpolation}
         own = EvalTransform(own.image_size, own.preprocess.model_copy(update=change))
     return own if entry.corruption is None else CorruptedTransform(own, entry.corruption, entry.severity)
 
 
-def _files(data: EvaluationSet | PairSet, task: str) -> list[object]:
+def _files(data: EvaluationSet, task: str) -> list[object]:
     """Identify the set, and for a task that learns the splits that it learns from."""
-    if isinstance(data, PairSet) or task not in LEARNING:
-        return [data.identity]
-    tested = parts_of(data.split)[0]
-    splits = [data.beside(split) for split in (TRAIN, *VALIDATION) if split != tested]
+    learned = (TRAIN, *VALIDATION) if task in LEARNING else ()
+    splits = [data.beside(split) for split in learned if split != parts_of(data.split)[0]]
     return [data.identity, *(split.identity for split in splits if split is not None)]
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffclip.evaluation.metrics import NOT_ASKED, hits_at, mean_per_class_recall
 from diffclip.evaluation.records import Record
-from diffclip.evaluation.statistics import class_mean_interval, mean_interval
+from diffclip.evaluation.statistics import SHARE, Bounds, class_mean_interval, mean_interval, mean_intervals
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,14 @@ def with_facts(scores: Iterable[Score], **facts: Any) -> list[Score]:
 
 
 def mean_score(
-    metric: str, hits: NDArray[np.float64], chance: float | None, clusters: NDArray[np.int64] | None = None
+    metric: str,
+    hits: NDArray[np.float64],
+    chance: float | None,
+    clusters: NDArray[np.int64] | None = None,
+    bounds: Bounds = SHARE,
 ) -> Score:
-    """Score the mean of `hits` [n]; items of one cluster are resampled together."""
-    low, high = mean_interval(hits, clusters)
+    """Score the mean of `hits` [n] within `bounds`; items of one cluster are resampled together."""
+    low, high = mean_interval(hits, clusters, bounds)
     return Score(metric, float(hits.mean()), len(hits), low, high, chance, hits, clusters)
 
 
@@ -65,3 +69,47 @@ def class_recall_score(metric: str, ranks: Tensor, labels: Tensor, chance: float
     """Score the mean over classes of each class's accuracy."""
     low, high = class_mean_interval(hits_at(ranks, 1).numpy(), labels.numpy())
     return Score(metric, mean_per_class_recall(ranks, labels), len(ranks), low, high, chance)
+
+
+class Layered(NamedTuple):
+    """A measure of each item: its headline [n], by layer [n, L], and by layer and head [n, L, H]; L and H may be 0."""
+
+    headline: Tensor
+    layers: Tensor
+    heads: Tensor
+
+    @classmethod
+    def of(cls, headline: Tensor) -> Layered:
+        """Make a measure that has only a headline."""
+        return cls(headline, headline.new_empty(len(headline), 0), headline.new_empty(len(headline), 0, 0))
+
+
+def layered_scores(
+    table: Mapping[tuple[str | None, str], Layered],
+    chance: Callable[[str | None, str], float | None],
+    bounds: Callable[[str | None, str], Bounds] = lambda map, metric: None,
+    clusters: NDArray[np.int64] | None = None,
+) -> list[Score]:
+    """Score measures by map and metric: first all headlines, with their outcomes, then all layers, then all heads."""
+    columns: list[tuple[tuple[str | None, str], int | None, int | None, Tensor]] = []
+    columns += [(key, None, None, own.headline) for key, own in table.items()]
+    columns += [
+        (key, layer, None, values)
+        for key, own in table.items()
+        for layer, values in enumerate(own.layers.unbind(1), 1)
+    ]
+    columns += [
+        (key, layer + 1, head + 1, own.heads[:, layer, head])
+        for key, own in table.items()
+        for layer, head in np.ndindex(*own.heads.shape[1:])
+    ]
+    outcomes = np.stack([values.numpy() for *_, values in columns], axis=1)
+    intervals = mean_intervals(outcomes, clusters, [bounds(*key) for key, *_ in columns]).tolist()
+    scores = []
+    for (key, layer, head, values), (low, high) in zip(columns, intervals, strict=True):
+        map, metric = key
+        score = Score(metric, float(values.numpy().mean()), len(values), low, high, chance(map, metric))
+        if layer is None:
+            score = replace(score, hits=values.numpy(), clusters=clusters)
+        scores += with_facts([score], map=map, layer=layer, head=head)
+    return scores

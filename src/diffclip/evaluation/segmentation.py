@@ -1,11 +1,7 @@
 """Zero-shot segmentation: each pixel gets the class whose text is nearest to the patches around it.
 
-The whole image is resized to the model's square. The cosines of each patch with the text of each class (the set's
-templates averaged, all classes of the set) are upsampled bilinearly to the size of the labels, and the largest one is
-the answer. Pixels without a label are ignored. Patches are read out in two ways, see `CLIP.encode_patches`, and a
-third map answers the class with the most pixels of the set everywhere.
-
-Shapes: n images, K classes, g patches along an edge, D joint width.
+docs/protocols.md describes the method and the three maps: two readouts of `CLIP.encode_patches`, and the class with the
+most pixels everywhere. Shapes: n images, K classes, g patches along an edge.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from diffclip.evaluation.embed import checked, evaluating
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import sums_interval
-from diffclip.evaluation.zero_shot import build_classifier
 from diffclip.model import READOUTS
 
 MAJORITY = "majority class"
@@ -37,40 +32,33 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
     Raises:
         InputError: no image has labels, or an embedding is not finite.
     """
-    model, data = setting.model, setting.data
-    templates, classes = setting.templates or data.templates, len(data.classnames)
-    classifier = build_classifier(
-        model, setting.tokenizer, data.classnames, templates, progress=setting.progress
-    )
+    model, data, classes = setting.model, setting.data, len(setting.data.classnames)
+    classifier = setting.classifier()
     grid = model.config.vision.image_size // model.config.vision.patch_size
     counts: dict[str, list[Tensor]] = {readout: [] for readout in READOUTS}
     with evaluating(model):
-        for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
+        for batch in setting.batches():
             truths = [data.classes_at(position) for position in batch.positions]
             images = batch.images.to(classifier.device, model.logit_scale.dtype)
             for readout in READOUTS:
                 patches = model.encode_patches(images, readout=readout).float()
                 checked(patches.flatten(0, 1), "patches")
-                cosines = (F.normalize(patches, dim=-1) @ classifier).mT.reshape(
-                    len(images), classes, grid, grid
-                )
+                cosines = (F.normalize(patches, dim=-1) @ classifier).mT.reshape(-1, classes, grid, grid)
                 counts[readout] += [
                     count_pixels(own, torch.from_numpy(truth).to(own.device)).cpu()
                     for own, truth in zip(cosines, truths, strict=True)
                     if truth is not None
                 ]
-            if setting.progress:
-                setting.progress("images", len(batch.positions), len(data))
     if not counts[READOUTS[0]]:
         raise InputError(f"no image of {data.name}/{data.split} has labels: {data.faults[-1]}")
     found = {readout: torch.stack(own).double().numpy() for readout, own in counts.items()}
-    found[MAJORITY] = _majority(found[READOUTS[0]])
+    found[MAJORITY] = _majority(found[READOUTS[0]][:, 2])
     method = (
         f"{grid}×{grid} patches, cosines upsampled bilinearly to the labels; templates averaged after normalization; "
         "IoU over classes that occur; ties count against"
     )
     scores = [score for name, own in found.items() for score in _scores(own, name)]
-    return with_facts(scores, protocol=method, classes=classes, templates=len(templates))
+    return with_facts(scores, protocol=method, classes=classes, templates=len(setting.prompts))
 
 
 def count_pixels(cosines: Tensor, truth: Tensor) -> Tensor:
@@ -111,13 +99,10 @@ def _pixel_accuracy(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     return shares
 
 
-def _majority(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Count the pixels [n, 3, K] where the answer is always the class with the most pixels."""
-    actual = counts[:, 2]
-    best = actual.sum(0).argmax()
-    answered = np.zeros_like(counts)
-    answered[:, 0, best], answered[:, 1, best], answered[:, 2] = actual[:, best], actual.sum(1), actual
-    return answered
+def _majority(actual: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Count the pixels [n, 3, K] where the answer to `actual` [n, K] is always the class with the most pixels."""
+    is_best = np.arange(actual.shape[1]) == actual.sum(0).argmax()
+    return np.stack([actual * is_best, actual.sum(1, keepdims=True) * is_best, actual], axis=1)
 
 
 def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
@@ -126,13 +111,10 @@ def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
     total = counts.sum(0)
     actual = total[2]
     guessed = np.stack([actual / classes, np.full(classes, actual.sum() / classes), actual])
-    right, facts = counts[:, 0].sum(-1), {"map": name}
+    hits = counts[:, 0].sum(-1) * images / actual.sum()
     scores = []
-    for metric, measure, hits in (
-        ("mean_iou", mean_iou, None),
-        ("pixel_accuracy", _pixel_accuracy, right * images / actual.sum()),
-    ):
+    for metric, measure, own in (("mean_iou", mean_iou, None), ("pixel_accuracy", _pixel_accuracy, hits)):
         low, high = sums_interval(counts, measure)
         value, chance = float(measure(total)), float(measure(guessed))
-        scores.append(Score(metric, value, images, low, high, chance, hits, facts=facts))
+        scores.append(Score(metric, value, images, low, high, chance, own, facts={"map": name}))
     return scores

@@ -22,10 +22,9 @@ ALPHA = 0.05
 POWER = 0.8
 MARGIN = 0.01
 """Differences within one point count as equivalent."""
-SHARE = (0.0, 1.0)
-
 Interval = tuple[float, float]
-Bounds = tuple[float, float] | None
+SHARE: Interval = (0.0, 1.0)
+Bounds = Interval | None
 Contrast = tuple[str, str]
 """(model, baseline)."""
 
@@ -46,9 +45,7 @@ def wilson(successes: float, trials: float) -> Interval:
     return float(low), float(high)
 
 
-def mean_interval(
-    values: ArrayLike, clusters: ArrayLike | None = None, bounds: Bounds = SHARE, seed: int = 0
-) -> Interval:
+def mean_interval(values: ArrayLike, clusters: ArrayLike | None = None, bounds: Bounds = SHARE) -> Interval:
     """Return the 95 % bootstrap interval of a mean over items (percentiles; Efron & Tibshirani 1993, chapter 13).
 
     Args:
@@ -56,18 +53,17 @@ def mean_interval(
         clusters: [n]; items of one cluster (the captions of an image) are resampled together.
         bounds: limits of the metric. If every cluster has the same outcome, the bootstrap collapses to a point, and
             the Wilson interval with the clusters as trials is used instead; without bounds there is none.
-        seed: seed of the resampling.
     """
-    low, high = mean_intervals(np.asarray(values, dtype=np.float64)[:, None], clusters, [bounds], seed)[0]
+    low, high = mean_intervals(np.asarray(values, dtype=np.float64)[:, None], clusters, [bounds])[0]
     return float(low), float(high)
 
 
 def mean_intervals(
-    values: NDArray[np.float64], clusters: ArrayLike | None, bounds: Sequence[Bounds], seed: int = 0
+    values: NDArray[np.float64], clusters: ArrayLike | None, bounds: Sequence[Bounds]
 ) -> NDArray[np.float64]:
     """Return `mean_interval` of each column of `values` [n, m], as [m, 2]; all columns share the resamples."""
     sums, sizes = by_cluster(values, clusters)
-    means = np.concatenate([(draws @ sums) / (draws @ sizes)[:, None] for draws in _draws(len(sizes), seed)])
+    means = np.concatenate([(draws @ sums) / (draws @ sizes)[:, None] for draws in _draws(len(sizes))])
     intervals: NDArray[np.float64] = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2], axis=0).T
     constant = np.ptp(sums / sizes[:, None], axis=0) == 0
     for column in np.flatnonzero(constant):
@@ -78,22 +74,22 @@ def mean_intervals(
     return intervals
 
 
-def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64], seed: int = 0) -> Interval:
+def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64]) -> Interval:
     """Return the 95 % bootstrap interval of the mean over classes of each class's accuracy.
 
     A class that a resample misses is left out of its mean. If all hits are equal, Wilson with K² / Σ 1/n_c trials.
     """
     from scipy.sparse import csr_matrix
 
-    classes, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    _, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if np.all(hits == hits[0]):
-        trials = len(classes) ** 2 / float((1 / counts).sum())
+        trials = len(counts) ** 2 / float((1 / counts).sum())
         return wilson(hits[0] * trials, trials)
     rows = np.arange(len(hits))
     member = csr_matrix((np.ones(len(hits)), (rows, index)))
     right = csr_matrix((hits, (rows, index)), shape=member.shape)
     means = []
-    for draws in _draws(len(hits), seed):
+    for draws in _draws(len(hits)):
         drawn = draws @ member
         means.append(((draws @ right) / np.maximum(drawn, 1)).sum(1) / (drawn > 0).sum(1))
     low, high = np.quantile(np.concatenate(means), [ALPHA / 2, 1 - ALPHA / 2])
@@ -104,7 +100,6 @@ def sums_interval(
     values: NDArray[np.float64],
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     clusters: ArrayLike | None = None,
-    seed: int = 0,
 ) -> Interval:
     """Return the 95 % bootstrap interval of a share that is computed from sums over items.
 
@@ -112,10 +107,9 @@ def sums_interval(
         values: [n, …], summed over the items of a resample.
         statistic: from such sums [r, …] to shares [r]. If all are equal, Wilson's margin with the clusters as trials.
         clusters: [n]; items of one cluster are resampled together.
-        seed: seed of the resampling.
     """
     flat, sizes = by_cluster(values.reshape(len(values), -1), clusters)
-    sums = [(draws @ flat).reshape(-1, *values.shape[1:]) for draws in _draws(len(flat), seed)]
+    sums = [(draws @ flat).reshape(-1, *values.shape[1:]) for draws in _draws(len(flat))]
     shares = statistic(np.concatenate(sums))
     low, high = np.quantile(shares, [ALPHA / 2, 1 - ALPHA / 2])
     margin = wilson(0, len(sizes))[1] if np.ptp(shares) == 0 else 0.0
@@ -132,10 +126,7 @@ class ItemTest(NamedTuple):
 
 
 def compare_two_trained_weights(
-    hits: NDArray[np.float64],
-    other: NDArray[np.float64],
-    clusters: NDArray[np.int64] | None = None,
-    bounds: Bounds = (-1.0, 1.0),
+    hits: NDArray[np.float64], other: NDArray[np.float64], clusters: NDArray[np.int64] | None = None
 ) -> ItemTest:
     """Compare two sets of trained weights item by item; the result says nothing about another training run.
 
@@ -150,25 +141,17 @@ def compare_two_trained_weights(
     if hits.shape != other.shape:
         raise InputError(f"outcomes of {hits.size} and {other.size} items cannot be paired: use the same set")
     differences = hits - other
-    low, high = mean_interval(differences, clusters, bounds)
     sums = np.round(by_cluster(differences[:, None], clusters)[0][:, 0], 12)
     sums = sums[sums != 0]
     if len(sums) < 2:  # a single sign is as likely one as the other
         p = 1.0
-    elif clusters is None and np.isin(hits, (0, 1)).all() and np.isin(other, (0, 1)).all():
+    elif clusters is None and np.isin([hits, other], (0, 1)).all():
         p = binomtest(int((sums > 0).sum()), len(sums)).pvalue
     else:
-        flips = permutation_test(
-            (sums,),
-            lambda x, axis: x.sum(axis),
-            permutation_type="samples",
-            vectorized=True,
-            n_resamples=_PERMUTATIONS,
-            batch=max(1, _WEIGHTS_AT_ONCE // len(sums)),
-            rng=np.random.default_rng(0),
-        )
-        p = flips.pvalue
-    return ItemTest(float(differences.mean()), low, high, float(p))
+        batch = max(1, _WEIGHTS_AT_ONCE // len(sums))
+        how = {"permutation_type": "samples", "n_resamples": _PERMUTATIONS, "batch": batch, "rng": 0}
+        p = permutation_test((sums,), np.sum, vectorized=True, **how).pvalue
+    return ItemTest(float(differences.mean()), *mean_interval(differences, clusters, (-1.0, 1.0)), float(p))
 
 
 def by_cluster(
@@ -183,9 +166,9 @@ def by_cluster(
     return sums, sizes.astype(np.float64)
 
 
-def _draws(items: int, seed: int) -> Iterator[NDArray[np.float64]]:
+def _draws(items: int) -> Iterator[NDArray[np.float64]]:
     """Yield how often each of `items` is in each resample, [r, items], `_RESAMPLES` rows in all."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     step = max(1, _WEIGHTS_AT_ONCE // items)
     for start in range(0, _RESAMPLES, step):
         rows = min(step, _RESAMPLES - start)
@@ -201,7 +184,6 @@ def compare_arms(
     contrasts: Sequence[Contrast],
     primary: Contrast | None = None,
     margin: float = MARGIN,
-    verdicts: bool = True,
 ) -> pd.DataFrame:
     """Compare models over training seeds by a linear model with pooled residual, `value ~ model + seed`.
 
@@ -210,7 +192,6 @@ def compare_arms(
         contrasts: pairs (model, against).
         primary: the pre-declared contrast, tested at 5 %; all others are corrected (Holm).
         margin: differences inside ±margin count as equivalent.
-        verdicts: False leaves `p_holm` and `verdict` to a later `with_verdicts` of several tables.
 
     Returns:
         A row a contrast: model, against, seeds (that both have), difference, low, high, p (t test on the pooled
@@ -226,27 +207,24 @@ def compare_arms(
     max_t = _max_t(table, contrasts)
     rows = []
     for model, against in contrasts:
-        pair = table.reindex([model, against]).dropna(axis=1)
-        seeds = pair.shape[1]
-        row: dict[str, Any] = {"model": model, "against": against, "seeds": seeds}
-        # NaN without a seed in common
-        row["difference"] = float((pair.loc[model] - pair.loc[against]).mean())
+        one, other = table.reindex([model, against]).dropna(axis=1).to_numpy()
+        row: dict[str, Any] = {"model": model, "against": against, "seeds": len(one)}
+        row["difference"] = float((one - other).mean()) if len(one) else math.nan
         row |= dict.fromkeys(_TESTS, math.nan)
-        if seeds > 1 and fit is not None:
+        if len(one) > 1 and fit is not None:
             test = fit.t_test(_contrast(fit, model, against))
             difference, error, df = test.effect.item(), test.sd.item(), float(fit.df_resid)
             row["difference"] = difference
             row["low"], row["high"] = test.conf_int(ALPHA)[0].tolist()
             if error > 1e-12:
                 row["p"] = float(test.pvalue)
-                row["p_paired"] = float(stats.ttest_rel(pair.loc[model], pair.loc[against]).pvalue)
+                row["p_paired"] = float(stats.ttest_rel(one, other).pvalue)
                 row["p_max_t"] = max_t.get((model, against), math.nan)
                 row["p_equivalent"] = float(stats.t.sf((margin - abs(difference)) / error, df))
                 row["detectable"] = detectable_difference(error, df)
         rows.append(row)
-    found = pd.DataFrame(rows)
-    found["primary"] = [(row["model"], row["against"]) == primary for row in rows]
-    return with_verdicts(found) if verdicts else found
+        row["primary"] = (model, against) == primary
+    return with_verdicts(pd.DataFrame(rows))
 
 
 def with_verdicts(comparisons: pd.DataFrame) -> pd.DataFrame:
@@ -255,23 +233,17 @@ def with_verdicts(comparisons: pd.DataFrame) -> pd.DataFrame:
     "better" or "worse": p (of a secondary row `p_holm`) below 5 %; "equivalent": `p_equivalent` below 5 %;
     "one run": fewer than two seeds; else "undecided". Call it again on rows of several measures put together.
     """
+    from statsmodels.stats.multitest import multipletests
+
     found = comparisons.copy()
     found["p_holm"] = found["p"].where(found["primary"], math.nan)
     secondary = ~found["primary"] & found["p"].notna()
-    found.loc[secondary, "p_holm"] = holm(found.loc[secondary, "p"].to_numpy())
+    if secondary.any():
+        found.loc[secondary, "p_holm"] = multipletests(found.loc[secondary, "p"].to_numpy(), method="holm")[1]
     shown = found["p_holm"] < ALPHA
     conditions = [found["seeds"] < 2, shown & (found["difference"] > 0), shown, found["p_equivalent"] < ALPHA]
     found["verdict"] = np.select(conditions, ["one run", "better", "worse", "equivalent"], "undecided")
     return found
-
-
-def holm(ps: ArrayLike) -> NDArray[np.float64]:
-    """Correct the p of several tests so that the chance of any false one stays at the level (Holm 1979)."""
-    from statsmodels.stats.multitest import multipletests
-
-    array = np.asarray(ps, dtype=np.float64)
-    corrected = multipletests(array, method="holm")[1] if len(array) else array
-    return np.asarray(corrected, dtype=np.float64)
 
 
 def residual_sd(values: pd.DataFrame) -> tuple[float, float]:
@@ -300,8 +272,8 @@ def power(difference: float, error: float, df: float) -> float:
     from scipy import stats
 
     limit = stats.t.ppf(1 - ALPHA / 2, df)
-    shift = difference / error
-    found = float(stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift))
+    there = stats.nct(df, difference / error)
+    found = float(there.sf(limit) + there.cdf(-limit))
     return 1.0 if math.isnan(found) else found  # SciPy gives NaN for shifts far beyond the limit
 
 

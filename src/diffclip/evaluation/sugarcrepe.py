@@ -8,10 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from diffclip.data.published_files import ChoiceSet
-from diffclip.evaluation.embed import embed_images, embed_texts, evaluating, joined
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import sums_interval
@@ -25,26 +23,17 @@ def sugarcrepe(setting: Setting[ChoiceSet]) -> list[Score]:
     Raises:
         InputError: no image can be read, or an embedding is not finite.
     """
-    model, data = setting.model, setting.data
-    features: list[Tensor] = []
-    places: dict[int, int] = {}
-    with evaluating(model):
-        for batch in data.batches(setting.preprocess, setting.batch_size, setting.workers):
-            places |= {position: len(places) + i for i, position in enumerate(batch.positions)}
-            features.append(embed_images(model, batch.images))
-            if setting.progress:
-                setting.progress("images", len(batch.positions), len(data))
-        images = joined(features)
-        asked = [choice for choice in data.choices if choice.image in places]
-        captions = dict.fromkeys(text for choice in asked for text in (choice.caption, choice.negative))
-        texts = embed_texts(model, setting.tokenizer, list(captions), progress=setting.progress)
-        index = {text: i for i, text in enumerate(captions)}
-        shown = images[[places[choice.image] for choice in asked]].double()
-        own, other = (
-            (shown * texts[[index[text] for text in side]].double()).sum(-1)
-            for side in zip(*((choice.caption, choice.negative) for choice in asked), strict=True)
-        )
-        hits = torch.gt(own, other).double().cpu().numpy()
+    images, positions = setting.image_features()
+    places = {position: place for place, position in enumerate(positions)}
+    asked = [choice for choice in setting.data.choices if choice.image in places]
+    captions = dict.fromkeys(text for choice in asked for text in (choice.caption, choice.negative))
+    index, texts = {text: i for i, text in enumerate(captions)}, setting.text_features(list(captions))
+    shown = images[[places[choice.image] for choice in asked]].double()
+    own, other = (
+        (shown * texts[[index[text] for text in side]].double()).sum(-1)
+        for side in zip(*((choice.caption, choice.negative) for choice in asked), strict=True)
+    )
+    hits = torch.gt(own, other).double().cpu().numpy()
     names, files = np.unique([choice.file for choice in asked], return_inverse=True)
     clusters = np.array([choice.image for choice in asked])
     method = "the caption must be nearer to the image than the negative one; ties count against"

@@ -1,11 +1,7 @@
-"""Suites: tasks on sets, in an order that gives the quick answers first.
+"""Suites: tasks on sets, in an order that gives the quick answers first; docs/evaluate.md says what they are for.
 
-`scenes` needs no download. `brief` and `quick` need small real sets, and `study` is `quick` with where models look.
-`held-out` is `quick` without corruptions, and with the half of Flickr8k's validation split that no checkpoint was
-chosen on. `clutter` is for the folder of `diffclip data make-scenes` as --data-root. `attention` is what attention
-does: segmentation, minimal changes of captions, where models look and how faithful that is, mechanics, robustness.
-`paper` is everything that the paper tabulates (its Tables 1 and 2, Figures 3 and 4), with zero-shot on its nine sets
-too, and ImageNet with SLIP's seven templates beside the usual eighty.
+`held-out` is `quick` without corruptions, and with the half of Flickr8k's validation split that chose no checkpoint.
+`clutter` is for the folder of `diffclip data make-scenes` as --data-root.
 """
 
 from __future__ import annotations
@@ -135,19 +131,14 @@ SUITES = {
 
 
 def suite(name: str) -> tuple[Entry, ...]:
-    """Return the entries of the suite called `name`.
-
-    Raises:
-        InputError: there is none (the nearest one is offered).
-    """
+    """Return the entries of the suite called `name`, or raise `InputError` that offers the nearest one."""
     if name not in SUITES:
         raise unknown("suite", name, SUITES)
     return SUITES[name]
 
 
 def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
-    """Return the sets that `entries` need and that do not lie below `root`, each with what it lacks and the way to get
-    it.
+    """Return the sets that `entries` need and that do not lie below `root`, with the way to get each.
 
     A published set is missing if it has none of the splits that would do, or not the one to learn from.
     """
@@ -155,10 +146,9 @@ def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
     for entry in entries:
         if entry.dataset in PUBLISHED:
             place = place_of(entry.dataset, root or "FOLDER")
-            there = any(is_there(entry.dataset, parts_of(split)[0], place) for split in entry.splits)
             command = command_for(entry.dataset, root or "FOLDER")
             how = f"{PUBLISHED[entry.dataset].size} to download: {command}"
-            if not there:
+            if not any(is_there(entry.dataset, parts_of(split)[0], place) for split in entry.splits):
                 missing[entry.dataset] = how
             elif entry.task in LEARNING and not is_there(entry.dataset, TRAIN, place):
                 missing[entry.dataset] = (

@@ -4,12 +4,8 @@ A task is one function in a file of its own: it takes a `Setting` (model, prepar
 with the method in words as the fact `protocol`. To add a task:
 
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
-2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers, but
-   not those of every task.
-3. Name it for people in `report/names.py` (`_TASKS`, `METRICS`), and for the first table in `report/frame.py`
-   (`HEADLINES`), and add it to the suites that measure it.
-
-Records, intervals over seeds, resuming, tables and the page follow from the scores.
+2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers alone.
+3. Name it in `report/names.py` (`_TASKS`, `METRICS`), `report/frame.py` (`HEADLINES`) and the suites that measure it.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.evaluation_sets import open_set, set_folder, set_name
@@ -28,7 +24,7 @@ from diffclip.evaluation.few_shot import few_shot
 from diffclip.evaluation.focus import focus
 from diffclip.evaluation.linear_probe import linear_probe
 from diffclip.evaluation.mechanics import mechanics
-from diffclip.evaluation.mmvp import QUESTIONS, PairSet, mmvp, open_pairs
+from diffclip.evaluation.mmvp import QUESTIONS, mmvp, open_pairs
 from diffclip.evaluation.retrieval import retrieval
 from diffclip.evaluation.robustness import robustness
 from diffclip.evaluation.scores import Score, with_facts
@@ -39,13 +35,10 @@ from diffclip.evaluation.zero_shot import zero_shot
 
 
 class Task(NamedTuple):
-    """The kind of set that a task reads, its function, the options of `Setting` that not every task has, other
-    kinds.
+    """A task: the kind of set that it reads, its function, the options of `Setting` that not every task has, and other
+    kinds that it reads; with `squash` images are not cropped."""
 
-    With `squash` images are not cropped.
-    """
-
-    kind: Kind | Literal["mmvp"]
+    kind: Kind
     run: Callable[[Setting[Any]], list[Score]]
     options: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
@@ -67,14 +60,12 @@ TASKS = {
 }
 
 
-def open_for(
-    task: str | None, source: str | Path, split: str, root: Path | None = None
-) -> EvaluationSet | PairSet:
+def open_for(task: str | None, source: str | Path, split: str, root: Path | None = None) -> EvaluationSet:
     """Open a set as `open_set` does, for tasks that need masks with them, or MMVP-VLM, which has no splits.
 
     Of a set with a class for each pixel, tasks that read captions get those of its samples.
     """
-    kind = TASKS[task].kind if task else None
+    kind, kinds = (TASKS[task].kind, (TASKS[task].kind, *TASKS[task].also)) if task else (None, ())
     if kind in ("masks", "segmentation", "sugarcrepe"):
         return open_set(source, split, root, kind)
     folder = set_folder(source, root)
@@ -83,27 +74,28 @@ def open_for(
             raise InputError(f"{source} has no splits: leave --split out")
         return open_pairs(folder, set_name(source, folder))
     data = open_set(source, split, root)
-    if task and data.kind == "segmentation" and "retrieval" in (kind, *TASKS[task].also):
+    if data.kind == "segmentation" and "retrieval" in kinds:
         return open_set(source, split, root, "retrieval")
-    if task and "masks" in TASKS[task].also and data.kind not in (kind, *TASKS[task].also):
+    if "masks" in kinds and data.kind not in kinds:
         return open_set(source, split, root, "masks")
     return data
 
 
-def pick_task(name: str | None, data: EvaluationSet | PairSet) -> str:
+def pick_task(name: str | None, data: EvaluationSet) -> str:
     """Return the task called `name`, or if None the first that sets of this kind are for.
 
     Raises:
         InputError: unknown name (the nearest one is offered), or the set is for another task.
     """
-    if name is not None and name not in TASKS:
-        raise unknown("task", name, TASKS)
     fitting = next(task for task, what in TASKS.items() if what.kind == data.kind)
-    if name is not None and data.kind not in (TASKS[name].kind, *TASKS[name].also):
+    name = name or fitting
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    if data.kind not in (TASKS[name].kind, *TASKS[name].also):
         raise InputError(
             f"{data.name} is a set for {data.kind}, which {name} cannot use: try --task {fitting}"
         )
-    return name or fitting
+    return name
 
 
 def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
@@ -124,6 +116,7 @@ def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
     facts: dict[str, Any] = {"task": name, "dataset": data.name, "split": data.split}
     if isinstance(transform, CorruptedTransform):
         facts |= {"corruption": transform.name, "severity": transform.severity}
-    images = describe_images(transform)
     scores = TASKS[name].run(replace(setting, preprocess=transform))
-    return with_facts(scores, **facts, protocol=f"{scores[0].facts['protocol']}; {images}")
+    return with_facts(
+        scores, **facts, protocol=f"{scores[0].facts['protocol']}; {describe_images(transform)}"
+    )

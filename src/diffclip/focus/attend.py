@@ -22,10 +22,9 @@ from diffclip.attention import AttentionMaps
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, unknown
 from diffclip.files import printable, write_atomically
-from diffclip.focus.maps import as_patches, patch_part
+from diffclip.focus.maps import as_patches, patch_part, rollout
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, patch_rows, text_relevance
-from diffclip.focus.rollout import rollout
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 
@@ -73,11 +72,10 @@ class View:
 
     Attributes:
         method: one of `METHODS`; "" takes "relevance" where there are texts, else "attention".
-        layers: the vision layers, "last", "all" or the number of one, counted from 1; "" takes "all" for rollout, else
-            "last". Relevance and rollout go through the layers in order of depth, Grad-ECLIP is their sum and attention
-            their mean. The relevance of tokens goes through all text layers for "all", else through the last.
-        head: one head, counted from 1, in place of the mean over heads, or of all heads of Grad-ECLIP; a pair of a
-            differential layer is one head.
+        layers: the vision layers, "last", "all" or the number of one, from 1; "" takes "all" for rollout, else "last".
+            Relevance and rollout go through the layers, Grad-ECLIP is their sum and attention their mean. The relevance
+            of tokens goes through all text layers for "all", else through the last.
+        head: one head, from 1, in place of all; a pair of a differential layer is one head.
         patch: the row and column, from 0 at the top left, of a patch that looks in place of the class token.
     """
 
@@ -87,12 +85,7 @@ class View:
     patch: tuple[int, int] | None = None
 
     def resolved(self, texts: Sequence[str]) -> View:
-        """Replace the defaults, given the texts.
-
-        Raises:
-            InputError: unknown method, no text or one too many, a head of rollout, a patch's relevance, or a text that
-                is not Unicode.
-        """
+        """Replace the defaults, given the texts, or raise `InputError` for a view that there is not."""
         method = self.method or ("relevance" if texts else "attention")
         if method not in METHODS:
             raise unknown("method", method, METHODS)
@@ -112,9 +105,8 @@ class View:
 
     def __str__(self) -> str:
         """For people: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
-        layers = {"last": "last vision layer", "all": "all vision layers"}.get(
-            self.layers, f"vision layer {self.layers}"
-        )
+        known = {"last": "last vision layer", "all": "all vision layers"}
+        layers = known.get(self.layers, f"vision layer {self.layers}")
         together = "all heads" if self.method == "grad-eclip" else "mean over heads"
         heads = together if self.head is None else f"head {self.head}"
         name, meaning = f"{self.method[0].upper()}{self.method[1:]}", METHODS[self.method]
@@ -133,18 +125,15 @@ def attend(
     """Make the maps of each model for each image and text.
 
     Args:
-        models: by the name that errors call them; evaluated where they are, and left as they were.
-        images: RGB, gone through once, a few held at a time.
+        models: one or more, by the name that errors call them; evaluated where they are, and left as they were.
+        images: RGB, one or more, gone through once, a few held at a time.
         texts: for the methods of `OF_TEXTS`; the others know none.
-        view: which maps.
 
     Raises:
-        InputError: as `View.resolved`; no model, no image, no such layer, head or patch, a second map of a plain tower,
-            or weights that give numbers that are not finite.
+        InputError: as `View.resolved`; no such layer, head or patch, a second map of a plain tower, or weights that
+            give numbers that are not finite.
     """
     view = (view or View()).resolved(texts)
-    if not models:
-        raise InputError("there is no model: give at least one")
     # in any mode of the caller: the maps are differentiated
     with torch.inference_mode(False), torch.no_grad():
         readers = {name: _Reader(name, loaded, texts, view) for name, loaded in models.items()}
@@ -154,12 +143,11 @@ def attend(
         while batch := list(islice(rest, min(_BATCH, at_once))):
             for name, reader in readers.items():
                 parts[name].append(reader.read(batch))
-    if not any(parts.values()):
-        raise InputError("there is no image to attend to: give at least one")
     return {name: reader.joined(parts[name]) for name, reader in readers.items()}
 
 
-_Part = tuple[Array, Array, Array]
+_Part = tuple[Tensor, ...]
+"""Maps [B, max(T, 1), h, w], cosines [B, T], relevance of tokens [B, T, L]."""
 
 
 class _Reader:
@@ -190,11 +178,9 @@ class _Reader:
                 self.texts = self.model.encode_text(self.tokens, normalize=True)
 
     def read(self, batch: Sequence[Image.Image]) -> _Part:
-        """Maps [B, max(T, 1), h, w], cosines [B, T], relevance of tokens [B, T, L]."""
-        weight = self.model.logit_scale
-        images = torch.stack([self.preprocess(image) for image in batch])
-        images = images.to(weight.device, weight.dtype)
-        return self._relevance(images) if self.method in OF_TEXTS else self._attention(images)
+        images = torch.stack([self.preprocess(image) for image in batch]).to(self.model.logit_scale)
+        made = self._relevance(images) if self.method in OF_TEXTS else self._attention(images)
+        return tuple(one.detach().float().cpu() for one in made)
 
     def _relevance(self, images: Tensor) -> _Part:
         with recording(self.model, "visual", self.first, gradients=True) as seen:
@@ -206,12 +192,8 @@ class _Reader:
                 patch_rows(chosen, gradients(logit, chosen), [self.method], self.head)[self.method]
                 for logit in logits.unbind(1)
             ]
-        spoken = text_relevance(self.model, self.tokens, features, self.first_text, method=self.method)
-        return (
-            _array(as_patches(torch.stack(rows, 1))),
-            _array(cosines),
-            _array(spoken[..., 1:-1].transpose(0, 1)),
-        )
+        spoken = text_relevance(self.model, self.tokens, features, self.first_text, self.method)
+        return as_patches(torch.stack(rows, 1)), cosines, spoken[..., 1:-1].transpose(0, 1)
 
     def _attention(self, images: Tensor) -> _Part:
         with recording(self.model, "visual", self.first) as seen:
@@ -220,11 +202,12 @@ class _Reader:
         if self.method == "rollout":
             row = rollout(chosen)[:, self.token]
         else:
-            maps = [_map(one, self.method) for one in chosen]
+            field = {"attention": "combined", "A1": "first", "A2": "second"}[self.method]
+            maps: list[Tensor] = [getattr(one, field) for one in chosen]
             rows = [full.mean(1) if self.head is None else full[:, self.head] for full in maps]
             row = torch.stack(rows).mean(0)[:, self.token]
-        nothing = np.empty((len(images), 0), np.float32)
-        return _array(as_patches(patch_part(row)[:, None])), nothing, nothing[..., None]
+        nothing = row.new_empty(len(images), 0)
+        return as_patches(patch_part(row)[:, None]), nothing, nothing[..., None]
 
     def _chosen(self, seen: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
         heads = seen[0].first.shape[1]
@@ -233,36 +216,25 @@ class _Reader:
         return seen[: self.last - self.first]
 
     def joined(self, parts: Sequence[_Part]) -> Attended:
-        maps, cosines, spoken = (np.concatenate(kind) for kind in zip(*parts, strict=True))
-        if not all(np.isfinite(values).all() for values in (maps, cosines, spoken)):
+        maps, cosines, spoken = (torch.cat(kind) for kind in zip(*parts, strict=True))
+        if not all(values.isfinite().all() for values in (maps, cosines, spoken)):
             raise InputError(f"{self.name} gives numbers that are not finite: use other weights")
-        logits = torch.from_numpy(cosines) * self.model.logit_scale.detach().float().cpu().exp()
-        return Attended(maps, cosines, logits.softmax(-1).numpy(), self.pieces, spoken, self.patch)
+        shares = (cosines * self.model.logit_scale.detach().float().cpu().exp()).softmax(-1)
+        scores = cosines.numpy(), shares.numpy()
+        return Attended(maps.numpy(), *scores, self.pieces, spoken.numpy(), self.patch)
 
 
 def _range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
     """The vision layers that `layers` names, from the first to before the last."""
-    depth = len(model.attention_layers()["visual"])
-    if layers == "all":
-        return 0, depth
-    if layers == "last":
-        return depth - 1, depth
+    depth = model.config.vision.layers
+    known = {"all": (0, depth), "last": (depth - 1, depth)}
+    if layers in known:
+        return known[layers]
     if not layers.isdecimal():
         raise InputError(f"layers {layers!r} is not last, all or the number of a layer, counted from 1")
     if not 1 <= int(layers) <= depth:
         raise InputError(f"{name} has no vision layer {layers}: they are numbered from 1 to {depth}")
     return int(layers) - 1, int(layers)
-
-
-def _map(maps: AttentionMaps, method: str) -> Tensor:
-    if method == "attention":
-        return maps.combined
-    return maps.first if maps.second is None or method == "A1" else maps.second
-
-
-def _array(tensor: Tensor) -> Array:
-    array: Array = tensor.detach().float().cpu().numpy()
-    return array
 
 
 def write_arrays(
@@ -277,13 +249,9 @@ def write_arrays(
     Raises:
         InputError: it cannot be written.
     """
-    each = list(found.values())
-    arrays: dict[str, Any] = {
-        "models": np.array(list(found)),
-        "images": np.array(images),
-        "texts": np.array(texts, dtype=np.str_),
-        "method": np.array(method),
-    }
+    each, models = list(found.values()), list(found)
+    arrays: dict[str, Any] = {"models": models, "images": images, "method": method}
+    arrays["texts"] = np.array(texts, np.str_)
     if len({one.maps.shape for one in each}) == 1:
         arrays["maps"] = np.stack([one.maps for one in each])
     else:

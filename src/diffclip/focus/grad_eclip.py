@@ -2,24 +2,17 @@
 
 Zhao et al., "Gradient-based Visual Explanation for CLIP" (ICML 2024) and "Grad-ECLIP" (arXiv:2502.18816): of the last
 layer, with o the class token's output before the output projection, v_i, k_i the value and key of patch i, q the class
-token's query and S the pair's cosine,
+token's query, y the pair's logit, and Φ scaling the patches of an image to [0, 1],
 
-    H_i = ReLU(Σ_c w_c · λ_i · v_ic),   w = ∂S/∂o,   λ_i = Φ(cos(q, k_i)),
+    H_i = ReLU(Σ_c w_c · λ_i · v_ic),   w = ∂y/∂o,   λ_i = Φ(cos(q, k_i)),
 
-where Φ scales the patches of an image to [0, 1]: a looser spatial weight than the softmax of the same product. The
-cosine is over the channels of all heads together.
+the cosine over the channels of all heads. The sum of w_c·v_ic over the channels of head h is ∂y/∂A_h,i, so that
+H_i = ReLU(λ_i · Σ_h ∂y/∂A_h,i): the values are those that are attended, and a gate is part of w.
 
-Here y is the pair's logit in place of S, the same but for a constant factor. As o_h = Σ_i A_h,i·v_h,i in each head h,
-the sum of w_c·v_ic over the channels of head h is ∂y/∂A_h,i, so that H_i = ReLU(λ_i · Σ_h ∂y/∂A_h,i): the values are
-those that are attended, and a gate is part of w.
-
-A differential head attends by A = A1 − λ·A2, with o before its head norm: w goes through the norm (see `relevance` for
-`norm`). Its loosened weight is the signed combination in the same way, Φ(cos(q1, k1_i) − λ·cos(q2, k2_i)), each cosine
-over all heads; where λ is of heads or tokens (V2), each head's part of the second cosine has its own. With λ = 0 both
-are those of plain attention. Of several layers the sums are added before the ReLU, as the authors do for texts.
-
-The authors' program attends in the last layer with a single head as wide as all, and sends queries and keys through
-the output projection before their cosine. The paper's formula has neither, and neither has this.
+A differential head attends by A = A1 − λ·A2, with o before its head norm (see `relevance` for `norm`). Its loosened
+weight is Φ(cos(q1, k1_i) − λ·cos(q2, k2_i)); where λ is of heads or tokens (V2), each head's part of the second cosine
+has its own. Of several layers the sums are added before the ReLU, as the authors do for texts. The authors' program
+attends with a single head and sends queries and keys through the output projection; the paper's formula does neither.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from PIL import Image
@@ -18,34 +19,19 @@ from diffclip.model import CLIP
 _AT_ONCE = 4
 
 
-def vision_maps(model: CLIP, images: Tensor, layer: int = -1) -> AttentionMaps:
-    """The maps of one vision layer for `images` [B, 3, S, S]: each [B, heads, N, N], the class token and N − 1 patches.
+def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, Tensor]:
+    """The class token's attention in one vision layer for `images` [B, 3, S, S], mean over heads, as [B, h, w] by name.
 
-    They are those of evaluation, all patches kept, whatever mode the model is in; the mode is restored. Those of
-    all layers at once: `recording(model, "visual")`.
+    The names are "A" for a plain layer; "A1", "A2" and the signed "A1 − λ·A2" for a differential one.
 
     Raises:
         InputError: the tower has no such layer, or images of another size.
     """
     with recording(model, "visual", layer) as seen:
         model.encode_image(images)
-    return seen[0]
-
-
-def named_maps(maps: AttentionMaps) -> dict[str, Tensor]:
-    """The maps by name: "A" of a plain layer; "A1", "A2" and the signed "A1 − λ·A2" of a differential one."""
-    if maps.second is None:
-        return {"A": maps.first}
-    return {"A1": maps.first, "A2": maps.second, "A1 − λ·A2": maps.combined}
-
-
-def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, Tensor]:
-    """The class token's attention, mean over heads: name of the map (see `named_maps`) → [B, h, w] patches.
-
-    Raises:
-        InputError: the tower has no such layer, or images of another size.
-    """
-    maps = named_maps(vision_maps(model, images, layer))
+    maps = {"A": seen[0].first}
+    if seen[0].second is not None:
+        maps = {"A1": seen[0].first, "A2": seen[0].second, "A1 − λ·A2": seen[0].combined}
     return {name: as_patches(patch_part(full.mean(1)[:, 0])) for name, full in maps.items()}
 
 
@@ -69,6 +55,26 @@ def visible_part(image: Image.Image, preprocess: EvalTransform, edge: int) -> Im
     shares = crop_box(image.size, preprocess.image_size, preprocess.resize)
     box = [share * length for share, length in zip(shares, image.size * 2, strict=True)]
     return image.resize((edge, edge), Image.Resampling.BICUBIC, box=(box[0], box[1], box[2], box[3]))
+
+
+def rollout(maps: Sequence[AttentionMaps]) -> Tensor:
+    """Attention rollout through `maps`, in order of depth: [B, N, N] ≥ 0, each row sums to 1.
+
+    How much of each input token is in each output token if layers only mixed: Abnar and Zuidema, "Quantifying Attention
+    Flow in Transformers" (ACL 2020), the product over layers of (A + 1)/2 with A the mean over heads. A map of a
+    differential layer has a sign and rows that sum to 1 − λ; what flows is measured by its magnitude, so A is
+    |A1 − λ·A2| with rows divided by their sums.
+    """
+    tokens = maps[0].first.shape[-1]
+    identity = torch.eye(tokens, dtype=maps[0].first.dtype, device=maps[0].first.device)
+    flow = identity.expand(len(maps[0].first), -1, -1)
+    for one in maps:
+        mixed = one.combined.detach().abs().mean(1)
+        total = mixed.sum(-1, keepdim=True)
+        # where λ is 1 and both maps agree nothing is mixed in
+        mixed = torch.where(total > 0, mixed / total, identity)
+        flow = 0.5 * (mixed + identity) @ flow
+    return flow
 
 
 def map_correlation(maps: AttentionMaps) -> Tensor:

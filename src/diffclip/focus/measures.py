@@ -1,11 +1,10 @@
 """Measures of a map: its share on an object, and its spread, without a threshold.
 
 Shapes: a map is scores [..., P] of P patches, row by row, and `coverage` [..., P] how much of each patch the object
-covers, in [0, 1]; leading dimensions broadcast. A patch counts with its coverage c as object and with 1 − c as
-background, which is what the pixels of the map, each patch repeated, would count against the pixels of the mask.
+covers, in [0, 1]; leading dimensions broadcast. A patch with coverage c counts c as object and 1 − c as background.
 
 Scores may have a sign: the detectors rank by the score itself, "inside" looks at what is positive, and the measures of
-spread at magnitudes. A map that is 0 wherever a share is taken of it tells nothing, and counts as a uniform one.
+spread at magnitudes. A map that is 0 wherever a share is taken of it counts as a uniform one.
 """
 
 from __future__ import annotations

@@ -48,8 +48,6 @@ def recording(
     chosen = layers[first_layer % len(layers) :]
     was_training = [module for module in model.modules() if module.training]
     was_checkpointing = model.visual.grad_checkpointing
-    if any("_attend" in vars(layer) for layer in chosen):
-        raise RuntimeError("this tower is recorded already: end the block around this one first")
     seen: list[AttentionMaps] = []
     model.eval()
     # timm checkpoints in evaluation too, which would make the maps twice

@@ -8,17 +8,12 @@ layer on R ← R + Ā·R, R = 1 at the start. The paper's Figure 2 shows the row
 Of a differential layer A is A1 − λ·A2, what multiplies the values. Its entries have a sign, and so has their
 derivative: a patch that is subtracted and whose weight speaks against the text speaks for it, and counts.
 
-A head norm, and `norm`. RMSNorm does not change with the scale of a head's output o = A·V. With the norm in the graph
-(`norm="graph"`) Euler's theorem therefore makes every row of ∂y/∂A ⊙ A sum to ∂y/∂o·o = 0 for every head with a norm
-(but for its eps): the positive half is half of the total magnitude, whatever the head contributes, and maps are not
-comparable with those of heads without a norm. `norm="detached"`, the default, takes the norm's denominator as a
-constant: the rule for normalization layers of conservative propagation (Ali et al. 2022, "XAI for Transformers",
-arXiv:2202.07304, Section 3.2). Then a row sums to what its head adds to y at first order, as in plain attention.
-
-The LayerNorms of the blocks and the length of the embedding stay in the graph. They normalize the residual stream,
-the sum of all heads, the MLPs and the input, so that no row of a single head has to sum to 0; they are the same in
-plain and differential towers; and the method is defined with them. Ali et al. detach them for a complete decomposition
-of y over the input, which this is not: A itself is not held constant here, as their rule for attention demands.
+RMSNorm ignores the scale of a head's output. With the head norm in the graph (`norm="graph"`) Euler's theorem therefore
+makes every row of ∂y/∂A ⊙ A sum to 0, and maps are not comparable with those of heads without a norm.
+`norm="detached"`, the default, takes the norm's denominator as a constant (Ali et al. 2022, "XAI for Transformers",
+arXiv:2202.07304, Section 3.2): a row then sums to what its head adds to y at first order, as in plain attention. The
+LayerNorms of the blocks and the embedding's length stay in the graph: they normalize the sum of all heads, the MLPs and
+the input, and are the same in plain and differential towers.
 """
 
 from __future__ import annotations
@@ -37,30 +32,6 @@ from diffclip.model import CLIP
 Explain = Callable[[Sequence[AttentionMaps], Sequence[Tensor], Tensor, Tensor, int | None], Tensor]
 
 
-def image_relevance(
-    model: CLIP,
-    images: Tensor,
-    texts: Tensor,
-    first_layer: int = -1,
-    norm: Norm = "detached",
-    method: str = "relevance",
-) -> Tensor:
-    """Relevance of each patch for each text: ≥ 0, [B, T, h, w].
-
-    Args:
-        model: in any mode; evaluated, and left as it was.
-        images: [B, 3, S, S] as the model takes them.
-        texts: unit-length text features, [T, D] for all images or [B, T, D] for each its own.
-        first_layer: where R begins; −1, as in the papers, is the last layer alone, 0 all layers.
-        norm: what gradients see of a head norm, "detached" (a constant factor) or "graph".
-        method: "relevance" or "grad-eclip".
-
-    Raises:
-        InputError: no such layer, or images of another size.
-    """
-    return image_relevances(model, images, texts, first_layer, norm, [method])[method]
-
-
 def image_relevances(
     model: CLIP,
     images: Tensor,
@@ -69,7 +40,18 @@ def image_relevances(
     norm: Norm = "detached",
     methods: Sequence[str] = ("relevance", "grad-eclip"),
 ) -> dict[str, Tensor]:
-    """`image_relevance` by each of `methods`, from one pass through the model."""
+    """Relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w].
+
+    Args:
+        model: in any mode; evaluated, and left as it was.
+        images: [B, 3, S, S] as the model takes them.
+        texts: unit-length text features, [T, D] for all images or [B, T, D] for each its own.
+        first_layer: where R begins; −1, as in the papers, is the last layer alone, 0 all layers.
+        norm: what gradients see of a head norm, "detached" (a constant factor) or "graph".
+
+    Raises:
+        InputError: no such layer, or images of another size.
+    """
     with recording(model, "visual", first_layer, gradients=True, norm=norm) as seen:
         logits = image_logits(model, images, texts)
         rows = [patch_rows(seen, gradients(logit, seen), methods) for logit in logits.unbind(1)]
@@ -105,7 +87,6 @@ def text_relevance(
     tokens: Tensor,
     images: Tensor,
     first_layer: int = -1,
-    norm: Norm = "detached",
     method: str = "relevance",
 ) -> Tensor:
     """Relevance of each token for each image: ≥ 0, [T, I, L]; 0 from the end of the text on and at its start.
@@ -114,14 +95,15 @@ def text_relevance(
         model: in any mode; evaluated, and left as it was.
         tokens: ids [T, L], with a start and an end of text each.
         images: unit-length image features [I, D].
-        first_layer, norm, method: as in `image_relevance`.
+        first_layer: as in `image_relevances`.
+        method: "relevance" or "grad-eclip".
 
     Raises:
         InputError: no such layer, or more tokens than the context.
     """
     ends = tokens.argmax(-1)
     places = torch.arange(tokens.shape[1], device=tokens.device)
-    with recording(model, "text", first_layer, gradients=True, norm=norm) as seen:
+    with recording(model, "text", first_layer, gradients=True) as seen:
         features = model.encode_text(tokens, normalize=True)
         logits = model.logit_scale.detach().exp() * features @ _usable(images.detach()).to(features.dtype).T
         rows = [

@@ -75,7 +75,7 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
         if not here:
             continue
         pair = primary[1] if primary and primary[0] == measure else None
-        found = compare_arms(own[["model", "seed", "value"]], here, pair, results.margin, False)
+        found = compare_arms(own[["model", "seed", "value"]], here, pair, results.margin)
         row = fields.loc[measure].to_dict()
         share = is_share(row)
         panel = row["dataset"] if row["task"] == "six-tasks" else row["task"]

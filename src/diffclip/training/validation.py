@@ -18,7 +18,7 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.embed import embed_captioned, evaluating
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
-from diffclip.focus import correlation_by_layer
+from diffclip.focus.maps import correlation_by_layer
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.distributed import all_do, share, whole_model

@@ -19,8 +19,10 @@ from diffclip.data.masks import crop_box
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
-from diffclip.focus import image_relevances, measures, recording, rollout
-from diffclip.focus.maps import as_patches, patch_part
+from diffclip.focus import measures
+from diffclip.focus.maps import as_patches, patch_part, rollout
+from diffclip.focus.recording import recording
+from diffclip.focus.relevance import image_relevances
 from diffclip.model_source import Loaded
 
 METHODS = {
