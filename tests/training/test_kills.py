@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_loop import changed, without_times
+from test_processes import start
 
-from diffclip.training.recipe import Recipe, to_yaml
+from diffclip.training.recipe import Recipe
 
 pytestmark = pytest.mark.slow(minutes=2)
 
 
-def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[bytes]:
-    file = run.with_suffix(".yaml")
-    file.write_text(to_yaml(recipe))
-    command = [sys.executable, "-m", "diffclip.cli", "train", str(file), "--run", str(run), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    # a group of its own, so that its helpers die with it
-    with run.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+def train(recipe: Recipe, run: Path, resume: bool) -> None:
+    os.setsid()  # a group of its own, so that its data workers die with it
+    from diffclip.training.run import train
+
+    with run.with_suffix(".log").open("a") as log, contextlib.redirect_stderr(log):
+        train(recipe, run, resume)
+
+
+def begin(recipe: Recipe, run: Path) -> ForkServerProcess:
+    """Train in a process that has imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["diffclip.training.run", "lightning.fabric", "open_clip.loss"])
+    process = context.Process(target=train, args=(recipe, run, True))
+    process.start()
+    while process.exitcode is None and os.getpgid(process.pid) != process.pid:
+        time.sleep(0.005)
+    return process
 
 
 def steps_of(run: Path) -> int:
@@ -35,59 +46,56 @@ def steps_of(run: Path) -> int:
     return file.read_text(errors="replace").count("\n") if file.is_file() else 0
 
 
-def killed_until_done(recipe: Recipe, run: Path, kills: int, seed: int, *options: str) -> list[int]:
-    """Train `recipe`, killing it `kills` times some time after it has made its first step of a start (or before); the
-    steps that were made when it was killed."""
-    draw = random.Random(seed)
-    made: list[int] = []
-    while len(made) < kills:
-        process = start(recipe, run, *(["--resume"] if run.exists() else []), *options)
-        before, wanted = steps_of(run), draw.choice([0, 1, 1, 2, 3])
-        deadline = time.monotonic() + 120
-        while process.poll() is None and steps_of(run) < before + wanted and time.monotonic() < deadline:
-            time.sleep(0.005)
-        # within a step, a checkpoint, a validation, or while it starts
-        time.sleep(draw.uniform(0, 0.3) if wanted else draw.uniform(0, 6))
-        assert process.poll() is None, run.with_suffix(".log").read_text()[-2000:]
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        made.append(steps_of(run))
-    process = start(recipe, run, "--resume", *options)
-    assert process.wait() == 0, run.with_suffix(".log").read_text()[-2000:]
-    return made
+def kill(pid: int, ended: Callable[[], Any], run: Path, draw: random.Random, starting: float) -> int:
+    """Kill a training some time after it has made its first step of a start (or before, within `starting` seconds);
+    the steps that were made."""
+    before, wanted = steps_of(run), draw.choice([0, 1, 1, 2, 3])
+    deadline = time.monotonic() + 120
+    while ended() is None and steps_of(run) < before + wanted and time.monotonic() < deadline:
+        time.sleep(0.005)
+    # within a step, a checkpoint, a validation, or while it starts
+    time.sleep(draw.uniform(0, 0.3 if wanted else starting))
+    assert ended() is None, run.with_suffix(".log").read_text()[-2000:]
+    os.killpg(pid, signal.SIGKILL)
+    return steps_of(run)
 
 
 def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    recipe = changed(recipe, epochs=20, checkpoint_every=2, data={"workers": 1})
-    whole = start(recipe, tmp_path / "whole")
-    assert whole.wait() == 0, (tmp_path / "whole.log").read_text()[-2000:]
-    made = killed_until_done(recipe, tmp_path / "cut", 20, seed=1)
+    recipe, draw = changed(recipe, epochs=20, checkpoint_every=2, data={"workers": 1}), random.Random(1)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    begin(recipe, whole).join()
+    made = []
+    for _ in range(20):
+        process = begin(recipe, cut)
+        made.append(kill(process.pid, lambda p=process: p.exitcode, cut, draw, starting=1))
+        process.join()
     assert len(set(made)) > 5, made
+    process = begin(recipe, cut)
+    process.join()
+    assert process.exitcode == 0, cut.with_suffix(".log").read_text()[-2000:]
     for name in ("metrics.jsonl", "validation.jsonl"):
-        assert without_times(tmp_path / "cut" / name) == without_times(tmp_path / "whole" / name)
-    files = [tmp_path / run / "checkpoints" / "last" / "model.safetensors" for run in ("whole", "cut")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    kept = {path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()}
-    assert not [name for name in kept if name.endswith(".tmp") or name.startswith("damaged")], kept
-
-
-def samples(run: Path) -> list[tuple[Any, ...]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(record["step"], record["epoch"], record["samples"], record["lr"]) for record in records]
+        assert without_times(cut / name) == without_times(whole / name)
+    ends = (run / "checkpoints" / "last" / "model.safetensors" for run in (whole, cut))
+    assert next(ends).read_bytes() == next(ends).read_bytes()
+    kept = {path.name for path in (cut / "checkpoints").iterdir()}
+    assert not [name for name in kept if name.endswith(".tmp")], kept
 
 
 def test_two_processes_killed_see_the_same_samples(recipe: Recipe, tmp_path: Path) -> None:
-    recipe = changed(recipe, epochs=5, checkpoint_every=2)
-    two = ("--devices", "2", "--accelerator", "cpu")
-    assert start(recipe, tmp_path / "whole", *two).wait() == 0
-    made = killed_until_done(recipe, tmp_path / "cut", 2, 2, *two)
+    recipe, draw = changed(recipe, epochs=5, checkpoint_every=2), random.Random(2)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert start(recipe, whole, new_group=True).wait() == 0
+    made = []
+    for _ in range(2):
+        process = start(recipe, cut, "--resume", new_group=True)
+        made.append(kill(process.pid, process.poll, cut, draw, starting=6))
+        process.wait()
     assert any(made)
-    assert samples(tmp_path / "cut") == samples(tmp_path / "whole")
-    for one, other in zip(
-        without_times(tmp_path / "cut" / "metrics.jsonl"),
-        without_times(tmp_path / "whole" / "metrics.jsonl"),
-        strict=True,
-    ):
+    assert start(recipe, cut, "--resume").wait() == 0
+    for one, other in zip(*(without_times(run / "metrics.jsonl") for run in (cut, whole)), strict=True):
+        assert [one[key] for key in ("step", "epoch", "samples", "lr")] == [
+            other[key] for key in ("step", "epoch", "samples", "lr")
+        ]
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)

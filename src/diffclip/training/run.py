@@ -149,9 +149,9 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
     if recipe.data.val is None:
         return None
     val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
-    if addresses := [spec for spec in val if is_remote(str(spec))]:
+    if addresses := [spec for spec in val if is_remote(spec)]:
         raise InputError(f"data.val {shown(addresses[0])} is an address: give shards on a disk")
-    shards = Shards(expand_shards(recipe.data.val), keep_images=recipe.data.memory)
+    shards = Shards(expand_shards(val), keep_images=recipe.data.memory)
     found = caption_set("validation", "val", shards, recipe.data.caption_key)
     return found if recipe.data.val_range is None else found.part(*recipe.data.val_range)
 
@@ -259,7 +259,7 @@ def _check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabri
     Raises:
         InputError: the shards are others than before, or than another process has.
     """
-    order, before = loader.corpus.order_identity(), progress.processes
+    order, before, world = loader.corpus.order_identity(), progress.processes, fabric.world_size
     if len(set(share(fabric, order))) > 1:
         raise InputError("the processes do not see the same shards: give every node the same data")
     if progress.order not in (None, order):
@@ -267,14 +267,12 @@ def _check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabri
             f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): "
             f"bring them back, or start a new run with weights={run}/checkpoints/last"
         )
-    midway = 0 < progress.batch < loader.batches_per_epoch
-    changed = midway and before != fabric.world_size and loader.corpus.window is not None
-    if changed and not fabric.global_rank:
+    if progress.batch and before != world and loader.corpus.window is not None and not fabric.global_rank:
         _say(
-            f"{run}: with data.window the order depends on the number of processes, {before} before and "
-            f"{fabric.world_size} now: this epoch shows some samples twice and leaves others out"
+            f"{run}: with data.window the order depends on the number of processes, {before} before and {world} now: "
+            "this epoch shows some samples twice and leaves others out"
         )
-    progress.order, progress.processes = order, fabric.world_size
+    progress.order, progress.processes = order, world
 
 
 def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunLogger:
