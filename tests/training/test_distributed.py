@@ -19,7 +19,7 @@ from zeroed_pictures import zero_pictures
 
 from diffclip import InputError
 from diffclip.data.shards import Shards, expand_shards
-from diffclip.training.accumulate import backward_in_parts, backward_whole
+from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.distributed import clip_gradients, make_fabric
 from diffclip.training.launch import Hardware
 from diffclip.training.losses import make_criterion
@@ -156,10 +156,7 @@ def run(loss: str, size: int | None, checkpointing: bool = False):
     model = gradients.made_model(loss).train()
     model.set_grad_checkpointing(checkpointing)
     arguments = (model, make_criterion(loss, True), *gradients.made_batch(), torch.Tensor.backward)
-    if size is None:
-        value, out = backward_whole(*arguments)
-    else:
-        value, out = backward_in_parts(*arguments, size, nullcontext)
+    value, out = backward_in_parts(*arguments, size, nullcontext)
     return value, out, gradients.gradients_of(model)
 
 

@@ -23,21 +23,19 @@ from diffclip.training.checkpoint import read_state
 from diffclip.training.recipe import Recipe, parse_recipe, to_yaml
 
 
-def start(recipe: Recipe, run: Path, *options: str, new_group: bool = False) -> subprocess.Popen[str]:
+def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[str]:
     """`diffclip train` in two processes, as a user starts it."""
     file = run.with_suffix(".yaml")
     file.write_text(to_yaml(recipe))
     command = [sys.executable, "-m", "diffclip.cli", "train", str(file), "--run", str(run)]
     command += ["--devices", "2", "--accelerator", "cpu", *options]
-    return begun(command, new_group)
+    return begun(command)
 
 
-def begun(command: list[str], new_group: bool = False, **variables: str) -> subprocess.Popen[str]:
+def begun(command: list[str], **variables: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=new_group
-    )
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
