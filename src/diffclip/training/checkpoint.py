@@ -66,7 +66,7 @@ def save_checkpoint(
         InputError: no space left on the device, or no permission. The checkpoints before stay as they were.
     """
     temporary = run / "checkpoints" / ".new.tmp"
-    folder, is_saved = first_does(fabric, lambda: _place(run, progress))
+    folder, is_saved = first_does(fabric, lambda: _folder_for(run, progress))
     if is_saved:
         return folder
     try:
@@ -78,7 +78,7 @@ def save_checkpoint(
     return folder
 
 
-def _place(run: Path, progress: Progress) -> tuple[Path, bool]:
+def _folder_for(run: Path, progress: Progress) -> tuple[Path, bool]:
     """Return the folder for a checkpoint, and whether the checkpoint lies there already."""
     folder = run / "checkpoints" / f"step_{progress.step:08d}"
     if folder.exists() and read_state(folder) != progress:

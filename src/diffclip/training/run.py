@@ -49,7 +49,7 @@ from diffclip.training.run_folder import (
     add_start,
     check_folder,
     describe_start,
-    hidden,
+    hide_credentials,
     is_started,
     lock_folder,
 )
@@ -304,7 +304,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     about = describe_start(recipe, data, processes, done, steps)
     add_start(run, about)
     # Weights & Biases shows it to others
-    config = hidden(recipe.model_dump(mode="json")) | {"about": about}
+    config = hide_credentials(recipe.model_dump(mode="json")) | {"about": about}
     return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, recipe.wandb, config)
 
 

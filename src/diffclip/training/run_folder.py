@@ -146,10 +146,10 @@ def describe_start(
             name: os.environ[name] for name in sorted(os.environ) if _ENVIRONMENT.fullmatch(name)
         },
     }
-    return hidden(facts)
+    return hide_credentials(facts)
 
 
-def hidden(facts: Mapping[str, Any]) -> dict[str, Any]:
+def hide_credentials(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Hide the credentials of addresses in `facts`, and make JSON's types of its values."""
     found: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str, ensure_ascii=False)))
     return found
