@@ -8,30 +8,28 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import typer
 import yaml
 from in_process import diffclip_command
 from tiny_recipe import tiny_recipe
 
+from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError, StoppedError
 from diffclip.scenes import write_scenes
 
-COMMANDS = [
-    "demo",
-    "train",
-    "study",
-    "evaluate",
-    "classify",
-    "attend",
-    "search",
-    "explore",
-    "report",
-    "convert",
-]
-COMMANDS += ["export", "push", "bench", "benchmark"]
-COMMANDS += ["data make-scenes", "data make-shards", "data download", "data check"]
-COMMANDS += ["vlm data", "vlm train", "vlm ask", "vlm evaluate", "vlm demo"]
+
+def names_of(group: Any, prefix: str = "") -> list[str]:
+    """The commands of a group and of the groups in it."""
+    if not hasattr(group, "commands"):
+        return [prefix.strip()]
+    return [name for key, inner in group.commands.items() for name in names_of(inner, f"{prefix} {key}")]
+
+
+COMMANDS = names_of(typer.main.get_command(app))
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -86,11 +84,7 @@ def test_version_and_unknown_words() -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Let `diffclip demo` end with `error`."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("diffclip.demo.run_demo", fail)
+    monkeypatch.setattr("diffclip.demo.run_demo", Mock(side_effect=error))
 
 
 @pytest.mark.parametrize(
@@ -112,10 +106,9 @@ def test_failures_of_the_system_are_one_line(error: BaseException, code: int, li
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("error", [ValueError("ours"), RuntimeError("ours")])
-def test_our_own_mistakes_keep_their_traceback(error: Exception, monkeypatch) -> None:
-    failing(monkeypatch, error)
-    with pytest.raises(type(error), match="ours"):
+def test_our_own_mistakes_keep_their_traceback(monkeypatch) -> None:
+    failing(monkeypatch, ValueError("ours"))
+    with pytest.raises(ValueError, match="ours"):
         diffclip_command("demo")
 
 

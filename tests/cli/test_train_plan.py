@@ -60,41 +60,32 @@ def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
 
 
 def test_the_plan_as_json_for_more_gpus_than_are_here(place: Path) -> None:
-    options = ["--devices", 2, "--nodes", 2, "--strategy", "fsdp", "--gpu", "h100"]
-    done = dry_run("--json", *options, cwd=place)
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
-    assert (plan["world"], plan["strategy"], plan["share"]) == (4, "fsdp", 2)
-    assert plan["steps"] == 6
+    options = ["--json", "--devices", 2, "--nodes", 2, "--strategy", "fsdp", "--gpu", "h100"]
+    plan = json.loads(dry_run(*options, cwd=place).stdout)
+    assert (plan["world"], plan["strategy"], plan["share"], plan["steps"]) == (4, "fsdp", 2, 6)
     assert plan["data"]["problems"] == []
 
 
-def test_missing_data_leaves_the_plan_and_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_data_leaves_the_plan(tmp_path: Path) -> None:
     write_recipe(tmp_path, {"train": "sets/cc3m/train", "expected_samples": 800})
     done = dry_run("--devices", 1, cwd=tmp_path)
     assert done.returncode == 2
     assert "3 epochs × 100 = 300" in done.stdout
-    last = done.stderr.splitlines()[-1]
-    assert "sets/cc3m/train" in last
-    assert last.endswith("diffclip data download cc3m --root sets")
+    assert "training data: " in done.stderr
+    assert "sets/cc3m/train" in done.stderr
 
 
-def test_what_is_broken_is_named_and_does_not_stop_the_run(place: Path) -> None:
+def test_what_is_broken_and_every_reason_why_a_run_could_not_start_is_a_line(place: Path) -> None:
     (place / "train" / "2.tar").write_bytes(b"no archive")
-    done = dry_run("--devices", 1, "data.expected_samples=30", cwd=place)
-    assert done.returncode == 0, done.stderr
-    assert "2.tar" in done.stdout
-    assert "21 samples where the recipe expects 30" in done.stdout
-
-
-def test_every_reason_why_a_run_could_not_start_is_a_line(place: Path) -> None:
-    write_recipe(place, {"train": "train", "val": "elsewhere"}, weights="nobody")
+    data = {"train": "train", "val": "elsewhere", "expected_samples": 30}
+    write_recipe(place, data, weights="nobody")
     done = dry_run("--devices", 1, cwd=place)
     assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert all(line.startswith("diffclip: ") for line in lines)
     assert ["elsewhere" in lines[0], "nobody" in lines[1], len(lines)] == [True, True, 2]
-    assert "training data: 21 samples" in done.stdout
+    assert "2.tar" in done.stdout
+    assert "21 samples where the recipe expects 30" in done.stdout
 
 
 def test_a_folder_that_is_taken_is_said(place: Path) -> None:
@@ -111,15 +102,15 @@ def test_a_folder_that_is_taken_is_said(place: Path) -> None:
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_the_way_out(place: Path) -> None:
-    deep = RECIPE["architecture"]["vision"] | {"image_size": 640, "patch_size": 8, "width": 256, "layers": 8}
+    deep = RECIPE["architecture"]["vision"] | {"image_size": 720, "patch_size": 8, "width": 256, "layers": 8}
     write_recipe(
         place, {"train": "train"}, architecture=RECIPE["architecture"] | {"vision": deep}, batch_size=20
     )
-    options = ["--devices", 1, "--gpu", "v100", "precision=fp32"]
+    options = ["--devices", 1, "--gpu", "l4", "precision=fp32"]
     done = dry_run(*options, cwd=place)
     assert done.returncode == 2
-    assert "of 15.8 GiB: does not fit" in done.stdout
-    assert done.stderr == "diffclip: v100: does not fit into 16 GiB: micro_batch=10 does\n"
+    assert "of 22.0 GiB: does not fit" in done.stdout
+    assert done.stderr == "diffclip: l4: does not fit into 22 GiB: micro_batch=10 does\n"
     done = dry_run(*options, "micro_batch=10", cwd=place)
     assert done.returncode == 0, done.stderr
     assert "20 samples each in 2 passes of 10" in done.stdout

@@ -17,7 +17,7 @@ from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError
 from diffclip.model import CLIP
-from diffclip.training.accumulate import backward_in_parts, backward_whole
+from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.distributed import average_small, clip_gradients, make_fabric, means
 from diffclip.training.launch import Hardware
 from diffclip.training.losses import accuracy_within, make_criterion
@@ -70,11 +70,8 @@ def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, An
     wrapped = fabric.setup_module(model)
     images, tokens = (part.chunk(world)[rank] for part in made_batch())
     criterion = make_criterion(loss, with_grad == "yes", rank, world)
-    if micro == "0":
-        value, out = backward_whole(wrapped, criterion, images, tokens, fabric.backward)
-    else:
-        parts = (int(micro), partial(fabric.no_backward_sync, wrapped))
-        value, out = backward_in_parts(wrapped, criterion, images, tokens, fabric.backward, *parts)
+    parts = (int(micro) or None, partial(fabric.no_backward_sync, wrapped))
+    value, out = backward_in_parts(wrapped, criterion, images, tokens, fabric.backward, *parts)
     average_small(fabric, model)
     accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
     loss_value, accuracy_value = means(fabric, value, accuracy)

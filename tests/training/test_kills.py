@@ -1,33 +1,39 @@
-"""Real runs killed at random moments go on as if nothing had happened."""
+"""A real run killed at random moments goes on as if nothing had happened."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_loop import changed, without_times
 
-from diffclip.training.recipe import Recipe, to_yaml
-
-pytestmark = pytest.mark.slow(minutes=2)
+from diffclip.training.recipe import Recipe
 
 
-def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[bytes]:
-    file = run.with_suffix(".yaml")
-    file.write_text(to_yaml(recipe))
-    command = [sys.executable, "-m", "diffclip.cli", "train", str(file), "--run", str(run), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    # a group of its own, so that its helpers die with it
-    with run.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+def train(recipe: Recipe, run: Path) -> None:
+    os.setsid()  # a group of its own, so that its data workers die with it
+    from diffclip.training import run as runner
+
+    with run.with_suffix(".log").open("a") as log, contextlib.redirect_stderr(log):
+        runner.train(recipe, run, resume=True)
+
+
+def begin(recipe: Recipe, run: Path) -> ForkServerProcess:
+    """Train in a process that has imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["diffclip.training.run", "lightning.fabric", "open_clip.loss"])
+    process = context.Process(target=train, args=(recipe, run))
+    process.start()
+    while process.exitcode is None and os.getpgid(process.pid) != process.pid:
+        time.sleep(0.001)
+    return process
 
 
 def steps_of(run: Path) -> int:
@@ -35,59 +41,32 @@ def steps_of(run: Path) -> int:
     return file.read_text(errors="replace").count("\n") if file.is_file() else 0
 
 
-def killed_until_done(recipe: Recipe, run: Path, kills: int, seed: int, *options: str) -> list[int]:
-    """Train `recipe`, killing it `kills` times some time after it has made its first step of a start (or before); the
-    steps that were made when it was killed."""
-    draw = random.Random(seed)
-    made: list[int] = []
-    while len(made) < kills:
-        process = start(recipe, run, *(["--resume"] if run.exists() else []), *options)
-        before, wanted = steps_of(run), draw.choice([0, 1, 1, 2, 3])
-        deadline = time.monotonic() + 120
-        while process.poll() is None and steps_of(run) < before + wanted and time.monotonic() < deadline:
-            time.sleep(0.005)
-        # within a step, a checkpoint, a validation, or while it starts
-        time.sleep(draw.uniform(0, 0.3) if wanted else draw.uniform(0, 6))
-        assert process.poll() is None, run.with_suffix(".log").read_text()[-2000:]
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        made.append(steps_of(run))
-    process = start(recipe, run, "--resume", *options)
-    assert process.wait() == 0, run.with_suffix(".log").read_text()[-2000:]
-    return made
-
-
+@pytest.mark.slow(minutes=2)
 def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    recipe = changed(recipe, epochs=20, checkpoint_every=2, data={"workers": 1})
-    whole = start(recipe, tmp_path / "whole")
-    assert whole.wait() == 0, (tmp_path / "whole.log").read_text()[-2000:]
-    made = killed_until_done(recipe, tmp_path / "cut", 20, seed=1)
+    recipe, draw = changed(recipe, epochs=20, checkpoint_every=2, data={"workers": 1}), random.Random(1)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    begin(recipe, whole).join()
+    made = []
+    for _ in range(20):
+        process = begin(recipe, cut)
+        before, wanted = steps_of(cut), draw.choice([0, 1, 1, 2, 3])
+        while process.exitcode is None and steps_of(cut) < before + wanted:
+            time.sleep(0.002)
+        # within a step, a checkpoint, a validation, or while it starts
+        time.sleep(draw.uniform(0, 0.3 if wanted else 1.5))
+        assert process.exitcode is None, cut.with_suffix(".log").read_text()[-2000:]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        made.append(steps_of(cut))
     assert len(set(made)) > 5, made
+    process = begin(recipe, cut)
+    process.join()
+    assert process.exitcode == 0, cut.with_suffix(".log").read_text()[-2000:]
     for name in ("metrics.jsonl", "validation.jsonl"):
-        assert without_times(tmp_path / "cut" / name) == without_times(tmp_path / "whole" / name)
-    files = [tmp_path / run / "checkpoints" / "last" / "model.safetensors" for run in ("whole", "cut")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    kept = {path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()}
-    assert not [name for name in kept if name.endswith(".tmp") or name.startswith("damaged")], kept
-
-
-def samples(run: Path) -> list[tuple[Any, ...]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(record["step"], record["epoch"], record["samples"], record["lr"]) for record in records]
-
-
-def test_two_processes_killed_see_the_same_samples(recipe: Recipe, tmp_path: Path) -> None:
-    recipe = changed(recipe, epochs=5, checkpoint_every=2)
-    two = ("--devices", "2", "--accelerator", "cpu")
-    assert start(recipe, tmp_path / "whole", *two).wait() == 0
-    made = killed_until_done(recipe, tmp_path / "cut", 2, 2, *two)
-    assert any(made)
-    assert samples(tmp_path / "cut") == samples(tmp_path / "whole")
-    for one, other in zip(
-        without_times(tmp_path / "cut" / "metrics.jsonl"),
-        without_times(tmp_path / "whole" / "metrics.jsonl"),
-        strict=True,
-    ):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert without_times(cut / name) == without_times(whole / name)
+    ends = (run / "checkpoints" / "last" / "model.safetensors" for run in (whole, cut))
+    assert next(ends).read_bytes() == next(ends).read_bytes()
+    kept = {path.name for path in (cut / "checkpoints").iterdir()}
+    assert not [name for name in kept if name.endswith(".tmp")], kept

@@ -56,6 +56,8 @@ def test_a_line_has_rate_wait_and_end(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "a [b] run: epoch 1: validation R@5 text→image 50.0%" in told
     found = lines(tmp_path / "metrics.jsonl")
     assert [line["seconds_left"] is None for line in found] == [True, False, False]
+    seconds = (99.4, 100, 3 * 3600 + 290, 26 * 3600, 2.2 * 86400)
+    assert [*map(duration, seconds)] == ["99 s", "2 min", "3 h 05 min", "1 d 02 h", "2 d 05 h"]
     assert found[-1]["seconds_left"] == 0
 
 
@@ -117,27 +119,19 @@ def test_a_logger_that_cannot_be_used_is_told_and_left_out(tmp_path: Path, monke
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
-def test_durations() -> None:
-    seconds = (99.4, 100, 3 * 3600 + 290, 26 * 3600, 2.2 * 86400)
-    assert [*map(duration, seconds)] == ["99 s", "2 min", "3 h 05 min", "1 d 02 h", "2 d 05 h"]
-
-
 def test_a_start_tells_how_it_came_about_and_hides_passwords(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read_starts(tmp_path) == []
     (tmp_path / "about.json").write_text('{"starts": [3')  # damaged
-    assert read_starts(tmp_path) == []
     words = ["/bin/diffclip", "train", "it.yaml", "data.train=https://mé:pa55@host/é/x.tar?sig=pa55"]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    start = describe_start(recipe, {"samples": 40, "sources": []}, {"world": 1, "precision": "fp32"}, 5, 15)
+    add_start(tmp_path, describe_start(recipe, {"samples": 40}, {"world": 1, "precision": "fp32"}, 5, 15))
+    add_start(tmp_path, {"folder": "caf\udce9"})  # a path of other bytes than UTF-8
+    start, second = read_starts(tmp_path)
     assert (start["step"], start["steps"], start["epochs"], start["batch_size"]) == (5, 15, 3, 8)
     assert start["command"].endswith(" train it.yaml 'data.train=https://…@host/é/x.tar?…'")
     assert start["processes"] == {"world": 1, "precision": "fp32"}
     assert start["environment"]["OMP_NUM_THREADS"] == "1"
-    assert {"diffclip", "torch", "python"} <= start["versions"].keys()
-    add_start(tmp_path, start)
-    add_start(tmp_path, {"folder": "caf\udce9"})  # a path of other bytes than UTF-8
-    first, second = read_starts(tmp_path)
-    assert (first, second) == (json.loads(json.dumps(start)), {"folder": "caf\udce9"})
+    assert {"diffclip", "torch", "python", "timm"} <= start["versions"].keys()
+    assert second == {"folder": "caf\udce9"}

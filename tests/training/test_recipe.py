@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from diffclip import CLIP, InputError
-from diffclip.cli.train_plan import how_to_get
 from diffclip.config import (
     OPENAI_MEAN,
     OPENAI_STD,
@@ -21,7 +20,6 @@ from diffclip.config import (
     named_config,
     variant_config,
 )
-from diffclip.data.download import CAPTION_SETS
 from diffclip.loading import read_config
 from diffclip.training.logging import duration
 from diffclip.training.plan import plan_run
@@ -32,11 +30,21 @@ from diffclip.weights import save_weights
 
 def test_defaults_are_the_papers() -> None:
     fields = {"model": "DiffCLIP-ViT-B-16", "epochs": 40, "batch_size": 4096, "data": {"train": "x"}}
-    recipe = parse_recipe(fields, "t")
-    assert (recipe.lr, recipe.weight_decay, recipe.warmup_epochs) == (5e-4, 0.5, 1.0)
-    assert recipe.betas == (0.9, 0.98)
-    assert (recipe.data.scale, recipe.data.flip, recipe.data.statistics) == ((0.5, 1.0), 0.0, "imagenet")
-    assert (recipe.init, recipe.precision, recipe.clip_grad_norm) == ("matched", "auto", None)
+    recipe, paper = parse_recipe(fields, "t"), read_recipe("cc12m_vitb16")
+    for key in (
+        "lr",
+        "weight_decay",
+        "warmup_epochs",
+        "betas",
+        "eps",
+        "lr_start",
+        "lr_end",
+        "clip_grad_norm",
+    ):
+        assert getattr(recipe, key) == getattr(paper, key), key
+    for key in ("scale", "flip", "statistics"):
+        assert getattr(recipe.data, key) == getattr(paper.data, key), key
+    assert (recipe.init, recipe.precision) == ("matched", "auto")
 
 
 def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
@@ -112,25 +120,21 @@ def test_a_file_that_is_no_recipe_is_named(content: bytes, words: str, tmp_path:
     (tmp_path / "bad.yaml").write_bytes(content)
     with pytest.raises(InputError, match=rf"bad\.yaml {words}"):
         read_recipe(tmp_path / "bad.yaml")
-
-
-def test_an_unknown_recipe_is_offered_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="did you mean 'flickr8k_cpu'"):
-        read_recipe("flickr8kcpu")
     with pytest.raises(InputError, match="is a folder"):
         read_recipe(tmp_path)
+    with pytest.raises(InputError, match="did you mean 'flickr8k_cpu'"):
+        read_recipe("flickr8kcpu")
 
 
-def test_a_recipe_builds_on_one_other(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_recipe_builds_on_others(fields: dict[str, Any], tmp_path: Path) -> None:
     base, more, third = (tmp_path / f"{name}.yaml" for name in ("base", "more", "third"))
     base.write_text(yaml.safe_dump(fields))
     more.write_text(yaml.safe_dump({"base": "base.yaml", "lr": 7e-4, "data": {"flip": 0.25}}))
     recipe = read_recipe(more, ["seed=3"])
     expected = fields | {"lr": 7e-4, "seed": 3, "data": fields["data"] | {"flip": 0.25}}
     assert recipe == parse_recipe(expected, "test")
-    third.write_text(yaml.safe_dump({"base": "more.yaml"}))
-    with pytest.raises(InputError, match=r"its base more\.yaml has a base itself: build on base\.yaml"):
-        read_recipe(third)
+    third.write_text(yaml.safe_dump({"base": "more.yaml", "lr": 8e-4}))
+    assert read_recipe(third, ["seed=3"]) == recipe.model_copy(update={"lr": 8e-4})
 
 
 @pytest.fixture(scope="module")
@@ -222,20 +226,16 @@ def head(file: Path) -> str:
     return "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
 
 
-def test_the_recipes_are_those_that_are_promised() -> None:
+def test_the_recipes_are_those_that_are_promised_and_read_for_every_model() -> None:
     promised = {"flickr8k_cpu", "flickr8k_gpu", "cc3m_vitb16", "cc12m_vitb16", "laion_vits16", "laion_vitl14"}
     assert promised <= {file.stem for file in FILES}
     of_weights = {file.stem for file in OF_WEIGHTS}
     assert of_weights == {"finetune_vitb16", "finetune_differential", "flickr8k_finetune"}
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_recipe_reads_for_every_model(file: Path) -> None:
-    plain = plainly_read(file)
-    size = "" if plain.architecture else "-" + plain.model.partition("-")[2]
-    for variant in VARIANTS:
-        recipe = read_recipe(file, [f"model={variant}{size}"])
-        assert name_of(recipe.config()).startswith(variant + "-")
+    for file in FILES:
+        plain = plainly_read(file)
+        size = "" if plain.architecture else "-" + plain.model.partition("-")[2]
+        for variant in VARIANTS:
+            assert name_of(read_recipe(file, [f"model={variant}{size}"]).config()).startswith(variant + "-")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -250,17 +250,17 @@ def test_the_first_lines_say_what_why_and_how_much(file: Path) -> None:
     assert max(map(len, said.splitlines())) <= 120
 
 
-@pytest.mark.parametrize(("name", "samples"), [("cc3m_vitb16", 2_300_000), ("cc12m_vitb16", 7_900_000)])
-def test_the_papers_settings(name: str, samples: int) -> None:
-    recipe = read_recipe(name)
+def test_the_papers_settings() -> None:
     stated = {"epochs": 40, "batch_size": 4096, "lr": 5e-4, "weight_decay": 0.5, "warmup_epochs": 1}
     slips = {"betas": (0.9, 0.98), "eps": 1e-8, "lr_start": 1e-6, "lr_end": 1e-5, "loss": "clip"}
     ours = {"init": "published", "clip_grad_norm": None, "precision": "bf16"}
-    for key, value in {**stated, **slips, **ours}.items():
-        assert getattr(recipe, key) == value, key
-    assert (recipe.data.scale, recipe.data.flip, recipe.data.statistics) == ((0.5, 1.0), 0.0, "imagenet")
-    assert recipe.data.expected_samples == samples
-    assert name_of(recipe.config()) == "DiffCLIP-ViT-B-16"
+    for name, samples in (("cc3m_vitb16", 2_300_000), ("cc12m_vitb16", 7_900_000)):
+        recipe = read_recipe(name)
+        for key, value in {**stated, **slips, **ours}.items():
+            assert getattr(recipe, key) == value, key
+        assert (recipe.data.scale, recipe.data.flip, recipe.data.statistics) == ((0.5, 1.0), 0.0, "imagenet")
+        assert recipe.data.expected_samples == samples
+        assert name_of(recipe.config()) == "DiffCLIP-ViT-B-16"
 
 
 def test_warm_ups_are_the_numbers_of_steps_that_are_stated() -> None:
@@ -270,18 +270,6 @@ def test_warm_ups_are_the_numbers_of_steps_that_are_stated() -> None:
         assert recipe.data.expected_samples is not None
         planned = recipe.warmup_epochs * (recipe.data.expected_samples // recipe.batch_size)
         assert planned == pytest.approx(steps, rel=0.02), name
-
-
-def test_missing_data_is_named_with_the_command_that_gets_it() -> None:
-    named = {file.stem: how_to_get(plainly_read(file)) for file in FILES}
-    assert named["cc12m_vitb16"] == "diffclip data download cc12m --root sets"
-    assert named["scenes_demo"] is None
-    for command in filter(None, named.values()):
-        assert command.split()[3] in {*CAPTION_SETS, "flickr8k"}
-    flickr8k = how_to_get(read_recipe("flickr8k_cpu", ["data.train=sets/flickr8k/train"])) or ""
-    assert flickr8k.startswith("diffclip data download flickr8k --root sets, then diffclip data make-shards")
-    train = "data.train=[{shards: other}, {shards: 'my sets/cc3m/train', weight: 2}]"
-    assert how_to_get(read_recipe("cc12m_vitb16", [train])) == "diffclip data download cc3m --root 'my sets'"
 
 
 # counting over large models takes long

@@ -88,7 +88,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except BrokenPipeError:  # the reader of our output left, as `head` does
-        _drop_output()
+        with suppress(OSError):
+            _flush_output()
         sys.exit(1)
     except Exception as error:
         told = _told(error)
@@ -124,29 +125,25 @@ def _told(error: Exception) -> tuple[str, int] | None:
 
 
 def _flush_output() -> None:
-    # None where the caller closed it
-    if sys.stdout is not None:
+    """Write the buffered output; if nothing takes it, discard it, since Python would write it at exit and fail."""
+    if sys.stdout is None:  # the caller closed it
+        return
+    try:
         sys.stdout.flush()
-
-
-def _drop_output() -> None:
-    """Discard the buffered output: Python writes it at exit, which would fail again."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    try:
+    with suppress(OSError):
         _flush_output()
-    except OSError:
-        _drop_output()
     line = " ".join(message.split())
-    if (
-        "DIFFCLIP_LAUNCHED_BY" in os.environ
-    ):  # one of several processes: the one that launched them says the line
+    if "DIFFCLIP_LAUNCHED_BY" in os.environ:  # the process that launched this one says the line
         from diffclip.training.launch import leave_word
 
         leave_word(line)
-        sys.exit(code)
-    print(f"diffclip: {line or 'no command given: see diffclip --help'}", file=sys.stderr)
+    else:
+        print(f"diffclip: {line or 'no command given: see diffclip --help'}", file=sys.stderr)
     sys.exit(code)

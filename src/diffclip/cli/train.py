@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -38,13 +38,15 @@ def train(
     nodes: Annotated[
         int,
         typer.Option(
-            help="Number of nodes; each runs this command with MASTER_ADDR, MASTER_PORT and its NODE_RANK."
+            min=1,
+            help="Number of nodes; each runs this command with MASTER_ADDR, MASTER_PORT and its NODE_RANK.",
         ),
     ] = 1,
     strategy: Annotated[
-        str, typer.Option(help="ddp: a whole model in each process; fsdp: the model is sharded; auto: ddp.")
+        Literal["auto", "ddp", "fsdp"],
+        typer.Option(help="ddp: a whole model in each process; fsdp: the model is sharded; auto: ddp."),
     ] = "auto",
-    accelerator: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    accelerator: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="The device.")] = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the data, print memory and time of the run, and exit.")
     ] = False,
@@ -64,18 +66,17 @@ def train(
     from diffclip.training.recipe import read_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]
-    source = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
-    if source is None:
-        if not resume or run is None:
-            raise InputError(
-                "no recipe is given: name one, or give --resume --run FOLDER to go on with a run"
-            )
-        if not (run / "recipe.yaml").is_file():
-            raise InputError(f"{run} holds no run to go on with: give its recipe, and it is started")
+    if words and ("=" not in words[0] or Path(words[0]).is_file()):
+        source = words.pop(0)
+    elif not resume or run is None:
+        raise InputError("no recipe is given: name one, or give --resume --run FOLDER to go on with a run")
+    elif not (run / "recipe.yaml").is_file():
+        raise InputError(f"{run} holds no run to go on with: give its recipe, and it is started")
+    else:
         source = str(run / "recipe.yaml")
     resolved = read_recipe(source, words)
     run = run or Path("runs") / f"{Path(source).stem}-{resolved.model}-s{resolved.seed}"
-    if devices != "auto" and not devices.isdecimal():
+    if devices != "auto" and not (devices.isdecimal() and int(devices)):
         raise InputError(f"--devices {devices} is no number of processes: give one, or auto")
     hardware = Hardware("auto" if devices == "auto" else int(devices), nodes, strategy, accelerator)
     if dry_run:

@@ -20,20 +20,6 @@ Output = dict[str, Tensor]
 FEATURES = ("image_features", "text_features")
 
 
-def backward_whole(
-    forward: Callable[[Tensor, Tensor], Output],
-    criterion: Criterion,
-    images: Tensor,
-    tokens: Tensor,
-    backward: Callable[[Tensor], None],
-) -> tuple[Tensor, Output]:
-    """Forward, loss and backward of a batch at once: the loss (0-dim) and what the model returned."""
-    out = forward(images, tokens)
-    loss = criterion(**out)
-    backward(loss)
-    return loss.detach(), {name: value.detach() for name, value in out.items()}
-
-
 def backward_in_parts(
     forward: Callable[[Tensor, Tensor], Output],
     criterion: Criterion,
@@ -43,7 +29,8 @@ def backward_in_parts(
     size: int | None,
     without_sync: Callable[[], AbstractContextManager[object]],
 ) -> tuple[Tensor, Output]:
-    """`backward_whole` with at most `size` samples in a forward pass (None: all); the same loss and gradients.
+    """Forward, loss and backward of a batch, with at most `size` samples in a forward pass (None: all); the same loss
+    (0-dim) and gradients for any size. The loss and what the model returned are without a graph.
 
     Random numbers (drop path, patch dropout) are those of the first pass again in the second.
 
@@ -53,7 +40,10 @@ def backward_in_parts(
         without_sync: a context in which `backward` leaves the exchange between processes to the last part.
     """
     if size is None or size >= len(images):
-        return backward_whole(forward, criterion, images, tokens, backward)
+        out = forward(images, tokens)
+        loss = criterion(**out)
+        backward(loss)
+        return loss.detach(), {name: value.detach() for name, value in out.items()}
     parts = list(zip(torch.split(images, size), torch.split(tokens, size), strict=True))
     states, outs = [], []
     with torch.no_grad():

@@ -13,14 +13,12 @@ import json
 import os
 import shutil
 import sys
-import uuid
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from diffclip.errors import InputError
@@ -67,45 +65,43 @@ def save_checkpoint(
     Raises:
         InputError: no space left on the device, or no permission. The checkpoints before stay as they were.
     """
-    folder, temporary = first_does(fabric, lambda: _make_folder(run, progress))
-    if temporary is not None:
-        try:
-            _fill(fabric, temporary, model, optimizer, progress)
-            first_does(fabric, lambda: _put(temporary, folder))
-        finally:
-            if fabric.global_rank == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
-    first_does(fabric, lambda: _link_new(run, folder, best))
+    temporary = run / "checkpoints" / ".new.tmp"
+    folder, is_saved = first_does(fabric, lambda: _folder_for(run, progress))
+    if is_saved:
+        return folder
+    try:
+        _fill(fabric, temporary, model, optimizer, progress)
+        first_does(fabric, lambda: _publish(run, temporary, folder, best))
+    finally:
+        if fabric.global_rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def _make_folder(run: Path, progress: Progress) -> tuple[Path, Path | None]:
-    """Return the checkpoint's folder, and the temporary one to fill first: None where the folder is there already."""
+def _folder_for(run: Path, progress: Progress) -> tuple[Path, bool]:
+    """Return the folder for a checkpoint, and whether the checkpoint lies there already."""
     folder = run / "checkpoints" / f"step_{progress.step:08d}"
-    with disk_errors(folder):
-        linked = _linked(run)
-        if folder in linked and read_state(folder) != progress:
-            # the same weights, further in the data: the last batches were all broken
-            folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
-        if folder in linked:
-            return folder, None
-        shutil.rmtree(folder, ignore_errors=True)  # a kill came between this folder and its link
-        for left in folder.parent.glob(".*.tmp"):  # of a run that was killed while it wrote
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-        temporary = folder.with_name(f".{uuid.uuid4().hex[:8]}.tmp")
-        temporary.mkdir(parents=True)
-    return folder, temporary
+    if folder.exists() and read_state(folder) != progress:
+        # the same weights, further in the data: the last batches were all broken
+        folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
+    return folder, folder.exists()
 
 
 def _fill(
     fabric: Any, temporary: Path, model: CLIP, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
+    """Write the files of a checkpoint, each process its own, to the folder `temporary`."""
     first = fabric.global_rank == 0
     own = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state()
     by_rank = share(fabric, own)
     weights = whole_state(model, keep=first)
+
+    def make_folder() -> None:
+        with disk_errors(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed while it wrote
+            temporary.mkdir(parents=True)
 
     def write() -> None:
         with disk_errors(temporary.parent):
@@ -118,51 +114,44 @@ def _fill(
                 save_tensors(generators, temporary / GENERATORS_FILE)
                 write_text(temporary / STATE_FILE, json.dumps(asdict(progress), indent=1) + "\n")
 
+    first_does(fabric, make_folder)
     all_do(fabric, write)
 
 
-def _put(temporary: Path, folder: Path) -> None:
+def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
+    """Rename the checkpoint that is whole in `temporary` to `folder`, and link it."""
     with disk_errors(folder):
-        listed = {file.name: [file.stat().st_size, _checksum(file)] for file in sorted(temporary.iterdir())}
+        listed = {file.name: _size_and_checksum(file) for file in sorted(temporary.iterdir())}
         write_text(temporary / FILES_FILE, json.dumps(listed, indent=1) + "\n")
         flush(temporary)
+    if best:  # first: a run that is killed between link and folder validates again
+        _link(run, "best", folder)
+    with disk_errors(folder):
         os.replace(temporary, folder)
-
-
-def _link_new(run: Path, folder: Path, best: bool) -> None:
-    before = target_of(run, "last")
-    if before not in (None, folder):
+    if (before := _target(run, "last")) is not None:
         _link(run, "previous", before)
     _link(run, "last", folder)
-    if best:
-        _link(run, "best", folder)
-    for unlinked in set((run / "checkpoints").glob("step_*")) - _linked(run):
+    for unlinked in set((run / "checkpoints").glob("step_*")) - {_target(run, name) for name in LINKS}:
         shutil.rmtree(unlinked, ignore_errors=True)
 
 
 def restore_checkpoint(
     fabric: Any, folder: Path, model: CLIP, optimizer: torch.optim.Optimizer, seed: int
 ) -> Progress:
-    """Set optimizer and generators as they were at `folder`; return the place in the run. Weights are loaded before the
-    model is shared out (`diffclip.load_weights`).
+    """Set optimizer and generators as they were at `folder`, a whole checkpoint; return the place in the run. Weights
+    are loaded before the model is shared out (`diffclip.load_weights`).
 
     With another number of processes than then, each draws its random numbers anew from the run's `seed` and the step.
-
-    Raises:
-        InputError: it does not belong to this model.
     """
     progress = read_state(folder)
     rank, world = fabric.global_rank, fabric.world_size
-    try:
-        states = load_file(folder / GENERATORS_FILE)
-        if f"{world - 1}.cpu" in states and f"{world}.cpu" not in states:
-            torch.set_rng_state(states[f"{rank}.cpu"])
-            if fabric.device.type == "cuda" and f"{rank}.cuda" in states:
-                torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
-        else:
-            torch.manual_seed(hash((seed, progress.step, rank)) % 2**63)
-    except (SafetensorError, OSError, RuntimeError, TypeError) as error:
-        raise InputError(f"{folder / GENERATORS_FILE} cannot be used ({error}): start a new run") from None
+    states = load_file(folder / GENERATORS_FILE)
+    if f"{world - 1}.cpu" in states and f"{world}.cpu" not in states:
+        torch.set_rng_state(states[f"{rank}.cpu"])
+        if fabric.device.type == "cuda" and f"{rank}.cuda" in states:
+            torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
+    else:
+        torch.manual_seed(hash((seed, progress.step, rank)) % 2**63)
     if not (folder.parent / "best").exists():  # it was damaged
         progress.best_score = None
     load_optimizer(folder, model, optimizer)
@@ -170,86 +159,56 @@ def restore_checkpoint(
 
 
 def read_state(folder: Path) -> Progress:
-    """The place of the checkpoint in `folder`.
-
-    Raises:
-        InputError: its state cannot be read.
-    """
-    try:
-        return Progress(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        raise InputError(f"{folder / STATE_FILE} is no training state: start a new run") from None
+    """The place in the run of the checkpoint in `folder`."""
+    return Progress(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
 
 
 def choose_checkpoint(run: Path) -> Path | None:
     """Choose the newest checkpoint of `run` that is whole, which `last` then names; None where the run has none yet.
 
-    Damaged ones are named on stderr, and the next checkpoint removes them.
+    Newer ones are damaged: they are named on stderr and removed.
 
     Raises:
         InputError: there are checkpoints, and none is whole.
     """
-    folders = sorted((run / "checkpoints").glob("step_*"), reverse=True)
     damaged: dict[Path, str] = {}
-    while folders and (fault := damage(folders[0])) is not None:
-        damaged[folders[0]] = f"{folders[0]} is damaged ({fault})"
-        del folders[0]
-    faults = "; ".join(damaged.values())
-    if not folders:
-        if damaged:
-            raise InputError(f"{faults}: start a new run in another folder")
-        return None
+    for folder in sorted((run / "checkpoints").glob("step_*"), reverse=True):
+        fault = damage(folder)
+        if fault is None:
+            for one, told in damaged.items():
+                print(f"{told}: going on from {folder.name}", file=sys.stderr)
+                shutil.rmtree(one, ignore_errors=True)
+            _link(run, "last", folder)
+            return folder
+        damaged[folder] = f"{folder} is damaged ({fault})"
     if damaged:
-        print(f"{faults}: going on from {folders[0].name}", file=sys.stderr)
-    if not damaged:
-        _link_best(run, folders[0])
-    for name in LINKS:
-        if target_of(run, name) in damaged:
-            (run / "checkpoints" / name).unlink()
-    _link(run, "last", folders[0])
-    return folders[0]
-
-
-def _link_best(run: Path, newest: Path) -> None:
-    """Let `best` name the newest checkpoint where a kill came between its folder and that link."""
-    best, state = target_of(run, "best"), read_state(newest)
-    try:
-        before = Progress() if best is None else read_state(best)
-    except InputError:  # `best` is damaged
-        return
-    others = before.validation not in (None, state.validation)
-    if state.best_score is not None and (
-        before.best_score is None or others or state.best_score > before.best_score
-    ):
-        _link(run, "best", newest)
+        raise InputError(f"{'; '.join(damaged.values())}: start a new run in another folder")
+    return None
 
 
 def damage(folder: Path) -> str | None:
     """The fault of a checkpoint's files; None if they are as they were written."""
     try:
-        listed = json.loads((folder / FILES_FILE).read_text(encoding="utf-8"))
-        for name, (size, checksum) in listed.items():
-            file = folder / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != size:
-                return f"{name} is cut off: {file.stat().st_size} of {size} bytes"
-            if _checksum(file) != checksum:
+        for name, written in json.loads((folder / FILES_FILE).read_text(encoding="utf-8")).items():
+            if _size_and_checksum(folder / name) != written:
                 return f"{name} is not what was written"
-        return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return f"{FILES_FILE} cannot be read: {' '.join(str(error).split())}"
+    except (OSError, ValueError) as error:
+        return " ".join(str(error).split())
+    return None
 
 
-def target_of(run: Path, name: str) -> Path | None:
-    """The checkpoint that the link `name` of `run` points to."""
+def _size_and_checksum(file: Path) -> list[int]:
+    value = 0
+    with file.open("rb") as handle:
+        while block := handle.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return [file.stat().st_size, value]
+
+
+def _target(run: Path, name: str) -> Path | None:
+    """The checkpoint that the link `name` of `run` points to, if it is there."""
     place = run / "checkpoints" / name
-    return place.parent / os.readlink(place) if place.is_symlink() else None
-
-
-def _linked(run: Path) -> set[Path]:
-    targets = (target_of(run, name) for name in LINKS)
-    return {target for target in targets if target is not None and target.is_dir()}
+    return place.parent / place.readlink() if place.is_dir() else None
 
 
 def _link(run: Path, name: str, folder: Path) -> None:
@@ -259,11 +218,3 @@ def _link(run: Path, name: str, folder: Path) -> None:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(folder.name)
         os.replace(temporary, place)
-
-
-def _checksum(file: Path) -> int:
-    value = 0
-    with file.open("rb") as handle:
-        while block := handle.read(1 << 22):
-            value = zlib.crc32(block, value)
-    return value

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import DiffCLIPError
 from diffclip.training.launch import Hardware, StopRequest, leave_word
 from diffclip.training.optimizer import small_parameters
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
 
 Value = TypeVar("Value")
+Failure = DiffCLIPError | OSError
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
 
 
 def make_fabric(hardware: Hardware, precision: str) -> Fabric:
-    """Fabric for resolved `hardware`, not launched yet; `precision` as in a recipe."""
+    """Fabric for resolved `hardware`, not launched yet; `precision` is "fp32" or "bf16"."""
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
@@ -55,7 +56,7 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
         devices=hardware.devices,
         num_nodes=hardware.nodes,
         strategy=strategy,
-        precision="bf16-mixed" if native_precision(precision, hardware.accelerator) == "bf16" else "32-true",
+        precision="bf16-mixed" if precision == "bf16" else "32-true",
     )
 
 
@@ -158,19 +159,13 @@ def agreed_batches(
         started = time.perf_counter()
         batch, failed = _tried(lambda: next(batches, None))
         waited = time.perf_counter() - started
-        if fabric.world_size == 1:
-            if failed:
-                raise failed
-            if batch is None:
-                return
-            yield batch, waited, bool(stop.asked)
-            continue
         size = -2 if failed else -1 if batch is None else len(batch)
         told = torch.tensor([size, -int(bool(stop.asked))], device=fabric.device)
-        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
+        if fabric.world_size > 1:
+            torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
         fewest, asked = told.tolist()
         if fewest == -2:
-            all_do(fabric, lambda: None, failed)
+            _raise_first(fabric, failed)
         if fewest < 0 or batch is None:
             return
         cut = {name: getattr(batch, name)[:fewest] for name in ("images", "tokens", "keys")}
@@ -197,17 +192,17 @@ def share(fabric: Any, value: Value) -> list[Value]:
     return values
 
 
-def all_do(fabric: Any, work: Callable[[], Value], failed: DiffCLIPError | None = None) -> Value:
-    """Call `work` in every process; an error in one (or one that has `failed` already) is raised in all.
+def all_do(fabric: Any, work: Callable[[], Value]) -> Value:
+    """Call `work` in every process; the error (`Failure`) of the first process that fails is raised in all."""
+    done, failed = _tried(work)
+    _raise_first(fabric, failed)
+    return done  # type: ignore[return-value]
 
-    Raises:
-        DiffCLIPError: of the first process that failed.
-    """
-    done, error = (None, failed) if failed else _tried(work)
-    for found in share(fabric, error):
+
+def _raise_first(fabric: Any, failed: Failure | None) -> None:
+    for found in share(fabric, failed):
         if found is not None:
             raise found
-    return done  # type: ignore[return-value]
 
 
 def first_does(fabric: Any, work: Callable[[], Value]) -> Value:
@@ -243,12 +238,8 @@ def telling_lost(fabric: Any) -> Iterator[None]:
         raise DiffCLIPError(line) from None
 
 
-def _tried(work: Callable[[], Value]) -> tuple[Value | None, DiffCLIPError | None]:
+def _tried(work: Callable[[], Value]) -> tuple[Value | None, Failure | None]:
     try:
         return work(), None
-    except DiffCLIPError as error:
+    except (DiffCLIPError, OSError) as error:
         return None, error
-    except OSError as error:
-        return None, InputError(
-            f"cannot read or write {error.filename}: {error.strerror or error}; check the path and its permissions"
-        )

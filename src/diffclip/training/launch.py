@@ -22,9 +22,8 @@ from typing import Any, Literal
 
 import torch
 
-from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
+from diffclip.errors import DiffCLIPError, InputError, StoppedError
 
-STRATEGIES, ACCELERATORS = ("auto", "ddp", "fsdp"), ("auto", "cuda", "cpu")
 LAUNCHED_BY = "DIFFCLIP_LAUNCHED_BY"
 """The environment variable with the process that has started this one as one of several."""
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -44,45 +43,38 @@ class Hardware:
 
     devices: int | Literal["auto"] = 1
     nodes: int = 1
-    strategy: str = "auto"
-    accelerator: str = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    accelerator: Literal["auto", "cuda", "cpu"] = "auto"
 
     def resolved(self) -> Hardware:
         """Replace "auto" by numbers: from the environment where `torchrun` or `srun` has started the processes.
 
         Raises:
-            InputError: unknown strategy, no such accelerator, or fewer GPUs than asked for.
+            InputError: numbers that contradict the environment, or fewer GPUs than asked for.
         """
-        if self.strategy not in STRATEGIES:
-            raise unknown("strategy", self.strategy, STRATEGIES)
-        if self.accelerator not in ACCELERATORS:
-            raise unknown("accelerator", self.accelerator, ACCELERATORS)
         cuda = torch.cuda.is_available() and self.accelerator != "cpu"
         if self.accelerator == "cuda" and not cuda:
             raise InputError("torch sees no GPU: leave --accelerator out, or give --accelerator cpu")
         started = started_outside()
-        if started is not None:
+        if started is None:
+            devices = self.devices if self.devices != "auto" else (torch.cuda.device_count() if cuda else 1)
+            nodes = self.nodes
+            if nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} <= os.environ.keys():
+                raise InputError(
+                    f"{nodes} nodes meet at the address of the first: set MASTER_ADDR to it and MASTER_PORT to a free "
+                    "port on every node, and NODE_RANK to the node's number from 0"
+                )
+        else:
             devices, nodes = started
             if self.devices not in ("auto", 1, devices) or self.nodes not in (1, nodes):
                 raise InputError(
                     f"--devices {self.devices} --nodes {self.nodes} contradicts the {devices} processes on each of "
                     f"{nodes} nodes that were started: leave --devices and --nodes out under torchrun and srun"
                 )
-        else:
-            devices = self.devices if self.devices != "auto" else (torch.cuda.device_count() if cuda else 1)
-            nodes = self.nodes
-        if devices < 1 or nodes < 1:
-            raise InputError(f"{devices} devices on {nodes} nodes: both must be at least 1")
-        meeting = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
-        if nodes > 1 and started is None and not meeting <= os.environ.keys():
-            raise InputError(
-                f"{nodes} nodes meet at the address of the first: set MASTER_ADDR to it and MASTER_PORT to a free "
-                "port on every node, and NODE_RANK to the node's number from 0"
-            )
         if cuda and devices > torch.cuda.device_count():
-            way_out = "lower --devices" if started is None else "give each process all GPUs of its node"
             raise InputError(
-                f"{devices} processes a node need {devices} GPUs, and torch sees {torch.cuda.device_count()}: {way_out}"
+                f"{devices} processes a node need {devices} GPUs, and torch sees {torch.cuda.device_count()}: lower "
+                "--devices, or give each process all GPUs of its node"
             )
         return Hardware(devices, nodes, self.strategy, "cuda" if cuda else "cpu")
 
@@ -154,11 +146,9 @@ def _environment(hardware: Hardware, rank: int) -> dict[str, str]:
 
     devices, node = int(hardware.devices), int(os.environ.get("NODE_RANK", "0"))
     threads = os.environ.get("OMP_NUM_THREADS") or max(1, torch.get_num_threads() // devices)
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")  # the process inherits it
     os.environ.setdefault("MASTER_PORT", str(get_free_port()))  # type: ignore[no-untyped-call]
     variables = {
-        "MASTER_ADDR": os.environ["MASTER_ADDR"],
-        "MASTER_PORT": os.environ["MASTER_PORT"],
         "RANK": node * devices + rank,
         "LOCAL_RANK": rank,
         "GROUP_RANK": node,
@@ -185,18 +175,9 @@ def leave_word(line: str, lost: bool = False) -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent ends, on Linux."""
+    """Have this process killed when the one that started it ends, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
-
-
-def follow_launcher() -> None:
-    """End with the process that launched this one, should that be killed."""
-    if LAUNCHED_BY not in os.environ or sys.platform != "linux":
-        return
-    die_with_parent()
-    if os.getppid() != int(os.environ[LAUNCHED_BY]):
-        raise DiffCLIPError("the process that started this one is gone: start the run again")
 
 
 class StopRequest:

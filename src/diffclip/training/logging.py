@@ -17,7 +17,13 @@ from typing import Any
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
 from diffclip.files import check_writable, disk_errors, write_text
-from diffclip.training.run_folder import METRICS_FILE, TENSORBOARD_FOLDER, VALIDATION_FILE, end_start
+from diffclip.training.run_folder import (
+    FINISHED,
+    METRICS_FILE,
+    TENSORBOARD_FOLDER,
+    VALIDATION_FILE,
+    end_start,
+)
 
 # without a terminal, a line this often (seconds)
 _LINE_EVERY = 15.0
@@ -30,7 +36,7 @@ class RunLogger:
 
     Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). A run that is
     resumed after step `done` forgets its records of later steps, so that each step stands once. TensorBoard or Weights
-    & Biases that cannot be used is told in one line, and the run goes on without.
+    & Biases that cannot be used is told in one line, and the run goes on without it.
 
     Args:
         run: the folder; its `about.json` is told how this start ends.
@@ -61,7 +67,6 @@ class RunLogger:
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
             forget_after(run / name, done)
-        self._metrics = (run / METRICS_FILE).open("a", encoding="utf-8")
         makers: dict[str, Callable[[], Any]] = {"TensorBoard": partial(_tensorboard_logger, run, done)}
         if wandb is not None:
             makers["Weights & Biases"] = partial(_wandb_logger, run, wandb, done, config or {})
@@ -81,19 +86,14 @@ class RunLogger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
-        how = "finished"
-        if error is not None:
-            name = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
-            how = " ".join(f"{name}{error}".split()).removesuffix(":")
         try:
             with disk_errors(self._run):
-                self._metrics.close()
                 for name, logger in self._loggers.items():
-                    logger.finalize("success" if error is None else "failed")
+                    logger.finalize("failed" if error else "success")
                     if name == "Weights & Biases":
                         logger.experiment.finish(exit_code=int(error is not None))
-                end_start(self._run, how, self._step)
-        except (OSError, InputError):
+                end_start(self._run, _line_of(error) if error else FINISHED, self._step)
+        except InputError:
             if error is None:  # a full disk refuses once more what it has refused before
                 raise
 
@@ -102,15 +102,10 @@ class RunLogger:
         step = self._step = record["step"]
         self._ended.append((step, record["samples"], time.monotonic()))
         rate, left = pace(self._ended, self._steps)
-        record = record | {
-            "time": round(time.time(), 3),
-            "seconds_left": None if left is None else round(left, 1),
-        }
-        with disk_errors(self._run / METRICS_FILE):
-            self._metrics.write(json.dumps(record) + "\n")
-            self._metrics.flush()
+        times = {"time": round(time.time(), 3), "seconds_left": None if left is None else round(left, 1)}
         layers = step in (self._first, self._steps) or step % _LAMBDAS_EVERY == 0
-        self._log(_numbers(record, "train", ("step", "time"), layers), step)
+        numbers = _numbers(record | times, "train", ("step", "time"), layers)
+        self._log(METRICS_FILE, record | times, numbers)
 
         shown = (
             f"loss {record['loss']:.3f}  accuracy {record['accuracy']:.0%}  "
@@ -126,12 +121,8 @@ class RunLogger:
 
     def validation(self, record: dict[str, Any]) -> None:
         """Write and show one validation."""
-        file = self._run / VALIDATION_FILE
-        with disk_errors(file):
-            before = file.read_text(encoding="utf-8") if file.is_file() else ""
-        write_text(file, before + json.dumps(record) + "\n")
         left_out = ("step", "epoch", "samples", "pictures", "captions")
-        self._log(_numbers(record, "validation", left_out, layers=True), record["step"])
+        self._log(VALIDATION_FILE, record, _numbers(record, "validation", left_out, layers=True))
         self._console.print(
             f"{self._label}: epoch {record['epoch']}: validation R@5 "
             f"text→image {record['image_retrieval_recall@5']:.1%}, "
@@ -141,10 +132,19 @@ class RunLogger:
             soft_wrap=True,
         )
 
-    def _log(self, numbers: dict[str, float], step: int) -> None:
+    def _log(self, name: str, record: Mapping[str, Any], numbers: dict[str, float]) -> None:
+        """Write `record` to the file `name`, and its `numbers` to the other loggers."""
+        with disk_errors(self._run / name), (self._run / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
         with disk_errors(self._run / TENSORBOARD_FOLDER):
             for logger in self._loggers.values():
-                logger.log_metrics(numbers, step)
+                logger.log_metrics(numbers, record["step"])
+
+
+def _line_of(error: BaseException) -> str:
+    """Describe `error` in one line, with its kind unless it explains itself."""
+    kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split()).removesuffix(":")
 
 
 def _usable(makers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -156,8 +156,7 @@ def _usable(makers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         except StoppedError:
             raise
         except Exception as error:  # each library has errors of its own, and none is a reason to stop a run
-            kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
-            reason = " ".join(f"{kind}{error}".split())[:300]
+            reason = _line_of(error)[:300]
             print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
     return made
 

@@ -28,7 +28,6 @@ from diffclip.training.launch import StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimizer import MAX_LOGIT_SCALE, learning_rate
 from diffclip.training.recipe import Recipe
-from diffclip.training.run_folder import note_saved
 
 if TYPE_CHECKING:
     from diffclip.data.loader import CaptionLoader
@@ -133,8 +132,7 @@ class Trainer:
             if self._is_due() and progress.batch < self.loader.batches_per_epoch:
                 self.save()
         if whole_epoch and progress.samples == samples_before:
-            first = next(iter(self.all_skipped()), "none was read")
-            whose = "of one process " if world > 1 else ""
+            whose, first = "of one process " if world > 1 else "", self.all_skipped()[0]
             raise InputError(
                 f"every sample {whose}in {self.loader.corpus} is broken (first: {first}): replace the shards"
             )
@@ -152,10 +150,7 @@ class Trainer:
 
     def save(self, best: bool = False) -> Path:
         """Write a checkpoint."""
-        folder = save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)
-        if self.logger:
-            note_saved(self.run)
-        return folder
+        return save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)
 
     def all_skipped(self) -> list[Fault]:
         """The shards and samples that any process has skipped."""
@@ -191,11 +186,7 @@ class Trainer:
         return best
 
     def _save_and_stop(self) -> NoReturn:
-        if not self.progress.step:
-            raise StoppedError(
-                f"{self.run}: asked to stop before its first step: run the command again with --resume"
-            )
-        kept, step = self.save(), self.progress.step
+        step, kept = self.progress.step, self.save()
         raise StoppedError(f"{self.run}: asked to stop at step {step}, saved in {kept}: go on with --resume")
 
     def _give_up(self, step: int, reason: str) -> NoReturn:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
-from diffclip.errors import InputError
 from diffclip.training.recipe import Recipe
 from diffclip.weights import save_tensors
 
@@ -78,43 +77,25 @@ def save_optimizer(
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give `optimizer` the state that lies in `folder`, cut anew for the processes there are now.
-
-    Raises:
-        InputError: the state is not whole, or is that of another model.
-    """
-    files = sorted(folder.glob("optimizer-*-of-*.safetensors"))
-    if not files or len(files) != int(files[0].stem.rpartition("-")[2]):
-        raise InputError(f"{folder} does not hold the optimizer's whole state: start a new run")
+    """Give `optimizer` the state that lies in `folder`, cut anew for the processes there are now."""
+    opened: list[Any] = [safe_open(file, "pt") for file in sorted(folder.glob("optimizer-*.safetensors"))]
+    entries = [set(file.keys()) for file in opened]
+    cut = set((opened[0].metadata() or {}).get("sharded", "").split())
     parameters = dict(model.named_parameters())
-    found: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
-    try:
-        opened: list[Any] = [safe_open(file, "pt") for file in files]
-        cut = set((opened[0].metadata() or {}).get("sharded", "").split())
-        entries = [set(file.keys()) for file in opened]
-        for entry in sorted(entries[0]):
-            name, _, key = entry.rpartition(":")
-            pieces = [
-                file.get_tensor(entry) for file, held in zip(opened, entries, strict=True) if entry in held
-            ]
-            whole = torch.cat(pieces) if name in cut and pieces[0].ndim else pieces[0]
-            found[name][key] = _fitted(whole, parameters[name], key)
-    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
-        raise InputError(f"{folder} is no training state of this model ({error}): start a new run") from None
-    if any(found.values()):
-        for name, state in found.items():
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+    for entry in sorted(entries[0]):
+        name, _, key = entry.rpartition(":")
+        pieces = [file.get_tensor(entry) for file, own in zip(opened, entries, strict=True) if entry in own]
+        whole = torch.cat(pieces) if name in cut and pieces[0].ndim else pieces[0]
+        states[name][key] = _fitted(whole, parameters[name])
+    if any(states.values()):  # none before the first step
+        for name, state in states.items():
             optimizer.state[parameters[name]] = state
 
 
-def _fitted(whole: Tensor, parameter: Any, key: str) -> Tensor:
-    """`whole` on the parameter's device, and cut as the parameter is."""
-    if not whole.ndim and parameter.ndim:  # a count of steps
-        return whole.to(parameter.device, copy=True)
-    if whole.shape != parameter.shape:
-        raise ValueError(
-            f"{key} of shape {list(whole.shape)} for a parameter of shape {list(parameter.shape)}"
-        )
-    if not _is_share(parameter):
+def _fitted(whole: Tensor, parameter: Any) -> Tensor:
+    """`whole` on the parameter's device, and cut as the parameter is, but for a count of steps."""
+    if not _is_share(parameter) or not whole.ndim:
         return whole.to(parameter.device, copy=True)  # not a window into the file, which will be removed
     from torch.distributed.tensor import distribute_tensor
 

@@ -27,7 +27,6 @@ from diffclip.config import CLIPConfig, name_of
 from diffclip.errors import InputError, unknown
 from diffclip.model import CLIP
 from diffclip.training.distributed import blocks_of
-from diffclip.training.launch import STRATEGIES
 from diffclip.training.recipe import Recipe
 
 GIB = 2**30
@@ -45,47 +44,22 @@ _LOGIT = {"clip": 16, "siglip": 20}
 
 
 class GPU(NamedTuple):
-    """A GPU: memory as its driver reports it, and the maker's rates for dense matrices; None: not in hardware."""
+    """Memory as the driver reports it, and the maker's rates for dense matrices, in 10¹² operations a second."""
 
-    name: str
     memory_gib: float
-    bf16_tflops: float | None
-    fp32_tflops: float  # torch's default: no TF32
-
-    def tflops(self, precision: str) -> float:
-        """The rate for a recipe's `precision`, 10¹² operations a second.
-
-        Raises:
-            InputError: this GPU has no bfloat16.
-        """
-        rate = self.bf16_tflops if precision == "bf16" else self.fp32_tflops
-        if rate is None:
-            raise InputError(f"{self.name} has no bfloat16: plan with precision=fp32, or for another GPU")
-        return rate
+    bf16: float
+    fp32: float  # torch's default: no TF32
 
 
-_TABLE = (
-    GPU("h200", 140.4, 989, 67),
-    GPU("h100", 79.6, 989, 67),
-    GPU("a100-80gb", 79.3, 312, 19.5),
-    GPU("a100-40gb", 39.4, 312, 19.5),
-    GPU("l40s", 44.4, 362, 91.6),
-    GPU("l4", 22.0, 121, 30.3),
-    GPU("rtx4090", 23.5, 165, 82.6),
-    GPU("v100", 15.8, None, 15.7),
-)
-GPUS = {gpu.name: gpu for gpu in _TABLE}
-
-
-def find_gpu(name: str) -> GPU:
-    """The GPU called `name`.
-
-    Raises:
-        InputError: none is; the nearest name is offered.
-    """
-    if name.lower() not in GPUS:
-        raise unknown("gpu", name, GPUS)
-    return GPUS[name.lower()]
+GPUS = {
+    "h200": GPU(140.4, 989, 67),
+    "h100": GPU(79.6, 989, 67),
+    "a100-80gb": GPU(79.3, 312, 19.5),
+    "a100-40gb": GPU(39.4, 312, 19.5),
+    "l40s": GPU(44.4, 362, 91.6),
+    "l4": GPU(22.0, 121, 30.3),
+    "rtx4090": GPU(23.5, 165, 82.6),
+}
 
 
 Plan = dict[str, Any]
@@ -107,54 +81,59 @@ def plan_run(
         samples: samples that an epoch shows; None: the recipe's `data.expected_samples`.
 
     Raises:
-        InputError: unknown GPU or strategy, a batch that does not divide by the processes, or an epoch without a batch.
+        InputError: unknown GPU, a batch that does not divide by the processes, or an epoch without a batch.
     """
-    if strategy not in STRATEGIES:
-        raise unknown("strategy", strategy, STRATEGIES)
+    if gpu not in GPUS:
+        raise unknown("gpu", gpu, GPUS)
     if recipe.batch_size % world:
         raise InputError(
             f"batch_size {recipe.batch_size} does not divide by {world} processes: change one of them"
         )
-    card = find_gpu(gpu)
-    if recipe.precision == "auto":
-        recipe = recipe.model_copy(update={"precision": "fp32" if card.bf16_tflops is None else "bf16"})
     samples = samples if samples is not None else recipe.data.expected_samples
-    steps = samples // recipe.batch_size if samples is not None else None
-    if steps == 0:
+    steps_per_epoch = samples // recipe.batch_size if samples is not None else None
+    if steps_per_epoch == 0:
         raise InputError(f"{samples} samples are fewer than batch_size {recipe.batch_size}: lower it")
-    strategy = "one process" if world == 1 else "fsdp" if strategy == "fsdp" else "ddp"
-    share = recipe.batch_size // world
+    if recipe.precision == "auto":
+        recipe = recipe.model_copy(update={"precision": "bf16"})
+    sharded, share = world > 1 and strategy == "fsdp", recipe.batch_size // world
     pass_size = min(recipe.micro_batch or share, share)
-    flops = count_flops(recipe, in_parts=pass_size < share)
-    rate = card.tflops(recipe.precision) * 1e12 * UTILIZATION * world / sum(flops.values())
-    memory = memory_of(recipe, world, strategy == "fsdp", pass_size)
-    fits = sum(memory.values()) <= card.memory_gib * GIB
-    sizes = dict.fromkeys(-(-share // passes) for passes in range(1, share + 1))
-    each = ((size, sum(memory_of(recipe, world, strategy == "fsdp", size).values())) for size in sizes)
-    largest = next((size for size, needed in each if needed <= card.memory_gib * GIB), 0)
-    ways = "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size, or more or larger GPUs"
-    advice = f"does not fit into {card.memory_gib:.0f} GiB: " + (
-        f"micro_batch={largest} does" if largest else ways
-    )
+    flops = _with_total(count_flops(recipe, in_parts=pass_size < share))
+    tflops = getattr(GPUS[gpu], recipe.precision)
+    samples_per_second = tflops * 1e12 * UTILIZATION * world / flops["total"]
+    steps = steps_per_epoch * recipe.epochs if steps_per_epoch else None
+
+    room = GPUS[gpu].memory_gib * GIB
+    memory = _with_total(memory_of(recipe, world, sharded, pass_size))
+    fits, advice = memory["total"] <= room, None
+    if not fits:
+        sizes = dict.fromkeys(-(-share // passes) for passes in range(1, share + 1))
+        fitting = (size for size in sizes if sum(memory_of(recipe, world, sharded, size).values()) <= room)
+        largest = next(fitting, None)
+        advice = f"does not fit into {GPUS[gpu].memory_gib:.0f} GiB: " + (
+            f"micro_batch={largest} does"
+            if largest
+            else "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size, or more or larger GPUs"
+        )
     return {
         "model": name_of(recipe.config()),
         "precision": recipe.precision,
-        "strategy": strategy,
+        "strategy": "one process" if world == 1 else "fsdp" if sharded else "ddp",
         "world": world,
         "batch_size": recipe.batch_size,
         "share": share,
         "pass_size": pass_size,
         "parameters": _with_total(_parameters(recipe.config().model_dump_json())[0]),
-        "flops": _with_total(flops),
-        "memory": _with_total(memory),
+        "flops": flops,
+        "memory": memory,
         "samples_per_epoch": samples,
-        "steps_per_epoch": steps,
-        "steps": steps * recipe.epochs if steps else None,
-        "gpu": card.name,
+        "steps_per_epoch": steps_per_epoch,
+        "steps": steps,
+        "gpu": gpu,
+        "tflops": tflops,
         "fits": fits,
-        "advice": None if fits else advice,
-        "samples_per_second": rate,
-        "hours": steps * recipe.epochs * recipe.batch_size / rate / 3600 if steps else None,
+        "advice": advice,
+        "samples_per_second": samples_per_second,
+        "hours": steps * recipe.batch_size / samples_per_second / 3600 if steps else None,
     }
 
 
@@ -346,16 +325,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._known:
-                self._born(tensor.untyped_storage())
+                storage = tensor.untyped_storage()
+                self._known.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
         return out
 
-    def _born(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
-        self._known.add(address)
-        self.now += size
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._gone, address, size)
-
-    def _gone(self, address: int, size: int) -> None:
+    def _forget(self, address: int, size: int) -> None:
         self._known.discard(address)
         self.now -= size

@@ -82,22 +82,15 @@ def recipe_folders() -> list[Path]:
 def recipe_fields(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
     """Read the fields of the recipe in the file `path`, laid over its `base` and with `key=value` changes, unchecked.
 
-    A base is a file beside the recipe, or a recipe by name, and has no base itself.
+    A base is a file beside the recipe, or a recipe by name.
 
     Raises:
         InputError: not YAML, no such base, or a word that is no change.
     """
     fields = _read_fields(path)
     if (base := fields.pop("base", None)) is not None:
-        if not isinstance(base, str):
-            raise InputError(f"{path}: base is {base!r}: give the name of one recipe")
-        beside = path.parent / base
-        under = _read_fields(beside if beside.is_file() else find_recipe(base))
-        if "base" in under:
-            raise InputError(
-                f"{path}: its base {base} has a base itself: build on {under['base']}, or write the keys out"
-            )
-        fields = _lay_over(under, fields)
+        beside = path.parent / str(base)
+        fields = _lay_over(recipe_fields(beside if beside.is_file() else find_recipe(base)), fields)
     for change in changes:
         _apply(fields, change)
     return fields

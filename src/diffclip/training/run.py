@@ -3,7 +3,7 @@ from saved weights or from a checkpoint), claims the folder, and makes the steps
 
 from __future__ import annotations
 
-import json
+import os
 import platform
 import sys
 from contextlib import ExitStack, closing, nullcontext
@@ -39,7 +39,7 @@ from diffclip.training.distributed import (
     share,
     telling_lost,
 )
-from diffclip.training.launch import Hardware, StopRequest, follow_launcher
+from diffclip.training.launch import LAUNCHED_BY, Hardware, StopRequest, die_with_parent
 from diffclip.training.logging import RunLogger
 from diffclip.training.loop import Trainer
 from diffclip.training.optimizer import make_optimizer
@@ -49,6 +49,7 @@ from diffclip.training.run_folder import (
     add_start,
     check_folder,
     describe_start,
+    hide_credentials,
     is_started,
     lock_folder,
 )
@@ -80,30 +81,27 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     """
     require_group("train", "lightning")
     hardware = (hardware or Hardware()).resolved()
-    if hardware.must_launch:
-        raise InputError(
-            f"{hardware.world} processes are not started yet: use diffclip train --devices, or torchrun"
-        )
-    follow_launcher()
+    if LAUNCHED_BY in os.environ:
+        die_with_parent()
     precision = recipe.precision
     if precision == "auto" and resume and (run / RECIPE_FILE).is_file():
-        precision = read_recipe(run / RECIPE_FILE).precision  # what it was resolved to when the run started
+        precision = read_recipe(run / RECIPE_FILE).precision  # as resolved when the run started
     recipe = recipe.model_copy(update={"precision": native_precision(precision, hardware.accelerator)})
     fabric: Any = make_fabric(hardware, recipe.precision)
     with StopRequest(run) as stop, ExitStack() as held:
         fabric.launch()
+        first = fabric.global_rank == 0
         held.enter_context(telling_lost(fabric))
         checkpoint = first_does(fabric, lambda: _find_checkpoint(recipe, run, resume, held))
         finished = read_state(checkpoint) if checkpoint is not None else None
         if finished is not None and finished.epoch >= recipe.epochs:
-            if fabric.global_rank == 0:
+            if first:
                 _say(
                     f"{checkpoint}: the run is finished after step {finished.step}; epochs=N extends it to N epochs"
                 )
             return Outcome(finished, rank=fabric.global_rank)
-        trainer = _prepare(fabric, recipe, run, resume, checkpoint, stop, held)
+        trainer = _prepare(fabric, recipe, run, checkpoint, stop, held)
         hosts = share(fabric, platform.node())
-        first = fabric.global_rank == 0
         trainer.logger = all_do(fabric, lambda: _open_logger(trainer, hardware, hosts) if first else None)
         with trainer.logger or nullcontext():
             stop.saves = True
@@ -151,9 +149,9 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
     if recipe.data.val is None:
         return None
     val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
-    if addresses := [spec for spec in val if is_remote(str(spec))]:
+    if addresses := [spec for spec in val if is_remote(spec)]:
         raise InputError(f"data.val {shown(addresses[0])} is an address: give shards on a disk")
-    shards = Shards(expand_shards(recipe.data.val), keep_images=recipe.data.memory)
+    shards = Shards(expand_shards(val), keep_images=recipe.data.memory)
     found = caption_set("validation", "val", shards, recipe.data.caption_key)
     return found if recipe.data.val_range is None else found.part(*recipe.data.val_range)
 
@@ -194,27 +192,21 @@ def take_weights(model: CLIP, source: str) -> None:
 def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, held: ExitStack) -> Path | None:
     """Find the checkpoint of `run` to go on from, and lock its folder as long as `held` is open; None to start anew."""
     check_folder(recipe, run, resume)
-    if not (resume and is_started(run)):
+    if not is_started(run):
         return None
     held.enter_context(lock_folder(run))
     return choose_checkpoint(run)
 
 
 def _prepare(
-    fabric: Any,
-    recipe: Recipe,
-    run: Path,
-    resume: bool,
-    checkpoint: Path | None,
-    stop: StopRequest,
-    held: ExitStack,
+    fabric: Any, recipe: Recipe, run: Path, checkpoint: Path | None, stop: StopRequest, held: ExitStack
 ) -> Trainer:
     """Open the data, make the model and the optimizer, and claim the folder of the run, whose lock `held` closes.
 
     Nothing is written before data, weights and sizes have proved usable.
     """
     rank, world = fabric.global_rank, fabric.world_size
-    # the first process of a node makes the index of the shards for the others
+    # the first process of a node copies remote shards for the others
     loader, validation = one_by_one(
         fabric, lambda: (open_training_data(recipe, rank, world, fabric.device), open_validation_data(recipe))
     )
@@ -232,7 +224,6 @@ def _prepare(
             with disk_errors(run):
                 run.mkdir(parents=True, exist_ok=True)
             held.enter_context(lock_folder(run))
-            check_folder(recipe, run, resume)  # another process may have been here meanwhile
         write_text(run / RECIPE_FILE, to_yaml(recipe))
 
     first_does(fabric, claim)
@@ -248,15 +239,15 @@ def _prepare(
     wrapped_optimizer = fabric.setup_optimizers(optimizer)
     progress = Progress()
     if checkpoint is not None:
-        restore = partial(restore_checkpoint, fabric, checkpoint, model, optimizer, recipe.seed)
-        progress = all_do(fabric, restore)
+        progress = restore_checkpoint(fabric, checkpoint, model, optimizer, recipe.seed)
     _check_order(progress, loader, fabric, run)
+    scored = None
     if validation is not None:
         captions = digest_of(validation.captions)
         if progress.validation not in (None, captions):
             progress.best_score = None
         progress.validation = captions
-    scored = None if validation is None else partial(validate, fabric, model, validation, tokenizer, recipe)
+        scored = partial(validate, fabric, model, validation, tokenizer, recipe)
     return Trainer(
         recipe, run, fabric, stop, loader, scored, model, wrapped, optimizer, wrapped_optimizer, progress
     )
@@ -268,7 +259,7 @@ def _check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabri
     Raises:
         InputError: the shards are others than before, or than another process has.
     """
-    order, before = loader.corpus.order_identity(), progress.processes
+    order, before, world = loader.corpus.order_identity(), progress.processes, fabric.world_size
     if len(set(share(fabric, order))) > 1:
         raise InputError("the processes do not see the same shards: give every node the same data")
     if progress.order not in (None, order):
@@ -276,14 +267,12 @@ def _check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabri
             f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): "
             f"bring them back, or start a new run with weights={run}/checkpoints/last"
         )
-    midway = 0 < progress.batch < loader.batches_per_epoch
-    changed = midway and before != fabric.world_size and loader.corpus.window is not None
-    if changed and not fabric.global_rank:
+    if progress.batch and before != world and loader.corpus.window is not None and not fabric.global_rank:
         _say(
-            f"{run}: with data.window the order depends on the number of processes, {before} before and "
-            f"{fabric.world_size} now: this epoch shows some samples twice and leaves others out"
+            f"{run}: with data.window the order depends on the number of processes, {before} before and {world} now: "
+            "this epoch shows some samples twice and leaves others out"
         )
-    progress.order, progress.processes = order, fabric.world_size
+    progress.order, progress.processes = order, world
 
 
 def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunLogger:
@@ -314,10 +303,8 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     }
     about = describe_start(recipe, data, processes, done, steps)
     add_start(run, about)
-    # Weights & Biases shows it to others: no passwords of addresses
-    config = json.loads(shown(json.dumps(recipe.model_dump(mode="json"), ensure_ascii=False))) | {
-        "about": about
-    }
+    # Weights & Biases shows it to others
+    config = hide_credentials(recipe.model_dump(mode="json")) | {"about": about}
     return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, recipe.wandb, config)
 
 

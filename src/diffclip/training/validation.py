@@ -7,8 +7,8 @@ the same places, so that the difference cancels what they share.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,17 +42,6 @@ class Validation:
     faults: list[Fault]
 
 
-class _Share(NamedTuple):
-    """The images that a process could read: their places in the set, embeddings [N, D], the number of captions of each,
-    their embeddings [M, D], and of the first 32 images the correlations of maps by tower, [n, layers]."""
-
-    places: list[int]
-    images: Tensor
-    counts: list[int]
-    texts: Tensor
-    correlations: dict[str, Tensor]
-
-
 def validate(
     fabric: Any, model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe
 ) -> Validation:
@@ -63,78 +52,66 @@ def validate(
     Raises:
         InputError: no image can be read, or an embedding is not finite.
     """
-    broken: list[Fault] = []
     places = list(range(fabric.global_rank, len(data), fabric.world_size))
-    batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // fabric.world_size)
     with whole_model(model):
-        mine = all_do(
-            fabric,
-            lambda: _embed(model, data, tokenizer, recipe, places, batch_size, broken) if places else None,
-        )
-    parts = [part for part in share(fabric, mine) if part is not None]
-    faults = [fault for part in share(fabric, broken) for fault in part]
+        mine = all_do(fabric, lambda: _embed(model, data, places, tokenizer, recipe, fabric.world_size))
+    shares = share(fabric, mine)
+    faults = [*data.faults, *(fault for _, broken in shares for fault in broken)]
+    parts = [found for found, _ in shares if found]
     if not parts:
         raise InputError(f"every image in {data.source} is broken: give another data.val")
     # in the order of the set, so that ties and sums fall as they do in one process
-    order = torch.tensor([place for part in parts for place in part.places]).argsort().tolist()
-    images = torch.cat([part.images for part in parts])[order]
-    by_image = [own for part in parts for own in torch.split(part.texts, part.counts)]
-    texts = torch.cat([by_image[i] for i in order])
-    owners = torch.arange(len(order)).repeat_interleave(torch.tensor([len(by_image[i]) for i in order]))
-    recalls = retrieval_metrics(*retrieval_ranks(images, texts, owners))
-    read = {"pictures": len(images), "captions": len(texts)}
-    scores = read | recalls | {"score": sum(recalls.values()) / len(recalls)}
-    correlation = {}
-    for tower in ("visual", "text"):
-        rows = {
-            place: row
-            for part in parts
-            for place, row in zip(part.places, part.correlations[tower], strict=False)
-        }
-        first = [rows[place] for place in sorted(rows)[:_WITH_MAPS]]
-        correlation[tower] = torch.stack(first).mean(0).tolist()
-    return Validation(scores, correlation, [*data.faults, *faults])
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    read, by_image = whole["images of"].sort()
+    owners, by_text = whole["texts of"].sort(stable=True)
+    images, texts = whole["images"][by_image], whole["texts"][by_text]
+    recalls = retrieval_metrics(*retrieval_ranks(images, texts, torch.searchsorted(read, owners)))
+    counts = {"pictures": len(images), "captions": len(texts)}
+    scores = counts | recalls | {"score": sum(recalls.values()) / len(recalls)}
+    with_maps = whole["maps of"].argsort()[:_WITH_MAPS]
+    correlation = {tower: whole[tower][with_maps].mean(0).tolist() for tower in ("visual", "text")}
+    return Validation(scores, correlation, faults)
 
 
 def _embed(
-    model: CLIP,
-    data: EvaluationSet,
-    tokenizer: Tokenizer,
-    recipe: Recipe,
-    places: list[int],
-    batch_size: int,
-    broken: list[Fault],
-) -> _Share | None:
-    """Embed the images at `places` with their captions; None where none of them can be read (see `broken`)."""
-    part = replace(
-        data,
-        indices=[data.indices[place] for place in places],
-        captions=[data.captions[place] for place in places],
-        faults=broken,
-    )
+    model: CLIP, data: EvaluationSet, places: list[int], tokenizer: Tokenizer, recipe: Recipe, world: int
+) -> tuple[dict[str, Tensor], list[Fault]]:
+    """Embed the images at `places` with their captions: tensors by name, none where no image can be read; and the
+    images that are broken.
+
+    `images` [N, D], `texts` [M, D], and for the first 32 images the correlations of maps, `visual` and `text`
+    [n, layers]; `images of`, `texts of` and `maps of` are the places in `data` that their rows belong to.
+    """
+    part = data.take(places)
     transform = EvalTransform(model.config.vision.image_size, model.config.preprocess)
+    batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // world)
     workers = 0 if recipe.data.memory else recipe.data.workers  # decoded images stay in this process
-    batches = part.batches(transform, batch_size, workers, recipe.data.timeout)
     read: list[int] = []
     with_maps: list[Tensor] = []
 
     def captioned() -> Iterator[tuple[Tensor, list[list[str]]]]:
-        for batch in batches:
+        for batch in part.batches(transform, batch_size, workers, recipe.data.timeout):
             with_maps.extend(batch.images[: max(0, _WITH_MAPS - len(read))])
             read.extend(places[position] for position in batch.positions)
             yield batch.images, batch.captions or []
 
+    found = {}
     with evaluating(model):
         try:
             images, texts, owners = embed_captioned(model, tokenizer, captioned())
         except InputError:
             if read:
                 raise
-            return None  # all of this share is broken; the others may have read theirs
-    tokens = tokenizer([data.captions[place][0] for place in read[:_WITH_MAPS]])
-    correlations = {
-        "visual": correlation_by_layer(model, "visual", torch.stack(with_maps)),
-        "text": correlation_by_layer(model, "text", tokens),
-    }
-    counts = owners.bincount(minlength=len(read)).tolist()
-    return _Share(read, images.cpu(), counts, texts.cpu(), correlations)
+        else:
+            tokens = tokenizer([data.captions[place][0] for place in read[:_WITH_MAPS]])
+            own = torch.tensor(read)
+            found = {
+                "images": images.cpu(),
+                "images of": own,
+                "texts": texts.cpu(),
+                "texts of": own[owners],
+                "visual": correlation_by_layer(model, "visual", torch.stack(with_maps)),
+                "text": correlation_by_layer(model, "text", tokens),
+                "maps of": own[:_WITH_MAPS],
+            }
+    return found, part.faults[len(data.faults) :]
