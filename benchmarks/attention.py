@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks import tables
-from benchmarks.about import about, add_common_options, parser_of, write_json
-from benchmarks.ahead import run_ahead
+from benchmarks.about import about, add_common_options, parser_of, run_ahead, write_json
 from benchmarks.floor import add_floors, measure_ceilings
 from diffclip.benchmarking.attention import measure
 from diffclip.benchmarking.operators import Shape, make_inputs, operators, why_not

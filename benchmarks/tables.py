@@ -28,22 +28,24 @@ def read_results(folder: Path) -> Results:
 
 def attention(results: Results, device: str) -> list[str]:
     """Times, ratios and shares of the floor by shape and operator."""
-    lines: list[str] = []
-    for name, result in results.items():
-        if name.startswith(f"attention_{device}_"):
-            lines += [*_attention(result), ""]
-    return lines or [_missing(device)]
+    own = [result for name, result in results.items() if name.startswith(f"attention_{device}_")]
+    return [line for result in own for line in (*_attention(result), "")] or [_missing(device)]
 
 
 def _attention(result: dict[str, Any]) -> list[str]:
-    about, memory = result["about"], _has_memory(result)
-    lines = [f"`{about['command']}`, {_about(about)}, {about['dtype']}. Ratios are to `plain auto`.", ""]
+    about = result["about"]
+    memory = any(
+        "peak_bytes" in row.get("both", {})
+        for entry in result["shapes"].values()
+        for row in entry["rows"].values()
+    )
+    lines = [f"`{about['command']}`, {describe(about)}, {about['dtype']}. Ratios are to `plain auto`.", ""]
     for what, source in result["ceilings"]["sources"].items():
         unit, scale = UNITS[what]
         lines.append(f"- ceiling of {what}: {result['ceilings'][what] / scale:.3g} {unit}, {source}")
     head = ["shape", "operator", "forward ms", "ratio", "floor"]
     head += ["forward and backward ms", "ratio", "floor", "backward ms", "ratio", "floor"]
-    lines += ["", *_head(head + ["peak MiB"] * memory)]
+    lines += ["", *head_of(head + ["peak MiB"] * memory)]
     absent: dict[str, str] = {}
     for name, entry in result["shapes"].items():
         rows = entry["rows"]
@@ -51,9 +53,9 @@ def _attention(result: dict[str, Any]) -> list[str]:
             if "why" in row and row["why"].startswith("the inputs are on"):
                 absent[operator] = row["why"]
                 continue
-            cells = [f"{name}, {_shape(entry['shape'])}", operator]
+            cells = [f"{name}, B {entry['shape']['batch']}, N {entry['shape']['tokens']}", operator]
             if "why" in row:
-                lines.append(_row([*cells, row["why"]]))
+                lines.append(row_of([*cells, row["why"]]))
                 continue
             for kind in ("forward", "both", "backward"):
                 found, plain = row[kind], rows["plain auto"].get(kind)
@@ -63,7 +65,7 @@ def _attention(result: dict[str, Any]) -> list[str]:
                 cells += [f"{found['median_ms']:.3g}{spread}", ratio, share]
             if memory:
                 cells.append(f"{row['both']['peak_bytes'] / 2**20:.0f}")
-            lines.append(_row(cells))
+            lines.append(row_of(cells))
     return lines + [f"\n`{operator}` did not run: {why}." for operator, why in absent.items()]
 
 
@@ -75,10 +77,10 @@ def training(results: Results, device: str) -> list[str]:
             about = result["about"]
             memory = "kept GiB" if device == "cpu" else "peak GiB"
             lines += [
-                f"`{about['command']}`, {_about(about)}, {about['size']}, {about['precision']}; "
+                f"`{about['command']}`, {describe(about)}, {about['size']}, {about['precision']}; "
                 "batches are made up but for training from shards, which our loader feeds.",
                 "",
-                *_head(
+                *head_of(
                     ["step", "model", "samples a second", "to CLIP", memory, "to CLIP", "waiting for data"]
                 ),
             ]
@@ -90,14 +92,14 @@ def training(results: Results, device: str) -> list[str]:
 
 def _section(entry: dict[str, Any]) -> list[str]:
     step = f"{entry['kind']}, batch {entry['batch']}"
-    step += f", {_workers(entry['workers'])}" if "workers" in entry else ""
+    step += f", {_count(entry['workers'], 'worker')}" if "workers" in entry else ""
     step += f", compiled ({entry['compiled']})" if entry["compiled"] else ""
     # those that are fed do not take turns
     reference = {} if "workers" in entry else entry["rows"].get("CLIP", {})
     lines = []
     for name, row in entry["rows"].items():
         if "why" in row:
-            lines.append(_row([step, name, row["why"]]))
+            lines.append(row_of([step, name, row["why"]]))
             continue
         held = "peak_bytes" if row.get("peak_bytes") else "kept_bytes"
         cells = [step, name, f"{row['samples_per_second']:.1f} ± {(row['high'] - row['low']) / 2:.1f}"]
@@ -105,7 +107,7 @@ def _section(entry: dict[str, Any]) -> list[str]:
         cells.append(f"{row[held] / 2**30:.2f}" if held in row else "–")
         cells.append(_ratio(row, reference, held, 3))
         cells.append(f"{row['data_wait']:.1%}" if "data_wait" in row else "–")
-        lines.append(_row(cells))
+        lines.append(row_of(cells))
     return lines
 
 
@@ -113,8 +115,8 @@ def _ratio(row: dict[str, Any], reference: dict[str, Any], what: str, digits: in
     return f"{row[what] / reference[what]:.{digits}f}" if row.get(what) and reference.get(what) else "–"
 
 
-def _workers(number: int) -> str:
-    return f"{number} worker{'' if number == 1 else 's'}"
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def loader(results: Results, device: str) -> list[str]:
@@ -123,33 +125,24 @@ def loader(results: Results, device: str) -> list[str]:
     if result is None:
         return ["Not measured yet: `python -m benchmarks.loader`."]
     about, data = result["about"], result["data"]
-    source = "made up" if data["made_up"] else "given"
     lines = [
-        f"`{about['command']}`, {_about(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} "
-        f"shards ({source}), {data['image_bytes'] / 1000:.0f} KB an image.",
+        f"`{about['command']}`, {describe(about)}, batch {about['batch']}; {data['samples']} samples in "
+        f"{data['shards']} shards (made up), {data['image_bytes'] / 1000:.0f} KB an image.",
         "",
-        *_head(
-            [
-                "workers",
-                "loader",
-                "samples a second and core",
-                "to OpenCLIP",
-                "samples a second",
-                "to OpenCLIP",
-            ]
-        ),
+        "| workers | loader | samples a second and core | to OpenCLIP | samples a second | to OpenCLIP |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for workers, entry in result["workers"].items():
         for name in ("ours", "OpenCLIP"):
             row = entry[name]
             if "why" in row:
-                lines.append(_row([workers, name, row["why"]]))
+                lines.append(row_of([workers, name, row["why"]]))
                 continue
             cells = [workers, name]
             for kind in ("per_core", "per_second"):
                 ratio = entry.get("ratio", {}).get(kind) if name == "ours" else None
                 cells += [_spread(row[kind], 0), _spread(ratio, 2) if ratio else "–"]
-            lines.append(_row(cells))
+            lines.append(row_of(cells))
     return [*lines, "", *_parts(result["breakdown"]), "", *_memory(result["workers"])]
 
 
@@ -158,19 +151,19 @@ def _spread(found: dict[str, float], digits: int) -> str:
 
 
 def _parts(breakdown: dict[str, dict[str, Any]]) -> list[str]:
-    lines = _head(["loader", "part", "µs of processor time a sample", "share"])
+    lines = head_of(["loader", "part", "µs of processor time a sample", "share"])
     for name, row in breakdown.items():
         if "why" in row:
-            lines.append(_row([name, row["why"]]))
+            lines.append(row_of([name, row["why"]]))
             continue
         lines += [
-            _row([name, part, f"{value:.0f}", f"{value / row['all']:.0%}"]) for part, value in row.items()
+            row_of([name, part, f"{value:.0f}", f"{value / row['all']:.0%}"]) for part, value in row.items()
         ]
     return lines
 
 
 def _memory(workers: dict[str, dict[str, Any]]) -> list[str]:
-    lines = _head(["workers", "loader", "memory over an epoch, MiB", "start", "middle", "end", "most"])
+    lines = head_of(["workers", "loader", "memory over an epoch, MiB", "start", "middle", "end", "most"])
     for number, entry in workers.items():
         for name in ("ours", "OpenCLIP"):
             found = entry[name].get("memory", {})
@@ -178,7 +171,7 @@ def _memory(workers: dict[str, dict[str, Any]]) -> list[str]:
                 if kind in found:
                     sizes = [size / 2**20 for size in found[kind]]
                     chosen = (sizes[0], sizes[len(sizes) // 2], sizes[-1], max(sizes))
-                    lines.append(_row([number, name, what, *(f"{size:.0f}" for size in chosen)]))
+                    lines.append(row_of([number, name, what, *(f"{size:.0f}" for size in chosen)]))
     return lines
 
 
@@ -188,34 +181,31 @@ def parity(results: Results, device: str) -> list[str]:
     if result is None:
         return [_missing(device)]
     about = result["about"]
-    lines = [f"`{about['command']}`, {_about(about)}.", ""]
-    head = ["backend", "type", "cases", "worst error", "limit", "above it", "two runs differ by"]
-    lines += _head(head)
-    absent = {}
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in result["rows"]:
-        if "skipped" in row:
-            absent[row["backend"]] = row["skipped"]
-        else:
-            groups.setdefault((row["backend"], row["dtype"]), []).append(row)
-    for (backend, dtype), rows in groups.items():
+    lines = [f"`{about['command']}`, {describe(about)}.", ""]
+    lines += head_of(["backend", "type", "cases", "worst error", "limit", "above it", "two runs differ by"])
+    absent = {row["backend"]: row["skipped"] for row in result["rows"] if "skipped" in row}
+    tried = [row for row in result["rows"] if "skipped" not in row]
+    for backend, dtype in dict.fromkeys((row["backend"], row["dtype"]) for row in tried):
+        rows = [row for row in tried if (row["backend"], row["dtype"]) == (backend, dtype)]
         ran = [row for row in rows if "worst" in row]
         worst, moves = (largest(row[key] for row in ran) for key in ("worst", "repeated"))
         above = sum(not row.get("within", False) for row in rows)
         limit = result["limits"].get(dtype, math.nan)  # of a process that died
         lines.append(
-            _row([backend, dtype, str(len(rows)), f"{worst:.1e}", f"{limit:.0e}", str(above), f"{moves:.0e}"])
+            row_of(
+                [backend, dtype, str(len(rows)), f"{worst:.1e}", f"{limit:.0e}", str(above), f"{moves:.0e}"]
+            )
         )
     return lines + [f"\n`{backend}` did not run: {why}." for backend, why in absent.items()]
 
 
 def goals(results: Results, device: str) -> list[str]:
     """Every target with what was measured."""
-    lines = _head(["target", "wanted", "measured", "from"])
+    lines = head_of(["target", "wanted", "measured", "from"])
     for target in targets(results):
         measured = "not measured yet" if target.measured is None else f"{target.measured:.2f}"
         met = "" if target.measured is None else (" ✓" if target.met else " ✗")
-        lines.append(_row([target.name, target.wanted, measured + met, f"`{target.command}`"]))
+        lines.append(row_of([target.name, target.wanted, measured + met, f"`{target.command}`"]))
     return lines
 
 
@@ -236,30 +226,16 @@ def _missing(device: str) -> str:
     return f"Not measured yet: `{'make bench-gpu' if device == 'cuda' else 'make bench'}`."
 
 
-def _about(about: dict[str, Any]) -> str:
-    number = about["threads"]
-    threads = f"{number} thread{'' if number == 1 else 's'}"
-    by = f"Triton {about['triton']}" if "triton" in about else threads
+def describe(about: dict[str, Any]) -> str:
+    by = f"Triton {about['triton']}" if "triton" in about else _count(about["threads"], "thread")
     return f"{about['device']}, {by}, torch {about['torch']}"
 
 
-def _shape(shape: dict[str, Any]) -> str:
-    return f"B {shape['batch']}, N {shape['tokens']}"
+def head_of(cells: list[str]) -> list[str]:
+    return [row_of(cells), row_of(["---"] * len(cells))]
 
 
-def _has_memory(result: dict[str, Any]) -> bool:
-    return any(
-        "peak_bytes" in row.get("both", {})
-        for entry in result["shapes"].values()
-        for row in entry["rows"].values()
-    )
-
-
-def _head(cells: list[str]) -> list[str]:
-    return [_row(cells), _row(["---"] * len(cells))]
-
-
-def _row(cells: list[str]) -> str:
+def row_of(cells: list[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.about import about, add_common_options, parser_of, write_json
-from benchmarks.ahead import run_ahead
+from benchmarks.about import about, add_common_options, parser_of, run_ahead, write_json
 from benchmarks.attention import CURVE, SHAPES
 from diffclip.benchmarking.operators import Shape, make_inputs
 from diffclip.benchmarking.timing import reason
