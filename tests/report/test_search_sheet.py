@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffclip.report.search_sheet import MOST, search_sheet
+from diffclip.report.attention import MOST_HITS, search_sheet
 from diffclip.search import Hit
 
 
@@ -42,9 +42,9 @@ def test_each_image_with_rank_cosine_and_name_and_a_hit_may_be_gone(hits, tmp_pa
 
 def test_names_of_any_letters_and_lengths_stay_apart(hits, tmp_path):
     name = "$ a holiday at the sea, the third day {:02d}.png"
-    figure = search_sheet("costs $5 " * 60, hits(MOST + 4, name), "a long folder/" * 30)
-    assert images(figure) == MOST
-    assert figure.get_supxlabel().endswith(f"the first {MOST} of {MOST + 4}")
+    figure = search_sheet("costs $5 " * 60, hits(MOST_HITS + 4, name), "a long folder/" * 30)
+    assert images(figure) == MOST_HITS
+    assert figure.get_supxlabel().endswith(f"the first {MOST_HITS} of {MOST_HITS + 4}")
     figure.savefig(tmp_path / "sheet.png", dpi=50)
     assert np.ptp(matplotlib.image.imread(tmp_path / "sheet.png")) > 0
     boxes = [axes.xaxis.label.get_window_extent() for axes in figure.axes]

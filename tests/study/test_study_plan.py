@@ -14,7 +14,7 @@ from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.statistics import detectable_difference
-from diffclip.study.place import Place, left_out, usual_workers
+from diffclip.study.place import Place, entries_of, left_out, usual_workers
 from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.recipe import read_study, to_yaml
 from diffclip.study.results import StudyFolder
@@ -60,10 +60,11 @@ def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(study_file, tmp_
 def test_runs_are_measured_without_a_set_that_nothing_downloads(study_file, tmp_path: Path) -> None:
     study = read_study(study_file(models={**STUDY["models"], "suite": "study"}))
     place, run = Place(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
-    assert left_out(study, place, ["study"]) == ["oxford_pets3"]
+    entries = entries_of(study, GROUPS)
+    assert left_out(study, place, entries) == ["oxford_pets3"]
     assert "--skip-missing" in place.evaluate_words(study, run)
     (tmp_path / "oxford_pets3").mkdir()
-    assert not left_out(study, place, ["study"])
+    assert not left_out(study, place, entries)
     assert "--skip-missing" not in place.evaluate_words(study, run)
 
 

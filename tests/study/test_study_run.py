@@ -18,12 +18,11 @@ import torch
 from in_process import diffclip_command
 from tiny_study import ABLATIONS, STUDY, write_finished
 
-from diffclip.errors import InputError
 from diffclip.evaluation.records import load_records
 from diffclip.study.plan import sweep_runs
 from diffclip.study.recipe import read_study
 from diffclip.study.results import StudyFolder
-from diffclip.study.runs import TIMING_FILE, read_lines, read_timing
+from diffclip.study.runs import read_lines, read_timing
 from diffclip.study.timing import time_arms, time_of
 
 ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
@@ -50,9 +49,10 @@ def test_missing_data_is_named_before_anything_is_done(study_file, tmp_path: Pat
     ended = diffclip_command("study", file, "--data", tmp_path / "none", "--dry-run")
     assert ended.returncode == 2
     assert "0 of 6 runs are finished" in ended.stdout
-    for told in ("flickr8k/train is missing", "oxford_pets3 is not in", "cifar10", "caltech101"):
+    assert ended.stderr.startswith("diffclip: missing in ")
+    assert ended.stderr.count("\n") == 1
+    for told in ("flickr8k/train, which the study is trained on", "cifar10, ", "caltech101, "):
         assert told in ended.stderr
-    assert all(line.startswith("diffclip: ") for line in ended.stderr.splitlines())
     assert not (tmp_path / "runs").exists()
 
 
@@ -290,13 +290,6 @@ def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:
     # the interval of the median of 15 values goes from the 4th to the 12th (Conover 1999, section 3.2)
     fifteen = time_of([float(own) for own in range(15)], [1.0] * 15)
     assert [fifteen[key] for key in ("low", "ratio", "high")] == [3, 7, 11]
-
-
-@pytest.mark.parametrize("content", ["", '{"rounds": 3}'])
-def test_a_broken_file_is_told_in_a_line(content: str, tmp_path: Path) -> None:
-    (tmp_path / TIMING_FILE).write_text(content)
-    with pytest.raises(InputError, match=r"timing.json cannot be read: remove it"):
-        read_timing(tmp_path)
 
 
 @pytest.mark.slow(minutes=1)

@@ -84,9 +84,8 @@ def report(
         raise InputError("--attention needs a place for its figures: give --output FILE or --figures FOLDER")
 
     from diffclip.files import check_not_input
-    from diffclip.report.frame import read_results
+    from diffclip.report.frame import read_results, save_results
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
-    from diffclip.report.save import save_results
 
     inputs = [one for path in paths for one in (path.rglob("*.jsonl") if path.is_dir() else [path])]
     saved = [save / RESULTS_FILE, save / CURVES_FILE] if save else []

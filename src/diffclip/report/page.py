@@ -8,12 +8,12 @@ import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -39,22 +39,21 @@ from diffclip.report.style import png_of, style, write_png
 from diffclip.report.tables import BRACKETS, Table, comparison_table
 from diffclip.study.runs import METRICS, Run, read_run, run_folders
 
+Kind = TypeVar("Kind", Chart, Table)
 _SETTINGS = ("model", "init", "seed", "batch_size", "lr", "weight_decay", "warmup_epochs", "precision")
 _ARMS, _CLAIMS, _OF_PAPER = "Arms and ablations", "The paper's claims", "The paper's figures and tables"
 _MAPS = "Maps and their baselines"
 
 
-@dataclass(frozen=True)
-class Extra:
+class Extra(NamedTuple):
     """A section of figures with a text before them."""
 
     title: str
     text: str
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[Figure]
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A folded section of a page."""
 
     title: str
@@ -63,8 +62,7 @@ class Section:
     open: bool = False
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The content of a page: a headline, what no model learned, forest plots, one table, sections to unfold."""
 
     title: str
@@ -114,16 +112,14 @@ def build_report(
     if claims and len(tasks):
         sections.append(Section(_CLAIMS, tables=[claims]))
     drawn = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
-    maps = tables.maps_table(results)
     only_maps = bool(records["task"].isin(tables.WITH_MAPS).all())
-    sections.append(Section(_MAPS, tables=[maps] if maps else [], open=only_maps))
+    sections.append(Section(_MAPS, tables=_made([tables.maps_table], results), open=only_maps))
     sections.append(Section(_OF_PAPER, _made(drawn, results), paper_tables(results, printed), printed))
     trained = (curves.training_chart, curves.lambda_chart, curves.sweep_chart)
     sections.append(Section("Training", _made(trained, results), open=records.empty))
     numbers = [*tables.all_values(results), *tables.layers_tables(results)] if len(records) else []
-    sections.append(Section("Every number", tables=[one for one in numbers if one]))
-    runs = tables.runs_table(results)
-    sections.append(Section("Runs", tables=[runs] if runs else []))
+    sections.append(Section("Every number", tables=numbers))
+    sections.append(Section("Runs", tables=_made([tables.runs_table], results)))
     sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
     if records.empty:
@@ -290,5 +286,5 @@ def _not_twice(table: Table, first: Table | None) -> Table:
     return replace(table, frame=table.frame[~(known & table.frame["paper"].str.startswith("CC"))])
 
 
-def _made(charts: Sequence[Callable[[Results], Chart | None]], results: Results) -> list[Chart]:
-    return [chart for draw in charts if (chart := draw(results))]
+def _made(makers: Sequence[Callable[[Results], Kind | None]], results: Results) -> list[Kind]:
+    return [made for make in makers if (made := make(results))]

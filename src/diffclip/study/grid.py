@@ -13,12 +13,20 @@ from typing import Any
 
 from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
 from diffclip.errors import InputError, StoppedError
-from diffclip.evaluation.suite import suite
 from diffclip.files import cores, disk_errors, lock_file
 from diffclip.scenes.write import write_scenes
-from diffclip.study.place import SCENES, Place, seconds_of_runs, suites_of
-from diffclip.study.plan import GROUPS, Group, Planned, choose, grid_runs, plan, settings_digest, sweep_runs
-from diffclip.study.recipe import Study
+from diffclip.study.place import SCENES, Place, entries_of
+from diffclip.study.plan import (
+    GROUPS,
+    Planned,
+    choose,
+    grid_runs,
+    plan,
+    seconds_of_runs,
+    settings_digest,
+    sweep_runs,
+)
+from diffclip.study.recipe import Group, Study
 from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.runs import read_timing
 from diffclip.study.timing import time_arms
@@ -76,8 +84,9 @@ def run_study(
                 _time(study, place, say, deadline)
             except StoppedError:
                 stop.saves = True
-                wanted, lines = plan(study, folder.runs, groups)[0], folder.runs
-                return Tally(len(wanted), sum(run.is_finished(lines) for run in wanted), stopped=stop.asked)
+                wanted = plan(study, folder.runs, groups)[0]
+                done = sum(run.is_finished(folder.runs) for run in wanted)
+                return Tally(len(wanted), done, stopped=stop.asked)
             stop.saves = True
             return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
 
@@ -105,10 +114,11 @@ class _Grid:
     say: Callable[[str], None]
     deadline: float
     stop: StopRequest
+    going: dict[Any, tuple[Planned, Worker, float]] = field(default_factory=dict)  # by connection
     begun: bool = False
 
     def do(self, groups: Collection[Group]) -> Tally:
-        """The sweep if it is wanted, then what it decides."""
+        """Do the sweep if it is wanted, then what it decides."""
         study, lines = self.study, self.folder.runs
         wanted = plan(study, lines, groups)[0]
         self.tally = Tally(len(wanted))
@@ -118,8 +128,7 @@ class _Grid:
         self._all(sweep, later=[run for run in wanted if run.group != "sweep"])
         if set(groups) == {"sweep"} or self.tally.failures or self.tally.stopped is not None:
             return self.tally
-        chosen = choose(study, lines)
-        rest = [run for run in grid_runs(study, chosen) if run.group in groups]
+        rest = [run for run in grid_runs(study, choose(study, lines)) if run.group in groups]
         self.tally.total = len(sweep) + len(rest)
         self._all(rest)
         return self.tally
@@ -130,44 +139,36 @@ class _Grid:
             place, drawn = self.place.runs / SCENES, self.study.scenes.model_dump()
             if write_scenes(place, workers=cores(), **drawn):
                 self.say(f"scenes drawn in {place}")
-        if any(entry.dataset in BUILT_IN for name in suites_of(self.study, groups) for entry in suite(name)):
+        if any(entry.dataset in BUILT_IN for entry in entries_of(self.study, groups)):
             draw_built_in(cores())
 
     def _all(self, runs: Sequence[Planned], later: Sequence[Planned] = ()) -> None:
         """Do `runs`, as many at a time as there are workers; a run whose process fails is tried twice."""
-        tally, lines = self.tally, self.folder.runs
-        pending = [run for run in runs if not run.is_finished(lines)]
+        tally, going = self.tally, self.going
+        pending = [run for run in runs if not run.is_finished(self.folder.runs)]
         tally.done += len(runs) - len(pending)
-        going: dict[Any, tuple[Planned, Worker, float]] = {}
         again: set[str] = set()
-        stopping = math.inf
+        kill_at = math.inf
         try:
             while True:
                 if tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
                     tally.stopped = self.stop.asked or "time"
-                    stopping = time.monotonic() + _GRACE
+                    kill_at = time.monotonic() + _GRACE
                     if going:
                         self.say("asking the runs that go to save and stop")
                     for _, worker, _ in going.values():
-                        worker.stop()
-                while tally.stopped is None and len(going) < self.place.workers:
-                    planned = next((run for run in pending if self._fits(run)), None)
-                    if planned is None:
-                        break
-                    self.begun = True
-                    pending.remove(planned)
-                    worker = self._start(planned)
-                    going[worker.connection] = planned, worker, time.monotonic()
+                        worker.process.terminate()
+                if tally.stopped is None:
+                    self._start_all(pending)
                 if not going:
                     break
                 for connection in wait(list(going), _POLL):
                     planned, worker, started = going.pop(connection)
                     ended = worker.join()
-                    stops = tally.stopped is not None or bool(self.stop.asked)
-                    if stops and ended.ours:
-                        # an interrupt may end in any error; the next call tells a true one
-                        ended = Ended(stopped=True)
-                    if (ended.ours or ended.stopped) and not stops and planned.name not in again:
+                    if tally.stopped is not None or self.stop.asked:
+                        if ended.ours:  # an interrupt may end in any error; the next call tells a true one
+                            ended = Ended(stopped=True)
+                    elif (ended.ours or ended.stopped) and planned.name not in again:
                         again.add(planned.name)
                         pending.append(planned)
                         why = ended.failure or "stopped from outside"
@@ -175,35 +176,45 @@ class _Grid:
                         continue
                     left = [*pending, *(one for one, *_ in going.values()), *later]
                     self._count(planned, ended, time.monotonic() - started, left)
-                if time.monotonic() > stopping:
-                    for _, worker, _ in going.values():
-                        worker.stop(at_once=True)
+                if time.monotonic() > kill_at:
+                    self._kill()
         finally:
-            for _, worker, _ in going.values():
-                worker.stop(at_once=True)
+            self._kill()
         if pending and tally.stopped is None:
             tally.stopped = "time"
             if not self.begun:
-                needed = duration(seconds_of_runs(lines, pending[:1], 1) or 0.0)
+                needed = duration(seconds_of_runs(self.folder.runs, pending[:1], 1) or 0.0)
                 self.say(
                     f"no run is begun, as the next takes about {needed}: a call with more --minutes does it"
                 )
 
-    def _fits(self, planned: Planned) -> bool:
-        """Tell whether the run can be expected to end in time."""
-        return self.deadline - time.monotonic() > (seconds_of_runs(self.folder.runs, [planned], 1) or 0.0)
+    def _kill(self) -> None:
+        for _, worker, _ in self.going.values():
+            worker.process.kill()
 
-    def _start(self, planned: Planned) -> Worker:
-        """Start a run, or go on with it; one of other settings or data is removed first."""
-        place, run = self.place, self.place.runs / planned.name
-        how = "goes on" if run.exists() else "started"
-        if run.exists() and _is_of_others(run, planned):
-            with disk_errors(run):
-                shutil.rmtree(run)
-            how = "started anew, as the run in its folder had other settings"
-        self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
-        train, evaluate = place.train_words(self.study, planned), place.evaluate_words(self.study, planned)
-        return Worker(Job(self.command, run, train, evaluate, place.device, place.threads, place.workers))
+    def _start_all(self, pending: list[Planned]) -> None:
+        """Start runs that can be expected to end in time, or go on with them, until all workers have one."""
+        place, lines = self.place, self.folder.runs
+        for planned in list(pending):
+            seconds = seconds_of_runs(lines, [planned], 1) or 0.0
+            if len(self.going) >= place.workers or self.deadline - time.monotonic() <= seconds:
+                continue
+            pending.remove(planned)
+            self.begun = True
+            run = place.runs / planned.name
+            how = "goes on" if run.exists() else "started"
+            if run.exists() and _is_of_others(run, planned):
+                with disk_errors(run):
+                    shutil.rmtree(run)
+                how = "started anew, as the run in its folder had other settings"
+            self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
+            train, evaluate = (
+                place.train_words(self.study, planned),
+                place.evaluate_words(self.study, planned),
+            )
+            job = Job(self.command, run, train, evaluate, place.device, place.threads, place.workers)
+            worker = Worker(job)
+            self.going[worker.connection] = planned, worker, time.monotonic()
 
     def _count(self, planned: Planned, ended: Ended, took: float, left: Sequence[Planned]) -> None:
         """Add a finished run to the study's folder, and tell what came of it."""

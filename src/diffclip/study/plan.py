@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from statistics import fmean, median
+from typing import Any
 
 from diffclip.data.index import digest_of
 from diffclip.errors import InputError
-from diffclip.study.recipe import Study
+from diffclip.study.recipe import Group, Study
 from diffclip.training.recipe import Recipe
 
-Group = Literal["sweep", "models", "ablations"]
 GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
 
 Settings = Mapping[str, float]
@@ -68,13 +67,11 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
     Args:
         chosen: the settings of each swept arm; empty keeps those of the recipe.
     """
-    groups: tuple[Group, ...] = ("models", "ablations")
     return [
         _planned(study, group, arm, seed, chosen.get(study.tuned_as(arm), {}))
-        for group in groups
-        if group in study.grids
-        for seed in study.grids[group].seeds
-        for arm in study.grids[group].arms
+        for group, grid in study.grids.items()
+        for seed in grid.seeds
+        for arm in grid.arms
     ]
 
 
@@ -115,6 +112,19 @@ def plan(
     return [run for run in [*sweep_runs(study), *grid_runs(study, chosen)] if run.group in groups], chosen
 
 
+def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers: int) -> float | None:
+    """Estimate the time of `runs`: each takes the median of the finished ones of its group, or of the slowest group.
+    None before a run is finished."""
+    took: dict[str, list[float]] = defaultdict(list)
+    for line in lines.values():
+        if line["diverged"] is None and line["seconds"] is not None:
+            took[line["group"]].append(line["seconds"] + (line["suite_seconds"] or 0.0))
+    if not runs or not took:
+        return None if runs else 0.0
+    each = {group: median(seconds) for group, seconds in took.items()}
+    return sum(each.get(run.group, max(each.values())) for run in runs) / min(workers, len(runs))
+
+
 def settings_digest(recipe: Recipe) -> str:
     """Hash the keys that decide a run's numbers and differ from the defaults."""
     fields = recipe.model_dump(mode="json", exclude_defaults=True, exclude=_FREE)
@@ -134,15 +144,12 @@ def _portable(value: Any) -> Any:
 
 def _planned(study: Study, group: Group, arm: str, seed: int, settings: Settings) -> Planned:
     changes: dict[str, Any] = {**settings, "seed": seed}
-    recipe = _with(study.recipes[arm], study.arms[arm].change, changes)
-    name = f"{group}/{arm}-s{seed}"
+    own = study.arms[arm].change  # stands over the settings
+    recipe = study.recipes[arm].model_copy(update={k: v for k, v in changes.items() if k not in own})
+    name, suite = f"{group}/{arm}-s{seed}", None
     if group == "sweep":
         name = f"sweep/{arm}-lr{settings['lr']:g}-wd{settings['weight_decay']:g}-s{seed}"
-    suite = None if group == "sweep" else study.grids[group].suite
+    else:
+        suite = study.grids[group].suite
     words = tuple(study.words(arm, **changes))
     return Planned(group, arm, seed, name, words, recipe, suite, settings_digest(recipe))
-
-
-def _with(recipe: Recipe, own: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with `changes` where the arm's own keys do not decide."""
-    return recipe.model_copy(update={key: value for key, value in changes.items() if key not in own})

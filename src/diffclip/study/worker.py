@@ -32,7 +32,6 @@ _PRELOADED = (
     *("lightning", "open_clip", "torch.utils.tensorboard", "matplotlib.figure"),
     *("diffclip.training.run", "diffclip.evaluation.run"),
 )
-_INTERRUPTED = 130
 # signals to a whole job, which would end the server and with it all runs before they are saved
 _OF_A_JOB = {signal.SIGTERM, signal.SIGUSR1}
 
@@ -69,21 +68,12 @@ class Worker:
         context.set_forkserver_preload([job.command.__module__, *_PRELOADED])
         os.environ.setdefault("OMP_NUM_THREADS", str(job.threads))  # read when the server imports torch
         self.connection, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_do, args=(job, theirs, dict(os.environ)))
+        self.process = context.Process(target=_do, args=(job, theirs, dict(os.environ)))
         resource_tracker.ensure_running()  # its start would let the signals through again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_JOB)
-        self._process.start()
+        self.process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self._asked = False
-
-    def stop(self, at_once: bool = False) -> None:
-        """Ask the run to save and stop, or end its process at once."""
-        self._asked = True
-        if at_once:
-            self._process.kill()
-        else:
-            self._process.terminate()
 
     def join(self) -> Ended:
         """Wait for the end of the process, and say how it ended."""
@@ -91,14 +81,10 @@ class Worker:
             ended: Ended | None = self.connection.recv()
         except (EOFError, OSError):
             ended = None
-        self._process.join()
+        self.process.join()
         self.connection.close()
-        if ended is not None:
-            return ended
-        code = self._process.exitcode
-        why = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        failure = f"its process died ({why}): was memory short?"
-        return Ended(stopped=True) if self._asked else Ended(failure=failure, ours=True)
+        why = f"its process died (exit code {self.process.exitcode}): was memory short?"
+        return ended or Ended(failure=why, ours=True)
 
 
 def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
@@ -122,12 +108,9 @@ def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
         traceback.print_exc()
         code = getattr(error, "exit_code", None)
         line = " ".join(f"{type(error).__name__ + ': ' if code is None else ''}{error}".split())
-        ours = code != InputError.exit_code
-        ended = Ended(stopped=True) if code == _INTERRUPTED else Ended(failure=line, ours=ours)
+        ended = Ended(failure=line, ours=code != InputError.exit_code)
     sys.stdout.flush()
     connection.send(ended)
-    if ended.stopped:
-        sys.exit(StoppedError.exit_code)
 
 
 def _train_and_evaluate(job: Job) -> None:
