@@ -7,13 +7,13 @@ import platform
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -219,14 +219,13 @@ def write_tables(folder: str | Path, report: Report) -> list[Path]:
 
 def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
     """Tell of each run folder among the paths how far it is and how it was started; open while one goes."""
-    folders = [run for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
+    runs = [read_run(run) for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
     sections = []
-    for folder in folders:
-        run = read_run(folder)
+    for run in runs:
         facts = run_facts(run)
         table = Table("facts", "", pd.DataFrame(facts, columns=["", run.name]))
         title = f"Run {run.name}: {facts[0][1].partition(',')[0]}, step {facts[1][1]}"
-        sections.append(Section(title, tables=[table], open=len(folders) == 1))
+        sections.append(Section(title, tables=[table], open=len(runs) == 1))
     return sections
 
 
@@ -235,8 +234,9 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     last, state = run.rows[-1], run.state(time.time())
     how = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
     total = f" of {run.steps:,} ({100 * last['step'] / run.steps:.0f} %)" if run.steps else ""
+    moment = datetime.fromtimestamp(last.get("time") or run.heard)
     facts = {
-        "state": f"{state}{how}, last step {_moment(last.get('time') or run.heard)}",
+        "state": f"{state}{how}, last step {moment:%Y-%m-%d %H:%M}",
         "step": f"{last['step']:,}{total}",
     }
     rates = [row["samples_per_second"] for row in run.rows[-50:] if row.get("samples_per_second")]
@@ -248,26 +248,15 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
         facts["time left"] = f"{last['seconds_left'] / 60:,.0f} min"
     known = {name: run.recipe.get(name) for name in _SETTINGS}
     facts["recipe"] = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
-    if run.starts:
-        facts |= _start_facts(run.starts[-1])
-    if len(run.starts) > 1:
-        facts["starts"] = str(len(run.starts))
-    return [(name, text) for name, text in facts.items() if text]
-
-
-def _start_facts(start: Mapping[str, Any]) -> dict[str, str]:
-    """Tell of machine, processes, software, data and command of a start, as `about.json` has them."""
-    facts = {}
+    start = run.starts[-1] if run.starts else {}
     for name in ("machine", "processes", "versions", "git", "data"):
         known = {key: value for key, value in (start.get(name) or {}).items() if value}
         facts[name] = ", ".join(f"{key} {value}" for key, value in known.items())
     gpus = Counter(gpu.get("name", "GPU") for gpu in start.get("gpus") or [])
     facts["GPUs"] = ", ".join(f"{count} × {name}" for name, count in gpus.items())
-    return facts | {"command": str(start.get("command") or "")}
-
-
-def _moment(seconds: float | None) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds is not None else "at some time"
+    facts["command"] = str(start.get("command") or "")
+    facts["starts"] = str(len(run.starts)) if len(run.starts) > 1 else ""
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def _title(results: Results, paths: Sequence[str | Path]) -> str:

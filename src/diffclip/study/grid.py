@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -65,7 +66,7 @@ def run_study(
     Args:
         command: runs `diffclip WORDS`; a function at the top of a module, as other processes import it.
         say: gets a line when a run starts and when it ends.
-        seconds: from now on; then runs are asked to stop, and before it none is begun that would not end in time.
+        seconds: from now on; then runs are asked to save and stop.
 
     Raises:
         InputError: the folders cannot be used, or models are wanted and the sweep has not been done.
@@ -80,27 +81,16 @@ def run_study(
         folder = StudyFolder(place.output)
         folder.claim(study)
         with StopRequest(place.runs) as stop:
-            try:
-                _time(study, place, say, deadline)
-            except StoppedError:
-                stop.saves = True
-                wanted = plan(study, folder.runs, groups)[0]
-                done = sum(run.is_finished(folder.runs) for run in wanted)
-                return Tally(len(wanted), done, stopped=stop.asked)
+            timing = _TIMING[place.device]
+            timed = read_timing(place.output).keys() >= study.arms.keys()
+            if not timed and deadline - time.monotonic() > timing:
+                say("timing a training step of every arm, in turns")
+                with suppress(StoppedError):  # the grid sees what was asked
+                    time_arms(study, place.output, place.device, place.threads, timing)
+            elif not timed:
+                say("no time to time the steps of all arms: a call with more --minutes does")
             stop.saves = True
             return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
-
-
-def _time(study: Study, place: Place, say: Callable[[str], None], deadline: float) -> None:
-    """Time a step of every arm, unless that has been done or there is no time for it."""
-    seconds = _TIMING[place.device]
-    if read_timing(place.output).keys() >= study.arms.keys():
-        return
-    if deadline - time.monotonic() < seconds:
-        say("no time to time the steps of all arms: a call with more --minutes does")
-        return
-    say("timing a training step of every arm, in turns")
-    time_arms(study, place.output, place.device, place.threads, seconds)
 
 
 @dataclass
@@ -115,14 +105,13 @@ class _Grid:
     deadline: float
     stop: StopRequest
     going: dict[Any, tuple[Planned, Worker, float]] = field(default_factory=dict)  # by connection
-    begun: bool = False
 
     def do(self, groups: Collection[Group]) -> Tally:
         """Do the sweep if it is wanted, then what it decides."""
         study, lines = self.study, self.folder.runs
         wanted = plan(study, lines, groups)[0]
         self.tally = Tally(len(wanted))
-        if not all(run.is_finished(lines) for run in wanted):
+        if not self.stop.asked and not all(run.is_finished(lines) for run in wanted):
             self._draw(groups)
         sweep = sweep_runs(study) if "sweep" in groups else []
         self._all(sweep, later=[run for run in wanted if run.group != "sweep"])
@@ -180,27 +169,16 @@ class _Grid:
                     self._kill()
         finally:
             self._kill()
-        if pending and tally.stopped is None:
-            tally.stopped = "time"
-            if not self.begun:
-                needed = duration(seconds_of_runs(self.folder.runs, pending[:1], 1) or 0.0)
-                self.say(
-                    f"no run is begun, as the next takes about {needed}: a call with more --minutes does it"
-                )
 
     def _kill(self) -> None:
         for _, worker, _ in self.going.values():
             worker.process.kill()
 
     def _start_all(self, pending: list[Planned]) -> None:
-        """Start runs that can be expected to end in time, or go on with them, until all workers have one."""
-        place, lines = self.place, self.folder.runs
-        for planned in list(pending):
-            seconds = seconds_of_runs(lines, [planned], 1) or 0.0
-            if len(self.going) >= place.workers or self.deadline - time.monotonic() <= seconds:
-                continue
-            pending.remove(planned)
-            self.begun = True
+        """Start runs, or go on with them, until all workers have one."""
+        place = self.place
+        while pending and len(self.going) < place.workers:
+            planned = pending.pop(0)
             run = place.runs / planned.name
             how = "goes on" if run.exists() else "started"
             if run.exists() and _is_of_others(run, planned):
@@ -212,8 +190,9 @@ class _Grid:
                 place.train_words(self.study, planned),
                 place.evaluate_words(self.study, planned),
             )
-            job = Job(self.command, run, train, evaluate, place.device, place.threads, place.workers)
-            worker = Worker(job)
+            worker = Worker(
+                Job(self.command, run, train, evaluate, place.device, place.threads, place.workers)
+            )
             self.going[worker.connection] = planned, worker, time.monotonic()
 
     def _count(self, planned: Planned, ended: Ended, took: float, left: Sequence[Planned]) -> None:

@@ -50,6 +50,11 @@ class Job:
     threads: int
     side_by_side: int
 
+    def do(self, words: Sequence[str]) -> None:
+        """Run a command, with a line in the log."""
+        print(f"$ diffclip {shlex.join(words)}", flush=True)
+        self.command(words)
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -123,7 +128,7 @@ def _train_and_evaluate(job: Job) -> None:
     if measured is None:
         diverged = None
         try:
-            _do_command(job, job.train)
+            job.do(job.train)
         except DivergedError as error:
             print(error, file=sys.stderr)
             diverged = error.step
@@ -140,11 +145,6 @@ def _train_and_evaluate(job: Job) -> None:
         write_text(job.run / MEASURED_FILE, json.dumps(measured))
     if job.evaluate and measured["diverged"] is None and "suite_seconds" not in measured:
         started = time.monotonic()
-        _do_command(job, job.evaluate)
+        job.do(job.evaluate)
         measured["suite_seconds"] = round(time.monotonic() - started, 2)
         write_text(job.run / MEASURED_FILE, json.dumps(measured))
-
-
-def _do_command(job: Job, words: Sequence[str]) -> None:
-    print(f"$ diffclip {shlex.join(words)}", flush=True)
-    job.command(words)
