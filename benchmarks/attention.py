@@ -1,6 +1,6 @@
 """Time and memory of the attention operators by backend and shape, beside plain attention and the floor.
 
-    python -m benchmarks.attention [--device cpu|cuda] [--dtype float32] [--curve] [--busy] [--output FOLDER]
+    python -m benchmarks.attention [--device cpu|cuda] [--curve] [--busy] [--output FOLDER]
 
 Writes attention_DEVICE_DTYPE.json, and with --curve also attention_curve_DEVICE_DTYPE.json: cost against length, with
 about the same number of tokens in every batch. With --busy a process spins beside it all, and files are named _busy.
@@ -54,7 +54,6 @@ CURVE = {
 def main() -> None:
     parser = parser_of(__doc__)
     add_common_options(parser, seconds=150.0)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by device")
     parser.add_argument("--rounds", type=int, default=15, help="at most, a shape")
     parser.add_argument("--curve", action="store_true", help="cost against length too")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile the kernels ahead")
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure all shapes and write the files."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    name = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, name)
     ceilings = measure_ceilings(device, dtype)
     shapes = {key: shape for key, shape in SHAPES[device.type].items() if _fits(shape, options)}
@@ -111,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
             result["shapes"][key] = {"shape": asdict(shape), "rows": rows}
             write_json(file, result)  # after every shape: a run that is stopped leaves what it has
             shown = result | {"shapes": {key: result["shapes"][key]}}
-            print("\n".join(tables.attention({f"attention_{device.type}_": shown}, device.type)), flush=True)
+            print("\n".join(tables.attention(shown)), flush=True)
         print(f"written to {file}", flush=True)
 
 

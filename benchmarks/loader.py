@@ -364,7 +364,7 @@ def main() -> None:
             result["workers"][str(workers)] = compared
             # after each: a run that is stopped leaves what it has
             write_json(options.output / "loader.json", result)
-            print("\n".join(loader({"loader": result}, "cpu")), flush=True)
+            print("\n".join(loader(result)), flush=True)
     print(f"written to {options.output / 'loader.json'}", flush=True)
 
 

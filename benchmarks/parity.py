@@ -193,7 +193,7 @@ def main() -> None:
         write_json(file, result | {"not_reached": len(jobs) - done})
     failed = [row for row in rows if not row.get("ok", True)]
     ran = [row for row in rows if "skipped" not in row]
-    print("\n".join(tables.parity({file.stem: result}, torch.device(options.device).type)))
+    print("\n".join(tables.parity(result)))
     if done < len(jobs):
         print(f"no time was left for {len(jobs) - done} of {len(jobs)} cases")
     print(f"{len(ran) - len(failed)} of {len(ran)} as they must be; written to {file}")

@@ -217,7 +217,7 @@ def main() -> None:
         result["sections"].append(entry | {"rows": rows})
         write_json(file, result)  # after every section: a run that is stopped leaves what it has
         shown = result | {"sections": result["sections"][-1:]}
-        print("\n".join(tables.training({f"training_{device.type}_": shown}, device.type)), flush=True)
+        print("\n".join(tables.training(shown)), flush=True)
 
     for index, (kind, batch, compiled) in enumerate(plan):
         if compiled and (index == 0 or not plan[index - 1][2]):

@@ -72,8 +72,7 @@ def study(
     from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown
     from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
-    from diffclip.study.place import Place, check_place, entries_of, left_out, usual_workers
-    from diffclip.study.plan import GROUPS
+    from diffclip.study.plan import GROUPS, Place, check_place, entries_of, left_out, usual_workers
     from diffclip.study.recipe import read_study
     from diffclip.study.runs import RUNS_FILE
 

@@ -11,8 +11,7 @@ import pandas as pd
 from diffclip.cli.console import print_table
 from diffclip.evaluation.records import RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import detectable_difference, power, residual_sd
-from diffclip.study.place import Place
-from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs
+from diffclip.study.plan import Place, Planned, grid_runs, plan, seconds_of_runs
 from diffclip.study.recipe import Group, Study
 from diffclip.study.results import StudyFolder
 from diffclip.training.logging import duration
@@ -21,7 +20,9 @@ from diffclip.training.logging import duration
 def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path | None) -> None:
     """Print the runs by group and arm, the settings that the sweep chose, the time to come, and the power of the
     primary comparison."""
-    lines = StudyFolder(place.output).runs
+    folder = StudyFolder(place.output)
+    folder.check(study)
+    lines = folder.runs
     runs, chosen = plan(study, lines, groups)
     # the sweep may still choose other settings for runs that are there
     decided = study.sweep is None or bool(chosen)

@@ -16,11 +16,13 @@ from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
 from diffclip.errors import InputError, StoppedError
 from diffclip.files import cores, disk_errors, lock_file
 from diffclip.scenes.write import write_scenes
-from diffclip.study.place import SCENES, Place, entries_of
 from diffclip.study.plan import (
     GROUPS,
+    SCENES,
+    Place,
     Planned,
     choose,
+    entries_of,
     grid_runs,
     plan,
     seconds_of_runs,
