@@ -35,6 +35,7 @@ from benchmarks.about import about, parser_of, write_json
 from benchmarks.tables import loader
 from diffclip.benchmarking.timing import reason
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
+from diffclip.data.corpus import Corpus
 
 MODEL, IMAGE_SIZE, SCALE, SEED = "ViT-B-16", 224, (0.5, 1.0), 0
 PREPROCESS = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
@@ -72,7 +73,6 @@ class Feed:
 
 def ours(shards: Path, batch: int, workers: int) -> Feed:
     """Images come as bytes and are normalized here, into memory that is kept, as a device keeps its own."""
-    from diffclip.data.corpus import Corpus
     from diffclip.data.images import read_pixels
     from diffclip.data.loader import CaptionLoader
     from diffclip.data.transforms import TrainTransform, normalize
@@ -104,7 +104,7 @@ def openclip(shards: Path, batch: int, workers: int) -> Feed:
     tokenizer = Clock(open_clip.get_tokenizer(MODEL))
     options = Namespace(
         train_data=sorted(map(str, shards.glob("*.tar"))),
-        train_num_samples=len(sizes_of_images(shards)),
+        train_num_samples=Corpus(str(shards)).samples,
         train_data_upsampling_factors=None,
         dataset_resampled=False,
         seed=SEED,
@@ -131,13 +131,13 @@ OURS, THEIRS = FEEDS
 # --- shards ---
 
 
-def make_shards(folder: Path, samples: int, shards: int, different: int = 512, seed: int = 0) -> None:
-    """Write `shards` tars with `samples` samples in all, an image and one caption each.
+def make_shards(folder: Path, samples: int, shards: int, different: int = 512) -> float:
+    """Write `shards` tars with `samples` samples in all, an image and one caption each; return the bytes of an image.
 
     Images are about as large and as hard to decode as photographs scaled for training: a shorter edge of 256, 25 KB.
     There are so many `different` ones, since drawing takes longer than all that is measured.
     """
-    drawn = [_image(index, seed) for index in range(min(different, samples))]
+    drawn = [_image(index) for index in range(min(different, samples))]
     numbers = itertools.count()
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
@@ -149,28 +149,20 @@ def make_shards(folder: Path, samples: int, shards: int, different: int = 512, s
                     member = tarfile.TarInfo(f"{number:08d}.{name}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
+    return statistics.mean(len(drawn[number % len(drawn)][0]) for number in range(samples))
 
 
-def _image(index: int, seed: int) -> tuple[bytes, tuple[str, ...]]:
+def _image(index: int) -> tuple[bytes, tuple[str, ...]]:
     """A scene, lying or upright, with the grain of a photograph."""
     from diffclip.scenes.scene import draw_scene
 
-    scene = draw_scene(index, seed=seed, size=341)
+    scene = draw_scene(index, seed=SEED, size=341)
     part = scene.image[:256] if index % 2 else scene.image[:, :256]
-    rng = np.random.default_rng((seed, index))
+    rng = np.random.default_rng((SEED, index))
     grain = rng.normal(0, 4, part.shape[:2])[..., None] + rng.normal(0, 2, part.shape)
     buffer = io.BytesIO()
     Image.fromarray(np.clip(part + grain, 0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
     return buffer.getvalue(), scene.captions
-
-
-def sizes_of_images(shards: Path) -> list[int]:
-    """The bytes of each image in a folder of shards."""
-    sizes = []
-    for path in sorted(shards.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            sizes += [member.size for member in tar if member.name.endswith((".jpg", ".jpeg"))]
-    return sizes
 
 
 # --- what is measured, in the process of a loader ---
@@ -203,12 +195,10 @@ def turn(seconds: float, skipped: int) -> dict[str, float]:
 
 def over_an_epoch() -> dict[str, list[int]]:
     """Memory of all processes, some times from the first to the last batch of an epoch's worth, after one epoch."""
-    last = _feed.batches_per_epoch - 1
-    for _ in range(last + 1):
-        next(_feed.batches)
-    places = {round(i * last / (_READINGS - 1)) for i in range(_READINGS)}
+    epoch = _feed.batches_per_epoch
+    places = {epoch + round(i * (epoch - 1) / (_READINGS - 1)) for i in range(_READINGS)}
     found = []
-    for place in range(last + 1):
+    for place in range(2 * epoch):
         next(_feed.batches)
         if place in places:
             found.append(memory(os.getpid()))
@@ -352,8 +342,7 @@ def main() -> None:
         os.environ[variable] = "1"
     with tempfile.TemporaryDirectory() as scratch:
         folder, shards = Path(scratch), min(SHARDS, options.samples)
-        make_shards(folder, options.samples, shards)
-        size = statistics.mean(sizes_of_images(folder))
+        size = make_shards(folder, options.samples, shards)
         data = {"shards": shards, "samples": options.samples, "image_bytes": size}
         named = {"model": MODEL, "image_size": IMAGE_SIZE, "scale": SCALE, "batch": options.batch}
         result: dict[str, Any] = {"about": about("loader", options) | named, "data": data, "workers": {}}
