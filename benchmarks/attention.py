@@ -10,6 +10,7 @@ How it is timed: src/diffclip/benchmarking.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import time
@@ -83,9 +84,12 @@ def run(options: argparse.Namespace) -> None:
     name = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, name)
     ceilings = measure_ceilings(device, dtype)
-    shapes = {key: shape for key, shape in SHAPES[device.type].items() if _fits(shape, options)}
-    lengths = {f"N = {shape.tokens}": shape for shape in CURVE[device.type] if _fits(shape, options)}
-    parts = {"attention": shapes} | ({"attention_curve": lengths} if options.curve else {})
+    parts = {"attention": SHAPES[device.type]}
+    if options.curve:
+        parts["attention_curve"] = {f"N = {shape.tokens}": shape for shape in CURVE[device.type]}
+    largest = options.largest or math.inf
+    for part, named in parts.items():
+        parts[part] = {k: one for k, one in named.items() if options.smallest <= one.tokens <= largest}
     deadline = time.perf_counter() + options.seconds
     if device.type == "cuda":
         jobs = [(shape, device, dtype) for named in parts.values() for shape in named.values()]
@@ -122,10 +126,6 @@ def compile_kernels(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
             operator.forward_and_backward(inputs)
             with torch.no_grad():
                 operator.forward(inputs)
-
-
-def _fits(shape: Shape, options: argparse.Namespace) -> bool:
-    return bool(options.smallest <= shape.tokens <= (options.largest or shape.tokens))
 
 
 if __name__ == "__main__":

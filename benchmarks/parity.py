@@ -187,8 +187,7 @@ def main() -> None:
         done += 1
         rows += found
         for row in found:
-            if "skipped" not in row:
-                show(row)
+            show(row)
         # every time, since a run that is stopped should leave what it has
         write_json(file, result | {"not_reached": len(jobs) - done})
     failed = [row for row in rows if not row.get("ok", True)]
@@ -202,6 +201,8 @@ def main() -> None:
 
 def show(row: dict[str, Any]) -> None:
     """Print a row that ran."""
+    if "skipped" in row:
+        return
     head = f"{row['case']:38}{row['dtype']:10}{row['backend']:8}"
     if "failed" in row:
         print(f"{head} FAILED: {row['failed']}", flush=True)

@@ -1,8 +1,8 @@
 """Samples a second of a whole training step (forward, loss, backward, AdamW) and of inference, by model and backend.
 
-    python -m benchmarks.training [--device cpu|cuda] [--batch 256 1024] [--model-size ViT-B-16] [--compile blocks]
-                                  [--workers 2]
+    python -m benchmarks.training [--device cpu|cuda] [--batch 256 1024] [--compile blocks]
 
+The models are ViT-B/16 on a GPU and those of the Flickr8k recipe on a CPU.
 Models take turns in each round, and are given as ratios to our CLIP in the same section. Their batch is made up and
 lies on the device. In the last section our loader feeds CLIP and DiffCLIP from made-up shards: the share of the time
 that goes into waiting for data. Memory is the peak of a step on a GPU; on a CPU, what a forward pass keeps for the
@@ -175,21 +175,17 @@ def _rates(times: list[float], batch: int) -> dict[str, float]:
 def main() -> None:
     parser = parser_of(__doc__)
     add_common_options(parser, seconds=240.0)
-    parser.add_argument("--model-size", help="default: ViT-B-16 on a GPU, the Flickr8k recipe's on a CPU")
     parser.add_argument("--batch", type=int, nargs="+", help="default: 256 1024 on a GPU, 128 on a CPU")
     parser.add_argument("--compile", choices=["blocks"], help="measure compiled as well")
     parser.add_argument("--rounds", type=int, default=10, help="at most, a section")
-    parser.add_argument("--workers", type=int, help="that read; default: 1 on a CPU, up to 12 on a GPU")
     parser.add_argument("--models", nargs="+", help="names of the models to compare; default: all")
     parser.add_argument("--no-fed", action="store_true", help="leave out the steps that the loader feeds")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     cuda = device.type == "cuda"
-    size = options.model_size or ("ViT-B-16" if cuda else None)
-    workers = options.workers
-    if workers is None:
-        workers = min(12, max(1, (os.cpu_count() or 1) - 2)) if cuda else 1
+    size = "ViT-B-16" if cuda else None
+    workers = min(12, max(1, (os.cpu_count() or 1) - 2)) if cuda else 1
     sizes = options.batch or ([256, 1024] if cuda else [128])
     deadline = time.perf_counter() + options.seconds
     # the rest is for the steps that the loader feeds
