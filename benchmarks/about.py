@@ -1,13 +1,17 @@
-"""What the programs share: options, a description of the machine, and files."""
+"""What the programs share: options, a description of the machine, files, and work in several processes."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import multiprocessing
 import platform
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +50,11 @@ def about(program: str, options: argparse.Namespace) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    return described | ({"triton": _triton(), "cuda": torch.version.cuda} if cuda else {})
-
-
-def _triton() -> str | None:
-    try:
+    if cuda:
         import triton
-    except ImportError:
-        return None
-    return str(triton.__version__)
+
+        described |= {"triton": triton.__version__, "cuda": torch.version.cuda}
+    return described
 
 
 def largest(values: Iterable[float]) -> float:
@@ -65,3 +65,32 @@ def largest(values: Iterable[float]) -> float:
 def write_json(file: Path, content: object) -> None:
     """Write `content`, whole or not at all."""
     write_text(file, json.dumps(content, indent=1) + "\n")
+
+
+def run_ahead(
+    work: Callable[..., None], jobs: Iterable[tuple[Any, ...]], workers: int, seconds: float
+) -> None:
+    """Compile kernels ahead, which Triton keeps on disk: call `work` with each job in `workers` processes, for so many
+    seconds at most. Failures come up later."""
+    jobs = list(jobs)
+    if workers <= 1 or not jobs:
+        return
+    started = time.perf_counter()
+    failed = sum(isinstance(found, BaseException) for found in ended(work, jobs, workers, seconds))
+    took = time.perf_counter() - started
+    print(f"compiled ahead: {len(jobs)} jobs, {failed} failed, {took:.0f} s", flush=True)
+
+
+def ended(
+    work: Callable[..., Any], jobs: list[tuple[Any, ...]], workers: int, seconds: float
+) -> Iterator[Any | BaseException]:
+    """Call `work` with each job in processes of their own; yield what each returns or raises, as it ends.
+
+    Jobs that have not begun after `seconds` are left out.
+    """
+    pool = ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context("spawn"))
+    futures = [pool.submit(work, *job) for job in jobs]
+    with suppress(TimeoutError):
+        for future in as_completed(futures, timeout=seconds):
+            yield future.exception() or future.result()
+    pool.shutdown(wait=True, cancel_futures=True)

@@ -1,6 +1,6 @@
 """Time and memory of the attention operators by backend and shape, beside plain attention and the floor.
 
-    python -m benchmarks.attention [--device cpu|cuda] [--dtype float32] [--curve] [--busy] [--output FOLDER]
+    python -m benchmarks.attention [--device cpu|cuda] [--curve] [--busy] [--output FOLDER]
 
 Writes attention_DEVICE_DTYPE.json, and with --curve also attention_curve_DEVICE_DTYPE.json: cost against length, with
 about the same number of tokens in every batch. With --busy a process spins beside it all, and files are named _busy.
@@ -10,6 +10,7 @@ How it is timed: src/diffclip/benchmarking.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import time
@@ -21,8 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import tables
-from benchmarks.about import about, add_common_options, parser_of, write_json
-from benchmarks.ahead import run_ahead
+from benchmarks.about import about, add_common_options, parser_of, run_ahead, write_json
 from benchmarks.floor import add_floors, measure_ceilings
 from diffclip.benchmarking.attention import measure
 from diffclip.benchmarking.operators import Shape, make_inputs, operators, why_not
@@ -55,7 +55,6 @@ CURVE = {
 def main() -> None:
     parser = parser_of(__doc__)
     add_common_options(parser, seconds=150.0)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by device")
     parser.add_argument("--rounds", type=int, default=15, help="at most, a shape")
     parser.add_argument("--curve", action="store_true", help="cost against length too")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile the kernels ahead")
@@ -82,12 +81,15 @@ def run(options: argparse.Namespace) -> None:
     """Measure all shapes and write the files."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    name = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, name)
     ceilings = measure_ceilings(device, dtype)
-    shapes = {key: shape for key, shape in SHAPES[device.type].items() if _fits(shape, options)}
-    lengths = {f"N = {shape.tokens}": shape for shape in CURVE[device.type] if _fits(shape, options)}
-    parts = {"attention": shapes} | ({"attention_curve": lengths} if options.curve else {})
+    parts = {"attention": SHAPES[device.type]}
+    if options.curve:
+        parts["attention_curve"] = {f"N = {shape.tokens}": shape for shape in CURVE[device.type]}
+    largest = options.largest or math.inf
+    for part, named in parts.items():
+        parts[part] = {k: one for k, one in named.items() if options.smallest <= one.tokens <= largest}
     deadline = time.perf_counter() + options.seconds
     if device.type == "cuda":
         jobs = [(shape, device, dtype) for named in parts.values() for shape in named.values()]
@@ -112,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
             result["shapes"][key] = {"shape": asdict(shape), "rows": rows}
             write_json(file, result)  # after every shape: a run that is stopped leaves what it has
             shown = result | {"shapes": {key: result["shapes"][key]}}
-            print("\n".join(tables.attention({f"attention_{device.type}_": shown}, device.type)), flush=True)
+            print("\n".join(tables.attention(shown)), flush=True)
         print(f"written to {file}", flush=True)
 
 
@@ -124,10 +126,6 @@ def compile_kernels(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
             operator.forward_and_backward(inputs)
             with torch.no_grad():
                 operator.forward(inputs)
-
-
-def _fits(shape: Shape, options: argparse.Namespace) -> bool:
-    return bool(options.smallest <= shape.tokens <= (options.largest or shape.tokens))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ into compiled_sm90.json, with Triton's version in it. `loop` is the number of in
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import tempfile
@@ -22,10 +21,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from benchmarks.about import parser_of
+from benchmarks.about import parser_of, write_json
 from diffclip.attention.kernels import launch
 from diffclip.attention.kernels.plan import KERNELS, Plan, Problem, candidates, table_plan
-from diffclip.files import write_text
 
 PROBLEMS = [
     Problem(197, 64, 128, 2, False),
@@ -134,10 +132,7 @@ def main() -> None:
                 rows.append({"problem": asdict(problem), "kernel": kernel, "blocks": asdict(blocks)} | found)
                 print(f"  {kernel:8}{'×'.join(map(str, asdict(blocks).values())):14}{found}", flush=True)
     about = {"triton": triton.__version__, "target": "sm_90"}
-    write_text(
-        options.output / "compiled_sm90.json",
-        json.dumps({"about": about, "rows": rows}, indent=1) + "\n",
-    )
+    write_json(options.output / "compiled_sm90.json", {"about": about, "rows": rows})
 
 
 if __name__ == "__main__":

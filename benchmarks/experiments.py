@@ -8,7 +8,6 @@ far its primary difference would move with other test images goes to study_a/ove
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from scipy import stats
 
 from benchmarks.about import parser_of, write_json
 from diffclip import load_records
+from diffclip.evaluation.records import RESULTS_FILE
 from diffclip.evaluation.results_file import read_outcomes
 from diffclip.evaluation.statistics import compare_arms, mean_interval, with_verdicts
 from diffclip.files import write_text
@@ -45,11 +45,6 @@ _WHY = {
 }
 
 
-def read_needle(file: Path) -> pd.DataFrame:
-    """The lines of experiment C: a row a cell and model, with lists over seeds."""
-    return pd.DataFrame([json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()])
-
-
 def needle_values(frame: pd.DataFrame) -> pd.DataFrame:
     """The accuracies of experiment C: columns kind, tokens, strength, model, seed, value."""
     long = frame[[*_CELL, "model", "acc1"]].explode("acc1").rename(columns={"acc1": "value"})
@@ -59,16 +54,16 @@ def needle_values(frame: pd.DataFrame) -> pd.DataFrame:
 
 def compare_needle(values: pd.DataFrame) -> pd.DataFrame:
     """The contrasts of each cell; all but the primary one are corrected together."""
-    parts = []
-    for cell, own in values.groupby(_CELL, sort=False):
-        found = _contrasts(own, NEEDLE_CONTRASTS, PRIMARY if cell == NEEDLE_PRIMARY else None)
-        parts.append(found.assign(**dict(zip(_CELL, cell, strict=True))))
-    return with_verdicts(pd.concat(parts, ignore_index=True))
+    parts = {
+        cell: _contrasts(own, NEEDLE_CONTRASTS, PRIMARY if cell == NEEDLE_PRIMARY else None)
+        for cell, own in values.groupby(_CELL, sort=False)
+    }
+    return with_verdicts(pd.concat(parts, names=_CELL).reset_index(_CELL).reset_index(drop=True))
 
 
 def needle_page(file: Path, docs: Path) -> None:
     """Write the page and the figure of experiment C."""
-    frame = read_needle(file)
+    frame = pd.DataFrame(read_lines(file))
     values = needle_values(frame)
     found = compare_needle(values)
     models = list(dict.fromkeys(values["model"]))
@@ -77,11 +72,10 @@ def needle_page(file: Path, docs: Path) -> None:
         panels = figure.subplots(2, 2, sharey="col")
         for row, kind in zip(panels, ("shared", "independent"), strict=True):
             own = values[values["kind"] == kind]
-            for panel, (along, held, at) in zip(
-                row, (("tokens", "strength", 1.0), ("strength", "tokens", 64)), strict=True
-            ):
-                _curves(panel, own[own[held] == at], along, models)
-                panel.set_title(f"{kind} noise, {'N' if held == 'tokens' else 'σ'} = {at:g}")
+            _curves(row[0], own[own["strength"] == 1], "tokens", models)
+            row[0].set_title(f"{kind} noise, σ = 1")
+            _curves(row[1], own[own["tokens"] == 64], "strength", models)
+            row[1].set_title(f"{kind} noise, N = 64")
             row[0].set_ylabel("accuracy, %")
             row[0].set_xscale("log", base=2)
             row[0].set_xticks([16, 64, 256], ["16", "64", "256"])
@@ -103,18 +97,13 @@ def needle_page(file: Path, docs: Path) -> None:
             f"Accuracy over {primary['seeds']} seeds with 95 % intervals (bootstrap over seeds); dashed: chance, "
             f"{CHANCE} %. "
             "[Protocol](../experiments.md#c-one-layer-one-needle).",
-            _table(found, {"noise": _cells(found)}).to_markdown(),
+            _table(found, {"noise": _cells(found)}),
             "Differences in points. p: the primary one as it is, all others corrected together (Holm).",
             "Why: medians over seeds of DiffCLIP's layers. Signal to noise is the needle's weight over the standard "
             "deviation of the other tokens' weights, of the best head.",
             Table("why", "", pd.DataFrame(why)).to_markdown(),
         ],
     )
-
-
-def _counts_done(folder: Path) -> list[int]:
-    """The numbers of distractors for which experiment B has results."""
-    return [count for count in DISTRACTORS if (folder / f"k{count}" / "results.jsonl").is_file()]
 
 
 def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "captions") -> pd.DataFrame:
@@ -124,7 +113,9 @@ def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "ca
     Where the rate that a model's sweep chose is the one rate for all, its runs are also those of its arm of that rate.
     """
     parts = []
-    for count in _counts_done(folder):
+    for count in DISTRACTORS:
+        if not (folder / f"k{count}" / RESULTS_FILE).is_file():
+            continue
         frame = load_records(folder / f"k{count}")
         found = frame[(frame["metric"] == metric) & (frame["dataset"] == dataset)]
         parameters = frame[frame["metric"] == "parameters"].groupby("model")["value"].first()
@@ -143,16 +134,13 @@ def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "ca
 def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The interaction (the change of each contrast from no to most distractors), and the contrasts by distractors;
     each is to be corrected (`with_verdicts`)."""
-    pairs = [
-        (model, "CLIP") for model in in_order(values["model"].unique()) if model not in ("CLIP", *SAME_RATE)
-    ]
-    pairs.append(SAME_RATE)
+    models = [model for model in in_order(values["model"].unique()) if model not in ("CLIP", *SAME_RATE)]
+    pairs = [*((model, "CLIP") for model in models), SAME_RATE]
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
-    by_count = values.groupby("distractors")
     each = [
         _contrasts(own, pairs).assign(distractors=count)
-        for count, own in by_count
+        for count, own in values.groupby("distractors")
         if set(PRIMARY) <= set(own["model"])
     ]
     return _contrasts(changes, pairs, PRIMARY), pd.concat(each, ignore_index=True)
@@ -189,15 +177,8 @@ def clutter_page(folder: Path, docs: Path) -> None:
             x = [counts.index(count) + 0.06 * (shift - (len(models) - 1) / 2) for count in own["distractors"]]
             middle = 100 * own["difference"]
             errors = [middle - 100 * own["low"], 100 * own["high"] - middle]
-            axes.errorbar(
-                x,
-                middle,
-                errors,
-                fmt="o-",
-                color=colors[model],
-                label=f"{model} − {own['against'].iloc[0]}",
-                capsize=3,
-            )
+            label = f"{model} − {own['against'].iloc[0]}"
+            axes.errorbar(x, middle, errors, fmt="o-", color=colors[model], label=label, capsize=3)
         axes.axhline(0, color=INK, linewidth=1)
         axes.axhspan(-1, 1, color=GRID, alpha=0.6, linewidth=0)
         axes.set_xticks(range(len(counts)), [str(count) for count in counts])
@@ -221,9 +202,9 @@ def clutter_page(folder: Path, docs: Path) -> None:
             "![Advantage against distractors](../figures/study_b.png)",
             "Differences with 95 % intervals over seeds; grey band: ±1 point. p: the primary one as it is, all others "
             "corrected (Holm), changes and values apart. [Protocol](../experiments.md#b-noise-of-the-scene).",
-            _table(table, {"distractors": rows}).to_markdown(),
+            _table(table, {"distractors": rows}),
             f"Zero-shot accuracy on held-out scenes, change {change}; corrected together.",
-            _table(zero_shot, {"set": zero_shot["set"]}).to_markdown(),
+            _table(zero_shot, {"set": zero_shot["set"]}),
             f"Mean recall on {values['count'].max():,.0f} held-out scenes, %, and what a model costs. A training "
             "step's time is relative to CLIP's, measured in turns.",
             Table("values", "", shown.reset_index()).to_markdown(),
@@ -273,36 +254,27 @@ def _curves(panel: Axes, values: pd.DataFrame, along: str, models: Sequence[str]
     for model in models:
         own = values[values["model"] == model].groupby(along)["value"]
         means = own.mean()
-        ends = own.apply(lambda seeds: mean_interval(seeds.to_numpy(), bounds=None))
-        errors = [
-            [means[at] - low for at, (low, _) in ends.items()],
-            [high - means[at] for at, (_, high) in ends.items()],
-        ]
-        scaled = [[100 * max(0.0, one) for one in side] for side in errors]
-        panel.errorbar(
-            means.index, 100 * means, scaled, fmt="o-", markersize=4, color=colors[model], label=model
-        )
+        low, high = zip(*(mean_interval(seeds.to_numpy(), bounds=None) for _, seeds in own), strict=True)
+        errors = 100 * np.maximum(0.0, [means - low, high - means])
+        look = {"fmt": "o-", "markersize": 4, "color": colors[model], "label": model}
+        panel.errorbar(means.index, 100 * means, errors, **look)
     if along == "strength":
         panel.axhline(CHANCE, color=INK, linewidth=1, linestyle="--")
         panel.set_ylim(0, 103)
 
 
-def _table(found: pd.DataFrame, first: dict[str, Iterable[str]]) -> Table:
+def _table(found: pd.DataFrame, first: dict[str, Iterable[str]]) -> str:
+    rows = list(found.itertuples())
     cells = {
         **first,
-        "models": [f"{one.model} − {one.against}" for one in found.itertuples()],
-        "difference": [percent(value, sign=True) for value in found["difference"]],
-        "95 % interval": [
-            interval(low, high, sign=True) for low, high in zip(found["low"], found["high"], strict=True)
-        ],
+        "models": [f"{row.model} − {row.against}" for row in rows],
+        "difference": [percent(row.difference, sign=True) for row in rows],
+        "95 % interval": [interval(row.low, row.high, sign=True) for row in rows],
         "seeds": found["seeds"].astype(str),
-        "p": [p_text(value) for value in found["p_holm"]],
-        "verdict": [
-            word + ("; primary" if own else "")
-            for word, own in zip(found["verdict"], found["primary"], strict=True)
-        ],
+        "p": [p_text(row.p_holm) for row in rows],
+        "verdict": [row.verdict + "; primary" * row.primary for row in rows],
     }
-    return Table("", "", pd.DataFrame(cells))
+    return Table("", "", pd.DataFrame(cells)).to_markdown()
 
 
 def _sentence(row: pd.Series) -> str:
@@ -337,7 +309,8 @@ def main() -> None:
         write_json(options.results / "study_a" / "over_images.json", over_images(options.runs))
     if (options.results / "needle.jsonl").is_file():
         needle_page(options.results / "needle.jsonl", options.docs)
-    if {DISTRACTORS[0], DISTRACTORS[-1]} <= set(_counts_done(options.results / "study_b")):
+    ends = (DISTRACTORS[0], DISTRACTORS[-1])
+    if all((options.results / "study_b" / f"k{count}" / RESULTS_FILE).is_file() for count in ends):
         clutter_page(options.results / "study_b", options.docs)
 
 

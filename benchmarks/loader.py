@@ -1,6 +1,6 @@
 """Our loader and OpenCLIP's own on the same shards: samples a second and core, and memory over an epoch.
 
-    python -m benchmarks.loader [--shards FOLDER] [--seconds 180] [--workers 0 1 2] [--output benchmarks/results]
+    python -m benchmarks.loader [--seconds 180] [--workers 0 1 2] [--output benchmarks/results]
 
 Each loader lives in a process of its own, with one thread to a process, and they take turns. The transforms are the
 same: a random crop of half to all of the area, resized to 224 by 224 with a bicubic filter and normalized, ours after
@@ -21,7 +21,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, set_start_method
 from pathlib import Path
@@ -35,6 +35,7 @@ from benchmarks.about import about, parser_of, write_json
 from benchmarks.tables import loader
 from diffclip.benchmarking.timing import reason
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
+from diffclip.data.corpus import Corpus
 
 MODEL, IMAGE_SIZE, SCALE, SEED = "ViT-B-16", 224, (0.5, 1.0), 0
 PREPROCESS = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
@@ -72,7 +73,6 @@ class Feed:
 
 def ours(shards: Path, batch: int, workers: int) -> Feed:
     """Images come as bytes and are normalized here, into memory that is kept, as a device keeps its own."""
-    from diffclip.data.corpus import Corpus
     from diffclip.data.images import read_pixels
     from diffclip.data.loader import CaptionLoader
     from diffclip.data.transforms import TrainTransform, normalize
@@ -104,7 +104,7 @@ def openclip(shards: Path, batch: int, workers: int) -> Feed:
     tokenizer = Clock(open_clip.get_tokenizer(MODEL))
     options = Namespace(
         train_data=sorted(map(str, shards.glob("*.tar"))),
-        train_num_samples=len(sizes_of_images(shards)),
+        train_num_samples=Corpus(str(shards)).samples,
         train_data_upsampling_factors=None,
         dataset_resampled=False,
         seed=SEED,
@@ -131,13 +131,13 @@ OURS, THEIRS = FEEDS
 # --- shards ---
 
 
-def make_shards(folder: Path, samples: int, shards: int, different: int = 512, seed: int = 0) -> None:
-    """Write `shards` tars with `samples` samples in all, an image and one caption each.
+def make_shards(folder: Path, samples: int, shards: int, different: int = 512) -> float:
+    """Write `shards` tars with `samples` samples in all, an image and one caption each; return the bytes of an image.
 
     Images are about as large and as hard to decode as photographs scaled for training: a shorter edge of 256, 25 KB.
     There are so many `different` ones, since drawing takes longer than all that is measured.
     """
-    drawn = [_image(index, seed) for index in range(min(different, samples))]
+    drawn = [_image(index) for index in range(min(different, samples))]
     numbers = itertools.count()
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
@@ -149,28 +149,20 @@ def make_shards(folder: Path, samples: int, shards: int, different: int = 512, s
                     member = tarfile.TarInfo(f"{number:08d}.{name}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
+    return statistics.mean(len(drawn[number % len(drawn)][0]) for number in range(samples))
 
 
-def _image(index: int, seed: int) -> tuple[bytes, tuple[str, ...]]:
+def _image(index: int) -> tuple[bytes, tuple[str, ...]]:
     """A scene, lying or upright, with the grain of a photograph."""
     from diffclip.scenes.scene import draw_scene
 
-    scene = draw_scene(index, seed=seed, size=341)
+    scene = draw_scene(index, seed=SEED, size=341)
     part = scene.image[:256] if index % 2 else scene.image[:, :256]
-    rng = np.random.default_rng((seed, index))
+    rng = np.random.default_rng((SEED, index))
     grain = rng.normal(0, 4, part.shape[:2])[..., None] + rng.normal(0, 2, part.shape)
     buffer = io.BytesIO()
     Image.fromarray(np.clip(part + grain, 0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
     return buffer.getvalue(), scene.captions
-
-
-def sizes_of_images(shards: Path) -> list[int]:
-    """The bytes of each image in a folder of shards."""
-    sizes = []
-    for path in sorted(shards.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            sizes += [member.size for member in tar if member.name.endswith((".jpg", ".jpeg"))]
-    return sizes
 
 
 # --- what is measured, in the process of a loader ---
@@ -203,12 +195,10 @@ def turn(seconds: float, skipped: int) -> dict[str, float]:
 
 def over_an_epoch() -> dict[str, list[int]]:
     """Memory of all processes, some times from the first to the last batch of an epoch's worth, after one epoch."""
-    last = _feed.batches_per_epoch - 1
-    for _ in range(last + 1):
-        next(_feed.batches)
-    places = {round(i * last / (_READINGS - 1)) for i in range(_READINGS)}
+    epoch = _feed.batches_per_epoch
+    places = {epoch + round(i * (epoch - 1) / (_READINGS - 1)) for i in range(_READINGS)}
     found = []
-    for place in range(last + 1):
+    for place in range(2 * epoch):
         next(_feed.batches)
         if place in places:
             found.append(memory(os.getpid()))
@@ -273,44 +263,45 @@ def memory(root: int) -> dict[str, int]:
 # --- the comparison ---
 
 
+KINDS = {"per_second": "seconds", "per_core": "processor_seconds"}
+
+
 def compare(
     shards: Path, batch: int, workers: int, seconds: float, length: float, last: bool
 ) -> dict[str, Any]:
     """Both loaders by turns for so many seconds, then their memory over an epoch if this is the last comparison."""
-    pools = {name: ProcessPoolExecutor(1, get_context("spawn")) for name in FEEDS}
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in FEEDS}
+    turns: dict[str, list[dict[str, float]]] = {}
     result: dict[str, Any] = {}
-    for name, pool in pools.items():
-        try:
-            pool.submit(start, name, shards, batch, workers).result()
-        except Exception as error:  # a loader that fails must not take the other along
-            result[name] = {"why": reason(error)}
-    names = [name for name in FEEDS if name not in result]
-    started, done = time.perf_counter(), 0
-    while names and (done < 2 or time.perf_counter() - started < seconds):
-        for name in names if done % 2 else names[::-1]:
-            turns[name].append(pools[name].submit(turn, length, 2 * workers + 2).result())
-        done += 1
-    for name in names:
-        result[name] = {kind: spread([rate(one, kind) for one in turns[name]]) for kind in KINDS}
-        if last:
-            result[name]["memory"] = pools[name].submit(over_an_epoch).result()
-    if len(names) == 2:
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(loader_process()) for name in FEEDS}
+        for name, pool in pools.items():
+            try:
+                pool.submit(start, name, shards, batch, workers).result()
+                turns[name] = []
+            except Exception as error:  # a loader that fails must not take the other along
+                result[name] = {"why": reason(error)}
+        started, done = time.perf_counter(), 0
+        while turns and (done < 2 or time.perf_counter() - started < seconds):
+            for name in list(turns) if done % 2 else reversed(turns):
+                turns[name].append(pools[name].submit(turn, length, 2 * workers + 2).result())
+            done += 1
+        for name, own in turns.items():
+            result[name] = {kind: spread([rate(one, kind) for one in own]) for kind in KINDS}
+            if last:
+                result[name]["memory"] = pools[name].submit(over_an_epoch).result()
+    if len(turns) == 2:
         rounds = list(zip(turns[OURS], turns[THEIRS], strict=True))
         result["ratio"] = {kind: spread([rate(a, kind) / rate(b, kind) for a, b in rounds]) for kind in KINDS}
-    for pool in pools.values():
-        end(pool)
     return result
 
 
-def end(pool: ProcessPoolExecutor) -> None:
-    """End a loader's process at once; its workers end with it."""
-    with suppress(BrokenProcessPool):  # a process that died needs no end
-        pool.submit(os._exit, 0)
-    pool.shutdown()
-
-
-KINDS = {"per_second": "seconds", "per_core": "processor_seconds"}
+@contextmanager
+def loader_process() -> Iterator[ProcessPoolExecutor]:
+    """A process for a loader, ended at once with its workers."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield pool
+        with suppress(BrokenProcessPool):  # a process that died needs no end
+            pool.submit(os._exit, 0)
 
 
 def rate(one: dict[str, float], kind: str) -> float:
@@ -328,22 +319,17 @@ def breakdown(shards: Path, batch: int) -> dict[str, dict[str, Any]]:
     """Where each loader's time goes, in one process: microseconds a sample by part."""
     result: dict[str, dict[str, Any]] = {}
     for name in FEEDS:
-        pool = ProcessPoolExecutor(1, get_context("spawn"))
-        try:
-            epoch = pool.submit(start, name, shards, batch, 0).result()
-            result[name] = pool.submit(parts, shards, min(epoch, max(1, 1024 // batch))).result()
-            print(
-                f"{name:10} µs a sample:", *(f"{part} {value:.0f}," for part, value in result[name].items())
-            )
-        except Exception as error:
-            result[name] = {"why": reason(error)}
-        end(pool)
+        with loader_process() as pool:
+            try:
+                epoch = pool.submit(start, name, shards, batch, 0).result()
+                result[name] = pool.submit(parts, shards, min(epoch, max(1, 1024 // batch))).result()
+            except Exception as error:
+                result[name] = {"why": reason(error)}
     return result
 
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--shards", type=Path, help="a folder of .tar with .jpg and .txt; default: made up")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="to make up")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="processes that read ahead")
@@ -355,28 +341,19 @@ def main() -> None:
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # of the processes to come
         os.environ[variable] = "1"
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.shards or Path(scratch)
-        if options.shards is None:
-            make_shards(folder, options.samples, min(SHARDS, options.samples))
-        sizes = sizes_of_images(folder)
-        if not sizes:
-            raise SystemExit(f"no image in a .tar in {folder}: give a folder of shards, or none")
-        data = {
-            "shards": len(list(folder.glob("*.tar"))), "samples": len(sizes),
-            "image_bytes": sum(sizes) / len(sizes), "made_up": options.shards is None,
-        }  # fmt: skip
+        folder, shards = Path(scratch), min(SHARDS, options.samples)
+        size = make_shards(folder, options.samples, shards)
+        data = {"shards": shards, "samples": options.samples, "image_bytes": size}
         named = {"model": MODEL, "image_size": IMAGE_SIZE, "scale": SCALE, "batch": options.batch}
         result: dict[str, Any] = {"about": about("loader", options) | named, "data": data, "workers": {}}
         result["breakdown"] = breakdown(folder, options.batch)
         for workers in options.workers:
             seconds, last = options.seconds / len(options.workers), workers == options.workers[-1]
-            result["workers"][str(workers)] = compare(
-                folder, options.batch, workers, seconds, options.turn, last
-            )
-            write_json(
-                options.output / "loader.json", result
-            )  # after each: a run that is stopped leaves what it has
-            print("\n".join(loader({"loader": result}, "cpu")), flush=True)
+            compared = compare(folder, options.batch, workers, seconds, options.turn, last)
+            result["workers"][str(workers)] = compared
+            # after each: a run that is stopped leaves what it has
+            write_json(options.output / "loader.json", result)
+            print("\n".join(loader(result)), flush=True)
     print(f"written to {options.output / 'loader.json'}", flush=True)
 
 

@@ -1,8 +1,8 @@
-"""The models whose steps are compared: OpenCLIP's own, our CLIP, and DiffCLIP with each way to attend."""
+"""The models whose steps are compared (OpenCLIP's own, our CLIP, and DiffCLIP with each way to attend), their steps
+and batches."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import torch
@@ -16,8 +16,12 @@ from diffclip.benchmarking.operators import timm_arrangement
 from diffclip.benchmarking.timing import reason
 from diffclip.config import CLIPConfig, named_config, variant_config
 from diffclip.model import CLIP
+from diffclip.training.losses import make_criterion
+from diffclip.training.optimizer import make_optimizer
 from diffclip.training.recipe import read_recipe
 
+Batch = tuple[Tensor, Tensor]
+"""Images and tokens."""
 REFERENCE, OPENCLIP, OURS = "CLIP", "OpenCLIP", "DiffCLIP auto"
 TIMM, PUBLISHED, SDPA = "DiffCLIP timm", "DiffCLIP eager", "DiffCLIP sdpa"
 
@@ -46,22 +50,16 @@ def make_models(size: str | None) -> Iterator[tuple[str, nn.Module | str]]:
         yield OPENCLIP, _openclip(size)
     except Exception as error:  # it is a yardstick: the others are compared without it
         yield OPENCLIP, reason(error)
-    ours = CLIP(config_of("DiffCLIP", size), seed=0)
     # those that a target names first; "auto" on a GPU is "triton", and without a GPU that is not there
-    for backend in ("auto", "eager"):
-        yield f"DiffCLIP {backend}", _with_backend(ours, backend)
-    timm = copy.deepcopy(ours)
-    for layers in timm.attention_layers().values():
-        for layer in layers:
-            layer.__class__ = TimmAttention
-    yield TIMM, timm
-    yield SDPA, _with_backend(ours, "sdpa")
-
-
-def _with_backend(model: CLIP, backend: str) -> CLIP:
-    model = copy.deepcopy(model)
-    model.set_attention_backend(backend)
-    return model
+    for name in (OURS, PUBLISHED, TIMM, SDPA):
+        model = CLIP(config_of("DiffCLIP", size), seed=0)
+        if name == TIMM:
+            for layers in model.attention_layers().values():
+                for layer in layers:
+                    layer.__class__ = TimmAttention
+        else:
+            model.set_attention_backend(name.split()[1])
+        yield name, model
 
 
 def _openclip(size: str | None) -> nn.Module:
@@ -72,39 +70,81 @@ def _openclip(size: str | None) -> nn.Module:
         model: nn.Module = open_clip.create_model(size, output_dict=True)
         return model
     config = config_of("CLIP", None)
-    vision, text = config.vision, config.text
+    vision = config.vision.model_dump(include={"layers", "width", "patch_size", "image_size"})
+    text = config.text.model_dump(include={"context_length", "vocab_size", "width", "heads", "layers"})
+    head_width = config.vision.width // config.vision.heads
     return open_clip.model.CLIP(
         config.embed_dim,
-        open_clip.model.CLIPVisionCfg(
-            layers=vision.layers,
-            width=vision.width,
-            head_width=vision.width // vision.heads,
-            patch_size=vision.patch_size,
-            image_size=vision.image_size,
-        ),
-        open_clip.model.CLIPTextCfg(
-            context_length=text.context_length,
-            vocab_size=text.vocab_size,
-            width=text.width,
-            heads=text.heads,
-            layers=text.layers,
-        ),
+        open_clip.model.CLIPVisionCfg(**vision, head_width=head_width),
+        open_clip.model.CLIPTextCfg(**text),
         output_dict=True,
     )
 
 
-def compile_model(model: nn.Module, what: str) -> None:
-    """Compile a model in place: the "whole" of it, or its "blocks".
-
-    Blocks share what is compiled, which is much sooner done, as long as all layers have one `lambda_init`.
-    """
+def compile_blocks(model: nn.Module) -> None:
+    """Compile the blocks of a model in place: they share what is compiled as long as all have one `lambda_init`."""
     # every model and batch size is a version of the same code, more than are kept by default
     torch._dynamo.config.recompile_limit = 256
-    if what == "whole":
-        model.compile(dynamic=False)
-        return
-    vision = model.visual
-    for block in [*(vision.blocks if isinstance(model, CLIP) else vision.transformer.resblocks)]:
+    vision = model.visual.blocks if isinstance(model, CLIP) else model.visual.transformer.resblocks
+    for block in [*vision, *model.transformer.resblocks]:
         block.compile(dynamic=False)
-    for block in model.transformer.resblocks:
-        block.compile(dynamic=False)
+
+
+class Steps:
+    """One model with its optimizer; calling it takes one step of `kind` on `batch`."""
+
+    def __init__(self, model: nn.Module, device: torch.device, precision: str = "bf16") -> None:
+        self.model = model.to(device)
+        # a rate so small that a made-up batch cannot make the weights infinite
+        self.optimizer = make_optimizer(self.model, read_recipe("flickr8k_cpu", ["lr=1e-6"]))
+        self.criterion = make_criterion("clip", gather_with_grad=False)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+    def __call__(self, kind: str, batch: Batch) -> None:
+        self.model.train(kind == "training")
+        if kind == "inference":
+            with torch.no_grad(), self.autocast:
+                self.model(*batch)
+            return
+        self._loss(batch).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _loss(self, batch: Batch) -> Tensor:
+        with self.autocast:
+            return self.criterion(**self.model(*batch))
+
+    def kept(self, batch: Batch) -> int:
+        """Bytes that a forward pass keeps for the backward pass, without the weights; each tensor counts once."""
+        self.model.train()
+        weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        found: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = self._loss(batch)
+        del loss  # only now, or the memory of one tensor would serve another
+        return sum(found.values())
+
+    def resident(self) -> int:
+        """Bytes of weights and of the optimizer's state."""
+        state = [value for entry in self.optimizer.state.values() for value in entry.values()]
+        tensors = [*self.model.parameters(), *self.model.buffers(), *state]
+        return sum(x.nbytes for x in tensors if isinstance(x, Tensor))
+
+
+def make_batch(size: str | None, batch: int, device: torch.device) -> Batch:
+    """Random images and captions that end half-way."""
+    config = config_of("CLIP", size)
+    vision, text = config.vision, config.text
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, 3, vision.image_size, vision.image_size, generator=generator)
+    tokens = torch.randint(1, text.vocab_size - 2, (batch, text.context_length), generator=generator)
+    tokens[:, text.context_length // 2 :] = 0
+    tokens[:, text.context_length // 2] = text.vocab_size - 1
+    return images.to(device), tokens.to(device)

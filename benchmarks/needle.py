@@ -12,6 +12,7 @@ The output has a line a cell and arm, with lists over seeds. The same command go
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -27,6 +28,7 @@ from torch import Tensor
 from benchmarks.about import parser_of
 from diffclip.attention.module import HEAD_NORM_EPS
 from diffclip.files import write_text
+from diffclip.study.runs import read_lines
 
 WIDTH, HEADS, CLASSES = 32, 4, 8
 ARMS = ("CLIP", "CLIP-half-heads", "DiffCLIP", "CLIP-gated")
@@ -212,11 +214,9 @@ def _signal_to_noise(maps: Tensor, place: Tensor) -> Tensor:
 
 def cells() -> Iterator[Cell]:
     """The cells: every length at the middle strength, and every strength at the middle length."""
-    for kind in KINDS:
-        for tokens in LENGTHS:
-            for strength in STRENGTHS:
-                if tokens == MIDDLE[0] or strength == MIDDLE[1]:
-                    yield Cell(kind, tokens, strength)
+    for cell in itertools.starmap(Cell, itertools.product(KINDS, LENGTHS, STRENGTHS)):
+        if cell.tokens == MIDDLE[0] or cell.strength == MIDDLE[1]:
+            yield cell
 
 
 def choose_rates(kind: str) -> dict[str, float]:
@@ -234,11 +234,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="list the cells that are left")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    lines = (
-        [json.loads(line) for line in options.output.read_text().splitlines()]
-        if options.output.is_file()
-        else []
-    )
+    lines = read_lines(options.output)
     if any(len(line["acc1"]) != options.seeds for line in lines):
         seeds = len(lines[0]["acc1"])
         raise SystemExit(f"{options.output} has {seeds} seeds: give --seeds {seeds}, or another --output")
@@ -253,9 +249,7 @@ def main() -> None:
             started = time.monotonic()
             found = train(cell, list(range(options.seeds)), rates)
             for arm, measures in found.items():
-                told = {
-                    name: [float(f"{value:.5g}") for value in values] for name, values in measures.items()
-                }
+                told = {name: [float(f"{one:.5g}") for one in values] for name, values in measures.items()}
                 lines.append({**cell._asdict(), "model": arm, "lr": rates[arm], "steps": STEPS, **told})
             write_text(options.output, "".join(json.dumps(line) + "\n" for line in lines))
             accuracies = {arm: f"{fmean(measures['acc1']):.1%}" for arm, measures in found.items()}

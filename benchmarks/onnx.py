@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.about import about, add_common_options, parser_of, write_json
-from benchmarks.tables import fill
+from benchmarks.tables import describe, fill, table_of
 from diffclip.benchmarking.timing import make_sampler, summary, take_turns
 from diffclip.convert.onnx import export_onnx, open_session, run
 from diffclip.model import create_model
@@ -52,10 +52,8 @@ def measure(size: str, seconds: float, scratch: Path) -> dict[str, dict[str, Any
 def table(result: dict[str, Any]) -> list[str]:
     """Lines of Markdown."""
     told = result["about"]
-    threads = f"{told['threads']} thread{'' if told['threads'] == 1 else 's'}"
-    head = ["tower", "model", "onnxruntime ms", "torch ms", "onnxruntime to torch", "to CLIP in onnxruntime"]
-    lines = [f"`{told['command']}`, {told['device']}, {threads}, torch {told['torch']}, {told['size']}:", ""]
-    lines += [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    head = "tower | model | onnxruntime ms | torch ms | onnxruntime to torch | to CLIP in onnxruntime"
+    lines = []
     for tower, rows in result["towers"].items():
         plain = rows["CLIP onnxruntime"]["median_ms"]
         for name in VARIANTS:
@@ -64,8 +62,8 @@ def table(result: dict[str, Any]) -> list[str]:
             for row in (ours, torchs):
                 cells.append(f"{row['median_ms']:.1f} ± {(row['high_ms'] - row['low_ms']) / 2:.1f}")
             cells += [f"{ours['median_ms'] / torchs['median_ms']:.2f}", f"{ours['median_ms'] / plain:.2f}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
+            lines.append(cells)
+    return [f"{describe(told)}, {told['size']}:", "", *table_of(head, lines)]
 
 
 def main() -> None:

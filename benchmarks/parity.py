@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.about import about, add_common_options, largest, parser_of, write_json
-from benchmarks.ahead import ended
+from benchmarks import tables
+from benchmarks.about import about, add_common_options, ended, largest, parser_of, write_json
 from diffclip import differential_attention
 from diffclip.attention import BACKENDS, fused
 from diffclip.attention.dispatch import differential_attention_packed
@@ -132,8 +132,7 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
         row: dict[str, Any] = {"case": str(case), **asdict(case), "dtype": dtype_name, "backend": backend}
         try:
             moved = [x.to(device) for x in inputs]
-            why = fused.unfusable(moved[0], moved[2]) if backend == "triton" else None
-            if why is not None:
+            if backend == "triton" and (why := fused.unfusable(moved[0], moved[2])):
                 rows.append(row | {"skipped": why})
                 continue
             first, second = (outputs(moved, case, backend) for _ in range(2))
@@ -154,11 +153,9 @@ def checked(
     jobs: list[tuple[Case, str, str, int]], workers: int, seconds: float
 ) -> Iterator[list[dict[str, Any]]]:
     """The rows of each job as it ends, in processes of their own if there are several workers, until time is up."""
-    deadline = time.perf_counter() + seconds
     if workers <= 1:
-        for job in jobs:
-            if time.perf_counter() < deadline:
-                yield check(*job)
+        deadline = time.perf_counter() + seconds
+        yield from (check(*job) for job in jobs if time.perf_counter() < deadline)
         return
     for found in ended(check, jobs, workers, seconds):
         if isinstance(found, BaseException):  # its process died: the other cases are still worth knowing
@@ -195,20 +192,7 @@ def main() -> None:
         write_json(file, result | {"not_reached": len(jobs) - done})
     failed = [row for row in rows if not row.get("ok", True)]
     ran = [row for row in rows if "skipped" not in row]
-    skipped = {f"{row['backend']}: {row['skipped']}" for row in rows if "skipped" in row}
-    for line in sorted(skipped):
-        print(f"skipped {line}")
-    for backend in BACKENDS:
-        for dtype in LIMITS:
-            worst = [
-                row["worst"]
-                for row in ran
-                if (row["backend"], row["dtype"]) == (backend, dtype) and "worst" in row
-            ]
-            if worst:
-                print(
-                    f"{backend:8}{dtype:10} worst of {len(worst)} cases {largest(worst):.1e}, limit {LIMITS[dtype]:.0e}"
-                )
+    print("\n".join(tables.parity(result)))
     if done < len(jobs):
         print(f"no time was left for {len(jobs) - done} of {len(jobs)} cases")
     print(f"{len(ran) - len(failed)} of {len(ran)} as they must be; written to {file}")

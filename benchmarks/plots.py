@@ -10,11 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from benchmarks.about import parser_of
@@ -36,21 +31,18 @@ STYLES = {
 
 def draw(results: list[dict[str, Any]]) -> Figure:
     """Microseconds a token and layer against tokens; both axes are logarithmic."""
-    figure, grid = plt.subplots(len(results), 2, figsize=(10, 4.4 * len(results)), squeeze=False, sharex=True)
+    figure = Figure((10, 4.4 * len(results)))
+    grid = figure.subplots(len(results), 2, squeeze=False, sharex=True)
     for panels, result in zip(grid, results, strict=True):
+        about = result["about"]
+        threads = f", {about['threads']} threads" if about["device"] == "x86_64" else ""
+        device = f"{about['device']}{threads}, {about['dtype']}"
         for panel, (kind, title) in zip(panels, KINDS.items(), strict=True):
-            for name, (colour, marker, line) in STYLES.items():
-                points = _points(result, name, kind)
-                if points:
-                    panel.plot(
-                        *zip(*points, strict=True),
-                        line,
-                        color=colour,
-                        marker=marker,
-                        markersize=5,
-                        label=name,
-                    )
-            panel.set(xscale="log", yscale="log", title=f"{_device(result)}: {title}")
+            for name, (color, marker, line) in STYLES.items():
+                if points := _points(result, name, kind):
+                    look = {"color": color, "marker": marker, "markersize": 5, "label": name}
+                    panel.plot(*zip(*points, strict=True), line, **look)
+            panel.set(xscale="log", yscale="log", title=f"{device}: {title}")
             panel.grid(True, which="major", alpha=0.3)
             lengths = sorted({entry["shape"]["tokens"] for entry in result["shapes"].values()})
             ticks = [n for n in lengths if n not in (64, 512, 2048)]  # too near others
@@ -72,12 +64,6 @@ def _points(result: dict[str, Any], name: str, kind: str) -> list[tuple[int, flo
             microseconds = 1000 * row[kind]["median_ms"] / (shape["batch"] * shape["tokens"])
             points.append((shape["tokens"], microseconds))
     return sorted(points)
-
-
-def _device(result: dict[str, Any]) -> str:
-    about = result["about"]
-    threads = f", {about['threads']} threads" if about["device"] == "x86_64" else ""
-    return f"{about['device']}{threads}, {about['dtype']}"
 
 
 def main() -> None:

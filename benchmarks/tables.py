@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,250 +17,179 @@ from benchmarks.about import largest, parser_of
 from benchmarks.targets import targets
 from diffclip.files import write_text
 
-Results = dict[str, dict[str, Any]]
+Result = dict[str, Any]
+"""The content of a file."""
 UNITS = {"bandwidth": ("TB/s", 1e12), "operations": ("TFLOP/s", 1e12), "exponentials": ("T/s", 1e12)}
 
 
-def read_results(folder: Path) -> Results:
-    """Name of a file without its ending → what is in it."""
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
-
-
-def attention(results: Results, device: str) -> list[str]:
+def attention(result: Result) -> list[str]:
     """Times, ratios and shares of the floor by shape and operator."""
-    lines: list[str] = []
-    for name, result in results.items():
-        if name.startswith(f"attention_{device}_"):
-            lines += [*_attention(result), ""]
-    return lines or [_missing(device)]
-
-
-def _attention(result: dict[str, Any]) -> list[str]:
-    about, memory = result["about"], _has_memory(result)
-    lines = [f"`{about['command']}`, {_about(about)}, {about['dtype']}. Ratios are to `plain auto`.", ""]
+    about, entries = result["about"], result["shapes"].values()
+    memory = any("peak_bytes" in row.get("both", {}) for entry in entries for row in entry["rows"].values())
+    lines = [f"{describe(about)}, {about['dtype']}. Ratios are to `plain auto`.", ""]
     for what, source in result["ceilings"]["sources"].items():
         unit, scale = UNITS[what]
         lines.append(f"- ceiling of {what}: {result['ceilings'][what] / scale:.3g} {unit}, {source}")
-    head = ["shape", "operator", "forward ms", "ratio", "floor"]
-    head += ["forward and backward ms", "ratio", "floor", "backward ms", "ratio", "floor"]
-    lines += ["", *_head(head + ["peak MiB"] * memory)]
-    absent: dict[str, str] = {}
+    head = "shape | operator | forward ms | ratio | floor | forward and backward ms | ratio | floor"
+    head += " | backward ms | ratio | floor" + " | peak MiB" * memory
+    absent, rows = {}, []
     for name, entry in result["shapes"].items():
-        rows = entry["rows"]
-        for operator, row in rows.items():
-            if "why" in row and row["why"].startswith("the inputs are on"):
-                absent[operator] = row["why"]
-                continue
-            cells = [f"{name}, {_shape(entry['shape'])}", operator]
+        for operator, row in entry["rows"].items():
+            cells = [f"{name}, B {entry['shape']['batch']}, N {entry['shape']['tokens']}", operator]
             if "why" in row:
-                lines.append(_row([*cells, row["why"]]))
+                if row["why"].startswith("the inputs are on"):
+                    absent[operator] = row["why"]
+                else:
+                    rows.append([*cells, row["why"]])
                 continue
             for kind in ("forward", "both", "backward"):
-                found, plain = row[kind], rows["plain auto"].get(kind)
+                found, plain = row[kind], entry["rows"]["plain auto"].get(kind)
                 spread = f" ± {(found['high_ms'] - found['low_ms']) / 2:.2g}" if "low_ms" in found else ""
                 ratio = f"{found['median_ms'] / plain['median_ms']:.2f}" if plain else "–"
                 share = f"{found['floor_share']:.0%}" if "floor_share" in found else "–"
                 cells += [f"{found['median_ms']:.3g}{spread}", ratio, share]
             if memory:
                 cells.append(f"{row['both']['peak_bytes'] / 2**20:.0f}")
-            lines.append(_row(cells))
-    return lines + [f"\n`{operator}` did not run: {why}." for operator, why in absent.items()]
+            rows.append(cells)
+    return [*lines, "", *table_of(head, rows), *_absences(absent), ""]
 
 
-def training(results: Results, device: str) -> list[str]:
+def training(result: Result) -> list[str]:
     """Samples a second, memory and the share of waiting for data by model."""
-    lines: list[str] = []
-    for name, result in results.items():
-        if name.startswith(f"training_{device}_") and "sections" in result:
-            about = result["about"]
-            memory = "kept GiB" if device == "cpu" else "peak GiB"
-            lines += [
-                f"`{about['command']}`, {_about(about)}, {about['size']}, {about['precision']}; "
-                "batches are made up but for training from shards, which our loader feeds.",
-                "",
-                *_head(
-                    ["step", "model", "samples a second", "to CLIP", memory, "to CLIP", "waiting for data"]
-                ),
-            ]
-            for entry in result["sections"]:
-                lines += _section(entry)
-            lines.append("")
-    return lines or [_missing(device)]
+    about = result["about"]
+    rows = []
+    for entry in result["sections"]:
+        step = f"{entry['kind']}, batch {entry['batch']}"
+        step += f", {_count(entry['workers'], 'worker')}" if "workers" in entry else ""
+        step += f", compiled ({entry['compiled']})" if entry["compiled"] else ""
+        # those that are fed do not take turns
+        reference = {} if "workers" in entry else entry["rows"].get("CLIP", {})
+        for name, row in entry["rows"].items():
+            if "why" in row:
+                rows.append([step, name, row["why"]])
+                continue
+            held = "peak_bytes" if row.get("peak_bytes") else "kept_bytes"
+            cells = [step, name, f"{row['samples_per_second']:.1f} ± {(row['high'] - row['low']) / 2:.1f}"]
+            cells.append(_ratio(row, reference, "samples_per_second", 2))
+            cells.append(f"{row[held] / 2**30:.2f}" if held in row else "–")
+            cells.append(_ratio(row, reference, held, 3))
+            cells.append(f"{row['data_wait']:.1%}" if "data_wait" in row else "–")
+            rows.append(cells)
+    memory = "peak GiB" if "cuda" in about else "kept GiB"
+    head = f"step | model | samples a second | to CLIP | {memory} | to CLIP | waiting for data"
+    return [
+        f"{describe(about)}, {about['size']}, {about['precision']}; "
+        "batches are made up but for training from shards, which our loader feeds.",
+        *("", *table_of(head, rows), ""),
+    ]
 
 
-def _section(entry: dict[str, Any]) -> list[str]:
-    step = f"{entry['kind']}, batch {entry['batch']}"
-    step += f", {_workers(entry['workers'])}" if "workers" in entry else ""
-    step += f", compiled ({entry['compiled']})" if entry["compiled"] else ""
-    # those that are fed do not take turns
-    reference = {} if "workers" in entry else entry["rows"].get("CLIP", {})
-    lines = []
-    for name, row in entry["rows"].items():
-        if "why" in row:
-            lines.append(_row([step, name, row["why"]]))
-            continue
-        held = "peak_bytes" if row.get("peak_bytes") else "kept_bytes"
-        cells = [step, name, f"{row['samples_per_second']:.1f} ± {(row['high'] - row['low']) / 2:.1f}"]
-        cells.append(_ratio(row, reference, "samples_per_second", 2))
-        cells.append(f"{row[held] / 2**30:.2f}" if held in row else "–")
-        cells.append(_ratio(row, reference, held, 3))
-        cells.append(f"{row['data_wait']:.1%}" if "data_wait" in row else "–")
-        lines.append(_row(cells))
-    return lines
-
-
-def _ratio(row: dict[str, Any], reference: dict[str, Any], what: str, digits: int) -> str:
+def _ratio(row: Result, reference: Result, what: str, digits: int) -> str:
     return f"{row[what] / reference[what]:.{digits}f}" if row.get(what) and reference.get(what) else "–"
 
 
-def _workers(number: int) -> str:
-    return f"{number} worker{'' if number == 1 else 's'}"
-
-
-def loader(results: Results, device: str) -> list[str]:
+def loader(result: Result) -> list[str]:
     """Our loader beside OpenCLIP's: samples a second and core, where the time goes, memory over an epoch."""
-    result = results.get("loader")
-    if result is None:
-        return ["Not measured yet: `python -m benchmarks.loader`."]
     about, data = result["about"], result["data"]
-    source = "made up" if data["made_up"] else "given"
-    lines = [
-        f"`{about['command']}`, {_about(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} "
-        f"shards ({source}), {data['image_bytes'] / 1000:.0f} KB an image.",
-        "",
-        *_head(
-            [
-                "workers",
-                "loader",
-                "samples a second and core",
-                "to OpenCLIP",
-                "samples a second",
-                "to OpenCLIP",
-            ]
-        ),
-    ]
+    speeds, parts, memory = [], [], []
     for workers, entry in result["workers"].items():
         for name in ("ours", "OpenCLIP"):
             row = entry[name]
             if "why" in row:
-                lines.append(_row([workers, name, row["why"]]))
+                speeds.append([workers, name, row["why"]])
                 continue
             cells = [workers, name]
             for kind in ("per_core", "per_second"):
                 ratio = entry.get("ratio", {}).get(kind) if name == "ours" else None
                 cells += [_spread(row[kind], 0), _spread(ratio, 2) if ratio else "–"]
-            lines.append(_row(cells))
-    return [*lines, "", *_parts(result["breakdown"]), "", *_memory(result["workers"])]
+            speeds.append(cells)
+            for kind, what in (("rss", "sum over the processes"), ("own", "without mapped files")):
+                if sizes := row.get("memory", {}).get(kind):
+                    chosen = (sizes[0], sizes[len(sizes) // 2], sizes[-1], max(sizes))
+                    memory.append([workers, name, what, *(f"{size / 2**20:.0f}" for size in chosen)])
+    for name, row in result["breakdown"].items():
+        if "why" in row:
+            parts.append([name, row["why"]])
+        else:
+            parts += [
+                [name, part, f"{value:.0f}", f"{value / row['all']:.0%}"] for part, value in row.items()
+            ]
+    head = "workers | loader | samples a second and core | to OpenCLIP | samples a second | to OpenCLIP"
+    return [
+        f"{describe(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} shards "
+        f"(made up), {data['image_bytes'] / 1000:.0f} KB an image.",
+        *("", *table_of(head, speeds)),
+        *("", *table_of("loader | part | µs of processor time a sample | share", parts)),
+        *(
+            "",
+            *table_of("workers | loader | memory over an epoch, MiB | start | middle | end | most", memory),
+        ),
+    ]
 
 
 def _spread(found: dict[str, float], digits: int) -> str:
     return f"{found['median']:.{digits}f} ± {(found['high'] - found['low']) / 2:.{digits}f}"
 
 
-def _parts(breakdown: dict[str, dict[str, Any]]) -> list[str]:
-    lines = _head(["loader", "part", "µs of processor time a sample", "share"])
-    for name, row in breakdown.items():
-        if "why" in row:
-            lines.append(_row([name, row["why"]]))
-            continue
-        lines += [
-            _row([name, part, f"{value:.0f}", f"{value / row['all']:.0%}"]) for part, value in row.items()
-        ]
-    return lines
-
-
-def _memory(workers: dict[str, dict[str, Any]]) -> list[str]:
-    lines = _head(["workers", "loader", "memory over an epoch, MiB", "start", "middle", "end", "most"])
-    for number, entry in workers.items():
-        for name in ("ours", "OpenCLIP"):
-            found = entry[name].get("memory", {})
-            for kind, what in (("rss", "sum over the processes"), ("own", "without mapped files")):
-                if kind in found:
-                    sizes = [size / 2**20 for size in found[kind]]
-                    chosen = (sizes[0], sizes[len(sizes) // 2], sizes[-1], max(sizes))
-                    lines.append(_row([number, name, what, *(f"{size:.0f}" for size in chosen)]))
-    return lines
-
-
-def parity(results: Results, device: str) -> list[str]:
+def parity(result: Result) -> list[str]:
     """The worst relative error of each backend and type."""
-    result = results.get(f"parity_{device}")
-    if result is None:
-        return [_missing(device)]
-    about = result["about"]
-    lines = [f"`{about['command']}`, {_about(about)}.", ""]
-    head = ["backend", "type", "cases", "worst error", "limit", "above it", "two runs differ by"]
-    lines += _head(head)
-    absent = {}
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in result["rows"]:
-        if "skipped" in row:
-            absent[row["backend"]] = row["skipped"]
-        else:
-            groups.setdefault((row["backend"], row["dtype"]), []).append(row)
-    for (backend, dtype), rows in groups.items():
+    absent = {row["backend"]: row["skipped"] for row in result["rows"] if "skipped" in row}
+    tried = [row for row in result["rows"] if "skipped" not in row]
+    lines = []
+    for backend, dtype in dict.fromkeys((row["backend"], row["dtype"]) for row in tried):
+        rows = [row for row in tried if (row["backend"], row["dtype"]) == (backend, dtype)]
         ran = [row for row in rows if "worst" in row]
         worst, moves = (largest(row[key] for row in ran) for key in ("worst", "repeated"))
         above = sum(not row.get("within", False) for row in rows)
         limit = result["limits"].get(dtype, math.nan)  # of a process that died
-        lines.append(
-            _row([backend, dtype, str(len(rows)), f"{worst:.1e}", f"{limit:.0e}", str(above), f"{moves:.0e}"])
-        )
-    return lines + [f"\n`{backend}` did not run: {why}." for backend, why in absent.items()]
+        numbers = [str(len(rows)), f"{worst:.1e}", f"{limit:.0e}", str(above), f"{moves:.0e}"]
+        lines.append([backend, dtype, *numbers])
+    head = "backend | type | cases | worst error | limit | above it | two runs differ by"
+    return [f"{describe(result['about'])}.", "", *table_of(head, lines), *_absences(absent)]
 
 
-def goals(results: Results, device: str) -> list[str]:
+def goals(results: dict[str, Result]) -> list[str]:
     """Every target with what was measured."""
-    lines = _head(["target", "wanted", "measured", "from"])
+    rows = []
     for target in targets(results):
-        measured = "not measured yet" if target.measured is None else f"{target.measured:.2f}"
-        met = "" if target.measured is None else (" ✓" if target.met else " ✗")
-        lines.append(_row([target.name, target.wanted, measured + met, f"`{target.command}`"]))
-    return lines
+        measured = "not measured yet"
+        if target.measured is not None:
+            measured = f"{target.measured:.2f} {'✓' if target.met else '✗'}"
+        rows.append([target.name, target.wanted, measured, f"`{target.command}`"])
+    return table_of("target | wanted | measured | from", rows)
 
 
-SECTIONS: dict[str, tuple[Callable[[Results, str], list[str]], str]] = {
-    "targets": (goals, ""),
-    "attention cpu": (attention, "cpu"),
-    "attention busy": (attention, "busy_cpu"),
-    "training cpu": (training, "cpu"),
-    "loader": (loader, "cpu"),
-    "parity cpu": (parity, "cpu"),
-    "attention gpu": (attention, "cuda"),
-    "training gpu": (training, "cuda"),
-    "parity gpu": (parity, "cuda"),
+# by section of the document: the table, the file without its ending, and the command that measures it
+SECTIONS: dict[str, tuple[Callable[[Result], list[str]], str, str]] = {
+    "attention cpu": (attention, "attention_cpu_float32", "make bench"),
+    "attention busy": (attention, "attention_busy_cpu_float32", "make bench"),
+    "training cpu": (training, "training_cpu_bf16", "make bench"),
+    "loader": (loader, "loader", "python -m benchmarks.loader"),
+    "parity cpu": (parity, "parity_cpu", "make bench"),
+    "attention gpu": (attention, "attention_cuda_bfloat16", "make bench-gpu"),
+    "training gpu": (training, "training_cuda_bf16", "make bench-gpu"),
+    "parity gpu": (parity, "parity_cuda", "make bench-gpu"),
 }
 
 
-def _missing(device: str) -> str:
-    return f"Not measured yet: `{'make bench-gpu' if device == 'cuda' else 'make bench'}`."
+def describe(about: dict[str, Any]) -> str:
+    """The command and the machine of a result."""
+    by = f"Triton {about['triton']}" if "triton" in about else _count(about["threads"], "thread")
+    return f"`{about['command']}`, {about['device']}, {by}, torch {about['torch']}"
 
 
-def _about(about: dict[str, Any]) -> str:
-    number = about["threads"]
-    threads = f"{number} thread{'' if number == 1 else 's'}"
-    by = f"Triton {about['triton']}" if "triton" in about else threads
-    return f"{about['device']}, {by}, torch {about['torch']}"
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _shape(shape: dict[str, Any]) -> str:
-    return f"B {shape['batch']}, N {shape['tokens']}"
+def _absences(absent: dict[str, str]) -> list[str]:
+    return [f"\n`{name}` did not run: {why}." for name, why in absent.items()]
 
 
-def _has_memory(result: dict[str, Any]) -> bool:
-    return any(
-        "peak_bytes" in row.get("both", {})
-        for entry in result["shapes"].values()
-        for row in entry["rows"].values()
-    )
-
-
-def _head(cells: list[str]) -> list[str]:
-    return [_row(cells), _row(["---"] * len(cells))]
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+def table_of(head: str, rows: Iterable[list[str]]) -> list[str]:
+    """Lines of Markdown; `head` has the names of the columns between bars."""
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in rows]
+    return [f"| {head} |", "|" + " --- |" * (head.count("|") + 1), *lines]
 
 
 def fill(document: Path, tables: dict[str, list[str]]) -> None:
@@ -279,8 +208,14 @@ def main() -> None:
     parser.add_argument("target", type=Path, nargs="?", default=Path("docs/performance.md"))
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
-    results = read_results(options.results)
-    fill(options.target, {name: table(results, device) for name, (table, device) in SECTIONS.items()})
+    results = {
+        file.stem: json.loads(file.read_text(encoding="utf-8")) for file in options.results.glob("*.json")
+    }
+    tables = {"targets": goals(results)}
+    for name, (table, stem, command) in SECTIONS.items():
+        missing = [f"Not measured yet: `{command}`."]
+        tables[name] = table(results[stem]) if stem in results else missing
+    fill(options.target, tables)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def measure(precision: str, seconds: float) -> float:
     """Samples a second, by the median step."""
     import torch
 
-    from benchmarks.steps import Steps
+    from benchmarks.models import Steps
     from diffclip.training.plan import make_batch
     from diffclip.training.recipe import read_recipe
     from diffclip.training.run import build_model

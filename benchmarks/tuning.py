@@ -1,6 +1,6 @@
 """Every block size that the fused kernels may use, timed on a GPU for the main shapes; the quickest are kept.
 
-    python -m benchmarks.tuning [--dtype bfloat16] [--seconds 110] [--output benchmarks/results]
+    python -m benchmarks.tuning [--seconds 110] [--output benchmarks/results]
 
 The plans go to the user's cache folder, where the operator finds them from then on, and with all times to
 tuning_cuda.json, from which the table in diffclip/attention/kernels/plan.py can be brought up to date.
@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.about import about, add_common_options, parser_of, write_json
-from benchmarks.ahead import run_ahead
+from benchmarks.about import about, add_common_options, parser_of, run_ahead, write_json
 from benchmarks.attention import CURVE, SHAPES
 from diffclip.benchmarking.operators import Shape, make_inputs
 from diffclip.benchmarking.timing import reason
@@ -62,7 +61,6 @@ def compile_candidates(shape: Shape, device: torch.device, dtype: torch.dtype, p
 def main() -> None:
     parser = parser_of(__doc__)
     add_common_options(parser, seconds=110.0)
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile ahead")
     parser.add_argument(
         "--tokens", type=int, nargs="+", help="only shapes with so many tokens, in this order"
@@ -79,7 +77,7 @@ def main() -> None:
     result: dict[str, Any] = {"about": about("tuning", options), "shapes": {}, "not_reached": []}
     file = options.output / "tuning_cuda.json"
     deadline = time.perf_counter() + options.seconds
-    dtype = getattr(torch, options.dtype)
+    dtype = torch.bfloat16
     # lengths beyond 577 use the kernels of 577
     ahead = [shape for shape in SHAPES["cuda"].values() if shape.tokens <= 577]
     jobs = [(shape, device, dtype, place) for place in range(MOST_CANDIDATES) for shape in ahead]

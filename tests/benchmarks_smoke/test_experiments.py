@@ -29,20 +29,15 @@ def results(tmp_path_factory) -> Path:
                 line = {"kind": kind, "tokens": tokens, "strength": strength, "model": model}
                 line["acc1"] = (0.7 + 0.02 * random.standard_normal(len(SEEDS))).tolist()
                 if model == "DiffCLIP":
-                    line |= dict.fromkeys(
-                        ("map_correlation", "lambda", "snr_first", "snr_combined"), [0.5] * 6
-                    )
+                    line |= dict.fromkeys(program._WHY.values(), [0.5] * 6)
                 lines.append(json.dumps(line) + "\n")
     (folder / "needle.jsonl").write_text("".join(lines))
     fields = {"weights": "", "task": "retrieval", "dataset": "captions", "split": "test", "count": 10}
     fields |= {"metric": "mean_recall", "low": None, "high": None, "protocol": ""}
     for count in (0, 16):  # 4 comes last
         records = []
-        for model, gain, noise in (
-            ("CLIP", -0.01, 0.01),
-            ("DiffCLIP", -0.005, 0.01),
-            ("CLIP-gated", -0.01, 0.3),
-        ):
+        made = (("CLIP", -0.01, 0.01), ("DiffCLIP", -0.005, 0.01), ("CLIP-gated", -0.01, 0.3))
+        for model, gain, noise in made:
             values = [0.5 + gain * count + noise * random.random() for _ in SEEDS]
             records += [Record(model=model, seed=n, value=values[n], **fields) for n in SEEDS]
             for name in program.ZERO_SHOT:
@@ -80,10 +75,8 @@ def test_runs_at_the_one_rate_for_all_are_not_made_twice(results: Path) -> None:
     own = values[values["distractors"] == 16].set_index(["model", "seed"])["value"]
     assert own["CLIP-same-rate"].tolist() == [0.4, *own["CLIP"][1:]]
     each = program.compare_clutter(values)[1].set_index(["distractors", "model"])["seeds"]
-    assert set(each.index) == {
-        *((n, m) for n in (0, 16) for m in ("DiffCLIP", "CLIP-gated")),
-        (16, "DiffCLIP-same-rate"),
-    }
+    both = {(n, model) for n in (0, 16) for model in ("DiffCLIP", "CLIP-gated")}
+    assert set(each.index) == both | {(16, "DiffCLIP-same-rate")}
     assert each[16, "DiffCLIP-same-rate"] == len(SEEDS)
 
 
@@ -96,16 +89,9 @@ def test_the_interval_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None
             run.mkdir(parents=True)
             (run / "results.jsonl").touch()
             captions, images = random.random((30, 5)), random.random(30)
-            keys = np.frombuffer(
-                json.dumps([f"{a}_retrieval_recall@5" for a in ("image", "text")]).encode(), np.uint8
-            )
-            outcomes = {
-                "keys": keys,
-                "hits0": captions.ravel(),
-                "clusters0": np.arange(30).repeat(5),
-                "hits1": images,
-            }
-            np.savez(run / "results.outcomes.npz", **outcomes)
+            keys = json.dumps([f"{a}_retrieval_recall@5" for a in ("image", "text")]).encode()
+            outcomes = {"keys": np.frombuffer(keys, np.uint8), "hits0": captions.ravel(), "hits1": images}
+            np.savez(run / "results.outcomes.npz", **outcomes, clusters0=np.arange(30).repeat(5))
             recalls[model] = (captions.mean(1) + images) / 2
         gains.append(recalls["DiffCLIP"] - recalls["CLIP"])
     (tmp_path / "runs" / "models" / "CLIP-same-rate-s0").mkdir()

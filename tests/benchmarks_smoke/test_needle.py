@@ -39,13 +39,8 @@ def test_without_noise_an_arm_is_the_layer_of_the_package(arm: str) -> None:
 
 
 def test_a_run_goes_on_where_it_was_stopped(monkeypatch, tmp_path, capsys) -> None:
-    for name, value in {
-        "STEPS": 2,
-        "TEST": 8,
-        "LENGTHS": (5,),
-        "STRENGTHS": (1.0,),
-        "RATES": (0.01,),
-    }.items():
+    small = {"STEPS": 2, "TEST": 8, "LENGTHS": (5,), "STRENGTHS": (1.0,), "RATES": (0.01,)}
+    for name, value in small.items():
         monkeypatch.setattr(program, name, value)
     file = tmp_path / "needle.jsonl"
     monkeypatch.setattr(sys, "argv", ["needle", "--output", str(file), "--seeds", "2"])

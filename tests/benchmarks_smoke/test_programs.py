@@ -87,7 +87,7 @@ def test_training_and_inference_with_every_model(run, tmp_path) -> None:
             assert (row.get("kept_bytes", 0) > 0) == (entry["kind"] == "training")
     assert set(from_shards["rows"]) == {"CLIP", "DiffCLIP auto"}
     assert all(0 < row["data_wait"] < 1 for row in from_shards["rows"].values())
-    table = "\n".join(tables.training({"training_cpu_bf16": result}, "cpu"))
+    table = "\n".join(tables.training(result))
     assert "| training, batch 2 | CLIP |" in table
     assert "| training from shards, batch 2, 1 worker | DiffCLIP auto |" in table
 
@@ -102,7 +102,7 @@ def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
     assert len(result["workers"]["1"]["ours"]["memory"]["own"]) > 3
     for row in result["breakdown"].values():
         assert sum(row.values()) == pytest.approx(2 * row["all"])
-    table = "\n".join(tables.loader({"loader": result}, "cpu"))
+    table = "\n".join(tables.loader(result))
     assert "| 1 | OpenCLIP |" in table
     measured = [target.measured for target in targets({"loader": result}) if "loader" in target.name]
     assert [found is None for found in measured] == [True, False, True]
@@ -137,7 +137,7 @@ def test_an_error_that_is_no_number_is_the_worst(errors) -> None:
     rows = [row | {"worst": error, "within": error < 1} for error in errors]
     about = {"command": "c", "device": "d", "threads": 1, "torch": "2"}
     result = {"about": about, "limits": {"float32": 1e-5}, "rows": rows}
-    assert "| sdpa | float32 | 2 | nan | 1e-05 | 1 | 0e+00 |" in tables.parity({"parity_cpu": result}, "cpu")
+    assert "| sdpa | float32 | 2 | nan | 1e-05 | 1 | 0e+00 |" in tables.parity(result)
 
 
 def test_timms_arrangement_in_our_layer_is_timms_layer() -> None:

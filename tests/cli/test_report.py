@@ -32,10 +32,8 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     ]
     write_records(file, [*read_records(file), *layers, layers[0].model_copy(update={"head": 1})])
     assert call("runs", "--save", "saved/demo") == "wrote saved/demo\n"
-    assert sorted(path.name for path in (tmp_path / "saved" / "demo").iterdir()) == [
-        "curves.jsonl",
-        "results.jsonl",
-    ]
+    names = sorted(path.name for path in (tmp_path / "saved" / "demo").iterdir())
+    assert names == ["curves.jsonl", "results.jsonl"]
     records = read_records(tmp_path / "saved" / "demo" / "results.jsonl")
     assert {record.weights for record in records} == {
         f"{m}-s{s}/checkpoints/best" for m in ("CLIP", "DiffCLIP") for s in (0, 1)
@@ -43,11 +41,9 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     assert {(record.task, record.metric, record.head) for record in records if record.layer} == {
         (*one, None) for one in shown
     }
+    file = "saved/demo/results.jsonl"
     for options, words in (
-        (
-            ("saved/demo/results.jsonl", "--output", "saved/demo/results.jsonl"),
-            "is an input, which would be lost",
-        ),
+        ((file, "--output", file), "is an input, which would be lost"),
         (("saved/demo", "--save", "saved/demo"), "is an input, which would be lost"),
         (("runs", "--save", "runs"), "--save runs holds what is to be saved"),
     ):

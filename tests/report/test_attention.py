@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -12,13 +13,16 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.focus.attend import Attended, View
 from diffclip.focus.maps import visible_part
 from diffclip.report.attention import (
+    MOST_HITS,
     RELEVANCE_FLOOR,
     Cell,
     attend_figures,
     grid_figure,
     scale_of,
+    search_sheet,
     write_figures,
 )
+from diffclip.search import Hit
 
 GRAY = np.full((60, 60, 3), 120, np.uint8)
 LONG = "a photograph of an incomprehensibilitiesandcounterrevolutionaries museum with two $5 lamps_{x} " * 3
@@ -97,3 +101,43 @@ def test_equal_figures_become_equal_files(tmp_path) -> None:
             assert files == [tmp_path / f"{name}-{number}{suffix}" for number in (1, 2)]
     for end in ("-1.png", "-2.svg", "-2.pdf"):
         assert (tmp_path / f"a{end}").read_bytes() == (tmp_path / f"b{end}").read_bytes()
+
+
+@pytest.fixture
+def hits(tmp_path):
+    def make(count, name="{:03d}.png"):
+        Image.new("RGB", (40, 30), "teal").save(tmp_path / "image.png")
+        made = [Hit(tmp_path / name.format(number), 0.5 - number / 1000) for number in range(count)]
+        for hit in made:
+            if not hit.path.exists():
+                hit.path.symlink_to(tmp_path / "image.png")
+        return made
+
+    return make
+
+
+def images(figure):
+    return sum(len(axes.images) for axes in figure.axes)
+
+
+def test_each_image_with_rank_cosine_and_name_and_a_hit_may_be_gone(hits, tmp_path):
+    figure = search_sheet("two dogs on a beach", hits(5), "9 images in photos, by CLIP")
+    assert figure.get_suptitle() == "“two dogs on a beach”"
+    assert figure.get_supxlabel() == "9 images in photos, by CLIP"
+    assert {"1: 0.500", "000.png", "5: 0.496", "004.png"} <= set(words(figure))
+    assert images(figure) == 5
+    figure = search_sheet(Image.new("RGB", (9, 9)), [*hits(2), Hit(tmp_path / "gone.png", 0.1)], "x")
+    assert images(figure) == 4
+    assert "gone.png cannot be read" in " ".join(words(figure)).replace("\n", " ")
+    assert "query" in words(figure)
+
+
+def test_names_of_any_letters_and_lengths_stay_apart(hits, tmp_path):
+    name = "$ a holiday at the sea, the third day {:02d}.png"
+    figure = search_sheet("costs $5 " * 60, hits(MOST_HITS + 4, name), "a long folder/" * 30)
+    assert images(figure) == MOST_HITS
+    assert figure.get_supxlabel().endswith(f"the first {MOST_HITS} of {MOST_HITS + 4}")
+    figure.savefig(tmp_path / "sheet.png", dpi=50)
+    assert np.ptp(matplotlib.image.imread(tmp_path / "sheet.png")) > 0
+    boxes = [axes.xaxis.label.get_window_extent() for axes in figure.axes]
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])

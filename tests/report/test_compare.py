@@ -188,21 +188,17 @@ def test_the_terminals_difference_is_over_all_draws(monkeypatch, capsys):
             records.append(one(about, "few-shot", "cifar10", "acc1", value, draw=draw))
             # episodes of other images in each draw, the same for both models
             clusters = np.random.default_rng(draw).integers(0, 50, 100)
-            outcomes[outcome_key(records[-1])] = Outcomes(
-                (np.arange(100) < 100 * value).astype(float), clusters
-            )
+            hits = (np.arange(100) < 100 * value).astype(float)
+            outcomes[outcome_key(records[-1])] = Outcomes(hits, clusters)
     show_records(records, outcomes, headlines_only=False)
     assert "0.0 [−" in capsys.readouterr().out
 
 
 def test_ablations_are_not_the_papers_models():
-    names = (
-        "DiffCLIP-vision-ViT-B-16",
-        "DiffCLIP-v192x6x6p16-t192x4x6",
-        "CLIP-half-heads",
-        "DiffCLIP-no-norm",
-    )
-    assert [is_paper_model(name) for name in names] == [True, True, False, False]
+    for name in ("DiffCLIP-vision-ViT-B-16", "DiffCLIP-v192x6x6p16-t192x4x6"):
+        assert is_paper_model(name)
+    for name in ("CLIP-half-heads", "DiffCLIP-no-norm"):
+        assert not is_paper_model(name)
 
 
 def test_the_terminals_table_breaks_verdicts_between_words(monkeypatch, capsys):

@@ -98,18 +98,8 @@ def test_labels_tell_splits_and_templates_where_there_are_several():
         "zero-shot top-1, ImageNet, 7 templates",
         "zero-shot top-1, ImageNet, 80 templates",
     ]
-    mixed = [
-        one(
-            ABOUT | {"model": f"CLIP-{n}"},
-            "six-tasks",
-            "zero-shot",
-            "average",
-            0.5,
-            templates=n,
-            of=(str(n),),
-        )
-        for n in (7, None)
-    ]
+    average = ("six-tasks", "zero-shot", "average", 0.5)
+    mixed = [one(ABOUT | {"model": f"CLIP-{n}"}, *average, templates=n, of=(str(n),)) for n in (7, None)]
     labels = measures_of(results_of(frame_of(mixed)).records)["label"]
     assert list(labels) == ["Zero-shot, 7 templates", "Zero-shot"]
 
@@ -129,26 +119,14 @@ def test_weights_of_one_name_are_told_apart_and_a_record_given_twice_counts_once
     assert len(results_of(frame_of(first + first)).records) == len(first)
     other = [record.model_copy(update={"weights": "runs/other-s0/checkpoints/best"}) for record in second]
     assert results_of(frame_of(first + other)).models == ["CLIP (CLIP-s0)", "CLIP (other-s0)"]
+    told = ("zero-shot", "cifar10", "acc1", 0.5)
     runs = [
-        one(
-            {"model": "CLIP", "seed": 0, "weights": f"runs/{data}/CLIP-s0/checkpoints/best"},
-            *told,
-            steps=steps,
-        )
+        one(ABOUT | {"weights": f"runs/{data}/CLIP-s0/checkpoints/best"}, *told, steps=steps)
         for data, steps in (("cc3m", 1000), ("cc12m", 4000))
-        for told in [("zero-shot", "cifar10", "acc1", 0.5)]
     ]
     assert results_of(frame_of(runs)).models == ["CLIP (cc3m/CLIP-s0)", "CLIP (cc12m/CLIP-s0)"]
-    files = [
-        one(
-            {"model": "CLIP", "seed": None, "weights": f"checkpoints/epoch_{n}.pt"},
-            "zero-shot",
-            "x",
-            "acc1",
-            0.5,
-        )
-        for n in (1, 2)
-    ]
+    names = ("checkpoints/epoch_1.pt", "checkpoints/epoch_2.pt")
+    files = [one(ABOUT | {"seed": None, "weights": name}, *told) for name in names]
     assert results_of(frame_of(files)).models == ["CLIP (epoch_1.pt)", "CLIP (epoch_2.pt)"]
 
 

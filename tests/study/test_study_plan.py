@@ -14,8 +14,18 @@ from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.statistics import detectable_difference
-from diffclip.study.place import Place, left_out, usual_workers
-from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
+from diffclip.study.plan import (
+    GROUPS,
+    Place,
+    choose,
+    entries_of,
+    grid_runs,
+    left_out,
+    plan,
+    settings_digest,
+    sweep_runs,
+    usual_workers,
+)
 from diffclip.study.recipe import read_study, to_yaml
 from diffclip.study.results import StudyFolder
 from diffclip.training.plan import plan_run
@@ -60,10 +70,11 @@ def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(study_file, tmp_
 def test_runs_are_measured_without_a_set_that_nothing_downloads(study_file, tmp_path: Path) -> None:
     study = read_study(study_file(models={**STUDY["models"], "suite": "study"}))
     place, run = Place(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
-    assert left_out(study, place, ["study"]) == ["oxford_pets3"]
+    entries = entries_of(study, GROUPS)
+    assert left_out(study, place, entries) == ["oxford_pets3"]
     assert "--skip-missing" in place.evaluate_words(study, run)
     (tmp_path / "oxford_pets3").mkdir()
-    assert not left_out(study, place, ["study"])
+    assert not left_out(study, place, entries)
     assert "--skip-missing" not in place.evaluate_words(study, run)
 
 
@@ -112,7 +123,7 @@ def test_a_gpu_holds_all_runs_that_share_it(
     needed = plan_run(recipe)["memory"]["total"]
     gpu = SimpleNamespace(total_memory=3.5 * needed / 0.9)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
-    monkeypatch.setattr("diffclip.study.place.cores", lambda: 16)
+    monkeypatch.setattr("diffclip.study.plan.cores", lambda: 16)
     assert (usual_workers("cuda", [recipe]), usual_workers("cpu", [recipe])) == (3, 1)
 
 

@@ -16,14 +16,12 @@ from typing import Any
 import pytest
 import torch
 from in_process import diffclip_command
-from tiny_study import ABLATIONS, STUDY, write_finished
+from tiny_study import ABLATIONS, STUDY
 
-from diffclip.errors import InputError
 from diffclip.evaluation.records import load_records
-from diffclip.study.plan import sweep_runs
 from diffclip.study.recipe import read_study
 from diffclip.study.results import StudyFolder
-from diffclip.study.runs import TIMING_FILE, read_lines, read_timing
+from diffclip.study.runs import read_lines, read_timing
 from diffclip.study.timing import time_arms, time_of
 
 ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
@@ -50,9 +48,10 @@ def test_missing_data_is_named_before_anything_is_done(study_file, tmp_path: Pat
     ended = diffclip_command("study", file, "--data", tmp_path / "none", "--dry-run")
     assert ended.returncode == 2
     assert "0 of 6 runs are finished" in ended.stdout
-    for told in ("flickr8k/train is missing", "oxford_pets3 is not in", "cifar10", "caltech101"):
+    assert ended.stderr.startswith("diffclip: missing in ")
+    assert ended.stderr.count("\n") == 1
+    for told in ("flickr8k/train, which the study is trained on", "cifar10, ", "caltech101, "):
         assert told in ended.stderr
-    assert all(line.startswith("diffclip: ") for line in ended.stderr.splitlines())
     assert not (tmp_path / "runs").exists()
 
 
@@ -145,20 +144,9 @@ def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(study_file, d
     file = study_file(change={"epochs": 100_000, "checkpoint_every": 2}, sweep=None, models=ONE_SEED)
     ended = diffclip_study(file, "--minutes", 0.1)
     assert ended.returncode == 0, ended.stderr
-    assert "0 of 2 runs done, the same command goes on" in ended.stdout
+    assert ended.stdout.endswith("0 of 2 runs done, the same command goes on\n")
     assert "models/CLIP-s0: stopped, to be gone on with" in ended.stderr
     assert "DiffCLIP-s0" not in ended.stderr
-
-
-def test_no_run_is_begun_that_would_not_end_in_time(study_file, diffclip_study, tmp_path: Path) -> None:
-    file = study_file()
-    write_finished(tmp_path / "out", sweep_runs(read_study(file))[0], 0.5)  # took a minute
-    ended = diffclip_study(file, "--minutes", 0.5)
-    assert ended.returncode == 0, ended.stderr
-    assert "1 of 8 runs done, the same command goes on" in ended.stdout
-    assert "diffclip report" not in ended.stdout
-    assert "started" not in ended.stderr
-    assert "no run is begun, as the next takes about 60 s" in ended.stderr
 
 
 @pytest.mark.slow(minutes=2)
@@ -290,13 +278,6 @@ def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:
     # the interval of the median of 15 values goes from the 4th to the 12th (Conover 1999, section 3.2)
     fifteen = time_of([float(own) for own in range(15)], [1.0] * 15)
     assert [fifteen[key] for key in ("low", "ratio", "high")] == [3, 7, 11]
-
-
-@pytest.mark.parametrize("content", ["", '{"rounds": 3}'])
-def test_a_broken_file_is_told_in_a_line(content: str, tmp_path: Path) -> None:
-    (tmp_path / TIMING_FILE).write_text(content)
-    with pytest.raises(InputError, match=r"timing.json cannot be read: remove it"):
-        read_timing(tmp_path)
 
 
 @pytest.mark.slow(minutes=1)

@@ -66,27 +66,17 @@ def report(
 
     require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
     from diffclip.evaluation.records import RESULTS_FILE
-    from diffclip.report import report_run
     from diffclip.study.runs import CURVES_FILE, METRICS
 
     if all(place is None for place in (output, tables, figures, markdown, save)):
-        if (
-            len(paths) == 1
-            and (paths[0] / METRICS).is_file()
-            and attention is None
-            and title is None
-            and not paper
-        ):
-            typer.echo(f"wrote {report_run(paths[0])}")
-            return
-        output = Path("report.html")
+        is_run = len(paths) == 1 and (paths[0] / METRICS).is_file()
+        output = paths[0] / "report.html" if is_run else Path("report.html")
     if attention is not None and output is None and figures is None:
         raise InputError("--attention needs a place for its figures: give --output FILE or --figures FOLDER")
 
     from diffclip.files import check_not_input
-    from diffclip.report.frame import read_results
+    from diffclip.report.frame import read_results, save_results
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
-    from diffclip.report.save import save_results
 
     inputs = [one for path in paths for one in (path.rglob("*.jsonl") if path.is_dir() else [path])]
     saved = [save / RESULTS_FILE, save / CURVES_FILE] if save else []
@@ -102,9 +92,8 @@ def report(
         written.append(save_results(paths, save))
     if output is not None:
         rest = [*named, *(["--paper"] if paper else []), *(["--attention", attention] if attention else [])]
-        written.append(
-            write_page(output, built, _command(paths, "--output", output, *rest), list(looks.values()))
-        )
+        command = _command(paths, "--output", output, *rest)
+        written.append(write_page(output, built, command, list(looks.values())))
     if markdown is not None:
         place = [*(["--figures", figures] if figures else []), *named]
         written += write_markdown(markdown, built, _command(paths, "--markdown", markdown, *place), figures)
@@ -131,9 +120,8 @@ def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
 
     models = {}
     for run in map(read_run, (folder for path in paths if path.is_dir() for folder in run_folders(path))):
-        if run.arm not in models and any(
-            (run.folder / "checkpoints" / one).exists() for one in ("best", "last")
-        ):
+        checkpoints = [run.folder / "checkpoints" / kind for kind in ("best", "last")]
+        if run.arm not in models and any(one.exists() for one in checkpoints):
             loaded = load_for_use(str(run.folder))
             models[run.arm] = (loaded.model, loaded.preprocess, loaded.tokenizer)
     if not models:

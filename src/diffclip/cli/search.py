@@ -108,7 +108,7 @@ def _update(images: ImageIndex, workers: int) -> None:
 
 
 def _write_sheet(sheet: Path, query: str | Image.Image, hits: list[Hit], searched: str) -> None:
-    from diffclip.report.search_sheet import search_sheet
+    from diffclip.report.attention import search_sheet
 
     with warnings.catch_warnings(), write_atomically(sheet) as temporary:
         # a name in a script that the font lacks is drawn as boxes, and the table has it

@@ -7,14 +7,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
-
-if TYPE_CHECKING:
-    from diffclip.study.grid import Tally
-    from diffclip.study.plan import Group
 
 _INTERRUPTED = 130
 
@@ -73,10 +69,10 @@ def study(
     """
     import torch
 
-    from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
+    from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown
     from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
-    from diffclip.study.place import Place, left_out, problems_of, suites_of, usual_workers
+    from diffclip.study.plan import GROUPS, Place, check_place, entries_of, left_out, usual_workers
     from diffclip.study.recipe import read_study
     from diffclip.study.runs import RUNS_FILE
 
@@ -88,8 +84,11 @@ def study(
         raise InputError(f"--pilot {pilot} has no {RUNS_FILE}: give the results of a study")
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"--device {device} is not for studies: give auto, cpu or cuda")
+    for group in only or ():
+        if group not in GROUPS:
+            raise unknown("group of runs", group, GROUPS)
     resolved = read_study(recipe, changes or [])
-    groups = _groups(only)
+    groups = [group for group in GROUPS if not only or group in only]
     name = Path(recipe).stem
     chosen = pick_device(device).type
     at_a_time = workers or usual_workers(chosen, resolved.recipes.values())
@@ -104,36 +103,32 @@ def study(
     )
     if dry_run:
         require_group("report", "pandas", "scipy", "statsmodels")
-    problems = problems_of(resolved, place, groups)
-    for name in left_out(resolved, place, suites_of(resolved, groups)):
+        from diffclip.cli.study_plan import show_plan
+
+        show_plan(resolved, place, groups, pilot)
+    check_place(resolved, place, groups)
+    for name in left_out(resolved, place, entries_of(resolved, groups)):
         _say(
             f"diffclip: {name} is not in {place.data}, and no command downloads it: runs are measured without it"
         )
     if dry_run:
-        from diffclip.cli.study_plan import show_plan
-
-        show_plan(resolved, place, groups, pilot)
-    for problem in problems[:-1]:
-        _say(f"diffclip: {problem}")
-    if problems:
-        raise InputError(problems[-1])
-    if dry_run:
         return
     seconds = None if minutes is None else 60 * minutes
     tally = run_study(resolved, place, run_command, _say, groups, seconds)
-    failures = {name: ended.failure for name, ended in tally.failures.items()}
-    if failures:
+    progress = f"{tally.done} of {tally.total} runs done"
+    progress += "" if tally.done == tally.total else ", the same command goes on"
+    if tally.failures:
         kind = DiffCLIPError if any(ended.ours for ended in tally.failures.values()) else InputError
-        first, why = next(iter(failures.items()))
-        more = f"; {len(failures) - 1} more failed, see above" if len(failures) > 1 else ""
-        raise kind(f"{first} failed: {why}{more} ({_progress(tally)})")
+        first, ended = next(iter(tally.failures.items()))
+        more = f"; {len(tally.failures) - 1} more failed, see above" if len(tally.failures) > 1 else ""
+        raise kind(f"{first} failed: {ended.failure}{more} ({progress})")
     if tally.stopped == signal.SIGINT:
-        error = TyperException(f"interrupted: {_progress(tally)}")
+        error = TyperException(f"interrupted: {progress}")
         error.exit_code = _INTERRUPTED
         raise error
     if isinstance(tally.stopped, int):
-        raise StoppedError(f"asked to stop: {_progress(tally)}")
-    print(f"{place.output}: {_progress(tally)}")
+        raise StoppedError(f"asked to stop: {progress}")
+    print(f"{place.output}: {progress}")
     if tally.stopped is None:
         print(shlex.join(["diffclip", "report", str(place.output)]))
 
@@ -148,22 +143,6 @@ def run_command(words: Sequence[str]) -> None:
         raise KeyboardInterrupt
     if code:
         raise DiffCLIPError(f"diffclip {words[0]} ended with exit code {code}")
-
-
-def _groups(only: list[str] | None) -> list[Group]:
-    """The wanted groups in the order of work."""
-    from diffclip.errors import unknown
-    from diffclip.study.plan import GROUPS
-
-    for name in only or ():
-        if name not in GROUPS:
-            raise unknown("group of runs", name, GROUPS)
-    return [group for group in GROUPS if not only or group in only]
-
-
-def _progress(tally: Tally) -> str:
-    done = f"{tally.done} of {tally.total} runs done"
-    return done if tally.done == tally.total else f"{done}, the same command goes on"
 
 
 def _say(line: str) -> None:

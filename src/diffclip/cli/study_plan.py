@@ -11,9 +11,8 @@ import pandas as pd
 from diffclip.cli.console import print_table
 from diffclip.evaluation.records import RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import detectable_difference, power, residual_sd
-from diffclip.study.place import Place, seconds_of_runs
-from diffclip.study.plan import Group, Planned, grid_runs, plan
-from diffclip.study.recipe import Study
+from diffclip.study.plan import Place, Planned, grid_runs, plan, seconds_of_runs
+from diffclip.study.recipe import Group, Study
 from diffclip.study.results import StudyFolder
 from diffclip.training.logging import duration
 
@@ -21,7 +20,9 @@ from diffclip.training.logging import duration
 def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path | None) -> None:
     """Print the runs by group and arm, the settings that the sweep chose, the time to come, and the power of the
     primary comparison."""
-    lines = StudyFolder(place.output).runs
+    folder = StudyFolder(place.output)
+    folder.check(study)
+    lines = folder.runs
     runs, chosen = plan(study, lines, groups)
     # the sweep may still choose other settings for runs that are there
     decided = study.sweep is None or bool(chosen)
@@ -40,10 +41,8 @@ def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path
         print(f"trained anew: {len(anew)} runs that had other settings ({names})")
     left = [run for run in runs if run.name not in done]
     known = lines or ({} if pilot is None else StudyFolder(pilot).runs)
-    seconds, at_a_time = (
-        seconds_of_runs(known, left, place.workers),
-        f"{place.workers} at a time on {place.device}",
-    )
+    seconds = seconds_of_runs(known, left, place.workers)
+    at_a_time = f"{place.workers} at a time on {place.device}"
     time = f"the others take about {duration(seconds)}, {at_a_time}" if seconds else "nothing is left to do"
     if left and seconds is None:
         time = f"the time of the others is known when the first is finished, or with --pilot ({at_a_time})"
@@ -63,19 +62,15 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
     primary = study.primary
     print(f"primary: {primary.arm} − {primary.against}, {primary.task} {primary.metric} on {primary.dataset}")
     own, others = ({run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against))
-    planned, pairs = (
-        len(runs) - len({run.arm for run in runs}) - len({run.seed for run in runs}) + 1,
-        len(own & others),
-    )
+    pairs = len(own & others)
+    planned = len(runs) - len({run.arm for run in runs}) - len({run.seed for run in runs}) + 1
     for frame in (frame for folder in folders for frame in _primary_values(study, folder)):
         sd, df = residual_sd(frame) if len(frame) else (math.nan, 0.0)
         if df and sd and planned and pairs:
             error = sd * math.sqrt(2 / pairs)
             least = detectable_difference(error, planned)
-            value = frame[frame["model"] == primary.against]["value"].mean()
-            share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})"
-            if math.isnan(value):  # of a sweep alone
-                share = ""
+            value = frame[frame["model"] == primary.against]["value"].mean()  # NaN of a sweep alone
+            share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})" if value > 0 else ""
             at_margin = power(study.margin, error, planned)
             print(
                 f"seeds vary by {100 * sd:.2f} points (residual standard deviation with {df:.0f} degrees of freedom)\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -22,17 +22,24 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from diffclip.data.images import read_image
+from diffclip.errors import InputError
 from diffclip.files import printable, write_atomically
 from diffclip.focus.attend import Attended, Prepared, View
 from diffclip.focus.maps import visible_part
 
+if TYPE_CHECKING:
+    from diffclip.search import Hit
+
 Map = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
 
+MOST_HITS = 96
+"""Images on the sheet of a search."""
 DRAWN, ARRAYS = (".png", ".svg", ".pdf"), ".npz"
 RELEVANCE_FLOOR = 0.02
 """The least end of a scale of relevance: smaller values change a logit by next to nothing, and are drawn so."""
-_SIDE = 288  # pixels of an image
+_SIDE, _THUMBNAIL = 288, 480  # pixels of an image that a model sees, and of a search hit's longer edge
 _LINE = 0.15  # inches
 _MUTED = "#57606a"
 _TEXT: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.15}
@@ -181,11 +188,8 @@ def attend_figures(
 def abreast(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
     """Put as many blocks side by side as fit into `columns`; only the first row keeps its titles."""
     several = max(1, columns // len(blocks[0]))
-    rows = [
-        [cell for block in blocks[start : start + several] for cell in block]
-        for start in range(0, len(blocks), several)
-    ]
-    return [rows[0], *([cell._replace(title="") for cell in row] for row in rows[1:])]
+    starts = range(0, len(blocks), several)
+    return _titles_once([[cell for block in blocks[n : n + several] for cell in block] for n in starts])
 
 
 def model_rows(
@@ -196,6 +200,10 @@ def model_rows(
         [Cell(views[label], title="image"), *map_cells(one, number, views[label], titles)]
         for label, one in found.items()
     ]
+    return _titles_once(rows)
+
+
+def _titles_once(rows: list[list[Cell]]) -> list[list[Cell]]:
     return [rows[0], *([cell._replace(title="") for cell in row] for row in rows[1:])]
 
 
@@ -217,13 +225,51 @@ def map_cells(one: Attended, number: int, image: Pixels, titles: Sequence[str]) 
 
 def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
     """Return the word with the most relevance; a word is the pieces up to one that ends in a space."""
-    words, totals = [""], [0.0]
+    words = [("", 0.0)]
     for piece, value in zip(pieces, relevance.tolist(), strict=False):
-        words[-1], totals[-1] = words[-1] + piece, totals[-1] + value
+        word, total = words.pop()
+        words.append((word + piece, total + value))
         if piece.endswith(" "):
-            words.append("")
-            totals.append(0.0)
-    return words[int(np.argmax(totals))].strip() if max(totals) > 0 else ""
+            words.append(("", 0.0))
+    word, total = max(words, key=lambda one: one[1])
+    return word.strip() if total > 0 else ""
+
+
+def search_sheet(query: str | Image.Image, hits: Sequence[Hit], searched: str) -> Figure:
+    """Draw the sheet for a query: an image before all, then the first `MOST_HITS` hits.
+
+    `searched` is what was searched: "1,000 images in photos, by DiffCLIP".
+    """
+    cells = []
+    if isinstance(query, Image.Image):
+        small = query.convert("RGB")
+        small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+        cells.append(Cell(np.asarray(small), title="query"))
+    cells += [_hit_cell(rank, hit) for rank, hit in enumerate(hits[:MOST_HITS], 1)]
+    columns = 4 if len(cells) <= 12 else 6
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    more = f"; the first {MOST_HITS} of {len(hits)}" if len(hits) > MOST_HITS else ""
+    figure = grid_figure(rows, _shortened(searched, 70) + more)
+    asked = f"“{query}”" if isinstance(query, str) else "images like the first"
+    title = textwrap.fill(asked, 66, max_lines=4, placeholder=" …")
+    # names and queries may hold dollar signs, which are not formulas here
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, parse_math=False)
+    figure.set_figheight(figure.get_figheight() + 0.25 * (title.count("\n") + 1))
+    return figure
+
+
+def _hit_cell(rank: int, hit: Hit) -> Cell:
+    name = _shortened(printable(hit.path.name))
+    try:
+        image = read_image(hit.path)
+    except InputError:
+        image, name = Image.new("RGB", (8, 8), "white"), f"{name} cannot be read"
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    return Cell(np.asarray(image), title=f"{rank}: {hit.score:.3f}", caption=name)
+
+
+def _shortened(name: str, most: int = 22) -> str:
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2) + 1 :]}"
 
 
 def write_figures(paths: Sequence[Path], figures: Iterable[Figure], count: int) -> list[Path]:

@@ -49,12 +49,9 @@ def primary_of(results: Results) -> tuple[int, Contrast] | None:
     declared, frame = results.study["primary"], results.records
     if not declared.get("alone", True):
         return None
-    fits = pd.Series(True, frame.index)
-    for name in ("task", "dataset", "metric"):
-        fits &= frame[name] == declared[name]
-    if not fits.any():
-        return None
-    return int(frame.loc[fits, "measure"].iloc[0]), (declared["arm"], declared["against"])
+    keys = ["task", "dataset", "metric"]
+    fitting = frame.loc[(frame[keys] == [declared[key] for key in keys]).all(axis=1), "measure"]
+    return None if fitting.empty else (int(fitting.iloc[0]), (declared["arm"], declared["against"]))
 
 
 def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contrast]) -> pd.DataFrame:
@@ -79,17 +76,13 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
         row = fields.loc[measure].to_dict()
         share = is_share(row)
         panel = row["dataset"] if row["task"] == "six-tasks" else row["task"]
-        found = found.assign(
-            measure=measure, label=row["label"], panel=panel, share=share, margin=results.margin
-        )
+        found = found.assign(measure=measure, label=row["label"], panel=panel, share=share)
+        found = found.assign(margin=results.margin, chance=own["chance"].mean())
         if not share:
             found["p_equivalent"] = float("nan")
         found[["model_value", "base_value"]] = [_means(own, pair) for pair in here]
-        found["chance"] = own["chance"].mean()
         above = {model: is_above_chance(one, row["metric"]) for model, one in own.groupby("model")}
-        pairs = [
-            {above[one], above[other]} for one, other in zip(found["model"], found["against"], strict=True)
-        ]
+        pairs = [{above[one], above[other]} for one, other in here]
         found["not_above_chance"] = [False in pair and True not in pair for pair in pairs]
         parts.append(found)
     if not parts:
@@ -168,10 +161,8 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
             f"{percent(row['difference'], sign=True)} points (95 % interval {percent(row['low'], sign=True)} to "
             f"{percent(row['high'], sign=True)}, {_seeds_of(results, row)}): {verdict_text(row)}."
         )
-    counts = (
-        comparisons["verdict"].mask(comparisons["not_above_chance"], "not shown above chance").value_counts()
-    )
-    told = ", ".join(f"{word} in {count}" for word, count in counts.items())
+    words = comparisons["verdict"].mask(comparisons["not_above_chance"], "not shown above chance")
+    told = ", ".join(f"{word} in {count}" for word, count in words.value_counts().items())
     tested = list(dict.fromkeys(comparisons["model"]))
     named = " and ".join(tested) if len(tested) < 3 else f"{len(tested)} models"
     count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -16,6 +17,7 @@ from diffclip.report.style import INK, WIDTH, colors_of, new_figure
 
 Curve = dict[str, Any]
 """A line of `curves.jsonl`."""
+Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -24,20 +26,18 @@ def training_chart(results: Results) -> Chart | None:
     curves = _shown_curves(results)
     if not curves:
         return None
-    kinds: dict[str, Callable[[Curve], Any]] = {"training loss": lambda curve: (curve["step"], curve["loss"])}
-    if any(curve["validation"]["score"] for curve in curves):
-        kinds["validation score, %"] = lambda curve: (
-            curve["validation"]["step"],
-            100 * np.array(curve["validation"]["score"], float),
-        )
+    losses = [(curve["arm"], _points(curve["step"], curve["loss"])) for curve in curves]
+    validations = [(curve["arm"], curve["validation"]) for curve in curves]
+    scores = [(arm, _points(one["step"], one["score"], 100)) for arm, one in validations if one["score"]]
+    kinds = {"training loss": losses} | ({"validation score, %": scores} if scores else {})
     colors = colors_of(results.models)
     figure = new_figure(WIDTH, 0.6 + 2.3 * len(kinds))
     grid = figure.subplots(len(kinds), 1, squeeze=False).ravel()
-    for axes, (label, read) in zip(grid, kinds.items(), strict=True):
-        _lines(axes, curves, colors, read, label)
-    losses = np.concatenate([np.array(curve["loss"], float) for curve in curves])
-    grid[0].set_ylim(top=float(np.nanquantile(losses, 0.98)) * 1.05)
-    if len(kinds) > 1:
+    for axes, (label, lines) in zip(grid, kinds.items(), strict=True):
+        _lines(axes, lines, colors, label)
+    every = np.concatenate([loss for _, (_, loss) in losses])
+    grid[0].set_ylim(top=float(np.nanquantile(every, 0.98)) * 1.05)
+    if scores:
         grid[1].set_ylim(0)
     add_legend(figure, _arms(curves), colors)
     caption = (
@@ -120,17 +120,14 @@ def _correlations(curve: Curve) -> dict[str, Any]:
     return curve["validation"].get("map_correlation") or {}
 
 
-def _lines(
-    axes: Axes,
-    curves: Sequence[Curve],
-    colors: dict[str, str],
-    read: Callable[[Curve], tuple[Any, Any]],
-    label: str,
-) -> None:
+def _points(x: Sequence[float], y: Sequence[float | None], scale: float = 1) -> Line:
+    return np.array(x, float), scale * np.array(y, float)
+
+
+def _lines(axes: Axes, lines: Sequence[tuple[str, Line]], colors: dict[str, str], label: str) -> None:
     """Draw a thin line a run, and a thick one for the mean of an arm's runs over the steps that they share."""
     for model, color in colors.items():
-        own = [read(curve) for curve in curves if curve["arm"] == model]
-        own = [(np.array(x, float), np.array(y, float)) for x, y in own if len(x)]
+        own = [line for arm, line in lines if arm == model]
         width, alpha = (1.6, 1.0) if len(own) == 1 else (0.7, 0.5)
         for x, y in own:
             marker = "o" if len(x) < 12 else None

@@ -175,9 +175,9 @@ def pairs_chart(results: Results) -> Chart | None:
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
     for model in models:
-        around, line = [*angles, angles[0]], 100 * table[model].to_numpy(float)
-        closed = [*line, line[0]]
-        axes.plot(around, closed, "o-", color=colors[model], linewidth=1.8, markersize=3.5)
+        line = 100 * table[model].to_numpy(float)
+        closed = np.append(angles, angles[0]), np.append(line, line[0])
+        axes.plot(*closed, "o-", color=colors[model], linewidth=1.8, markersize=3.5)
         axes.fill(angles, line, color=colors[model], alpha=0.08)
     circle = np.linspace(0, 2 * math.pi, 100)
     axes.plot(circle, [100 * chance] * 100, color=INK, linestyle=_DASHED, linewidth=1)

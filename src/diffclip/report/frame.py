@@ -1,8 +1,9 @@
-"""Result records as one table: measures, models, seeds."""
+"""Result records as one table: measures, models, seeds; and condensed to files small enough to commit."""
 
 from __future__ import annotations
 
-import re
+import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,11 +13,22 @@ import pandas as pd
 
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import PANELS, headline_metric
-from diffclip.evaluation.records import MEASURE, RESULTS_FILE, load_records
+from diffclip.evaluation.records import (
+    MEASURE,
+    RESULTS_FILE,
+    Record,
+    load_records,
+    read_records,
+    record_files,
+    to_lines,
+)
 from diffclip.evaluation.statistics import MARGIN
+from diffclip.files import write_text
 from diffclip.report.names import ASIDE, in_order, measure_label
 from diffclip.study.runs import (
+    CURVES_FILE,
     RUNS_FILE,
+    SEED,
     STUDY_FILE,
     curve_of,
     read_lines,
@@ -26,7 +38,6 @@ from diffclip.study.runs import (
     saved_curves,
 )
 
-_SEED = re.compile(r"-s\d+$")
 HEADLINES = {
     "six-tasks": ("average",),
     "retrieval": ("image_retrieval_recall@5", "text_retrieval_recall@5"),
@@ -45,6 +56,11 @@ HEADLINES = {
     "validation": ("score",),
 }
 """The metrics of a task that the first table shows; of other tasks the first that is recorded."""
+BY_LAYER = {
+    "focus": ("auroc", "inside_over_area", "entropy", "map_correlation"),
+    "mechanics": ("sink_ratio", "sink_value_norm", "negative_weight", "map_correlation", "gradient_cosine"),
+}
+"""By task the measures that a report shows layer by layer."""
 _MAPS_FIRST = {
     "focus": ("own minus other text", "relevance", "relevance, norm in the graph"),
     "faithfulness": ("relevance",),
@@ -56,6 +72,7 @@ HEADLINE_EPSILON = 1.0
 """The size of an attack, in 255ths, that the first table shows."""
 _AVERAGED = ("linear-probe", "few-shot", "retrieval", "retrieval", "zero-shot", "out-of-domain")
 """The tasks whose sets the averages of `PANELS` are over."""
+_POINTS = 50  # of a saved curve
 
 
 @dataclass(frozen=True)
@@ -202,8 +219,8 @@ def headlines(records: pd.DataFrame) -> list[int]:
 def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
     """Add the name of their runs or file to models that share a name, a measure and a seed; that of several seeds
     without the seed."""
-    run = frame["weights"].map(run_of)
-    setting = run.map(lambda path: path.with_name(_SEED.sub("", path.name)) if path.name else path)
+    run = frame["weights"].map(_run_of)
+    setting = run.map(lambda path: path.with_name(SEED.sub("", path.name)) if path.name else path)
     keys = [frame[name] for name in ("measure", "model", "seed", "draw")]
 
     def models_of_several(by: list[pd.Series]) -> set[str]:
@@ -219,7 +236,7 @@ def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def run_of(weights: str) -> Path:
+def _run_of(weights: str) -> Path:
     """Return the run's folder of weights, "runs/CLIP-s0" of "runs/CLIP-s0/checkpoints/best"; a file is itself."""
     path = Path(weights)
     folders = [parent.parent for parent in path.parents if parent.name == "checkpoints"]
@@ -232,3 +249,43 @@ def short_names(runs: Iterable[Path]) -> dict[Path, str]:
     while len({path.parts[-length:] for path in paths}) < len(paths):
         length += 1
     return {path: "/".join(path.parts[-length:]) for path in paths}
+
+
+def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
+    """Condense runs and record files into the folder `destination`, and return it.
+
+    Records of single heads and of layers that no report shows are left out, and `weights` begin at the run's folder.
+
+    Raises:
+        InputError: there is nothing to save.
+    """
+    destination = Path(destination)
+    sources = [Path(path) for path in paths]
+    folders = [path for path in sources if path.is_dir()]
+    runs = [run for folder in folders for run in run_folders(folder)]
+    curves = saved_curves(folders) + [curve_of(run, _POINTS) for run in runs]
+    files = [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
+    records = [record for file in record_files(files) for record in read_records(file) if _is_shown(record)]
+    if not records and not curves:
+        raise InputError("nothing to save: give at least one run folder or one file of records")
+    names = [name.split("/") for name in short_names({run.resolve() for run in runs}).values()]
+    write_text(destination / RESULTS_FILE, to_lines(_shortened(record, names) for record in records))
+    if curves:
+        write_text(destination / CURVES_FILE, "".join(json.dumps(curve) + "\n" for curve in curves))
+    return destination
+
+
+def _is_shown(record: Record) -> bool:
+    by_layer = BY_LAYER.get(record.task, ("lambda", "map_correlation"))
+    return record.head is None and (record.layer is None or record.metric in by_layer)
+
+
+def _shortened(record: Record, runs: Sequence[list[str]]) -> Record:
+    """Begin `weights` at the run's folder, and as many before it as tell runs apart: a path from the root is one
+    machine's."""
+    parts, last = Path(record.weights).parts, {name[-1] for name in runs}
+    at = next((place for place in reversed(range(len(parts))) if parts[place] in last), None)
+    if at is not None:
+        return record.model_copy(update={"weights": "/".join(parts[max(0, at + 1 - len(runs[0])) :])})
+    weights = os.path.relpath(record.weights) if os.path.isabs(record.weights) else record.weights
+    return record.model_copy(update={"weights": weights})

@@ -7,13 +7,13 @@ import platform
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -39,22 +39,21 @@ from diffclip.report.style import png_of, style, write_png
 from diffclip.report.tables import BRACKETS, Table, comparison_table
 from diffclip.study.runs import METRICS, Run, read_run, run_folders
 
+Kind = TypeVar("Kind", Chart, Table)
 _SETTINGS = ("model", "init", "seed", "batch_size", "lr", "weight_decay", "warmup_epochs", "precision")
 _ARMS, _CLAIMS, _OF_PAPER = "Arms and ablations", "The paper's claims", "The paper's figures and tables"
 _MAPS = "Maps and their baselines"
 
 
-@dataclass(frozen=True)
-class Extra:
+class Extra(NamedTuple):
     """A section of figures with a text before them."""
 
     title: str
     text: str
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[Figure]
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A folded section of a page."""
 
     title: str
@@ -63,8 +62,7 @@ class Section:
     open: bool = False
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The content of a page: a headline, what no model learned, forest plots, one table, sections to unfold."""
 
     title: str
@@ -114,16 +112,14 @@ def build_report(
     if claims and len(tasks):
         sections.append(Section(_CLAIMS, tables=[claims]))
     drawn = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
-    maps = tables.maps_table(results)
     only_maps = bool(records["task"].isin(tables.WITH_MAPS).all())
-    sections.append(Section(_MAPS, tables=[maps] if maps else [], open=only_maps))
+    sections.append(Section(_MAPS, tables=_made([tables.maps_table], results), open=only_maps))
     sections.append(Section(_OF_PAPER, _made(drawn, results), paper_tables(results, printed), printed))
     trained = (curves.training_chart, curves.lambda_chart, curves.sweep_chart)
     sections.append(Section("Training", _made(trained, results), open=records.empty))
     numbers = [*tables.all_values(results), *tables.layers_tables(results)] if len(records) else []
-    sections.append(Section("Every number", tables=[one for one in numbers if one]))
-    runs = tables.runs_table(results)
-    sections.append(Section("Runs", tables=[runs] if runs else []))
+    sections.append(Section("Every number", tables=numbers))
+    sections.append(Section("Runs", tables=_made([tables.runs_table], results)))
     sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
     if records.empty:
@@ -223,14 +219,13 @@ def write_tables(folder: str | Path, report: Report) -> list[Path]:
 
 def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
     """Tell of each run folder among the paths how far it is and how it was started; open while one goes."""
-    folders = [run for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
+    runs = [read_run(run) for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
     sections = []
-    for folder in folders:
-        run = read_run(folder)
+    for run in runs:
         facts = run_facts(run)
         table = Table("facts", "", pd.DataFrame(facts, columns=["", run.name]))
         title = f"Run {run.name}: {facts[0][1].partition(',')[0]}, step {facts[1][1]}"
-        sections.append(Section(title, tables=[table], open=len(folders) == 1))
+        sections.append(Section(title, tables=[table], open=len(runs) == 1))
     return sections
 
 
@@ -239,8 +234,9 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     last, state = run.rows[-1], run.state(time.time())
     how = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
     total = f" of {run.steps:,} ({100 * last['step'] / run.steps:.0f} %)" if run.steps else ""
+    moment = datetime.fromtimestamp(last.get("time") or run.heard)
     facts = {
-        "state": f"{state}{how}, last step {_moment(last.get('time') or run.heard)}",
+        "state": f"{state}{how}, last step {moment:%Y-%m-%d %H:%M}",
         "step": f"{last['step']:,}{total}",
     }
     rates = [row["samples_per_second"] for row in run.rows[-50:] if row.get("samples_per_second")]
@@ -252,26 +248,15 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
         facts["time left"] = f"{last['seconds_left'] / 60:,.0f} min"
     known = {name: run.recipe.get(name) for name in _SETTINGS}
     facts["recipe"] = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
-    if run.starts:
-        facts |= _start_facts(run.starts[-1])
-    if len(run.starts) > 1:
-        facts["starts"] = str(len(run.starts))
-    return [(name, text) for name, text in facts.items() if text]
-
-
-def _start_facts(start: Mapping[str, Any]) -> dict[str, str]:
-    """Tell of machine, processes, software, data and command of a start, as `about.json` has them."""
-    facts = {}
+    start = run.starts[-1] if run.starts else {}
     for name in ("machine", "processes", "versions", "git", "data"):
         known = {key: value for key, value in (start.get(name) or {}).items() if value}
         facts[name] = ", ".join(f"{key} {value}" for key, value in known.items())
     gpus = Counter(gpu.get("name", "GPU") for gpu in start.get("gpus") or [])
     facts["GPUs"] = ", ".join(f"{count} × {name}" for name, count in gpus.items())
-    return facts | {"command": str(start.get("command") or "")}
-
-
-def _moment(seconds: float | None) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds is not None else "at some time"
+    facts["command"] = str(start.get("command") or "")
+    facts["starts"] = str(len(run.starts)) if len(run.starts) > 1 else ""
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def _title(results: Results, paths: Sequence[str | Path]) -> str:
@@ -290,5 +275,5 @@ def _not_twice(table: Table, first: Table | None) -> Table:
     return replace(table, frame=table.frame[~(known & table.frame["paper"].str.startswith("CC"))])
 
 
-def _made(charts: Sequence[Callable[[Results], Chart | None]], results: Results) -> list[Chart]:
-    return [chart for draw in charts if (chart := draw(results))]
+def _made(makers: Sequence[Callable[[Results], Kind | None]], results: Results) -> list[Kind]:
+    return [made for make in makers if (made := make(results))]

@@ -112,30 +112,28 @@ def claims_table(results: Results) -> Table | None:
         sizes.setdefault(model.removeprefix(variant), {})[variant] = model
     # the size of which most models are there
     models = max(sizes.values(), key=len, default={})
-    claims = []
+    claims = {}
     for panel, model, baseline in paper_gains():
-        of_pairs = panel == "mmvp"
-        measure = _measure(
-            results, *(("mmvp", None, "pair_accuracy") if of_pairs else ("six-tasks", panel, "average"))
-        )
+        if panel == "mmvp":
+            measure = _measure(results, "mmvp", None, "pair_accuracy")
+        else:
+            measure = _measure(results, "six-tasks", panel, "average")
         if measure is not None and {model, baseline} <= models.keys():
-            claims.append((panel, model, baseline, measure))
-    contrasts = list(dict.fromkeys((models[model], models[baseline]) for _, model, baseline, _ in claims))
-    judged = compare(results, list(dict.fromkeys(claim[3] for claim in claims)), contrasts)
-    claimed = {(measure, models[model], models[baseline]) for _, model, baseline, measure in claims}
+            claims[measure, models[model], models[baseline]] = panel, model, baseline
+    measures = dict.fromkeys(measure for measure, _, _ in claims)
+    contrasts = dict.fromkeys((model, baseline) for _, model, baseline in claims)
+    judged = compare(results, list(measures), list(contrasts))
     if len(judged):  # all are better if larger
-        keys = zip(judged["measure"], judged["model"], judged["against"], strict=True)
-        judged = with_verdicts(judged[[key in claimed for key in keys]])
-    found = {(row["measure"], row["model"], row["against"]): row for _, row in judged.iterrows()}
+        own = judged.set_index(["measure", "model", "against"], drop=False)
+        judged = with_verdicts(own.loc[[key for key in claims if key in own.index]].reset_index(drop=True))
     rows, classes = [], []
-    for panel, model, baseline, measure in claims:
-        row = found.get((measure, models[model], models[baseline]))
-        if row is not None:
-            what = "minimal pairs" if panel == "mmvp" else panel
-            numbers = percent(row["difference"], sign=True), interval(row["low"], row["high"], sign=True)
-            printed = gains_in_words()[panel, model, baseline]
-            rows.append([f"{model} − {baseline}", what, printed, *numbers, verdict_text(row)])
-            classes.append(verdict_class(row))
+    for _, row in judged.iterrows():
+        panel, model, baseline = claims[row["measure"], row["model"], row["against"]]
+        what = "minimal pairs" if panel == "mmvp" else panel
+        numbers = percent(row["difference"], sign=True), interval(row["low"], row["high"], sign=True)
+        printed = gains_in_words()[panel, model, baseline]
+        rows.append([f"{model} − {baseline}", what, printed, *numbers, verdict_text(row)])
+        classes.append(verdict_class(row))
     for name, printed, value, between in _costs(results, models):
         rows.append([f"{TREATED} − {BASELINE}", name, printed, value, between, "–"])
         classes.append("")
@@ -145,7 +143,7 @@ def claims_table(results: Results) -> Table | None:
     note = (
         "Paper: gains printed for ViT-B/16, one training run a model (Tables 1 and 2, Sections 4.3 to 4.6)."
     )
-    if found and is_one_run_each(judged):
+    if len(judged) and is_one_run_each(judged):
         return Table("claims", "The paper's claims", table.drop(columns=["95 % interval", "verdict"]), note)
     note += " p are corrected over this table (Holm)."
     return Table("claims", "The paper's claims", table, note, classes)
@@ -154,9 +152,8 @@ def claims_table(results: Results) -> Table | None:
 def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
     """Yield the parameters and the time a step that DiffCLIP needs more than CLIP."""
     frame = results.records
-    own = (
-        frame[(frame["task"] == "cost") & (frame["metric"] == "parameters")].groupby("model")["value"].first()
-    )
+    costs = frame[(frame["task"] == "cost") & (frame["metric"] == "parameters")]
+    own = costs.groupby("model")["value"].first()
     one, other = models.get(TREATED), models.get(BASELINE)
     if one in own.index and other in own.index:
         yield "parameters", "+0.003 %", f"+{100 * (own[one] / own[other] - 1):.4f} %", ""
@@ -167,11 +164,8 @@ def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, s
 
 def paper_tables(results: Results, printed: bool = False) -> list[Table]:
     """Make the paper's tables that there are results for; with `printed`, its own rows are added, marked (paper)."""
-    made = [
-        *(_by_set(results, name, printed) for name in _BY_SET),
-        _pope(results, printed),
-        *(_spread(results, name, printed) for name in _SPREAD),
-    ]
+    made = [_by_set(results, name, printed) for name in _BY_SET]
+    made += [_pope(results, printed), *(_spread(results, name, printed) for name in _SPREAD)]
     return [table for table in made if table is not None]
 
 

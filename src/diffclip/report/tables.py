@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from diffclip.report.compare import ONE_RUN, is_one_run_each, seeds_text, verdict_class, verdict_text
-from diffclip.report.frame import Results, measures_of, values_of
+from diffclip.report.frame import BY_LAYER, Results, measures_of, values_of
 from diffclip.report.names import capitalized, in_order, interval, is_share, p_text, percent
 
 _LATEX = {
@@ -20,11 +20,6 @@ _LATEX = {
     "×": r"$\times$",
 }
 BRACKETS = "In brackets: 95 % interval over the test items."
-BY_LAYER = {
-    "focus": ("auroc", "inside_over_area", "entropy", "map_correlation"),
-    "mechanics": ("sink_ratio", "sink_value_norm", "negative_weight", "map_correlation", "gradient_cosine"),
-}
-"""By task the measures that a report shows layer by layer."""
 WITH_MAPS = ("focus", "faithfulness")
 BY_MAP = ("auroc", "insertion_auc", "deletion_auc")
 """Measures of focus and faithfulness that a report shows map by map."""
@@ -154,10 +149,10 @@ def all_values(results: Results) -> list[Table]:
     frame = results.records[results.records["layer"].isna() & ~results.records["task"].eq("training")]
     tables = []
     for task, own in frame.groupby("task", sort=False):
-        models = in_order(dict.fromkeys(own["model"]))
+        models = in_order(own["model"].unique())
         for start in range(0, len(models), _AT_ONCE):
             part = own[own["model"].isin(models[start : start + _AT_ONCE])]
-            measures = [int(measure) for measure in part["measure"].unique()]
+            measures = list(part["measure"].unique())
             tables.append(values_table(Results(part), measures, str(task), BRACKETS, f"values_{task}"))
     return tables
 
@@ -176,15 +171,13 @@ def maps_table(results: Results) -> Table | None:
 def layers_tables(results: Results) -> list[Table]:
     """Make tables of what was measured by layer, a table a task and a row a measure and layer."""
     frame = results.records[results.records["layer"].notna() & results.records["head"].isna()]
+    frame = frame.sort_values("metric", kind="stable")
     tables = []
     for task, metrics in BY_LAYER.items():
-        own = frame[frame["task"].eq(task) & frame["metric"].isin(metrics)].sort_values(
-            "metric", kind="stable"
-        )
+        measures = frame.loc[frame["task"].eq(task) & frame["metric"].isin(metrics), "measure"]
         title = f"{capitalized(task)} by layer"
-        if len(own):
-            measures = own["measure"].unique().tolist()
-            tables.append(values_table(results, measures, title, "", f"{task}_layers"))
+        if len(measures):
+            tables.append(values_table(results, list(measures.unique()), title, "", f"{task}_layers"))
     return tables
 
 

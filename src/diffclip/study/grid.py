@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -13,12 +14,22 @@ from typing import Any
 
 from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
 from diffclip.errors import InputError, StoppedError
-from diffclip.evaluation.suite import suite
 from diffclip.files import cores, disk_errors, lock_file
 from diffclip.scenes.write import write_scenes
-from diffclip.study.place import SCENES, Place, seconds_of_runs, suites_of
-from diffclip.study.plan import GROUPS, Group, Planned, choose, grid_runs, plan, settings_digest, sweep_runs
-from diffclip.study.recipe import Study
+from diffclip.study.plan import (
+    GROUPS,
+    SCENES,
+    Place,
+    Planned,
+    choose,
+    entries_of,
+    grid_runs,
+    plan,
+    seconds_of_runs,
+    settings_digest,
+    sweep_runs,
+)
+from diffclip.study.recipe import Group, Study
 from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.runs import read_timing
 from diffclip.study.timing import time_arms
@@ -57,7 +68,7 @@ def run_study(
     Args:
         command: runs `diffclip WORDS`; a function at the top of a module, as other processes import it.
         say: gets a line when a run starts and when it ends.
-        seconds: from now on; then runs are asked to stop, and before it none is begun that would not end in time.
+        seconds: from now on; then runs are asked to save and stop.
 
     Raises:
         InputError: the folders cannot be used, or models are wanted and the sweep has not been done.
@@ -72,26 +83,16 @@ def run_study(
         folder = StudyFolder(place.output)
         folder.claim(study)
         with StopRequest(place.runs) as stop:
-            try:
-                _time(study, place, say, deadline)
-            except StoppedError:
-                stop.saves = True
-                wanted, lines = plan(study, folder.runs, groups)[0], folder.runs
-                return Tally(len(wanted), sum(run.is_finished(lines) for run in wanted), stopped=stop.asked)
+            timing = _TIMING[place.device]
+            timed = read_timing(place.output).keys() >= study.arms.keys()
+            if not timed and deadline - time.monotonic() > timing:
+                say("timing a training step of every arm, in turns")
+                with suppress(StoppedError):  # the grid sees what was asked
+                    time_arms(study, place.output, place.device, place.threads, timing)
+            elif not timed:
+                say("no time to time the steps of all arms: a call with more --minutes does")
             stop.saves = True
             return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
-
-
-def _time(study: Study, place: Place, say: Callable[[str], None], deadline: float) -> None:
-    """Time a step of every arm, unless that has been done or there is no time for it."""
-    seconds = _TIMING[place.device]
-    if read_timing(place.output).keys() >= study.arms.keys():
-        return
-    if deadline - time.monotonic() < seconds:
-        say("no time to time the steps of all arms: a call with more --minutes does")
-        return
-    say("timing a training step of every arm, in turns")
-    time_arms(study, place.output, place.device, place.threads, seconds)
 
 
 @dataclass
@@ -105,21 +106,20 @@ class _Grid:
     say: Callable[[str], None]
     deadline: float
     stop: StopRequest
-    begun: bool = False
+    going: dict[Any, tuple[Planned, Worker, float]] = field(default_factory=dict)  # by connection
 
     def do(self, groups: Collection[Group]) -> Tally:
-        """The sweep if it is wanted, then what it decides."""
+        """Do the sweep if it is wanted, then what it decides."""
         study, lines = self.study, self.folder.runs
         wanted = plan(study, lines, groups)[0]
         self.tally = Tally(len(wanted))
-        if not all(run.is_finished(lines) for run in wanted):
+        if not self.stop.asked and not all(run.is_finished(lines) for run in wanted):
             self._draw(groups)
         sweep = sweep_runs(study) if "sweep" in groups else []
         self._all(sweep, later=[run for run in wanted if run.group != "sweep"])
         if set(groups) == {"sweep"} or self.tally.failures or self.tally.stopped is not None:
             return self.tally
-        chosen = choose(study, lines)
-        rest = [run for run in grid_runs(study, chosen) if run.group in groups]
+        rest = [run for run in grid_runs(study, choose(study, lines)) if run.group in groups]
         self.tally.total = len(sweep) + len(rest)
         self._all(rest)
         return self.tally
@@ -130,44 +130,36 @@ class _Grid:
             place, drawn = self.place.runs / SCENES, self.study.scenes.model_dump()
             if write_scenes(place, workers=cores(), **drawn):
                 self.say(f"scenes drawn in {place}")
-        if any(entry.dataset in BUILT_IN for name in suites_of(self.study, groups) for entry in suite(name)):
+        if any(entry.dataset in BUILT_IN for entry in entries_of(self.study, groups)):
             draw_built_in(cores())
 
     def _all(self, runs: Sequence[Planned], later: Sequence[Planned] = ()) -> None:
         """Do `runs`, as many at a time as there are workers; a run whose process fails is tried twice."""
-        tally, lines = self.tally, self.folder.runs
-        pending = [run for run in runs if not run.is_finished(lines)]
+        tally, going = self.tally, self.going
+        pending = [run for run in runs if not run.is_finished(self.folder.runs)]
         tally.done += len(runs) - len(pending)
-        going: dict[Any, tuple[Planned, Worker, float]] = {}
         again: set[str] = set()
-        stopping = math.inf
+        kill_at = math.inf
         try:
             while True:
                 if tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
                     tally.stopped = self.stop.asked or "time"
-                    stopping = time.monotonic() + _GRACE
+                    kill_at = time.monotonic() + _GRACE
                     if going:
                         self.say("asking the runs that go to save and stop")
                     for _, worker, _ in going.values():
-                        worker.stop()
-                while tally.stopped is None and len(going) < self.place.workers:
-                    planned = next((run for run in pending if self._fits(run)), None)
-                    if planned is None:
-                        break
-                    self.begun = True
-                    pending.remove(planned)
-                    worker = self._start(planned)
-                    going[worker.connection] = planned, worker, time.monotonic()
+                        worker.process.terminate()
+                if tally.stopped is None:
+                    self._start_all(pending)
                 if not going:
                     break
                 for connection in wait(list(going), _POLL):
                     planned, worker, started = going.pop(connection)
                     ended = worker.join()
-                    stops = tally.stopped is not None or bool(self.stop.asked)
-                    if stops and ended.ours:
-                        # an interrupt may end in any error; the next call tells a true one
-                        ended = Ended(stopped=True)
-                    if (ended.ours or ended.stopped) and not stops and planned.name not in again:
+                    if tally.stopped is not None or self.stop.asked:
+                        if ended.ours:  # an interrupt may end in any error; the next call tells a true one
+                            ended = Ended(stopped=True)
+                    elif (ended.ours or ended.stopped) and planned.name not in again:
                         again.add(planned.name)
                         pending.append(planned)
                         why = ended.failure or "stopped from outside"
@@ -175,35 +167,35 @@ class _Grid:
                         continue
                     left = [*pending, *(one for one, *_ in going.values()), *later]
                     self._count(planned, ended, time.monotonic() - started, left)
-                if time.monotonic() > stopping:
-                    for _, worker, _ in going.values():
-                        worker.stop(at_once=True)
+                if time.monotonic() > kill_at:
+                    self._kill()
         finally:
-            for _, worker, _ in going.values():
-                worker.stop(at_once=True)
-        if pending and tally.stopped is None:
-            tally.stopped = "time"
-            if not self.begun:
-                needed = duration(seconds_of_runs(lines, pending[:1], 1) or 0.0)
-                self.say(
-                    f"no run is begun, as the next takes about {needed}: a call with more --minutes does it"
-                )
+            self._kill()
 
-    def _fits(self, planned: Planned) -> bool:
-        """Tell whether the run can be expected to end in time."""
-        return self.deadline - time.monotonic() > (seconds_of_runs(self.folder.runs, [planned], 1) or 0.0)
+    def _kill(self) -> None:
+        for _, worker, _ in self.going.values():
+            worker.process.kill()
 
-    def _start(self, planned: Planned) -> Worker:
-        """Start a run, or go on with it; one of other settings or data is removed first."""
-        place, run = self.place, self.place.runs / planned.name
-        how = "goes on" if run.exists() else "started"
-        if run.exists() and _is_of_others(run, planned):
-            with disk_errors(run):
-                shutil.rmtree(run)
-            how = "started anew, as the run in its folder had other settings"
-        self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
-        train, evaluate = place.train_words(self.study, planned), place.evaluate_words(self.study, planned)
-        return Worker(Job(self.command, run, train, evaluate, place.device, place.threads, place.workers))
+    def _start_all(self, pending: list[Planned]) -> None:
+        """Start runs, or go on with them, until all workers have one."""
+        place = self.place
+        while pending and len(self.going) < place.workers:
+            planned = pending.pop(0)
+            run = place.runs / planned.name
+            how = "goes on" if run.exists() else "started"
+            if run.exists() and _is_of_others(run, planned):
+                with disk_errors(run):
+                    shutil.rmtree(run)
+                how = "started anew, as the run in its folder had other settings"
+            self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
+            train, evaluate = (
+                place.train_words(self.study, planned),
+                place.evaluate_words(self.study, planned),
+            )
+            worker = Worker(
+                Job(self.command, run, train, evaluate, place.device, place.threads, place.workers)
+            )
+            self.going[worker.connection] = planned, worker, time.monotonic()
 
     def _count(self, planned: Planned, ended: Ended, took: float, left: Sequence[Planned]) -> None:
         """Add a finished run to the study's folder, and tell what came of it."""

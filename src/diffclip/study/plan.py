@@ -1,21 +1,27 @@
-"""The runs of a study: names, settings, order, and the choice that the sweep makes."""
+"""The runs of a study: names, settings, order, the choice that the sweep makes, and the place that they are done in."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from statistics import fmean, median
+from typing import Any
+
+import torch
 
 from diffclip.data.index import digest_of
-from diffclip.errors import InputError
-from diffclip.study.recipe import Study
+from diffclip.data.published_sets import PUBLISHED
+from diffclip.errors import InputError, require_group
+from diffclip.evaluation.suite import Entry, missing_of, suite
+from diffclip.files import check_writable, cores
+from diffclip.study.recipe import Group, Study
+from diffclip.study.runs import RUNS_FILE
+from diffclip.training.plan import plan_run
 from diffclip.training.recipe import Recipe
 
-Group = Literal["sweep", "models", "ablations"]
 GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
 
 Settings = Mapping[str, float]
@@ -23,6 +29,11 @@ Settings = Mapping[str, float]
 Line = dict[str, Any]
 """A line of runs.jsonl: the facts about a finished run."""
 
+SCENES = "scenes"
+"""The folder in RUNS of the scenes that a study draws."""
+_DRAWS = 3  # of each task that draws at random
+_BATCH = 256  # images of the evaluation at once
+_ON_A_GPU = 14  # runs that share a GPU: small models leave most of it idle
 # keys that change nothing about the numbers of a run; the data is told by its folder's name, wherever it lies
 _FREE = {"attention_backend", "checkpoint_every", "compile", "wandb"}
 _FREE_OF_DATA = {"train", "val", "workers", "memory", "cache", "cache_gb", "timeout"}
@@ -68,13 +79,11 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
     Args:
         chosen: the settings of each swept arm; empty keeps those of the recipe.
     """
-    groups: tuple[Group, ...] = ("models", "ablations")
     return [
         _planned(study, group, arm, seed, chosen.get(study.tuned_as(arm), {}))
-        for group in groups
-        if group in study.grids
-        for seed in study.grids[group].seeds
-        for arm in study.grids[group].arms
+        for group, grid in study.grids.items()
+        for seed in grid.seeds
+        for arm in grid.arms
     ]
 
 
@@ -115,6 +124,19 @@ def plan(
     return [run for run in [*sweep_runs(study), *grid_runs(study, chosen)] if run.group in groups], chosen
 
 
+def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers: int) -> float | None:
+    """Estimate the time of `runs`: each takes the median of the finished ones of its group, or of the slowest group.
+    None before a run is finished."""
+    took: dict[str, list[float]] = defaultdict(list)
+    for line in lines.values():
+        if line["diverged"] is None and line["seconds"] is not None:
+            took[line["group"]].append(line["seconds"] + (line["suite_seconds"] or 0.0))
+    if not runs or not took:
+        return None if runs else 0.0
+    each = {group: median(seconds) for group, seconds in took.items()}
+    return sum(each.get(run.group, max(each.values())) for run in runs) / min(workers, len(runs))
+
+
 def settings_digest(recipe: Recipe) -> str:
     """Hash the keys that decide a run's numbers and differ from the defaults."""
     fields = recipe.model_dump(mode="json", exclude_defaults=True, exclude=_FREE)
@@ -134,15 +156,96 @@ def _portable(value: Any) -> Any:
 
 def _planned(study: Study, group: Group, arm: str, seed: int, settings: Settings) -> Planned:
     changes: dict[str, Any] = {**settings, "seed": seed}
-    recipe = _with(study.recipes[arm], study.arms[arm].change, changes)
-    name = f"{group}/{arm}-s{seed}"
+    own = study.arms[arm].change  # stands over the settings
+    recipe = study.recipes[arm].model_copy(update={k: v for k, v in changes.items() if k not in own})
+    name, suite = f"{group}/{arm}-s{seed}", None
     if group == "sweep":
         name = f"sweep/{arm}-lr{settings['lr']:g}-wd{settings['weight_decay']:g}-s{seed}"
-    suite = None if group == "sweep" else study.grids[group].suite
+    else:
+        suite = study.grids[group].suite
     words = tuple(study.words(arm, **changes))
     return Planned(group, arm, seed, name, words, recipe, suite, settings_digest(recipe))
 
 
-def _with(recipe: Recipe, own: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with `changes` where the arm's own keys do not decide."""
-    return recipe.model_copy(update={key: value for key, value in changes.items() if key not in own})
+@dataclass(frozen=True)
+class Place:
+    """The folders of the published sets (`data`), of the runs and of the results (`output`), and how runs are done:
+    so many `workers` at a time on a `device` ("cpu" or "cuda"), with so many `threads` each.
+    """
+
+    data: Path
+    runs: Path
+    output: Path
+    device: str
+    workers: int
+    threads: int
+    keep: bool = False
+
+    def train_words(self, study: Study, planned: Planned) -> list[str]:
+        """Return the words of `diffclip train` for a run, which goes on with what is in its folder."""
+        run = self.runs / planned.name
+        words = ["train", study.recipe, *study.data_words(self._sets(study)), *planned.words]
+        words += ["--run", str(run), "--devices", "1", "--accelerator", self.device]
+        return [*words, "--resume"] if (run / "recipe.yaml").is_file() else words
+
+    def evaluate_words(self, study: Study, planned: Planned) -> list[str]:
+        """Return the words of `diffclip evaluate` for a trained run; none in a sweep."""
+        if planned.suite is None:
+            return []
+        run = self.runs / planned.name
+        words = ["evaluate", str(run), "--suite", planned.suite, "--data-root", str(self._sets(study))]
+        words += ["--output", str(run / "results.jsonl"), "--seeds", str(_DRAWS)]
+        if left_out(study, self, suite(planned.suite)):
+            words.append("--skip-missing")
+        return [*words, "--batch-size", str(_BATCH), "--device", self.device]
+
+    def _sets(self, study: Study) -> Path:
+        return self.runs / SCENES if study.scenes else self.data
+
+
+def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
+    """Return how many runs of any of `recipes` at a time suit a device: one on a CPU; a GPU has to hold them all."""
+    if device != "cuda":
+        return 1
+    memory = 0.9 * torch.cuda.get_device_properties(0).total_memory
+    needed = max(plan_run(recipe)["memory"]["total"] for recipe in recipes)
+    return max(1, min(cores() - 2, _ON_A_GPU, int(memory // needed)))
+
+
+def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> None:
+    """Check that the runs of `groups` can be done; nothing is written or drawn.
+
+    Raises:
+        InputError: a package or data is missing (all of it is named), or a folder cannot be used.
+    """
+    require_group("train", "lightning", "tensorboard")
+    check_writable(place.runs / ".lock")
+    check_writable(place.output / RUNS_FILE)
+    entries = entries_of(study, groups)
+    if study.scenes is not None:
+        foreign = dict.fromkeys(entry.dataset for entry in entries if entry.dataset in PUBLISHED)
+        if foreign:
+            raise InputError(
+                f"{', '.join(foreign)} is not among the scenes that the study draws: choose another suite"
+            )
+        return
+    needed = missing_of(entries, place.data).items()
+    missing = [f"{name}, {how}" for name, how in needed if name in PUBLISHED]
+    for folder in (place.data / study.data / split for split in ("train", "val")):
+        if not folder.exists():
+            missing.append(f"{folder}, which the study is trained on")
+    if missing:
+        raise InputError(f"missing in {place.data}: {'; '.join(missing)}")
+
+
+def left_out(study: Study, place: Place, entries: Iterable[Entry]) -> list[str]:
+    """List the sets of `entries` without which runs are measured: they are not in `data`, and no command downloads
+    them."""
+    missing = {} if study.scenes else missing_of(entries, place.data)
+    return [name for name in missing if name not in PUBLISHED]
+
+
+def entries_of(study: Study, groups: Collection[Group]) -> list[Entry]:
+    """List the entries of the suites of `groups`."""
+    names = dict.fromkeys(grid.suite for group, grid in study.grids.items() if group in groups)
+    return [entry for name in names for entry in suite(name)]

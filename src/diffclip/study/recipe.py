@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -21,6 +21,7 @@ from diffclip.evaluation.suite import SUITES
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
+Group = Literal["sweep", "models", "ablations"]
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 
 
@@ -147,9 +148,10 @@ class Study(Keys):
         return self
 
     @property
-    def grids(self) -> dict[str, Grid]:
+    def grids(self) -> dict[Group, Grid]:
         """The grids by group."""
-        return {"models": self.models} | ({"ablations": self.ablations} if self.ablations else {})
+        found: dict[Group, Grid] = {"models": self.models}
+        return found | {"ablations": self.ablations} if self.ablations else found
 
     @property
     def arms(self) -> dict[str, Arm]:

@@ -13,16 +13,24 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
-from diffclip.files import disk_errors, write_text
+from diffclip.files import write_text
 from diffclip.model import CLIP
 from diffclip.study.plan import Line, Planned
 from diffclip.study.recipe import Primary, Study, to_yaml
-from diffclip.study.runs import CURVES_FILE, METRICS, RUNS_FILE, STUDY_FILE, VALIDATION, curve, read_lines
+from diffclip.study.runs import (
+    CURVES_FILE,
+    METRICS,
+    RUNS_FILE,
+    STUDY_FILE,
+    VALIDATION,
+    curve,
+    read_lines,
+    read_study,
+)
 from diffclip.training.recipe import Recipe
 
 MEASURED_FILE = "study.json"
@@ -44,14 +52,9 @@ class StudyFolder:
         Raises:
             InputError: it holds runs of a study with another value of a key that all its runs depend on.
         """
-        file = self.path / STUDY_FILE
-        with disk_errors(file):
-            if not file.is_file():
-                return
-            try:
-                before = _fixed(yaml.safe_load(file.read_text(encoding="utf-8")))
-            except (yaml.YAMLError, ValueError, TypeError, AttributeError):
-                raise InputError(f"{file} is not a study: remove it, or choose another --output") from None
+        if not (self.path / STUDY_FILE).is_file():
+            return
+        before = _fixed(read_study(self.path))
         for key, new in _fixed(study.model_dump(mode="json")).items():
             old = before[key]
             if old != new and not (key.endswith(".suite") and None in (old, new)):  # a grid may come or go
@@ -86,11 +89,8 @@ def read_measured(run: Path) -> dict[str, Any] | None:
     `diverged` (the step, or None), `peak_memory` in bytes, `device`, `threads`, `side_by_side`, and once the run is
     evaluated `suite_seconds`.
     """
-    try:
-        measured: dict[str, Any] = json.loads((run / MEASURED_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return measured
+    file = run / MEASURED_FILE
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def describe_run(run: Path, planned: Planned, study: Study) -> tuple[Line, list[Record], Line]:
@@ -101,7 +101,7 @@ def describe_run(run: Path, planned: Planned, study: Study) -> tuple[Line, list[
     """
     measured = read_measured(run)
     if measured is None:
-        raise InputError(f"{run / MEASURED_FILE} is missing or damaged: start the study again")
+        raise InputError(f"{run / MEASURED_FILE} is missing: start the study again")
     steps, validations = read_lines(run / METRICS), read_lines(run / VALIDATION)
     diverged = measured["diverged"]
     scored = [row for row in validations if row.get("score") is not None]
@@ -141,8 +141,7 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
         fields = {"task": task, "metric": metric, "value": value, "protocol": protocol}
         return Record.model_validate(own | fields | facts)
 
-    told = "mean of the six recalls of retrieval, best checkpoint"
-    count = best.get("captions", 0)
+    told, count = "mean of the six recalls of retrieval, best checkpoint", best.get("captions", 0)
     found = [record("validation", "score", best["score"], told, split="val", count=count)]
     for metric, row, protocol in (
         ("lambda", last, "last step"),

@@ -24,7 +24,8 @@ Row = dict[str, Any]
 _TOWERS = {"visual": "vision", "text": "text"}
 # a run that wrote nothing for so many seconds, and did not say how it ended, has stopped
 _SILENCE = 600.0
-_SEED = re.compile(r"-s\d+$")
+SEED = re.compile(r"-s\d+$")
+"""The end of a run's name."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Run:
     @property
     def arm(self) -> str:
         """The run's name without its seed."""
-        return _SEED.sub("", self.name)
+        return SEED.sub("", self.name)
 
     @property
     def seed(self) -> int | None:
@@ -81,10 +82,8 @@ class Run:
 def run_folders(folder: str | Path) -> list[Path]:
     """List the runs that have made a step: `folder` itself, or those up to two levels below it."""
     top = Path(folder)
-    levels = ([top], sorted(top.glob("*")), sorted(top.glob("*/*")))
-    found = [
-        one for level in levels for one in level if (one / RECIPE).is_file() and (one / METRICS).is_file()
-    ]
+    places = [top, *sorted(top.glob("*")), *sorted(top.glob("*/*"))]
+    found = [one for one in places if (one / RECIPE).is_file() and (one / METRICS).is_file()]
     return [one for one in found if (one / METRICS).stat().st_size]
 
 
@@ -130,7 +129,7 @@ def read_lines(path: Path) -> list[Row]:
     for line in lines:
         with suppress(ValueError):
             rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict)]
+    return rows
 
 
 def saved_curves(folders: Iterable[Path]) -> list[Row]:
@@ -144,29 +143,19 @@ def read_study(folder: Path) -> dict[str, Any]:
     """Read the fields of the study in `folder`.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or is no study.
     """
+    file = folder / STUDY_FILE
     try:
-        return dict(yaml.safe_load((folder / STUDY_FILE).read_text("utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise InputError(
-            f"{folder / STUDY_FILE} cannot be read: start the study again to write it"
-        ) from error
+        return dict(yaml.safe_load(file.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        raise InputError(f"{file} is not a study: remove it, or give another folder") from None
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    """Read the step times of a study's arms, see `timing.time_arms`; empty where there are none.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Read the step times of a study's arms, see `timing.time_arms`; empty where there are none."""
     file = folder / TIMING_FILE
-    if not file.is_file():
-        return {}
-    try:
-        return dict(json.loads(file.read_text("utf-8"))["arms"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file} cannot be read: remove it to measure anew") from error
+    return dict(json.loads(file.read_text("utf-8"))["arms"]) if file.is_file() else {}
 
 
 def curve_of(folder: str | Path, points: int = 300) -> Row:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from diffclip.benchmarking.timing import take_turns
+from diffclip.benchmarking.timing import make_sampler, take_turns
 from diffclip.errors import DiffCLIPError
 from diffclip.files import write_text
 from diffclip.model import CLIP
@@ -49,9 +47,9 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
     place, before = torch.device(device), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        turns = {arm: partial(_turn, _make_step(one, place), place) for arm, one in study.recipes.items()}
-        taken, failures = take_turns(turns, _ROUNDS, seconds)
-        turns.clear()  # a GPU is for the runs now
+        samplers = {arm: _make_turn(recipe, place) for arm, recipe in study.recipes.items()}
+        taken, failures = take_turns(samplers, _ROUNDS, seconds)
+        samplers.clear()  # a GPU is for the runs now
         if place.type == "cuda":
             torch.cuda.empty_cache()
     finally:
@@ -85,20 +83,16 @@ def time_of(own: Sequence[float], baseline: Sequence[float]) -> dict[str, float]
     return found | {"low": round(ratios[outside], 4), "high": round(ratios[-1 - outside], 4)}
 
 
-def _make_step(recipe: Recipe, device: torch.device) -> Callable[[], None]:
-    """Make an arm's model and optimizer on the device; return a training step with them."""
+def _make_turn(recipe: Recipe, device: torch.device) -> Callable[[], float]:
+    """Make an arm's model and optimizer; return a turn of training steps, which gives the milliseconds of one."""
     config = recipe.config()
     half = native_precision(recipe.precision, device.type) == "bf16"
     model = CLIP(config, recipe.init, recipe.attention_backend, recipe.seed).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, fused=True)
     criterion = make_criterion(recipe.loss, recipe.gather_with_grad)
-    generator, count, size = torch.Generator().manual_seed(0), recipe.batch_size, config.vision.image_size
-    length, words = config.text.context_length, config.text.vocab_size
-    images = torch.randn(count, 3, size, size, generator=generator).to(device)
-    tokens = torch.randint(1, words - 1, (count, length), generator=generator)
-    tokens[:, length // 2 :] = 0  # texts end half-way
-    tokens[:, length // 2] = words - 1
-    tokens = tokens.to(device)
+    count, size, text = recipe.batch_size, config.vision.image_size, config.text
+    images = torch.randn(count, 3, size, size, device=device)
+    tokens = torch.randint(1, text.vocab_size, (count, text.context_length), device=device)
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
@@ -107,16 +101,10 @@ def _make_step(recipe: Recipe, device: torch.device) -> Callable[[], None]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    sampler = make_sampler([step] * _STEPS, device, record=False)
 
+    def turn() -> float:
+        step()
+        return sampler()
 
-def _turn(step: Callable[[], None], device: torch.device) -> float:
-    """Return the milliseconds of a step, after one that warms up."""
-    step()
-    for steps in (0, _STEPS):  # a GPU has done all before the clock starts and before it stops
-        started = time.perf_counter()
-        for _ in range(steps):
-            step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    return 1000 * (time.perf_counter() - started) / _STEPS
+    return turn

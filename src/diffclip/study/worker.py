@@ -32,7 +32,6 @@ _PRELOADED = (
     *("lightning", "open_clip", "torch.utils.tensorboard", "matplotlib.figure"),
     *("diffclip.training.run", "diffclip.evaluation.run"),
 )
-_INTERRUPTED = 130
 # signals to a whole job, which would end the server and with it all runs before they are saved
 _OF_A_JOB = {signal.SIGTERM, signal.SIGUSR1}
 
@@ -50,6 +49,11 @@ class Job:
     device: str
     threads: int
     side_by_side: int
+
+    def do(self, words: Sequence[str]) -> None:
+        """Run a command, with a line in the log."""
+        print(f"$ diffclip {shlex.join(words)}", flush=True)
+        self.command(words)
 
 
 @dataclass(frozen=True)
@@ -69,21 +73,12 @@ class Worker:
         context.set_forkserver_preload([job.command.__module__, *_PRELOADED])
         os.environ.setdefault("OMP_NUM_THREADS", str(job.threads))  # read when the server imports torch
         self.connection, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_do, args=(job, theirs, dict(os.environ)))
+        self.process = context.Process(target=_do, args=(job, theirs, dict(os.environ)))
         resource_tracker.ensure_running()  # its start would let the signals through again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_JOB)
-        self._process.start()
+        self.process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self._asked = False
-
-    def stop(self, at_once: bool = False) -> None:
-        """Ask the run to save and stop, or end its process at once."""
-        self._asked = True
-        if at_once:
-            self._process.kill()
-        else:
-            self._process.terminate()
 
     def join(self) -> Ended:
         """Wait for the end of the process, and say how it ended."""
@@ -91,14 +86,10 @@ class Worker:
             ended: Ended | None = self.connection.recv()
         except (EOFError, OSError):
             ended = None
-        self._process.join()
+        self.process.join()
         self.connection.close()
-        if ended is not None:
-            return ended
-        code = self._process.exitcode
-        why = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        failure = f"its process died ({why}): was memory short?"
-        return Ended(stopped=True) if self._asked else Ended(failure=failure, ours=True)
+        why = f"its process died (exit code {self.process.exitcode}): was memory short?"
+        return ended or Ended(failure=why, ours=True)
 
 
 def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
@@ -122,12 +113,9 @@ def _do(job: Job, connection: Connection, environment: dict[str, str]) -> None:
         traceback.print_exc()
         code = getattr(error, "exit_code", None)
         line = " ".join(f"{type(error).__name__ + ': ' if code is None else ''}{error}".split())
-        ours = code != InputError.exit_code
-        ended = Ended(stopped=True) if code == _INTERRUPTED else Ended(failure=line, ours=ours)
+        ended = Ended(failure=line, ours=code != InputError.exit_code)
     sys.stdout.flush()
     connection.send(ended)
-    if ended.stopped:
-        sys.exit(StoppedError.exit_code)
 
 
 def _train_and_evaluate(job: Job) -> None:
@@ -140,7 +128,7 @@ def _train_and_evaluate(job: Job) -> None:
     if measured is None:
         diverged = None
         try:
-            _do_command(job, job.train)
+            job.do(job.train)
         except DivergedError as error:
             print(error, file=sys.stderr)
             diverged = error.step
@@ -157,11 +145,6 @@ def _train_and_evaluate(job: Job) -> None:
         write_text(job.run / MEASURED_FILE, json.dumps(measured))
     if job.evaluate and measured["diverged"] is None and "suite_seconds" not in measured:
         started = time.monotonic()
-        _do_command(job, job.evaluate)
+        job.do(job.evaluate)
         measured["suite_seconds"] = round(time.monotonic() - started, 2)
         write_text(job.run / MEASURED_FILE, json.dumps(measured))
-
-
-def _do_command(job: Job, words: Sequence[str]) -> None:
-    print(f"$ diffclip {shlex.join(words)}", flush=True)
-    job.command(words)
