@@ -25,12 +25,12 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.integrations.transformers import (
     from_diffclip,
     image_processor_of,
-    preprocess_of,
     processor_of,
     save_transformers,
     to_diffclip,
     tokenizer_of,
 )
+from diffclip.integrations.transformers.conversion import preprocess_of
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = [

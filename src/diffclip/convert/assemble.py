@@ -16,10 +16,8 @@ from diffclip.config import VOCABULARY, parse_config
 from diffclip.errors import InputError
 from diffclip.model import CLIP
 from diffclip.published import from_published
-from diffclip.weights import check_fit
 
-Encode = Callable[[Tensor], Tensor]
-
+_Encode = Callable[[Tensor], Any]
 # of the largest feature; float32 sums in another order differ by about 1e-6
 _TOLERANCE = 1e-4
 END_OF_TEXT = VOCABULARY - 1
@@ -49,26 +47,29 @@ def assemble(
     state["visual.cls_token"] = state["visual.cls_token"].reshape(1, 1, -1)
     state["visual.pos_embed"] = state["visual.pos_embed"][None]
     model = CLIP.unfilled(parse_config(fields, source)).eval()
-    check_fit(model, state, source)
+    ours, given = (
+        {(name, t.shape) for name, t in tensors.items()} for tensors in (model.state_dict(), state)
+    )
+    if odd := sorted(name for name, _ in ours ^ given):
+        raise refuse(source, f"weights that differ from ours ({', '.join(odd[:3])})")
     model.load_state_dict(state)
     return model
 
 
 @torch.no_grad()
 def check_outputs(
-    model: CLIP, original: nn.Module, image: Encode, text: Encode, source: str, end: int | None = None
+    model: CLIP, original: nn.Module, image: _Encode, text: _Encode, source: str, end: int | None = None
 ) -> None:
-    """Compare `model` with the `original`'s encoders on random images and texts.
+    """Compare `model` with the encoders `image` and `text` of the `original` on random images and texts.
 
     Texts end with the id `end`, by default the last of the vocabulary.
 
     Raises:
-        InputError: they differ: the original has a part that was not looked for.
+        InputError: they differ: the original has another pooling, mask, normalization …
     """
     generator = torch.Generator().manual_seed(0)
-    config = model.config
-    size, length = config.vision.image_size, config.text.context_length
-    end = config.text.vocab_size - 1 if end is None else end
+    size, length = model.config.vision.image_size, model.config.text.context_length
+    end = model.config.text.vocab_size - 1 if end is None else end
     images = torch.randn(2, 3, size, size, generator=generator)
     tokens = torch.randint(1, end, (2, length), generator=generator)
     tokens[0, -1], tokens[1, length // 2] = end, end
@@ -85,9 +86,8 @@ def check_outputs(
     for what, (ours, theirs) in pairs.items():
         gap = float((ours - theirs.float()).abs().max())
         if not gap <= _TOLERANCE * float(theirs.abs().max()):
-            raise InputError(
-                f"{source} has a part that cannot be converted: {what} features would differ by {gap:.2g}; "
-                "use another model"
+            raise refuse(
+                source, f"a part that is not looked for: its {what} features would differ by {gap:.2g}"
             )
 
 

@@ -10,7 +10,6 @@ from diffclip.config import mlp_ratio
 from diffclip.convert.assemble import activation_of, assemble, check_outputs, refuse
 from diffclip.errors import InputError
 from diffclip.model import CLIP
-from diffclip.towers.text import TEXT_NORM_EPS
 
 _NAMES = (
     (r"^text\.", ""),
@@ -25,16 +24,21 @@ _NAMES = (
     (r"^(visual\.blocks\.\d+\.mlp)\.c_fc\.", r"\1.fc1."),
     (r"^(visual\.blocks\.\d+\.mlp)\.c_proj\.", r"\1.fc2."),
 )
-_PLAIN_ATTENTION = {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"}
 
 
 def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
     """Convert a model of `open_clip.create_model` to ours, in float32 on the CPU.
 
     Raises:
-        InputError: it has a part that ours lacks (another tower, pooling, activation, LayerScale …), which is named.
+        InputError: it has a part that ours lacks (another tower, pooling, activation, LayerScale …).
     """
-    visual, text = _visual(model, source), _text(model, source)
+    their: Any = model
+    visual: Any = getattr(model, "visual", None)
+    text: Any = getattr(model, "text", model)
+    if getattr(visual, "proj", None) is None or not isinstance(
+        getattr(text, "text_projection", None), Tensor
+    ):
+        raise refuse(source, f"the towers {type(visual).__name__} and {type(text).__name__}")
     fields: dict[str, Any] = {
         "embed_dim": visual.proj.shape[1],
         "logit_bias": getattr(model, "logit_bias", None) is not None,
@@ -55,12 +59,11 @@ def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
     }
     converted = assemble(fields, dict(model.named_parameters()), _NAMES, source)
 
-    def pooled(encode: Any) -> Any:
-        """With `output_tokens` the encoders return the tokens too."""
-        return lambda inputs: out[0] if isinstance(out := encode(inputs), tuple) else out
+    def image_features(images: Tensor) -> Any:
+        found = their.encode_image(images)
+        return found[0] if isinstance(found, tuple) else found  # the tokens too, with `output_tokens`
 
-    their: Any = model
-    check_outputs(converted, model, pooled(their.encode_image), pooled(their.encode_text), source)
+    check_outputs(converted, model, image_features, their.encode_text, source)
     return converted
 
 
@@ -84,58 +87,13 @@ def _preprocess(model: nn.Module, source: str) -> dict[str, Any]:
     }
 
 
-def _visual(model: nn.Module, source: str) -> Any:
-    visual: Any = getattr(model, "visual", None)
-    if type(visual).__name__ != "VisionTransformer" or not hasattr(visual, "class_embedding"):
-        raise refuse(source, f"the vision tower {type(visual).__name__}")
-    if visual.attn_pool is not None:
-        raise refuse(source, "a vision tower that pools by attention")
-    if visual.pool_type != "tok":
-        raise refuse(source, f"a vision tower with the pooling {visual.pool_type}")
-    if visual.proj is None:
-        raise refuse(source, "a vision tower without a projection")
-    if len(set(visual.image_size)) > 1 or len(set(visual.patch_size)) > 1:
-        raise refuse(source, f"images of {visual.image_size} in patches of {visual.patch_size}")
-    return visual
-
-
-def _text(model: nn.Module, source: str) -> Any:
-    text: Any = getattr(model, "text", model)
-    if not hasattr(text, "transformer") or not hasattr(text, "ln_final"):
-        raise refuse(source, f"the text tower {type(text).__name__}")
-    if getattr(text, "cls_emb", None) is not None:
-        raise refuse(source, "a text tower that pools by a class token")
-    pooling = getattr(text, "text_pool_type", None) or text.pool_type
-    if pooling != "argmax":
-        raise refuse(source, f"the text pooling {pooling}")
-    if not isinstance(text.text_projection, Tensor):
-        raise refuse(source, "no plain text projection")
-    if text.attn_mask is None:
-        raise refuse(source, "a text tower without the causal mask")
-    if text.ln_final.eps != TEXT_NORM_EPS:
-        raise refuse(source, f"a text tower whose norms have the epsilon {text.ln_final.eps}")
-    return text
-
-
 def _sizes(transformer: Any, source: str) -> dict[str, Any]:
-    """Return the fields that the configurations of both towers share.
-
-    Raises:
-        InputError: a block has a part that ours lacks.
-    """
-    blocks = list(transformer.resblocks)
-    for block in blocks:
-        # options of its own attention, which 4.2 has in every model, bring parameters
-        others = {name for name, _ in block.attn.named_parameters()} ^ _PLAIN_ATTENTION
-        if others:
-            raise refuse(source, f"the attention {type(block.attn).__name__} with another {min(others)}")
-        if not all(isinstance(getattr(block, name, nn.Identity()), nn.Identity) for name in ("ls_1", "ls_2")):
-            raise refuse(source, "LayerScale")
-        activation_of(block.mlp.gelu, source)
-    first, width = blocks[0], blocks[0].attn.out_proj.out_features
+    """Return the fields that the configurations of both towers share."""
+    first = transformer.resblocks[0]
+    width = first.attn.out_proj.out_features
     return {
         "width": width,
-        "layers": len(blocks),
+        "layers": len(transformer.resblocks),
         "heads": first.attn.num_heads,
         "mlp_ratio": mlp_ratio(width, first.mlp.c_fc.out_features),
         "activation": activation_of(first.mlp.gelu, source),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from diffclip.config import STATISTICS, mlp_ratio
 from diffclip.convert.assemble import activation_of, assemble, check_end_of_text, check_outputs, refuse
 from diffclip.model import CLIP
-from diffclip.towers.text import TEXT_NORM_EPS
 
 _NAMES = (
     (r"^vision_model\.embeddings\.class_embedding$", "visual.cls_token"),
@@ -38,15 +37,14 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
     """Convert a `transformers.CLIPModel` to ours, in float32 on the CPU.
 
     Raises:
-        InputError: it is of another kind, or has a part that ours lacks, which is named.
+        InputError: it is of another kind, or has a part that ours lacks.
     """
+    their: Any = model
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
     if kind != "clip":
         raise refuse(source, f"the kind {kind!r} instead of 'clip'")
     vision, text = config.vision_config, config.text_config
-    if text.layer_norm_eps != TEXT_NORM_EPS:
-        raise refuse(source, f"a text tower whose norms have the epsilon {text.layer_norm_eps}")
     end = None if text.eos_token_id == _OLD_END else text.eos_token_id
     check_end_of_text(end, text.vocab_size, source)
     mean, std = STATISTICS["openai"]
@@ -70,14 +68,14 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
     }
     converted = assemble(fields, theirs, _NAMES, source)
 
-    def encode(tower: str, projection: str) -> Any:
-        def features(inputs: Tensor) -> Any:
-            return getattr(model, projection)(getattr(model, tower)(inputs).pooler_output)
-
-        return features
-
-    images, texts = encode("vision_model", "visual_projection"), encode("text_model", "text_projection")
-    check_outputs(converted, model, images, texts, source, end)
+    check_outputs(
+        converted,
+        model,
+        lambda images: their.get_image_features(images).pooler_output,
+        lambda tokens: their.get_text_features(tokens).pooler_output,
+        source,
+        end,
+    )
     return converted
 
 

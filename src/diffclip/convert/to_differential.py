@@ -10,8 +10,6 @@ from __future__ import annotations
 from diffclip.errors import InputError
 from diffclip.model import CLIP
 
-KIND = "differential-added"
-
 
 def to_differential(model: CLIP, seed: int = 0) -> CLIP:
     """Copy a plain `model` and add a second map to every layer of both towers; outputs stay the same.
@@ -27,14 +25,9 @@ def to_differential(model: CLIP, seed: int = 0) -> CLIP:
     if any(tower.attention != "softmax" for tower in towers):
         kinds = " and ".join(sorted({tower.attention for tower in towers}))
         raise InputError(f"the model has {kinds} attention already: give a plain CLIP")
-    config = model.config.model_copy(
-        update={
-            "vision": model.config.vision.model_copy(update={"attention": KIND}),
-            "text": model.config.text.model_copy(update={"attention": KIND}),
-            "lambda_init": 0.0,
-        }
-    )
-    device = model.logit_scale.device
-    made = CLIP(config, seed=seed).to(device=device, dtype=model.logit_scale.dtype)
+    config = model.config.model_copy(deep=True)
+    config.vision.attention = config.text.attention = "differential-added"
+    config.lambda_init = 0.0
+    made = CLIP(config, seed=seed).to(device=model.logit_scale.device, dtype=model.logit_scale.dtype)
     made.load_state_dict(made.state_dict() | model.state_dict())
     return made.train(model.training)

@@ -24,16 +24,19 @@ from diffclip.integrations.transformers.conversion import (
     from_diffclip,
     image_processor_of,
     load_transformers,
-    preprocess_of,
     processor_of,
     save_transformers,
     to_diffclip,
     vision_from_diffclip,
 )
 from diffclip.integrations.transformers.model import DiffCLIPModel
-from diffclip.integrations.transformers.text import DiffCLIPTextModel, DiffCLIPTextModelWithProjection
 from diffclip.integrations.transformers.tokens import tokenizer_of
-from diffclip.integrations.transformers.vision import DiffCLIPVisionModel, DiffCLIPVisionModelWithProjection
+from diffclip.integrations.transformers.towers import (
+    DiffCLIPTextModel,
+    DiffCLIPTextModelWithProjection,
+    DiffCLIPVisionModel,
+    DiffCLIPVisionModelWithProjection,
+)
 
 __all__ = [
     "DiffCLIPConfig",
@@ -47,7 +50,6 @@ __all__ = [
     "from_diffclip",
     "image_processor_of",
     "load_transformers",
-    "preprocess_of",
     "processor_of",
     "save_transformers",
     "to_diffclip",
@@ -60,14 +62,13 @@ _KINDS: dict[Any, Any] = {
     DiffCLIPVisionConfig: DiffCLIPVisionModel,
     DiffCLIPTextConfig: DiffCLIPTextModel,
 }
-_PROCESSORS: dict[str, type] = {"pil": CLIPImageProcessorPil, "torchvision": CLIPImageProcessor}
-
 for _config, _model in _KINDS.items():
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
     AutoModel.register(_config, _model, exist_ok=True)
-    if _config is not DiffCLIPTextConfig:
-        AutoImageProcessor.register(_config, image_processor_classes=_PROCESSORS, exist_ok=True)
-    if _config is not DiffCLIPVisionConfig:
-        AutoTokenizer.register(_config, PreTrainedTokenizerFast, exist_ok=True)  # type: ignore[no-untyped-call]
+for _config in (DiffCLIPConfig, DiffCLIPVisionConfig):
+    _processors: dict[str, type] = {"pil": CLIPImageProcessorPil, "torchvision": CLIPImageProcessor}
+    AutoImageProcessor.register(_config, image_processor_classes=_processors, exist_ok=True)
+for _config in (DiffCLIPConfig, DiffCLIPTextConfig):
+    AutoTokenizer.register(_config, PreTrainedTokenizerFast, exist_ok=True)  # type: ignore[no-untyped-call]
 AutoModelForZeroShotImageClassification.register(DiffCLIPConfig, DiffCLIPModel, exist_ok=True)
 AutoProcessor.register(DiffCLIPConfig, CLIPProcessor, exist_ok=True)  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ from diffclip.integrations.transformers.base import PROJECTIONS, DiffCLIPPreTrai
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
 from diffclip.integrations.transformers.model import DiffCLIPModel
 from diffclip.integrations.transformers.tokens import tokenizer_of
-from diffclip.integrations.transformers.vision import DiffCLIPVisionModel
+from diffclip.integrations.transformers.towers import DiffCLIPVisionModel
 from diffclip.model import CLIP
 from diffclip.weights import as_disk_error
 
@@ -50,9 +50,8 @@ def _filled(kind: type[Made], config: Any, model: CLIP) -> Made:
     with torch.device("meta"):  # nothing is drawn that is replaced at once
         made = kind(config)
     ours = model.state_dict()
-    made.load_state_dict(
-        {name: _copied(name, ours[core_name(name)]) for name in made.state_dict()}, assign=True
-    )
+    state = {name: _copied(name, ours[core_name(name)]) for name in made.state_dict()}
+    made.load_state_dict(state, assign=True)
     made.train(model.training)
     return made
 
@@ -120,13 +119,11 @@ def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessCon
     edge = size.get("shortest_edge", 0)
     squash = size == square and crop in (None, square)
     steps = processor.do_resize and processor.do_rescale and processor.do_normalize
-    usual = steps and abs(processor.rescale_factor * 255 - 1) < 1e-6
-    fits = squash or (size.keys() == {"shortest_edge"} and edge >= image_size and crop == square)
-    if not (fits and usual and processor.resample in _INTERPOLATIONS):
+    usual = steps and processor.resample in _INTERPOLATIONS and abs(processor.rescale_factor * 255 - 1) < 1e-6
+    if not usual or not (squash or (edge >= image_size and crop == square)):
         raise InputError(
             f"{source}: its image processor (size {size}, crop {crop}, resample {processor.resample}) has no "
-            "counterpart here: give one that scales the shorter edge and crops the center, or scales to a square, "
-            "and then rescales and normalizes"
+            "counterpart here: give one that scales to a square, or scales the shorter edge and crops the center"
         )
     return PreprocessConfig(
         mean=tuple(processor.image_mean),
@@ -179,19 +176,17 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
         InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be;
             `source` names where they come from.
     """
-    with no_progress_bar():
-        read: Any = DiffCLIPModel.from_pretrained(
-            place, use_safetensors=True, output_loading_info=True, dtype=torch.float32
-        )
+    options: dict[str, Any] = {"output_loading_info": True, "dtype": torch.float32}
+    read: Any = DiffCLIPModel.from_pretrained(place, use_safetensors=True, **options)
     loaded, faults = read
-    listed = [
+    listed = "; ".join(
         f"{kind.replace('_', ' ')} {', '.join(sorted(map(str, names))[:4])}"
         for kind, names in faults.items()
         if names
-    ]
+    )
     if listed:
         raise InputError(
-            f"{source} does not hold the model that its config.json describes ({'; '.join(listed)}): save it again"
+            f"{source} does not hold the model that its config.json describes ({listed}): save it again"
         )
     return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
 

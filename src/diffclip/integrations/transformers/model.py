@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.clip.modeling_clip import CLIPOutput
+from transformers.utils.generic import can_return_tuple
 
 from diffclip.errors import InputError
-from diffclip.integrations.transformers.base import DiffCLIPPreTrainedModel, tuple_on_request
+from diffclip.integrations.transformers.base import DiffCLIPPreTrainedModel
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig
-from diffclip.integrations.transformers.text import DiffCLIPTextModel
-from diffclip.integrations.transformers.vision import DiffCLIPVisionModel
+from diffclip.integrations.transformers.towers import DiffCLIPTextModel, DiffCLIPVisionModel
 
 
 class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
@@ -41,14 +41,14 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.text_model.set_input_embeddings(value)
 
-    @tuple_on_request
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def get_image_features(self, pixel_values: Tensor | None = None, **options: Any) -> Any:
         """Return the vision tower's output; `pooler_output` is the features [B, projection_dim], not of unit length."""
         out: Any = self.vision_model(pixel_values, return_dict=True, **options)
         out.pooler_output = self.visual_projection(out.pooler_output)
         return out
 
-    @tuple_on_request
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def get_text_features(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **options: Any
     ) -> Any:
@@ -57,7 +57,7 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         out.pooler_output = self.text_projection(out.pooler_output)
         return out
 
-    @tuple_on_request
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -80,18 +80,18 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         if input_ids is None and pixel_values is None:
             raise InputError("give pixel_values, input_ids or both")
         vision: Any = None
+        text: Any = None
+        images = texts = logits = loss = None
         if pixel_values is not None:
             vision = self.get_image_features(
                 pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, return_dict=True, **options
             )
-        text: Any = None
+            images = F.normalize(vision.pooler_output, dim=-1)
         if input_ids is not None:
             text = self.get_text_features(
                 input_ids, attention_mask, position_ids=position_ids, return_dict=True, **options
             )
-        images = None if vision is None else F.normalize(vision.pooler_output, dim=-1)
-        texts = None if text is None else F.normalize(text.pooler_output, dim=-1)
-        logits = loss = None
+            texts = F.normalize(text.pooler_output, dim=-1)
         if images is not None and texts is not None:
             logits = self.logit_scale.exp() * texts @ images.T
             if self.config.logit_bias:
