@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 from diffclip.data.evaluation_sets import open_set
@@ -43,7 +44,10 @@ def run_demo(folder: Path, say: Callable[[str], None], seeds: int = 1) -> tuple[
     scenes = folder / "scenes"
     drawn = write_scenes(scenes, size=64, train=_TRAIN, val=_VAL, test=_TEST, seed=0, workers=2)
     say(f"scenes: {'drawn in' if drawn else 'reusing'} {scenes} ({_TRAIN + _VAL + _TEST:,} captioned images)")
-    runs = [_train(folder, scenes, model, seed, say) for seed in range(seeds) for model in MODELS]
+    runs = []
+    for seed, model in product(range(seeds), MODELS):
+        runs.append(folder / (model if seed == 0 else f"{model}-s{seed}"))
+        train_on_scenes(runs[-1], scenes, model, seed, say)
     records = [record for run in runs for record in _evaluate(run, scenes, say)]
     models = {run.name: load(run / "checkpoints" / "best") for run in runs[: len(MODELS)]}
     test = open_set(scenes / "captions", "test")
@@ -60,21 +64,10 @@ def run_demo(folder: Path, say: Callable[[str], None], seeds: int = 1) -> tuple[
     return page, records
 
 
-def _train(folder: Path, scenes: Path, model: str, seed: int, say: Callable[[str], None]) -> Path:
-    """Train `model`, go on with it, or leave it as it is if it is finished; return its run folder."""
-    run = folder / (model if seed == 0 else f"{model}-s{seed}")
-    train_on_scenes(run, scenes, model, seed, say)
-    return run
-
-
 def train_on_scenes(
     run: Path, scenes: Path, model: str, seed: int, say: Callable[[str], None], changes: Sequence[str] = ()
 ) -> None:
-    """Train `model` in the folder `run`, go on with it, or leave it as it is if it is finished.
-
-    Args:
-        changes: to the recipe.
-    """
+    """Train `model` by the recipe with `changes` in the folder `run`, go on with it, or leave it if it is finished."""
     places = {split: json.dumps(str(scenes / "captions" / split)) for split in ("train", "val")}
     data = [f"data.{split}={place}" for split, place in places.items()]
     say(f"{run.name}: training in {run}")
@@ -84,14 +77,10 @@ def train_on_scenes(
 def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> Sequence[Record]:
     """Measure the best checkpoint of `run` on the held-out scenes; results that are there are used again."""
     results = ResultsFile(run / RESULTS_FILE)
-    entries = [
-        Entry("retrieval", str(scenes / "captions")),
-        Entry("zero-shot", str(scenes / "colours")),
-        Entry("zero-shot", str(scenes / "shapes")),
-    ]
-    loaded = load_for_use(str(run))
+    sets = (("retrieval", "captions"), ("zero-shot", "colours"), ("zero-shot", "shapes"))
+    entries = [Entry(task, str(scenes / name)) for task, name in sets]
     measured: list[Record] = []
-    for entry in run_entries(loaded, entries, results, Sets()):
+    for entry in run_entries(load_for_use(str(run)), entries, results, Sets()):
         if entry.failure:
             kind = DiffCLIPError if entry.ours else InputError
             raise kind(f"{run.name}: {entry.entry} failed: {entry.failure}")

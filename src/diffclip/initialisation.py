@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from diffclip.config import CLIPConfig, VisionConfig
 from diffclip.errors import unknown
 
-Init = Literal["matched", "published"]
 INITS = ("matched", "published")
 LOGIT_SCALE_START = math.log(1 / 0.07)
 # where the sigmoid loss starts (Zhai et al. 2023, Section 3.1): scale 10, bias −10

@@ -43,7 +43,7 @@ def from_published(state: State) -> dict[str, Tensor]:
         if match := _SPLIT.match(name):
             prefix, kind = match.groups()
             parts = [state.get(f"{prefix}{part}_proj.{kind}") for part in "qkv"]
-            whole = [part for part in parts if part is not None and part.ndim == tensor.ndim > 0]
+            whole = [part for part in parts if part is not None]
             if len(whole) < 3 or len({part.shape[1:] for part in whole}) > 1:
                 ours[name] = tensor
             elif f"{prefix}qkv.{kind}" not in ours:
@@ -112,8 +112,8 @@ def infer_config(state: State) -> CLIPConfig:
         ) from None
     for key, tower in towers.items():
         if tower["heads"] is None:
-            named = (getattr(named_config(name), key) for name in MODEL_NAMES)
             sizes = (tower["width"], tower["layers"])
+            named = (getattr(named_config(name), key) for name in MODEL_NAMES)
             tower["heads"] = next((one.heads for one in named if (one.width, one.layers) == sizes), None)
         if tower["heads"] is None:
             raise InputError(
@@ -122,8 +122,7 @@ def infer_config(state: State) -> CLIPConfig:
             )
     if "visual.norm_pre.weight" in state or "visual.patch_embed.proj.bias" not in state:
         raise InputError(
-            "the weights do not tell the activation and the epsilon of a converted model: save it as a folder with its "
-            "config.json"
+            "the weights do not tell the activation and the epsilon of a converted model: save it as a folder"
         )
     added = "differential-added" in (tower["attention"] for tower in towers.values())
     whole = {
@@ -151,8 +150,7 @@ def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]
         or "visual.reg_token" in state
     ):
         raise InputError(
-            "the weights do not tell which parts of differential attention the model has: save it as a folder with "
-            "its config.json"
+            "the weights do not tell which parts of attention the model has: give a folder with its config.json"
         )
     return {
         "width": width,

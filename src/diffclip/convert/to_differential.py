@@ -2,7 +2,7 @@
 
 Swapping the attention of a pretrained CLIP for the published differential attention destroys it: queries and keys of
 half the heads lose their values, and a head norm rescales what is left. Here every head keeps all that it has and gets
-a second map beside it, whose λ starts at exactly 0 and learns from the first step on (`attention/added.py`).
+a second map beside it, whose λ starts at exactly 0 and learns from the first step on (`attention/variants.py`).
 """
 
 from __future__ import annotations
