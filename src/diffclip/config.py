@@ -218,17 +218,12 @@ MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIAN
 def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     """`architecture` (the fields of `CLIPConfig`, sizes only) with the attention of `variant`, which may be an
     ablation.
-
-    Raises:
-        InputError: the variant is unknown, or the architecture does not fit (an odd number of heads, say).
     """
     if variant not in VARIANTS and variant not in ABLATIONS:
         raise unknown("model", variant, [*VARIANTS, *ABLATIONS])
     vision, text = architecture.get("vision", {}), architecture.get("text", {})
     if not (isinstance(vision, dict) and isinstance(text, dict)):
-        raise InputError(
-            f"architecture {architecture}: vision and text must map sizes such as width, layers, heads"
-        )
+        raise InputError("architecture: vision and text must map sizes such as width, layers, heads")
     given = {"lambda_init", "differential"} & architecture.keys()
     given |= {"attention", "registers"} & (vision.keys() | text.keys())
     if given:
@@ -249,11 +244,7 @@ def _decided_by(variant: str) -> dict[str, Any]:
 
 
 def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
-    """The configuration that `fields` describe; `source` names where they come from.
-
-    Raises:
-        InputError: a field is unknown, has the wrong type, or does not fit the others.
-    """
+    """The configuration that `fields` describe; `source` names where they come from."""
     try:
         return CLIPConfig.model_validate(fields)
     except ValidationError as error:
@@ -267,11 +258,7 @@ def mlp_ratio(width: int, hidden: int) -> float:
 
 
 def resized(config: CLIPConfig, image_size: int) -> CLIPConfig:
-    """`config` for images of another size; the margin around the crop keeps its share.
-
-    Raises:
-        InputError: the size is not a multiple of the patch.
-    """
+    """`config` for images of another size; the margin around the crop keeps its share."""
     fields = config.model_dump()
     fields["vision"]["image_size"] = image_size
     if isinstance(resize := config.preprocess.resize, int):

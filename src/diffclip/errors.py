@@ -92,6 +92,5 @@ def require_group(group: str, *modules: str) -> None:
     """Raise `InputError` naming the optional group to install when one of `modules` is missing."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise InputError(
-            f"this needs {', '.join(missing)}, which is not installed: run pip install 'diffclip[{group}]'"
-        )
+        names = ", ".join(missing)
+        raise InputError(f"this needs {names}, which is not installed: run pip install 'diffclip[{group}]'")

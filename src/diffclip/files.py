@@ -79,11 +79,7 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
 
 
 def check_writable(target: str | Path) -> None:
-    """Check before long work that the file `target` can be written after it; leave nothing behind.
-
-    Raises:
-        InputError: it is a folder, or a file cannot be made there.
-    """
+    """Check before long work that the file `target` can be written after it; leave nothing behind."""
     target = Path(target)
     with disk_errors(target):
         if target.is_dir():
@@ -103,11 +99,7 @@ def check_not_input(output: Path, inputs: Iterable[Path]) -> None:
 
 
 def check_new(target: str | Path) -> None:
-    """Check before long work that `target`, a file or folder, can be written and replaces nothing.
-
-    Raises:
-        InputError: it is a file or a folder with something in it, or its place cannot be written.
-    """
+    """Check before long work that `target`, a file or folder, can be written and replaces nothing."""
     target = Path(target)
     if target.is_dir():
         if any(target.iterdir()):
@@ -143,9 +135,6 @@ def lock_file(file: Path) -> IO[str] | str:
 
     The lock belongs to the process: data workers that outlive it for a moment do not hold it. On a file system without
     locks nothing is kept out, and nothing stops.
-
-    Raises:
-        InputError: the file cannot be written.
     """
     import fcntl  # not on every system
 
@@ -172,9 +161,6 @@ def others_wait(path: Path) -> Iterator[None]:
     """Hold the file `path`, made if need be, while other processes that ask for it wait, also those of other machines.
 
     On a file system without locks nobody waits.
-
-    Raises:
-        InputError: the path cannot be opened.
     """
     import fcntl
 

@@ -33,11 +33,7 @@ def published_norm_eps(vision: VisionConfig) -> float:
 
 
 def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
-    """Return `norm_eps`; None becomes the default of `init`.
-
-    Raises:
-        InputError: unknown init.
-    """
+    """Return `norm_eps`; None becomes the default of `init`."""
     if init not in INITS:
         raise unknown("init", init, INITS)
     if vision.norm_eps is not None:

@@ -92,11 +92,7 @@ class CLIP(nn.Module, HubModel):
             }
 
     def set_attention_backend(self, name: str) -> None:
-        """Use backend `name` in every layer.
-
-        Raises:
-            InputError: unknown backend; the nearest one is offered.
-        """
+        """Use backend `name` in every layer; raise `InputError` for an unknown one."""
         check_backend(name)
         for layers in self.attention_layers().values():
             for layer in layers:
@@ -115,11 +111,7 @@ class CLIP(nn.Module, HubModel):
         self.config.vision.norm_eps = eps
 
     def set_image_size(self, image_size: int) -> None:
-        """Take images of another size from now on; timm resamples the position embeddings.
-
-        Raises:
-            InputError: the size is not a multiple of the patch.
-        """
+        """Take images of another size, a multiple of the patch, from now on; timm resamples the position embeddings."""
         self.config = resized(self.config, image_size)
         self.visual.set_input_size(img_size=(image_size, image_size))
 
@@ -179,9 +171,7 @@ class CLIP(nn.Module, HubModel):
         """
         if tokens.ndim != 2 or tokens.shape[1] > self.config.text.context_length:
             longest = self.config.text.context_length
-            raise InputError(
-                f"tokens are {list(tokens.shape)}: this model takes [B, L] with L up to {longest}"
-            )
+            raise InputError(f"tokens are {list(tokens.shape)}: this model takes [B, L], L up to {longest}")
         if skip_padding:
             tokens = tokens[:, : int(tokens.argmax(dim=-1).max()) + 1]
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]

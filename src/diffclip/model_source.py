@@ -73,9 +73,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
         from diffclip.model import create_model
 
         if model_name not in (None, source):
-            raise InputError(
-                f"{source} is a model's name, so --model-name {model_name} does not fit: leave one out"
-            )
+            raise InputError(f"{source} is a name, so --model-name {model_name} does not fit: leave one out")
         print(
             f"diffclip: WARNING: {source} has random weights, expect results at chance level", file=sys.stderr
         )
@@ -103,11 +101,7 @@ def runs_in(source: str) -> list[str]:
 
 
 def find_model(source: str) -> str | None:
-    """Find the folder, file, hub name or model of another library that `source` stands for; None for a model's name.
-
-    Raises:
-        InputError: nothing has that name.
-    """
+    """Find the folder, file, hub name or model of another library that `source` stands for; None for a model's name."""
     from diffclip.config import HUB_PREFIX, MODEL_NAMES, OPEN_CLIP, TRANSFORMERS
 
     if source in MODEL_NAMES and not os.path.exists(source):
@@ -116,9 +110,7 @@ def find_model(source: str) -> str | None:
         return source
     if not os.path.exists(source):
         if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
-            raise InputError(
-                f"{source} does not exist: give a run or saved folder, a weights file or a model's name"
-            )
+            raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
         raise unknown("model", source, MODEL_NAMES)
     from diffclip.weights import checkpoint_of  # with torch, which what is wrong need not wait for
 
@@ -163,11 +155,7 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called `name`; "auto" is the first CUDA device if there is one, else the CPU.
-
-    Raises:
-        InputError: no such device here.
-    """
+    """Return the device called `name`; "auto" is the first CUDA device if there is one, else the CPU."""
     import torch
 
     if name == "auto":

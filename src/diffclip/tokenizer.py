@@ -30,11 +30,7 @@ class Tokenizer:
         return ids
 
     def pieces(self, texts: str | Sequence[str]) -> list[list[str]]:
-        """Return the tokens of each text between start and end; the last token of a word ends in a space.
-
-        Raises:
-            InputError: as when called.
-        """
+        """Return the tokens of each text between start and end; the last token of a word ends in a space."""
         bpe = self._encoder()
         rows = ((row, int(row.argmax())) for row in self(texts))
         return [[bpe.decode([token]) for token in row[1:end].tolist()] for row, end in rows]
@@ -42,8 +38,7 @@ class Tokenizer:
     def _encoder(self) -> Any:
         if self.vocab_size < VOCABULARY:
             raise InputError(
-                f"the model's vocabulary of {self.vocab_size} is smaller than the tokenizer's {VOCABULARY}: "
-                "encode_text takes ids of your own"
+                f"the model has {self.vocab_size} words, not {VOCABULARY}: give encode_text ids of your own"
             )
         return _open_clip_tokenizer(self.context_length)
 

@@ -39,9 +39,7 @@ def _find_weights(path: str | Path) -> Path:
     if path.is_dir():
         files = [path / name for name in (WEIGHTS_FILE, PUBLISHED_FILE) if (path / name).is_file()]
         if not files:
-            raise InputError(
-                f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved model's folder"
-            )
+            raise InputError(f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved folder")
         path = files[0]
     if not path.exists():
         raise InputError(f"{path} does not exist: give a run folder, a saved folder or a weights file")
@@ -51,11 +49,7 @@ def _find_weights(path: str | Path) -> Path:
 
 
 def checkpoint_of(path: str | Path) -> Path:
-    """Return the best, else the last checkpoint of a run folder; any other path as it is.
-
-    Raises:
-        InputError: the run has no checkpoint yet.
-    """
+    """Return the best, else the last checkpoint of a run folder; any other path as it is."""
     checkpoints = Path(path) / "checkpoints"
     if not checkpoints.is_dir():
         return Path(path)
@@ -79,10 +73,6 @@ def read_weights(path: str | Path) -> Weights:
 
     A `config.json` counts only beside `model.safetensors`: elsewhere it is another program's. Files of ours carry the
     configuration inside too, so that they may be moved.
-
-    Raises:
-        InputError: missing, empty, damaged, without weights, a pickle that tries to run code, or a configuration that
-            is none.
     """
     file = _find_weights(path)
     inside: object
@@ -135,10 +125,7 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
     if not isinstance(fields, dict):
         raise InputError(f"{file} is not a model's configuration: save the model again")
     if "model_type" in fields:
-        raise InputError(
-            f"{file.parent} was saved by transformers: give a command transformers:FOLDER or transformers:OWNER/NAME, "
-            f"or convert it: diffclip convert transformers:{file.parent} NEW"
-        )
+        raise InputError(f"{file.parent} was saved by transformers: give transformers:{file.parent}")
     return parse_config(fields, str(file))
 
 
@@ -258,11 +245,7 @@ def save_published(model: CLIP, file: str | Path) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file with the permissions of the umask; the library itself lets only the owner read it.
-
-    Raises:
-        OSError: a full disk, or no permission.
-    """
+    """Write a safetensors file with the permissions of the umask; the library itself lets only the owner read it."""
     try:
         save_file(dict(tensors), file, metadata=metadata)
     except SafetensorError as error:

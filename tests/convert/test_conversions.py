@@ -124,7 +124,7 @@ def test_other_transformers_models_are_refused_by_what_they_have() -> None:
 
 
 def test_texts_that_do_not_end_with_the_largest_id_are_refused() -> None:
-    told = "takes the text features at the id 5, not at the largest of its 50 ids"
+    told = "takes text features at the id 5, not the largest of 50"
     with pytest.raises(InputError, match=told):
         from_transformers(transformers_model(text={"eos_token_id": 5}), "their model")
     old = from_transformers(transformers_model(text={"eos_token_id": 2}))  # means the largest

@@ -171,25 +171,8 @@ def test_bad_input_is_one_line(options, words, weights, scenes) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA it runs")
 def test_a_linear_probe_without_cuda_names_the_way_out() -> None:
-    with pytest.raises(InputError, match=r"needs CUDA.* use diffclip evaluate --task linear-probe"):
+    with pytest.raises(InputError, match="needs CUDA: use diffclip evaluate --task linear-probe"):
         ours.run_command(["eval", "--task", "linear_probe", "--pretrained", "runs/gone"])
-
-
-def test_model_types_of_theirs_stay(monkeypatch) -> None:
-    started = []
-    monkeypatch.setattr(cli, "main_eval", started.append)
-    given = [
-        "--dataset",
-        "wds/flickr8k",
-        "--model_type",
-        "open_clip",
-        "--model",
-        "ViT-B-32",
-        "--pretrained",
-        "openai",
-    ]
-    ours.run_command(["eval", *given])
-    assert (started[0].model_type, started[0].model) == ("open_clip", ["ViT-B-32"])
 
 
 def test_a_missing_group_is_named(monkeypatch) -> None:

@@ -7,8 +7,7 @@ and the logit scale. Features have unit length, as those of `CLIP.forward`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 import diffclip
 from diffclip.config import VOCABULARY, name_of
-from diffclip.convert.assemble import quiet
+from diffclip.convert.from_libraries import quiet
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.embed import evaluating
 from diffclip.files import check_new, write_atomically, write_text
@@ -35,15 +34,10 @@ class Tower(nn.Module):
 
     def __init__(self, model: CLIP, name: str) -> None:
         super().__init__()
-        self.model = model
-        self.name = name
+        self.model, self.name = model, name
         self.file, self.output = f"{name}.onnx", f"{name}_features"
-        if name == "image":
-            self.input = "images"
-            self.encode: Callable[..., Tensor] = model.encode_image
-        else:
-            self.input = "tokens"
-            self.encode = model.encode_text
+        self.input = "images" if name == "image" else "tokens"
+        self.encode: Callable[..., Tensor] = model.encode_image if name == "image" else model.encode_text
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Encode images [B, 3, S, S] (float32) or ids [B, L ≤ context_length] (int64) to [B, D]."""
@@ -78,10 +72,6 @@ class Exported:
     error: float
 
 
-def towers_of(model: CLIP) -> list[Tower]:
-    return [Tower(model, name).eval() for name in ("image", "text")]
-
-
 def export_onnx(
     model: CLIP, folder: str | Path, tokenizer: Any = None, on_tower: Callable[[], None] = lambda: None
 ) -> list[Exported]:
@@ -106,7 +96,7 @@ def export_onnx(
     exported = []
     with write_atomically(folder) as temporary, evaluating(model):
         temporary.mkdir()
-        for tower in towers_of(model):
+        for tower in (Tower(model, "image"), Tower(model, "text")):
             file = temporary / tower.file
             _write_tower(tower, file)
             error = _check(tower, file)
@@ -116,8 +106,8 @@ def export_onnx(
             on_tower()
         if tokenizer is not None:
             _write_tokenizer(tokenizer, model.config.text.context_length, temporary / TOKENIZER_FILE)
-        told = json.dumps(described(model, tokenizer is not None), indent=2)
-        write_text(temporary / CONFIG_FILE, told + "\n")
+        text = json.dumps(described(model, tokenizer is not None), indent=2)
+        write_text(temporary / CONFIG_FILE, text + "\n")
     return exported
 
 
@@ -125,21 +115,27 @@ def _write_tower(tower: Tower, file: Path) -> None:
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     inputs, axes = tower.random_inputs(2), (tower.axes(),)
-    with _plain_attention(tower.model), quiet():
-        traced = torch.export.export(tower, (inputs,), dynamic_shapes=axes)
-        program = torch.onnx.export(
-            traced,
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=[tower.input],
-            output_names=[tower.output],
-            dynamic_shapes=axes,
-        )
-        assert program is not None
-        # every node carries the lines of source that made it, with their paths on this machine
-        ClearMetadataAndDocStringPass()(program.model)
-        program.save(str(file))
+    layers = [layer for of_tower in tower.model.attention_layers().values() for layer in of_tower]
+    backends = [layer.backend for layer in layers]
+    # the fast backends are operators of their own, which ONNX does not have
+    tower.model.set_attention_backend("eager")
+    try:
+        with quiet():
+            program: Any = torch.onnx.export(
+                torch.export.export(tower, (inputs,), dynamic_shapes=axes),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=[tower.input],
+                output_names=[tower.output],
+                dynamic_shapes=axes,
+            )
+    finally:
+        for layer, backend in zip(layers, backends, strict=True):
+            layer.backend = backend
+    # every node carries the lines of source that made it, with their paths on this machine
+    ClearMetadataAndDocStringPass()(program.model)
+    program.save(str(file))
 
 
 def open_session(file: Path) -> Any:
@@ -177,23 +173,9 @@ def _check(tower: Tower, file: Path) -> float:
     error = float(torch.cat(distances).max())
     if not error <= TOLERANCE:
         raise DiffCLIPError(
-            f"the {tower.name} tower in onnxruntime is {error:.1e} from torch where {TOLERANCE:.0e} is allowed: "
-            "nothing was written"
+            f"the {tower.name} tower in onnxruntime is {error:.1e} from torch where {TOLERANCE:.0e} is allowed"
         )
     return error
-
-
-@contextmanager
-def _plain_attention(model: CLIP) -> Iterator[None]:
-    """Compute attention by its formulas: the fast backends are operators of their own, which ONNX does not have."""
-    layers = [layer for of_tower in model.attention_layers().values() for layer in of_tower]
-    before = [layer.backend for layer in layers]
-    try:
-        model.set_attention_backend("eager")
-        yield
-    finally:
-        for layer, backend in zip(layers, before, strict=True):
-            layer.backend = backend
 
 
 def _write_tokenizer(tokenizer: Any, context_length: int, file: Path) -> None:
@@ -210,13 +192,13 @@ def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
     """Make the content of config.json: all facts that a program needs beside the two files."""
     config = model.config
     preprocess, size = config.preprocess, config.vision.image_size
-    tokenizer = None
-    if config.text.vocab_size >= VOCABULARY:  # a smaller one has ids of its own
-        start, end = VOCABULARY - 2, VOCABULARY - 1
-        tokenizer = {"name": config.tokenizer, "start": start, "end": end, "padding": 0}
-        tokenizer["file"] = TOKENIZER_FILE if with_tokenizer else None
+    tokenizer = {
+        **{"name": config.tokenizer, "start": VOCABULARY - 2, "end": VOCABULARY - 1, "padding": 0},
+        "file": TOKENIZER_FILE if with_tokenizer else None,
+    }
     image, text = (
-        {"file": tower.file, "input": tower.input, "output": tower.output} for tower in towers_of(model)
+        {"file": f"{name}.onnx", "input": inputs, "output": f"{name}_features"}
+        for name, inputs in (("image", "images"), ("text", "tokens"))
     )
     return {
         "model": name_of(config),
@@ -231,6 +213,7 @@ def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
         | preprocess.model_dump(include={"interpolation", "mean", "std"}),
         "text": text
         | {"context_length": config.text.context_length, "vocab_size": config.text.vocab_size}
-        | {"tokenizer": tokenizer},
+        # a smaller vocabulary has ids of its own
+        | {"tokenizer": tokenizer if config.text.vocab_size >= VOCABULARY else None},
         "config": config.model_dump(),
     }

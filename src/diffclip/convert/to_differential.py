@@ -21,11 +21,9 @@ def to_differential(model: CLIP, seed: int = 0) -> CLIP:
     Raises:
         InputError: a tower is differential already.
     """
-    towers = (model.config.vision, model.config.text)
-    if any(tower.attention != "softmax" for tower in towers):
-        kinds = " and ".join(sorted({tower.attention for tower in towers}))
-        raise InputError(f"the model has {kinds} attention already: give a plain CLIP")
     config = model.config.model_copy(deep=True)
+    if kinds := {config.vision.attention, config.text.attention} - {"softmax"}:
+        raise InputError(f"the model has {' and '.join(sorted(kinds))} attention already: give a plain CLIP")
     config.vision.attention = config.text.attention = "differential-added"
     config.lambda_init = 0.0
     made = CLIP(config, seed=seed).to(device=model.logit_scale.device, dtype=model.logit_scale.dtype)

@@ -35,10 +35,10 @@ DEFAULTS = {
     **{"--model": MODEL_TYPE, "--pretrained": RANDOM, "--model_type": MODEL_TYPE},
     "--output": "{dataset}_{pretrained_full_path}_{model}_{language}_{task}.json",
 }
-_HELP = """\
-clip_benchmark on our models, for example:
-diffclip benchmark eval --pretrained runs/clip --dataset wds/cifar10 --dataset_root sets/cifar10 --no_amp
---pretrained takes the MODEL of diffclip evaluate."""
+_HELP = (
+    "clip_benchmark on our models, for example: diffclip benchmark eval --pretrained runs/clip --dataset wds/cifar10 "
+    "--dataset_root sets/cifar10 --no_amp\n--pretrained takes the MODEL of diffclip evaluate."
+)
 # How its refusals of a set begin, which it raises as errors of the program
 _REFUSALS = (
     "Classes not specified",
@@ -87,9 +87,7 @@ def _source(model_name: str, pretrained: str | None) -> str:
     if pretrained and pretrained != RANDOM:
         return pretrained
     if model_name == MODEL_TYPE:
-        raise InputError(
-            "no model to measure: give --pretrained a run folder, a saved folder, a published file or hf-hub:OWNER/NAME"
-        )
+        raise InputError("no model to measure: give --pretrained a run, a saved folder or a file")
     return model_name
 
 
@@ -146,8 +144,7 @@ def _check(chosen: Namespace) -> None:
     """Raise `InputError` for requests that would fail after long work."""
     if chosen.task == "linear_probe" and not torch.cuda.is_available():
         raise InputError(
-            "clip_benchmark's linear probe needs CUDA, which is not available here: "
-            "use diffclip evaluate --task linear-probe, which runs on the CPU"
+            "clip_benchmark's linear probe needs CUDA: use diffclip evaluate --task linear-probe"
         )
     if chosen.model_type == MODEL_TYPE and not chosen.pretrained_model:
         for model_name, pretrained in product(chosen.model, chosen.pretrained):

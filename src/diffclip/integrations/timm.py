@@ -126,8 +126,8 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
     config, vision = model.config, model.config.vision
     if settings_of(vision.attention, config.differential) or (vision.pre_norm and vision.patch_bias):
         raise InputError(
-            f"{name_of(config)} lacks a part of differential attention, or has a norm after patches with a bias, which "
-            "our towers in timm cannot express: use diffclip.load(…)[0].visual"
+            f"{name_of(config)} lacks a part of differential attention, or has a norm after biased patches: "
+            "use diffclip.load(…)[0].visual"
         )
     # timm reads towers under these names, with the projection for a head
     state = {

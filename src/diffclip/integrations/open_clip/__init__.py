@@ -37,9 +37,7 @@ def run_command(arguments: Sequence[str]) -> int:
     """
     missing = [name for name in ("open_clip_train", "pandas", "webdataset") if find_spec(name) is None]
     if missing:
-        raise InputError(
-            f"open_clip's training needs {', '.join(missing)}: run pip install 'open_clip_torch[training]'"
-        )
+        raise InputError(f"this needs {', '.join(missing)}: run pip install 'open_clip_torch[training]'")
     import open_clip
 
     words: list[str] = []

@@ -52,7 +52,7 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
     callers = [inspect.unwrap(getattr(factory, name, lambda: None)) for name in _CALLERS]
     if not parameters >= _USED or not all("create_model" in caller.__code__.co_names for caller in callers):
         raise InputError(
-            f"open_clip_torch {version('open_clip_torch')} builds models in another way than DiffCLIP knows: "
+            f"open_clip_torch {version('open_clip_torch')} builds models in another way: "
             "run pip install 'open_clip_torch>=3.0,<=4.2'"
         )
     for name in models or {}:
@@ -105,11 +105,7 @@ def _extended(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenCLIPModel:
-    """Make the model `named` with the arguments of `create_model`, on its device and in its dtype, in training mode.
-
-    Raises:
-        InputError: an argument that our models do not take, unusable weights, or weights of another model.
-    """
+    """Make the model `named` with the arguments of `create_model`, on its device and in its dtype, in training mode."""
     name, size, starts = given["model_name"], given["force_image_size"], given["model_kwargs"]
     asked = {key for key, value in given.items() if key not in _USED and value != defaults[key]}
     if refused := (asked | starts.keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
@@ -128,7 +124,7 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
         check_same(named, config, source)
         if name_of(config) != name_of(named):
             raise InputError(
-                f"{source} holds {name_of(config)}, not {name_of(named)}: name the model that it holds"
+                f"{source} holds {name_of(config)}, not {name_of(named)}: name {name_of(config)}"
             )
     fields = config.model_dump()
     fields["logit_bias"] |= starts.get("init_logit_bias") is not None
@@ -170,9 +166,7 @@ def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) 
     fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation, mode))
     fields = merge_preprocess_dict(fields, forced)
     if fields["resize_mode"] != mode:
-        raise InputError(
-            f"resize_mode {fields['resize_mode']} cannot be given for {name}, whose weights have {mode}: leave it out"
-        )
+        raise InputError(f"resize_mode {fields['resize_mode']} cannot be given for {name}: leave it out")
     whole = model.config.model_dump()
     whole["preprocess"] |= {"mean": fields["mean"], "std": fields["std"]}
     if fields["interpolation"] != "random":

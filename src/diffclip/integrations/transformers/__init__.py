@@ -29,14 +29,14 @@ from diffclip.integrations.transformers.conversion import (
     to_diffclip,
     vision_from_diffclip,
 )
-from diffclip.integrations.transformers.model import DiffCLIPModel
-from diffclip.integrations.transformers.tokens import tokenizer_of
-from diffclip.integrations.transformers.towers import (
+from diffclip.integrations.transformers.models import (
+    DiffCLIPModel,
     DiffCLIPTextModel,
     DiffCLIPTextModelWithProjection,
     DiffCLIPVisionModel,
     DiffCLIPVisionModelWithProjection,
 )
+from diffclip.integrations.transformers.tokens import tokenizer_of
 
 __all__ = [
     "DiffCLIPConfig",

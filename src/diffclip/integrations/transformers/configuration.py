@@ -49,26 +49,17 @@ class _TowerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         return {ours: getattr(self, theirs) for ours, theirs in self.names.items()}
 
     def core(self) -> CLIPConfig:
-        """Return our configuration with this tower.
-
-        Raises:
-            InputError: sizes that do not fit together.
-        """
+        """Return our configuration with this tower."""
         whole = {"embed_dim": self.projection_dim, "lambda_init": self.lambda_init, self.tower: self.fields()}
         return parse_config(whole, type(self).__name__)
 
     @classmethod
     def of(cls, config: CLIPConfig) -> Self:
-        """Convert the tower of `config`, the configuration of a built model.
-
-        Raises:
-            InputError: its layers lack a part of the published ones.
-        """
+        """Convert the tower of `config`, the configuration of a built model."""
         tower = getattr(config, cls.tower)
         if settings_of(tower.attention, config.differential):
             raise InputError(
-                f"{name_of(config)} lacks a part of differential attention, which transformers' configuration cannot "
-                "express: save it with diffclip.save_weights instead"
+                f"{name_of(config)} lacks a part of attention: use diffclip.save_weights instead"
             )
         fields = {theirs: getattr(tower, ours) for ours, theirs in cls.names.items()}
         return cls(**fields, lambda_init=config.lambda_init, projection_dim=config.embed_dim)
@@ -141,11 +132,7 @@ class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
 
     def core(self) -> CLIPConfig:
-        """Convert this configuration to ours.
-
-        Raises:
-            InputError: sizes that do not fit together, or towers with another λ_init each.
-        """
+        """Convert this configuration to ours."""
         towers = self.vision_config, self.text_config
         starts = {tower.lambda_init for tower in towers if tower.attention == "differential"}
         if len(starts) > 1:
@@ -162,11 +149,7 @@ class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
     @classmethod
     def of(cls, config: CLIPConfig) -> DiffCLIPConfig:
-        """Convert `config`, the configuration of a built model.
-
-        Raises:
-            InputError: layers lack a part of the published ones.
-        """
+        """Convert `config`, the configuration of a built model."""
         text = DiffCLIPTextConfig.of(config)
         if config.text.vocab_size < VOCABULARY:  # ids of someone's own have their start and end elsewhere
             text.bos_token_id = text.eos_token_id = None

@@ -16,14 +16,13 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.utils import logging
 
 from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig
-from diffclip.convert.assemble import check_end_of_text
+from diffclip.convert.from_libraries import check_end_of_text
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers.base import PROJECTIONS, DiffCLIPPreTrainedModel, core_name
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
-from diffclip.integrations.transformers.model import DiffCLIPModel
+from diffclip.integrations.transformers.models import DiffCLIPModel, DiffCLIPVisionModel
 from diffclip.integrations.transformers.tokens import tokenizer_of
-from diffclip.integrations.transformers.towers import DiffCLIPVisionModel
 from diffclip.model import CLIP
 from diffclip.weights import as_disk_error
 
@@ -100,20 +99,12 @@ def image_processor_of(config: CLIPConfig) -> CLIPImageProcessorPil:
 
 
 def processor_of(config: CLIPConfig) -> CLIPProcessor:
-    """Make transformers' processor of images and texts for this model.
-
-    Raises:
-        InputError: as `tokenizer_of`.
-    """
+    """Make transformers' processor of images and texts for this model; raise `InputError` as `tokenizer_of`."""
     return CLIPProcessor(image_processor_of(config), tokenizer_of(config))  # type: ignore[no-untyped-call]
 
 
 def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessConfig:
-    """Read the preparation of images from a `processor`, as `image_processor_of` makes it; `source` is its origin.
-
-    Raises:
-        InputError: it prepares images in another way than a model of ours can.
-    """
+    """Read the preparation of images from a `processor`, as `image_processor_of` makes it; `source` is its origin."""
     size, square = dict(processor.size), {"height": image_size, "width": image_size}
     crop = dict(processor.crop_size) if processor.do_center_crop else None
     edge = size.get("shortest_edge", 0)
@@ -134,11 +125,7 @@ def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessCon
 
 
 def read_preprocess(place: str | Path, image_size: int, source: str) -> PreprocessConfig | None:
-    """Read the preparation of images from the processor at `place`, a folder or a name on the hub; None without one.
-
-    Raises:
-        InputError: as `preprocess_of`.
-    """
+    """Read the preparation of images from the processor at `place`, a folder or a name on the hub; None without one."""
     local = Path(place).is_dir()
     if local and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
         return None
@@ -173,8 +160,7 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
     """Load a model that transformers saved as a `DiffCLIPModel` to `place`, a folder or a name on the hub.
 
     Raises:
-        InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be;
-            `source` names where they come from.
+        InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be.
     """
     options: dict[str, Any] = {"output_loading_info": True, "dtype": torch.float32}
     read: Any = DiffCLIPModel.from_pretrained(place, use_safetensors=True, **options)
@@ -185,18 +171,12 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
         if names
     )
     if listed:
-        raise InputError(
-            f"{source} does not hold the model that its config.json describes ({listed}): save it again"
-        )
+        raise InputError(f"{source} does not hold what its config.json says ({listed}): save it again")
     return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
 
 
 def read_whole(kind: Any, place: str | Path, source: str | Path, **options: Any) -> Any:
-    """Load a model of a class of transformers, in evaluation mode; its files must have all weights.
-
-    Raises:
-        InputError: a weight is missing; `source` names where they come from.
-    """
+    """Load a model of a class of transformers, in evaluation mode; its files must have all weights."""
     model, report = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
     if lacking := sorted(report["missing_keys"]):
         raise InputError(f"{source} is damaged, its weights lack {lacking[0]}: save or fetch it again")
