@@ -221,18 +221,17 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     """
     if variant not in VARIANTS and variant not in ABLATIONS:
         raise unknown("model", variant, [*VARIANTS, *ABLATIONS])
-    vision, text = architecture.get("vision", {}), architecture.get("text", {})
-    if not (isinstance(vision, dict) and isinstance(text, dict)):
-        raise InputError("architecture: vision and text must map sizes such as width, layers, heads")
     given = {"lambda_init", "differential"} & architecture.keys()
-    given |= {"attention", "registers"} & (vision.keys() | text.keys())
-    if given:
-        raise InputError(
-            f"architecture has {', '.join(sorted(given))}: the model {variant} decides that, leave it out"
-        )
     fields = _decided_by(variant)
-    fields["vision"] |= vision
-    fields["text"] |= text
+    for tower in ("vision", "text"):
+        sizes = architecture.get(tower, {})
+        if not isinstance(sizes, dict):
+            raise InputError(f"architecture.{tower} is {sizes!r}: it must map sizes such as width, layers")
+        given |= {"attention", "registers"} & sizes.keys()
+        fields[tower] |= sizes
+    if given:
+        decided = ", ".join(sorted(given))
+        raise InputError(f"architecture has {decided}: the model {variant} decides that, leave it out")
     return parse_config(architecture | fields, f"model {variant}")
 
 

@@ -81,15 +81,11 @@ class CLIP(nn.Module, HubModel):
     def lambdas(self) -> dict[str, Tensor]:
         """λ of each differential layer by tower, as detached float32 [layers], also where it is fixed; [0] where the
         layers have no λ of their own: plain ones, and those of V2, whose λ are of tokens."""
-        with torch.no_grad():
-            return {
-                tower: torch.stack(
-                    [layer.current_lambda() for layer in layers if isinstance(layer, LambdaAttention)]
-                )
-                if isinstance(layers[0], LambdaAttention)
-                else torch.empty(0, device=self.logit_scale.device)
-                for tower, layers in self.attention_layers().items()
-            }
+        found = {}
+        for tower, layers in self.attention_layers().items():
+            own = [layer.current_lambda().detach() for layer in layers if isinstance(layer, LambdaAttention)]
+            found[tower] = torch.stack(own) if own else torch.empty(0, device=self.logit_scale.device)
+        return found
 
     def set_attention_backend(self, name: str) -> None:
         """Use backend `name` in every layer; raise `InputError` for an unknown one."""
