@@ -214,7 +214,7 @@ def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the published layout cannot hold a model of --transformers"):
         call(model_folder, tmp_path / "model.pt", "--transformers")
     for kind, told in (
-        ("diffclip_vision_model", "model_type 'diffclip_vision_model' .* not 'clip'"),
+        ("diffclip_vision_model", "model_type 'diffclip_vision_model', not 'clip'"),
         ("diffclip", "diffclip cannot be read"),
     ):
         (tmp_path / kind).mkdir()

@@ -15,47 +15,26 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from diffclip.integrations.transformers.configuration import (
-    DiffCLIPConfig,
-    DiffCLIPTextConfig,
-    DiffCLIPVisionConfig,
-)
-from diffclip.integrations.transformers.conversion import (
-    from_diffclip,
-    image_processor_of,
-    load_transformers,
-    processor_of,
-    save_transformers,
-    to_diffclip,
-    vision_from_diffclip,
-)
+from diffclip.integrations.transformers.configuration import DiffCLIPConfig as DiffCLIPConfig
+from diffclip.integrations.transformers.configuration import DiffCLIPTextConfig as DiffCLIPTextConfig
+from diffclip.integrations.transformers.configuration import DiffCLIPVisionConfig as DiffCLIPVisionConfig
+from diffclip.integrations.transformers.conversion import from_diffclip as from_diffclip
+from diffclip.integrations.transformers.conversion import image_processor_of as image_processor_of
+from diffclip.integrations.transformers.conversion import load_transformers as load_transformers
+from diffclip.integrations.transformers.conversion import processor_of as processor_of
+from diffclip.integrations.transformers.conversion import save_transformers as save_transformers
+from diffclip.integrations.transformers.conversion import to_diffclip as to_diffclip
+from diffclip.integrations.transformers.conversion import vision_from_diffclip as vision_from_diffclip
+from diffclip.integrations.transformers.models import DiffCLIPModel as DiffCLIPModel
+from diffclip.integrations.transformers.models import DiffCLIPTextModel as DiffCLIPTextModel
 from diffclip.integrations.transformers.models import (
-    DiffCLIPModel,
-    DiffCLIPTextModel,
-    DiffCLIPTextModelWithProjection,
-    DiffCLIPVisionModel,
-    DiffCLIPVisionModelWithProjection,
+    DiffCLIPTextModelWithProjection as DiffCLIPTextModelWithProjection,
 )
-from diffclip.integrations.transformers.tokens import tokenizer_of
-
-__all__ = [
-    "DiffCLIPConfig",
-    "DiffCLIPModel",
-    "DiffCLIPTextConfig",
-    "DiffCLIPTextModel",
-    "DiffCLIPTextModelWithProjection",
-    "DiffCLIPVisionConfig",
-    "DiffCLIPVisionModel",
-    "DiffCLIPVisionModelWithProjection",
-    "from_diffclip",
-    "image_processor_of",
-    "load_transformers",
-    "processor_of",
-    "save_transformers",
-    "to_diffclip",
-    "tokenizer_of",
-    "vision_from_diffclip",
-]
+from diffclip.integrations.transformers.models import DiffCLIPVisionModel as DiffCLIPVisionModel
+from diffclip.integrations.transformers.models import (
+    DiffCLIPVisionModelWithProjection as DiffCLIPVisionModelWithProjection,
+)
+from diffclip.integrations.transformers.tokens import tokenizer_of as tokenizer_of
 
 _KINDS: dict[Any, Any] = {
     DiffCLIPConfig: DiffCLIPModel,

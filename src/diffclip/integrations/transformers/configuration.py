@@ -7,16 +7,13 @@ from typing import Any, ClassVar, Self
 from transformers import PreTrainedConfig
 
 from diffclip.attention import settings_of
-from diffclip.config import VOCABULARY, CLIPConfig, mlp_ratio, name_of, parse_config
+from diffclip.config import VOCABULARY, CLIPConfig, TextConfig, VisionConfig, mlp_ratio, name_of, parse_config
 from diffclip.errors import InputError
 
-_SHARED = {
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "mlp_ratio": "mlp_ratio",
-    "attention": "attention",
-    "activation": "hidden_act",
+# transformers' names of our fields, where they differ
+_NAMES = {
+    **{"width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"},
+    **{"activation": "hidden_act", "norm_eps": "layer_norm_eps", "context_length": "max_position_embeddings"},
 }
 
 
@@ -71,11 +68,7 @@ class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     model_type = "diffclip_vision_model"
     base_config_key = "vision_config"
     tower = "vision"
-    names: ClassVar[dict[str, str]] = {
-        **_SHARED,
-        **{name: name for name in ("image_size", "patch_size", "pre_norm", "patch_bias", "registers")},
-        **{"norm_eps": "layer_norm_eps", "drop_path": "drop_path", "patch_dropout": "patch_dropout"},
-    }
+    names: ClassVar[dict[str, str]] = {name: _NAMES.get(name, name) for name in VisionConfig.model_fields}
 
     image_size: int = 224
     patch_size: int = 16
@@ -94,10 +87,7 @@ class DiffCLIPTextConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     model_type = "diffclip_text_model"
     base_config_key = "text_config"
     tower = "text"
-    names: ClassVar[dict[str, str]] = {
-        **_SHARED,
-        **{"context_length": "max_position_embeddings", "vocab_size": "vocab_size"},
-    }
+    names: ClassVar[dict[str, str]] = {name: _NAMES.get(name, name) for name in TextConfig.model_fields}
 
     hidden_size: int = 512
     num_attention_heads: int = 8
