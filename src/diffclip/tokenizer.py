@@ -38,7 +38,8 @@ class Tokenizer:
     def _encoder(self) -> Any:
         if self.vocab_size < VOCABULARY:
             raise InputError(
-                f"the model has {self.vocab_size} words, not {VOCABULARY}: give encode_text ids of your own"
+                f"the model's vocabulary of {self.vocab_size} is smaller than the tokenizer's {VOCABULARY}: "
+                "encode_text takes ids of your own"
             )
         return _open_clip_tokenizer(self.context_length)
 
