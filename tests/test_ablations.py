@@ -20,7 +20,6 @@ from diffclip.config import (
     ABLATIONS,
     VARIANTS,
     CLIPConfig,
-    named_config,
     parse_config,
     variant_config,
     variant_of,
@@ -129,14 +128,6 @@ def test_names_are_found_again(name: str) -> None:
     assert model_fields(config, "w")["model"] == name
 
 
-def test_a_size_that_has_a_name_keeps_it_in_labels() -> None:
-    """Reports put an ablation beside the models of its size."""
-    sizes = named_config("CLIP-ViT-B-16").model_dump(include={"embed_dim", "vision", "text"})
-    for tower in ("vision", "text"):
-        del sizes[tower]["attention"]
-    assert diffclip.config.name_of(variant_config("DiffCLIP-bare", sizes)) == "DiffCLIP-bare-ViT-B-16"
-
-
 def test_a_mix_without_a_name_is_custom() -> None:
     config = variant_config("DiffCLIP", SIZES)
     config.differential.head_norm = False
@@ -171,20 +162,6 @@ def test_a_recipe_takes_an_ablation_as_it_takes_a_variant() -> None:
     assert recipe.model_copy(update={"image_size": 16}).config().vision.image_size == 16
     with pytest.raises(InputError, match=r"t: model DiffCLIP-no-norm has no size: give `architecture`$"):
         parse_recipe(fields, "t")
-
-
-@pytest.mark.parametrize(
-    ("saved", "into", "words"),
-    [
-        ("CLIP", "DiffCLIP-one-map", "vision attention softmax for differential"),
-        ("DiffCLIP-no-norm", "DiffCLIP-bare", "factor True for False"),
-        ("DiffCLIP-no-norm", "DiffCLIP", "missing .*diff_norm"),
-    ],
-)
-def test_weights_of_another_ablation_are_refused(saved: str, into: str, words: str, tmp_path: Path) -> None:
-    diffclip.save_weights(tiny(saved), tmp_path / "saved")
-    with pytest.raises(InputError, match=words):
-        diffclip.load_weights(tiny(into), tmp_path / "saved")
 
 
 @pytest.mark.parametrize("name", ["DiffCLIP-no-norm", "DiffCLIP-lambda0", "CLIP-gated", "CLIP-registers"])

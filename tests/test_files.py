@@ -71,16 +71,6 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a 
 
 
 @needs_full
-def test_a_full_device_is_named_and_kept(tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.symlink_to("/dev/full")
-    with pytest.raises(InputError, match=f"no space left on device while writing {full}: free some space"):
-        write_text(full, "text")
-    assert full.is_symlink()
-    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
-
-
-@needs_full
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_disk_that_fills_up_meanwhile_leaves_what_was_there(folder: bool, tmp_path: Path) -> None:
     target = tmp_path / "target"

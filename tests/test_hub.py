@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from hub_server import COMMIT, serving
+from huggingface_hub import HfApi
 from in_process import diffclip_command
 
 import diffclip
+from diffclip import InputError
 from diffclip.evaluation.records import Record, write_records
-
-LOAD = f"""
-import torch, diffclip
-named = diffclip.load("hf-hub:me/mine@{COMMIT}")[0]
-again = diffclip.CLIP.from_pretrained("me/mine")
-assert named.config == again.config
-for name, value in named.state_dict().items():
-    assert torch.equal(value, again.state_dict()[name])
-torch.save(again.state_dict(), "again.pt")
-diffclip.load("hf-hub:me/gone")
-"""
 
 
 def run_folder(model_folder: Path, folder: Path) -> Path:
@@ -41,29 +30,36 @@ def write_results(file: Path, weights: Path, **facts: Any) -> Path:
     return file
 
 
-def test_a_run_is_pushed_and_loaded_again(model_folder: Path, tmp_path: Path) -> None:
+def test_a_run_is_pushed_and_loaded_again(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, asked = tmp_path / "hub", []
+
+    def upload(_: object, *, folder_path: str, **__: object) -> None:
+        shutil.copytree(folder_path, hub)
+
+    def download(repository: str, revision: str | None = None, **_: object) -> str:
+        asked.append((repository, revision))
+        if repository != "me/mine":
+            raise OSError("no such repository")
+        return str(hub)
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: SimpleNamespace(repo_id="me/mine"))
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    monkeypatch.setattr("diffclip.hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", lambda **_: str(hub / "config.json"))
     run = run_folder(model_folder, tmp_path / "run")
-    with serving() as (address, files, asked):
-        environment = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_x", "HF_HOME": "home"}
-        environment |= {"HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
-
-        def python(*words: object) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, *map(str, words)]
-            return subprocess.run(
-                command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
-            )
-
-        command_line = "from diffclip.cli.main import main; main()"
-        pushed = python("-c", command_line, "push", run, "me/mine", "--license", "apache-2.0")
-        assert pushed.returncode == 0, pushed.stderr
-        assert pushed.stdout == "hf-hub:me/mine\n"
-        assert {"README.md", "config.json", "model.safetensors"} <= files.keys()
-        loaded = python("-c", LOAD)
-        assert "InputError: hf-hub:me/gone cannot be fetched" in loaded.stderr
-        assert any(COMMIT in question for question in asked if "/api/models/" in question)
-    state = torch.load(tmp_path / "again.pt")
-    for name, value in diffclip.load(model_folder)[0].state_dict().items():
-        assert torch.equal(state[name], value)
+    pushed = diffclip_command("push", run, "me/mine", "--license", "apache-2.0")
+    assert (pushed.returncode, pushed.stdout) == (0, "hf-hub:me/mine\n"), pushed.stderr
+    assert {file.name for file in hub.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    model = diffclip.load(model_folder)[0]
+    for again in (diffclip.load("hf-hub:me/mine@abc")[0], diffclip.CLIP.from_pretrained("me/mine")):
+        assert again.config == model.config
+        for name, value in model.state_dict().items():
+            assert torch.equal(again.state_dict()[name], value)
+    assert asked == [("me/mine", "abc"), ("me/mine", None)]
+    with pytest.raises(InputError, match="hf-hub:me/gone cannot be fetched"):
+        diffclip.load("hf-hub:me/gone")
 
 
 def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path: Path) -> None:

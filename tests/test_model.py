@@ -87,7 +87,7 @@ def test_inputs_of_another_size_are_named() -> None:
     model = CLIP(tiny(), seed=0)
     with pytest.raises(InputError, match=r"images are \[1, 3, 40, 40\]: this model takes \[B, 3, 32, 32\]"):
         model.encode_image(torch.zeros(1, 3, 40, 40))
-    with pytest.raises(InputError, match=r"tokens are \[1, 17\].* up to 16"):
+    with pytest.raises(InputError, match=r"tokens are \[1, 17\].* L up to 16"):
         model.encode_text(torch.ones(1, 17, dtype=torch.int64))
 
 

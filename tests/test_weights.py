@@ -9,16 +9,15 @@ import pathlib
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import SIZES, TOKENS
+from tiny import SIZES
 
 import diffclip
 from diffclip import CLIP, InputError
@@ -177,39 +176,50 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
 
 
 def test_heads_of_a_plain_tower_of_unknown_width_cannot_be_told() -> None:
-    with pytest.raises(InputError, match="number of heads of a plain vision tower 32 wide"):
+    with pytest.raises(InputError, match="the heads of a plain vision tower"):
         infer_config(tiny("CLIP").state_dict())
     converted = tiny("DiffCLIP-added", vision=SIZES["vision"] | {"pre_norm": True, "patch_bias": False})
-    with pytest.raises(InputError, match="the activation and the epsilon of a converted model"):
+    with pytest.raises(InputError, match="the activation of a converted model"):
         infer_config(converted.state_dict())
     for variant in ("DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added"):
         assert infer_config(tiny(variant).state_dict()) == variant_config(variant, SIZES)
-
-
-@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP-dynamic"])
-def test_our_own_published_file_keeps_what_the_weights_do_not_tell(variant: str, tmp_path: Path) -> None:
-    model = tiny(variant, preprocess={"mean": [0.5, 0.5, 0.5]}).eval()
-    save_published(model, tmp_path / "ours.pt")
-    loaded, _, _ = diffclip.load(tmp_path / "ours.pt")
-    assert loaded.config == model.config
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(loaded.encode_image(images), model.encode_image(images))
-    assert torch.equal(loaded.encode_text(TOKENS), model.encode_text(TOKENS))
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *ABLATIONS])
 def test_a_saved_model_is_read_from_its_folder_and_from_its_file_wherever_that_lies(
     variant: str, tmp_path: Path
 ) -> None:
-    model = tiny(variant)
+    model = tiny(variant, preprocess={"mean": [0.5, 0.5, 0.5]})
     assert variant_of(model.config) == variant
     diffclip.save_weights(model, tmp_path / "saved")
     file = tmp_path / "saved" / "model.safetensors"
-    shutil.copy(file, tmp_path / "moved.safetensors")
-    for source in (tmp_path / "saved", file, tmp_path / "moved.safetensors"):
+    sources = [tmp_path / "saved", file, shutil.copy(file, tmp_path / "moved.safetensors")]
+    if variant in PUBLISHED:  # our own published file keeps what weights do not tell
+        save_published(model, tmp_path / "ours.pt")
+        sources.append(tmp_path / "ours.pt")
+    for source in sources:
         loaded, _, _ = diffclip.load(source)
         assert loaded.config == model.config
         assert same(loaded, model)
+
+
+@pytest.mark.parametrize(
+    ("saved", "into", "vision", "words"),
+    [
+        ("CLIP", "CLIP", {"heads": 8}, "vision heads 4 for 8"),
+        ("CLIP", "CLIP", {"activation": "quick_gelu"}, "vision activation gelu for quick_gelu"),
+        ("DiffCLIP", "DiffCLIP-dynamic", {}, r"lambda_init 0\.8 for dynamic"),
+        ("CLIP", "DiffCLIP-one-map", {}, "vision attention softmax for differential"),
+        ("DiffCLIP-no-norm", "DiffCLIP-bare", {}, "factor True for False"),
+        ("DiffCLIP-no-norm", "DiffCLIP", {}, "missing .*diff_norm"),
+    ],
+)
+def test_weights_of_another_model_are_refused(
+    saved: str, into: str, vision: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    diffclip.save_weights(tiny(saved), tmp_path / "saved")
+    with pytest.raises(InputError, match=words):
+        diffclip.load_weights(tiny(into, vision=SIZES["vision"] | vision), tmp_path / "saved")
 
 
 def test_a_foreign_config_beside_a_published_file_is_not_read(tmp_path: Path) -> None:
@@ -218,25 +228,10 @@ def test_a_foreign_config_beside_a_published_file_is_not_read(tmp_path: Path) ->
     assert same(diffclip.load(tmp_path)[0], tiny())
 
 
-def test_a_saved_model_that_differs_where_shapes_do_not_show_it_is_refused(tmp_path: Path) -> None:
-    diffclip.save_weights(tiny("CLIP"), tmp_path / "four")
-    eight = tiny("CLIP", vision=SIZES["vision"] | {"heads": 8})
-    with pytest.raises(InputError, match="vision heads 4 for 8"):
-        diffclip.load_weights(eight, tmp_path / "four")
-    quick = tiny("CLIP", vision=SIZES["vision"] | {"activation": "quick_gelu"})
-    with pytest.raises(InputError, match="vision activation gelu for quick_gelu"):
-        diffclip.load_weights(quick, tmp_path / "four")
-    diffclip.save_weights(tiny("DiffCLIP"), tmp_path / "constant")
-    with pytest.raises(InputError, match=r"lambda_init 0\.8 for dynamic"):
-        diffclip.load_weights(tiny("DiffCLIP-dynamic"), tmp_path / "constant")
-
-
 @pytest.mark.parametrize(
     "odd",
     [
         {3: torch.zeros(1)},
-        {"x": torch.zeros(2, 2).to_sparse()},
-        {f"visual.blocks.0.attn.{part}_proj.weight": torch.tensor(0.0) for part in "qkv"},
         {f"visual.blocks.0.attn.{part}_proj.weight": torch.zeros(2, ord(part)) for part in "qkv"},
         {"visual.blocks.0.attn.lambda_q1": torch.zeros(0)},
     ],
@@ -335,19 +330,3 @@ def test_a_damaged_config_is_named(text: str, words: str, tmp_path: Path) -> Non
     save_file(tiny().state_dict(), tmp_path / "a.safetensors", metadata={"diffclip_config": "{"})
     with pytest.raises(InputError, match=r"a\.safetensors is not JSON"):
         diffclip.load(tmp_path / "a.safetensors")
-
-
-def test_a_hub_name_is_read_from_the_hubs_cache(tmp_path: Path) -> None:
-    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
-    published_file(CLIP(named_config("DiffCLIP-ViT-Ti-16"), seed=0), snapshot / "checkpoint_best.pt")
-    code = (
-        "import diffclip; m, p, t = diffclip.load('hf-hub:owner/name'); "
-        "print(diffclip.config.name_of(m.config), m.config.vision.norm_eps)"
-    )
-    # the hub's client reads its settings when it is imported
-    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert result.stdout.split() == ["DiffCLIP-ViT-Ti-16", "1e-05"], result.stderr

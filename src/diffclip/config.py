@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -50,12 +51,10 @@ class _Config(BaseModel):
 
 
 class _TowerConfig(_Config):
-    width: int = Field(gt=0)
-    layers: int = Field(gt=0)
-    heads: int = Field(
-        gt=0, description="query heads; a differential layer pairs them, so the number is even"
-    )
-    mlp_ratio: float = Field(default=4.0, gt=0)
+    width: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt  # query heads; a differential layer pairs them, so the number is even
+    mlp_ratio: PositiveFloat = 4.0
     attention: AttentionKind = "softmax"
 
     @model_validator(mode="after")
@@ -78,26 +77,19 @@ class VisionConfig(_TowerConfig):
 
     later: ClassVar[tuple[str, ...]] = ("registers",)
 
-    image_size: int = Field(default=224, gt=0)
-    patch_size: int = Field(default=16, gt=0)
-    width: int = Field(default=768, gt=0)
-    layers: int = Field(default=12, gt=0)
-    heads: int = Field(default=12, gt=0)
-    norm_eps: float | None = Field(default=None, gt=0)
+    image_size: PositiveInt = 224
+    patch_size: PositiveInt = 16
+    width: PositiveInt = 768
+    layers: PositiveInt = 12
+    heads: PositiveInt = 12
+    norm_eps: PositiveFloat | None = None
     activation: Activation = "gelu"
-    pre_norm: bool = Field(
-        default=False, description="with a LayerNorm before the first block, as OpenAI's CLIP has"
-    )
-    patch_bias: bool = Field(
-        default=True, description="whether the patch embedding has a bias; OpenAI's has none"
-    )
+    pre_norm: bool = False  # a LayerNorm before the first block, as OpenAI's CLIP has
+    patch_bias: bool = True  # of the patch embedding; OpenAI's has none
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
-    registers: int = Field(
-        default=0,
-        ge=0,
-        description="learned tokens beside the class token that nothing reads (arXiv:2309.16588)",
-    )
+    # learned tokens beside the class token that nothing reads (arXiv:2309.16588)
+    registers: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _check_patches(self) -> VisionConfig:
@@ -118,9 +110,9 @@ class TextConfig(_TowerConfig):
 
     context_length: int = Field(default=77, gt=1)
     vocab_size: int = Field(default=VOCABULARY, gt=2)
-    width: int = Field(default=512, gt=0)
-    layers: int = Field(default=12, gt=0)
-    heads: int = Field(default=8, gt=0)
+    width: PositiveInt = 512
+    layers: PositiveInt = 12
+    heads: PositiveInt = 8
     activation: Activation = "quick_gelu"
 
 
@@ -142,12 +134,10 @@ class Differential(_Config):
     Layers of other kinds do not read it.
     """
 
-    head_norm: bool = Field(default=True, description="the RMS norm of each head's output")
-    factor: bool = Field(default=True, description="the factor (1 − λ_init) after it")
-    lambda_fixed: float | None = Field(
-        default=None,
-        description="λ of every layer, which is then not learnt; λ_init decides the factor alone",
-    )
+    head_norm: bool = True  # the RMS norm of each head's output
+    factor: bool = True  # the factor (1 − λ_init) after it
+    # λ of every layer, which is then not learnt; λ_init decides the factor alone
+    lambda_fixed: float | None = None
 
 
 class CLIPConfig(_Config):
@@ -159,14 +149,12 @@ class CLIPConfig(_Config):
 
     later: ClassVar[tuple[str, ...]] = ("differential",)
 
-    embed_dim: int = Field(default=512, gt=0)
+    embed_dim: PositiveInt = 512
     vision: VisionConfig = Field(default_factory=VisionConfig)
     text: TextConfig = Field(default_factory=TextConfig)
     lambda_init: float | Literal["dynamic"] = 0.8
     differential: Differential = Field(default_factory=Differential)
-    logit_bias: bool = Field(
-        default=False, description="with a bias on the logits, as the sigmoid loss wants it"
-    )
+    logit_bias: bool = False  # a bias on the logits, as the sigmoid loss wants it
     preprocess: PreprocessConfig = Field(default_factory=PreprocessConfig)
     tokenizer: Literal["openclip"] = "openclip"
 
@@ -185,22 +173,19 @@ def lambda_init_of_layer(lambda_init: float | Literal["dynamic"], layer: int) ->
     return 0.8 - 0.6 * math.exp(-0.3 * layer) if lambda_init == "dynamic" else float(lambda_init)
 
 
-# variant → (vision attention, text attention, λ_init)
-VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic"]]] = {
-    "CLIP": ("softmax", "softmax", 0.8),
-    "CLIP-gated": ("gated", "gated", 0.8),
-    "CLIP-gated-headwise": ("gated-headwise", "gated-headwise", 0.8),
-    "CLIP-registers": ("softmax", "softmax", 0.8),
-    "CLIP-gated-registers": ("gated", "gated", 0.8),
-    "DiffCLIP": ("differential", "differential", 0.8),
-    "DiffCLIP-dynamic": ("differential", "differential", "dynamic"),
-    "DiffCLIP-vision": ("differential", "softmax", 0.8),
-    "DiffCLIP-v2": ("differential-v2", "differential-v2", 0.8),
-    "DiffCLIP-added": ("differential-added", "differential-added", 0.0),
+# variant → (vision attention, text attention, λ_init, registers of the vision tower)
+VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic"], int]] = {
+    "CLIP": ("softmax", "softmax", 0.8, 0),
+    "CLIP-gated": ("gated", "gated", 0.8, 0),
+    "CLIP-gated-headwise": ("gated-headwise", "gated-headwise", 0.8, 0),
+    "CLIP-registers": ("softmax", "softmax", 0.8, 4),
+    "CLIP-gated-registers": ("gated", "gated", 0.8, 4),
+    "DiffCLIP": ("differential", "differential", 0.8, 0),
+    "DiffCLIP-dynamic": ("differential", "differential", "dynamic", 0),
+    "DiffCLIP-vision": ("differential", "softmax", 0.8, 0),
+    "DiffCLIP-v2": ("differential-v2", "differential-v2", 0.8, 0),
+    "DiffCLIP-added": ("differential-added", "differential-added", 0.0, 0),
 }
-
-REGISTERS = {"CLIP-registers": 4, "CLIP-gated-registers": 4}
-"""Variants whose vision tower has registers, and how many, as in arXiv:2309.16588."""
 
 # ablation → the fields of `CLIPConfig` that it changes on DiffCLIP; sizes are given by `architecture` alone
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -233,50 +218,32 @@ MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIAN
 def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     """`architecture` (the fields of `CLIPConfig`, sizes only) with the attention of `variant`, which may be an
     ablation.
-
-    Raises:
-        InputError: the variant is unknown, or the architecture does not fit (an odd number of heads, say).
     """
     if variant not in VARIANTS and variant not in ABLATIONS:
         raise unknown("model", variant, [*VARIANTS, *ABLATIONS])
-    towers = {tower: architecture.get(tower, {}) for tower in ("vision", "text")}
-    for tower, sizes in towers.items():
-        if not isinstance(sizes, dict):
-            raise InputError(
-                f"architecture.{tower} is {sizes!r}: it must map sizes such as width, layers, heads"
-            )
-    decided = {"lambda_init", "differential"} & architecture.keys()
-    decided |= {
-        f"{tower}.{key}"
-        for tower, sizes in towers.items()
-        for key in ("attention", "registers")
-        if key in sizes
-    }
-    if decided:
-        raise InputError(
-            f"architecture has {', '.join(sorted(decided))}: the model {variant} decides that, leave it out"
-        )
+    given = {"lambda_init", "differential"} & architecture.keys()
     fields = _decided_by(variant)
-    for tower, sizes in towers.items():
+    for tower in ("vision", "text"):
+        sizes = architecture.get(tower, {})
+        if not isinstance(sizes, dict):
+            raise InputError(f"architecture.{tower} is {sizes!r}: it must map sizes such as width, layers")
+        given |= {"attention", "registers"} & sizes.keys()
         fields[tower] |= sizes
+    if given:
+        decided = ", ".join(sorted(given))
+        raise InputError(f"architecture has {decided}: the model {variant} decides that, leave it out")
     return parse_config(architecture | fields, f"model {variant}")
 
 
 def _decided_by(variant: str) -> dict[str, Any]:
     """The fields of `CLIPConfig` that a variant or an ablation decides."""
-    vision, text, lambda_init = VARIANTS["DiffCLIP" if variant in ABLATIONS else variant]
-    towers: dict[str, dict[str, Any]] = {"vision": {"attention": vision}, "text": {"attention": text}}
-    if variant in REGISTERS:
-        towers["vision"]["registers"] = REGISTERS[variant]
+    vision, text, lambda_init, registers = VARIANTS["DiffCLIP" if variant in ABLATIONS else variant]
+    towers = {"vision": {"attention": vision, "registers": registers}, "text": {"attention": text}}
     return {"lambda_init": lambda_init, **towers, **ABLATIONS.get(variant, {})}
 
 
 def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
-    """The configuration that `fields` describe; `source` names where they come from.
-
-    Raises:
-        InputError: a field is unknown, has the wrong type, or does not fit the others.
-    """
+    """The configuration that `fields` describe; `source` names where they come from."""
     try:
         return CLIPConfig.model_validate(fields)
     except ValidationError as error:
@@ -290,17 +257,11 @@ def mlp_ratio(width: int, hidden: int) -> float:
 
 
 def resized(config: CLIPConfig, image_size: int) -> CLIPConfig:
-    """`config` for images of another size; the margin around the crop keeps its share.
-
-    Raises:
-        InputError: the size is not a multiple of the patch.
-    """
+    """`config` for images of another size; the margin around the crop keeps its share."""
     fields = config.model_dump()
     fields["vision"]["image_size"] = image_size
-    if isinstance(config.preprocess.resize, int):
-        fields["preprocess"]["resize"] = round(
-            config.preprocess.resize * image_size / config.vision.image_size
-        )
+    if isinstance(resize := config.preprocess.resize, int):
+        fields["preprocess"]["resize"] = round(resize * image_size / config.vision.image_size)
     return parse_config(fields, f"images of {image_size}")
 
 
@@ -324,33 +285,26 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
         raise unknown("model", name, MODEL_NAMES)
     size = next(size for size in _SIZES if name.endswith(f"-{size}"))
     patch, vision, text, embed_dim = _SIZES[size]
-    keys = ("width", "layers", "heads")
-    return variant_config(
-        name.removesuffix(f"-{size}"),
-        {
-            "embed_dim": embed_dim,
-            "vision": {
-                "image_size": 224 if image_size is None else image_size,
-                "patch_size": patch,
-                **dict(zip(keys, vision, strict=True)),
-            },
-            "text": dict(zip(keys, text, strict=True)),
-        },
-    )
+    towers = [dict(zip(("width", "layers", "heads"), sizes, strict=True)) for sizes in (vision, text)]
+    images = {"image_size": 224 if image_size is None else image_size, "patch_size": patch}
+    sizes = {"embed_dim": embed_dim, "vision": images | towers[0], "text": towers[1]}
+    return variant_config(name.removesuffix(f"-{size}"), sizes)
 
 
 def variant_of(config: CLIPConfig) -> str:
     """The variant or ablation that `config` is, or "custom" when its mix of attentions, λ_init or what it leaves out
     has no name."""
+    wanted = _identity(config)
     for variant in (*VARIANTS, *ABLATIONS):
-        named = parse_config(_decided_by(variant), f"model {variant}")
-        kinds, wanted = (
-            (one.vision.attention, one.text.attention, one.vision.registers) for one in (config, named)
-        )
-        started = "differential" not in kinds or config.lambda_init == named.lambda_init
-        if kinds == wanted and started and config.differential == named.differential:
+        if _identity(CLIPConfig.model_validate(_decided_by(variant))) == wanted:
             return variant
     return "custom"
+
+
+def _identity(config: CLIPConfig) -> tuple[Any, ...]:
+    """What the name of a variant stands for; λ_init and parts count in "differential" towers alone."""
+    kinds = (config.vision.attention, config.text.attention, config.vision.registers)
+    return (*kinds, config.lambda_init, config.differential) if "differential" in kinds else kinds
 
 
 def name_of(config: CLIPConfig) -> str:

@@ -77,14 +77,10 @@ def train_on_scenes(
 def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> Sequence[Record]:
     """Measure the best checkpoint of `run` on the held-out scenes; results that are there are used again."""
     results = ResultsFile(run / RESULTS_FILE)
-    entries = [
-        Entry("retrieval", str(scenes / "captions")),
-        Entry("zero-shot", str(scenes / "colours")),
-        Entry("zero-shot", str(scenes / "shapes")),
-    ]
-    loaded = load_for_use(str(run))
+    sets = (("retrieval", "captions"), ("zero-shot", "colours"), ("zero-shot", "shapes"))
+    entries = [Entry(task, str(scenes / name)) for task, name in sets]
     measured: list[Record] = []
-    for entry in run_entries(loaded, entries, results, Sets()):
+    for entry in run_entries(load_for_use(str(run)), entries, results, Sets()):
         if entry.failure:
             kind = DiffCLIPError if entry.ours else InputError
             raise kind(f"{run.name}: {entry.entry} failed: {entry.failure}")

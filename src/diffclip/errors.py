@@ -82,12 +82,9 @@ def explained(what: str, way_out: str) -> Iterator[None]:
 
 def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:
     """The error for a name that is not among `options`; it offers the nearest one, or lists them all."""
-    options = sorted(options)
-    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
-    lowered = {option.lower(): option for option in options}
-    if not close:
-        close = [lowered[c] for c in difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)]
-    hint = f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(options)}"
+    lowered = {option.lower(): option for option in sorted(options)}
+    close = difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)
+    hint = f"did you mean {lowered[close[0]]!r}?" if close else f"choose from: {', '.join(lowered.values())}"
     return InputError(f"unknown {kind} {str(name)!r}: {hint}")
 
 
@@ -95,6 +92,5 @@ def require_group(group: str, *modules: str) -> None:
     """Raise `InputError` naming the optional group to install when one of `modules` is missing."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise InputError(
-            f"this needs {', '.join(missing)}, which is not installed: run pip install 'diffclip[{group}]'"
-        )
+        names = ", ".join(missing)
+        raise InputError(f"this needs {names}, which is not installed: run pip install 'diffclip[{group}]'")

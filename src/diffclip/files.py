@@ -6,7 +6,6 @@ import errno
 import os
 import platform
 import shutil
-import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
@@ -37,20 +36,15 @@ def disk_errors(target: Path) -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        if error.errno is None:
+        if isinstance(error, BrokenPipeError) or error.errno is None:
             raise
+        fault = f"cannot write {target}: {os.strerror(error.errno)}; choose another place"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
-                f"no space left on device while writing {target}: free some space or choose another place"
-            ) from error
-        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
-            raise InputError(f"cannot write {target}: a file or folder of that name is in the way") from error
-        raise InputError(
-            f"cannot write {target}: {os.strerror(error.errno)}; choose another place"
-        ) from error
+            fault = f"no space left on device while writing {target}: free some space or choose another place"
+        elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
+            fault = f"cannot write {target}: a file or folder of that name is in the way"
+        raise InputError(fault) from error
 
 
 @contextmanager
@@ -66,7 +60,7 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
     """
     target = Path(target)
     with disk_errors(target):
-        if _is_special(_kind(target)):
+        if _is_special(target):
             yield target
             return
         place = Path(os.path.realpath(target))
@@ -85,22 +79,15 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
 
 
 def check_writable(target: str | Path) -> None:
-    """Check before long work that the file `target` can be written after it; leave nothing behind.
-
-    Raises:
-        InputError: it is a folder, or a file cannot be made there.
-    """
+    """Check before long work that the file `target` can be written after it; leave nothing behind."""
     target = Path(target)
     with disk_errors(target):
-        kind = _kind(target)
-        if kind == stat.S_IFDIR:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if _is_special(kind):
-            if not os.access(target, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if target.is_dir():
+            raise InputError(f"cannot write {target}: a folder of that name is in the way")
+        if _is_special(target):
             return
         folder = Path(os.path.realpath(target)).parent
-        while _kind(folder) is None:
+        while not folder.exists():
             folder = folder.parent
         tempfile.TemporaryFile(dir=folder).close()
 
@@ -112,11 +99,7 @@ def check_not_input(output: Path, inputs: Iterable[Path]) -> None:
 
 
 def check_new(target: str | Path) -> None:
-    """Check before long work that `target`, a file or folder, can be written and replaces nothing.
-
-    Raises:
-        InputError: it is a file or a folder with something in it, or its place cannot be written.
-    """
+    """Check before long work that `target`, a file or folder, can be written and replaces nothing."""
     target = Path(target)
     if target.is_dir():
         if any(target.iterdir()):
@@ -133,16 +116,9 @@ def write_text(target: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _kind(path: Path) -> int | None:
-    """Return the type of `path` or of its target, as in the `stat` module; None if it does not exist."""
-    try:
-        return stat.S_IFMT(path.stat().st_mode)
-    except FileNotFoundError:
-        return None
-
-
-def _is_special(kind: int | None) -> bool:
-    return kind not in (None, stat.S_IFREG, stat.S_IFDIR)
+def _is_special(path: Path) -> bool:
+    """Whether `path`, or what it points to, is a pipe or a device."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def flush(path: Path) -> None:
@@ -159,9 +135,6 @@ def lock_file(file: Path) -> IO[str] | str:
 
     The lock belongs to the process: data workers that outlive it for a moment do not hold it. On a file system without
     locks nothing is kept out, and nothing stops.
-
-    Raises:
-        InputError: the file cannot be written.
     """
     import fcntl  # not on every system
 
@@ -188,9 +161,6 @@ def others_wait(path: Path) -> Iterator[None]:
     """Hold the file `path`, made if need be, while other processes that ask for it wait, also those of other machines.
 
     On a file system without locks nobody waits.
-
-    Raises:
-        InputError: the path cannot be opened.
     """
     import fcntl
 

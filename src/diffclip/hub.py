@@ -13,7 +13,6 @@ from diffclip.config import VOCABULARY, Differential, name_of
 if TYPE_CHECKING:
     from diffclip.evaluation.records import Record
 
-_TAGS = ["clip", "differential-attention"]
 _CARD = """\
 ---
 {metadata}
@@ -51,8 +50,6 @@ model, _, preprocess = open_clip.create_model_and_transforms("ViT-mine", pretrai
 
 {license}
 """
-
-
 _TRANSFORMERS = """
 ```python
 from diffclip.integrations.transformers import from_diffclip, processor_of
@@ -61,6 +58,7 @@ model = from_diffclip(diffclip.CLIP.from_pretrained("{repo}"))
 processor = processor_of(diffclip.CLIP.from_pretrained("{repo}").config)
 ```
 """
+_FACTS = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
 
 
 def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
@@ -88,29 +86,16 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
         save_weights(model, save_directory)
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        attention_backend: str = "auto",
-        **_: Any,
-    ) -> Any:
-        from diffclip.published import infer_config
-        from diffclip.weights import put_weights, read_weights
+    def _from_pretrained(cls, *, model_id: str, attention_backend: str = "auto", **options: Any) -> Any:
+        from diffclip.loading import load
 
+        kept = ("revision", "cache_dir", "force_download", "local_files_only", "token")
         folder = Path(model_id)
         if not folder.is_dir():
-            options: dict[str, Any] = {"force_download": force_download, "local_files_only": local_files_only}
-            folder = fetch(model_id, revision, cache_dir=cache_dir, token=token, **options)
-        weights = read_weights(folder)
-        make: Any = cls
-        model = make(weights.config or infer_config(weights.state), attention_backend=attention_backend)
-        return put_weights(model, weights, folder).eval()
+            folder = fetch(model_id, **{key: options[key] for key in kept})
+        model = load(folder)[0]
+        model.set_attention_backend(attention_backend)
+        return model
 
     def generate_model_card(
         self,
@@ -133,7 +118,7 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
         metadata = ModelCardData(
             license=license,
             library_name="diffclip",
-            tags=_TAGS,
+            tags=["clip", "differential-attention"],
             pipeline_tag="zero-shot-image-classification",
         )
         return ModelCard(
@@ -157,24 +142,20 @@ def _training(recipe: Mapping[str, Any] | None) -> str:
         return "Not stated."
     from diffclip.data.remote import shown
 
-    data = recipe.get("data")
-    rows: dict[str, Any] = {"data": shown(str(data.get("train") if isinstance(data, Mapping) else data))}
+    rows: dict[str, Any] = {"data": shown(str(recipe["data"]["train"]))}
     rows |= {key: recipe.get(key) for key in ("seed", "init", "epochs", "batch_size", "lr", "weight_decay")}
     return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
 def _results(records: Iterable[Record]) -> str:
-    facts = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
-
-    def measured_on(record: Record) -> str:
-        told = [f"{fact} {own}" for fact in facts if (own := getattr(record, fact)) is not None]
-        return ", ".join([record.dataset, record.split, *told])
-
-    rows = [
-        f"| {record.task} | {measured_on(record)} | {record.metric} | {record.value:.4f} | "
-        f"{'' if record.low is None else f'{record.low:.4f} to {record.high:.4f}'} | {record.count} |"
-        for record in records
-        if record.value is not None
-    ]
+    rows = []
+    for record in records:
+        facts = [f"{fact} {value}" for fact in _FACTS if (value := getattr(record, fact)) is not None]
+        interval = "" if record.low is None else f"{record.low:.4f} to {record.high:.4f}"
+        if record.value is not None:
+            rows.append(
+                f"| {record.task} | {', '.join([record.dataset, record.split, *facts])} | {record.metric} | "
+                f"{record.value:.4f} | {interval} | {record.count} |"
+            )
     head = ["| task | dataset | metric | value | 95 % interval | items |", "| --- " * 6 + "|"]
     return "\n".join(head + rows) if rows else "Not stated."

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from diffclip.config import CLIPConfig, VisionConfig
 from diffclip.errors import unknown
 
-Init = Literal["matched", "published"]
 INITS = ("matched", "published")
 LOGIT_SCALE_START = math.log(1 / 0.07)
 # where the sigmoid loss starts (Zhai et al. 2023, Section 3.1): scale 10, bias −10
@@ -35,11 +33,7 @@ def published_norm_eps(vision: VisionConfig) -> float:
 
 
 def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
-    """Return `norm_eps`; None becomes the default of `init`.
-
-    Raises:
-        InputError: unknown init.
-    """
+    """Return `norm_eps`; None becomes the default of `init`."""
     if init not in INITS:
         raise unknown("init", init, INITS)
     if vision.norm_eps is not None:

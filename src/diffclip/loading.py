@@ -46,11 +46,7 @@ def prepared(model: CLIP, image_size: int | None = None) -> tuple[CLIP, EvalTran
 
 
 def read_config(source: str | Path) -> CLIPConfig:
-    """Return the configuration of the model that `load` would read at `source`.
-
-    Raises:
-        InputError: nothing usable at `source`.
-    """
+    """Return the configuration of the model that `load` would read at `source`."""
     path = locate(source)
     return _config(read_weights(path), path, None)
 
@@ -58,9 +54,6 @@ def read_config(source: str | Path) -> CLIPConfig:
 def locate(source: str | Path, cache_dir: str | None = None) -> Path:
     """Return `source` as a path; a name on the hub is fetched into a local folder first, in
     `cache_dir` or the hub's own cache.
-
-    Raises:
-        InputError: no such model on the hub, or the hub cannot be reached.
     """
     if not str(source).startswith(HUB_PREFIX):
         return Path(source)

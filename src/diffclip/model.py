@@ -81,22 +81,14 @@ class CLIP(nn.Module, HubModel):
     def lambdas(self) -> dict[str, Tensor]:
         """λ of each differential layer by tower, as detached float32 [layers], also where it is fixed; [0] where the
         layers have no λ of their own: plain ones, and those of V2, whose λ are of tokens."""
-        with torch.no_grad():
-            return {
-                tower: torch.stack(
-                    [layer.current_lambda() for layer in layers if isinstance(layer, LambdaAttention)]
-                )
-                if isinstance(layers[0], LambdaAttention)
-                else torch.empty(0, device=self.logit_scale.device)
-                for tower, layers in self.attention_layers().items()
-            }
+        found = {}
+        for tower, layers in self.attention_layers().items():
+            own = [layer.current_lambda().detach() for layer in layers if isinstance(layer, LambdaAttention)]
+            found[tower] = torch.stack(own) if own else torch.empty(0, device=self.logit_scale.device)
+        return found
 
     def set_attention_backend(self, name: str) -> None:
-        """Use backend `name` in every layer.
-
-        Raises:
-            InputError: unknown backend; the nearest one is offered.
-        """
+        """Use backend `name` in every layer; raise `InputError` for an unknown one."""
         check_backend(name)
         for layers in self.attention_layers().values():
             for layer in layers:
@@ -115,11 +107,7 @@ class CLIP(nn.Module, HubModel):
         self.config.vision.norm_eps = eps
 
     def set_image_size(self, image_size: int) -> None:
-        """Take images of another size from now on; timm resamples the position embeddings.
-
-        Raises:
-            InputError: the size is not a multiple of the patch.
-        """
+        """Take images of another size, a multiple of the patch, from now on; timm resamples the position embeddings."""
         self.config = resized(self.config, image_size)
         self.visual.set_input_size(img_size=(image_size, image_size))
 
@@ -179,9 +167,7 @@ class CLIP(nn.Module, HubModel):
         """
         if tokens.ndim != 2 or tokens.shape[1] > self.config.text.context_length:
             longest = self.config.text.context_length
-            raise InputError(
-                f"tokens are {list(tokens.shape)}: this model takes [B, L] with L up to {longest}"
-            )
+            raise InputError(f"tokens are {list(tokens.shape)}: this model takes [B, L], L up to {longest}")
         if skip_padding:
             tokens = tokens[:, : int(tokens.argmax(dim=-1).max()) + 1]
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]

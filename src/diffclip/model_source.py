@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,30 +64,32 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
     Raises:
         InputError: nothing has that name (the nearest model is offered), or it holds no usable weights.
     """
-    path = find_model(source)
-    if path is None:
-        return _random(source, model_name, image_size)
     from diffclip.config import OPEN_CLIP, TRANSFORMERS, name_of
     from diffclip.loading import load, prepared
 
-    checkpoint = Path(path).resolve()  # of a run that still trains, `best` may move meanwhile
-    in_run = checkpoint.parent.name == "checkpoints"
-    if path.startswith((OPEN_CLIP, TRANSFORMERS)):
-        if model_name is not None:
-            raise InputError(f"{source} tells what it is: leave the model's name out")
+    path = find_model(source)
+    facts: dict[str, Any] = {}
+    if path is None:
+        from diffclip.model import create_model
+
+        if model_name not in (None, source):
+            raise InputError(f"{source} is a name, so --model-name {model_name} does not fit: leave one out")
+        print(
+            f"diffclip: WARNING: {source} has random weights, expect results at chance level", file=sys.stderr
+        )
+        path, read = RANDOM, prepared(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
+    elif path.startswith((OPEN_CLIP, TRANSFORMERS)):
         from diffclip.convert.sources import read_foreign
 
-        model, preprocess, tokenizer = prepared(read_foreign(path), image_size)
+        if model_name is not None:
+            raise InputError(f"{source} tells what it is: leave the model's name out")
+        read = prepared(read_foreign(path), image_size)
     else:
-        source = str(checkpoint) if in_run else path
-        model, preprocess, tokenizer = load(source, model=model_name, image_size=image_size)
-    facts: dict[str, Any] = {}
-    if in_run:
-        run = checkpoint.parent.parent
-        recipe = recipe_of(run)
-        facts = {"steps": _steps(checkpoint), "recipe": recipe} | (_facts(run, recipe) if recipe else {})
-    label = facts.pop("label", name_of(model.config))
-    return Loaded(model, preprocess, tokenizer, label, path, **facts)
+        checkpoint = Path(path).resolve()  # of a run that still trains, `best` may move meanwhile
+        in_run = checkpoint.parent.name == "checkpoints"
+        read = load(checkpoint if in_run else path, model=model_name, image_size=image_size)
+        facts = _facts(checkpoint) if in_run else {}
+    return Loaded(*read, weights=path, **({"label": name_of(read[0].config)} | facts))
 
 
 def runs_in(source: str) -> list[str]:
@@ -98,11 +101,7 @@ def runs_in(source: str) -> list[str]:
 
 
 def find_model(source: str) -> str | None:
-    """Find the folder, file, hub name or model of another library that `source` stands for; None for a model's name.
-
-    Raises:
-        InputError: nothing has that name.
-    """
+    """Find the folder, file, hub name or model of another library that `source` stands for; None for a model's name."""
     from diffclip.config import HUB_PREFIX, MODEL_NAMES, OPEN_CLIP, TRANSFORMERS
 
     if source in MODEL_NAMES and not os.path.exists(source):
@@ -111,27 +110,11 @@ def find_model(source: str) -> str | None:
         return source
     if not os.path.exists(source):
         if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
-            raise InputError(
-                f"{source} does not exist: give a run or saved folder, a weights file or a model's name"
-            )
+            raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
         raise unknown("model", source, MODEL_NAMES)
     from diffclip.weights import checkpoint_of  # with torch, which what is wrong need not wait for
 
     return str(checkpoint_of(source))
-
-
-def _random(name: str, model_name: str | None, image_size: int | None) -> Loaded:
-    from diffclip.config import name_of
-    from diffclip.loading import prepared
-    from diffclip.model import create_model
-
-    if model_name not in (None, name):
-        raise InputError(
-            f"{name} is a model's name, so --model-name {model_name} does not fit: leave one of them out"
-        )
-    print(f"diffclip: WARNING: {name} has random weights, expect results at chance level", file=sys.stderr)
-    model = create_model(name, image_size=image_size, seed=_RANDOM_SEED)
-    return Loaded(*prepared(model), name_of(model.config), RANDOM)
 
 
 def recipe_of(run: Path) -> dict[str, Any] | None:
@@ -145,40 +128,34 @@ def recipe_of(run: Path) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
-def _facts(run: Path, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Label, seed, init and data (the training set) of a run."""
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    """Label, recipe, seed, init, data (the training set) and steps of the run that wrote `checkpoint`."""
     from diffclip.data.remote import is_remote, shown
 
-    seed, data = recipe.get("seed"), recipe.get("data")
-    train = data.get("train") if isinstance(data, dict) else None
+    run = checkpoint.parent.parent
+    facts: dict[str, Any] = {"recipe": (recipe := recipe_of(run)), "steps": None}
+    with suppress(OSError, ValueError):
+        facts["steps"] = json.loads((checkpoint / "training.json").read_text(encoding="utf-8"))["step"]
+    if recipe is None:
+        return facts
+    train = recipe.get("data", {}).get("train")
     while isinstance(train, list | dict):  # of several sources the first
-        train = train.get("shards") if isinstance(train, dict) else next(iter(train), None)
+        train = train["shards"] if isinstance(train, dict) else train[0]
     text = str(train or "")
     shards = Path(shown(text).partition("?")[0].replace("…@", "") if is_remote(text) else text)
     folders = [
         part for part in shards.parts if part not in ("train", shards.anchor) and not part.endswith(".tar")
     ]
-    return {
+    return facts | {
         "label": re.sub(r"-s\d+$", "", run.name),
-        "seed": seed if isinstance(seed, int) else None,
+        "seed": recipe.get("seed"),
         "init": recipe.get("init"),
         "data": folders[-1] if folders else None,
     }
 
 
-def _steps(checkpoint: Path) -> int | None:
-    try:
-        return int(json.loads((checkpoint / "training.json").read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def pick_device(name: str) -> torch.device:
-    """Return the device called `name`; "auto" is the first CUDA device if there is one, else the CPU.
-
-    Raises:
-        InputError: no such device here.
-    """
+    """Return the device called `name`; "auto" is the first CUDA device if there is one, else the CPU."""
     import torch
 
     if name == "auto":

@@ -40,11 +40,7 @@ def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
 
 
 def read_pickle(path: Path) -> Any:
-    """Read the contents of a file written by `torch.save`, tensors on the CPU.
-
-    Raises:
-        InputError: the file is cut short, no torch file, or asks for a type outside the allow-list.
-    """
+    """Read the contents of a file written by `torch.save`, tensors on the CPU."""
     with (
         explained(f"{path} cannot be read", "it may be cut short, fetch it again"),
         torch.serialization.safe_globals(_allowed()),
@@ -62,9 +58,6 @@ def read_pickle(path: Path) -> Any:
             asked = re.search(r"GLOBAL ([\w.]+)", str(error))
             if asked:
                 raise InputError(
-                    f"{path} wants to run {asked.group(1)} while it is read: refused, since weights must not run code; "
-                    "ask its author for safetensors"
+                    f"{path} wants to run {asked.group(1)}: refused, ask its author for safetensors"
                 ) from None
-            raise InputError(
-                f"{path} is not a file that torch.save wrote, or is damaged: fetch it again"
-            ) from None
+            raise InputError(f"{path} is no file of torch.save, or is damaged: fetch it again") from None

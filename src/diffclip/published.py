@@ -43,7 +43,7 @@ def from_published(state: State) -> dict[str, Tensor]:
         if match := _SPLIT.match(name):
             prefix, kind = match.groups()
             parts = [state.get(f"{prefix}{part}_proj.{kind}") for part in "qkv"]
-            whole = [part for part in parts if part is not None and part.ndim == tensor.ndim > 0]
+            whole = [part for part in parts if part is not None]
             if len(whole) < 3 or len({part.shape[1:] for part in whole}) > 1:
                 ours[name] = tensor
             elif f"{prefix}qkv.{kind}" not in ours:
@@ -56,18 +56,12 @@ def from_published(state: State) -> dict[str, Tensor]:
 
 
 def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
-    """Convert our names to the published ones; also of gradients, or anything keyed as the parameters.
-
-    Raises:
-        InputError: a tower has an attention that the published code does not, or lacks a part of it.
-    """
+    """Convert our names to the published ones; also of gradients, or anything keyed as the parameters."""
     for kind in (config.vision.attention, config.text.attention):
         if kind not in ("softmax", "differential"):
             raise InputError(f"attention {kind} has no published layout: save a folder instead")
     if config.differential != Differential():
-        raise InputError(
-            f"{name_of(config)} lacks a part of the published layer, whose layout cannot say so: save a folder instead"
-        )
+        raise InputError(f"{name_of(config)} lacks a part of the published layer: save a folder instead")
     published: dict[str, Tensor] = {}
     for name, tensor in state.items():
         vision = name.startswith("visual.")
@@ -89,11 +83,6 @@ def infer_config(state: State) -> CLIPConfig:
 
     λ_init leaves no trace in the weights: a differential model is taken to be the one with 0.8. The number of heads
     of a plain tower leaves none either: it is that of the named model with these widths.
-
-    Raises:
-        InputError: the weights are not those of a CLIP, lack a part of the published differential layer or have gates
-            or registers, they were converted from another library, or a plain tower has widths that no named model
-            has.
     """
     try:
         patch = state["visual.patch_embed.proj.weight"]
@@ -107,24 +96,16 @@ def infer_config(state: State) -> CLIPConfig:
         }
         embed_dim = state["image_projection"].shape[1]
     except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
-        raise InputError(
-            f"these are not the weights of a CLIP with two transformers: no usable {error}"
-        ) from None
+        raise InputError(f"these are not the weights of a CLIP with two transformers: no {error}") from None
     for key, tower in towers.items():
         if tower["heads"] is None:
-            named = (getattr(named_config(name), key) for name in MODEL_NAMES)
             sizes = (tower["width"], tower["layers"])
+            named = (getattr(named_config(name), key) for name in MODEL_NAMES)
             tower["heads"] = next((one.heads for one in named if (one.width, one.layers) == sizes), None)
         if tower["heads"] is None:
-            raise InputError(
-                f"the weights do not tell the number of heads of a plain {key} tower {tower['width']} wide: "
-                "save the model as a folder with its config.json, or name the model"
-            )
+            raise InputError(f"the weights do not tell the heads of a plain {key} tower: name the model")
     if "visual.norm_pre.weight" in state or "visual.patch_embed.proj.bias" not in state:
-        raise InputError(
-            "the weights do not tell the activation and the epsilon of a converted model: save it as a folder with its "
-            "config.json"
-        )
+        raise InputError("the weights do not tell the activation of a converted model: save it as a folder")
     added = "differential-added" in (tower["attention"] for tower in towers.values())
     whole = {
         "embed_dim": embed_dim,
@@ -151,8 +132,7 @@ def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]
         or "visual.reg_token" in state
     ):
         raise InputError(
-            "the weights do not tell which parts of differential attention the model has: save it as a folder with "
-            "its config.json"
+            "the weights do not tell which parts of attention there are: give a folder with its config.json"
         )
     return {
         "width": width,

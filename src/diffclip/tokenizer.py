@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffclip.config import TextConfig
+from diffclip.config import VOCABULARY, TextConfig
 from diffclip.errors import InputError
 
 
@@ -26,46 +24,32 @@ class Tokenizer:
     def __init__(self, config: TextConfig) -> None:
         self.context_length = config.context_length
         self.vocab_size = config.vocab_size
-        self._bpe: Any = None
 
     def __call__(self, texts: str | Sequence[str]) -> Tensor:
         ids: Tensor = self._encoder()([texts] if isinstance(texts, str) else list(texts))
         return ids
 
     def pieces(self, texts: str | Sequence[str]) -> list[list[str]]:
-        """Return the tokens of each text between start and end; the last token of a word ends in a space.
-
-        Raises:
-            InputError: as when called.
-        """
+        """Return the tokens of each text between start and end; the last token of a word ends in a space."""
         bpe = self._encoder()
         rows = ((row, int(row.argmax())) for row in self(texts))
         return [[bpe.decode([token]) for token in row[1:end].tolist()] for row, end in rows]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # pickle could not import the encoder's module by its name; a copy loads its own
-        return {**self.__dict__, "_bpe": None}
-
     def _encoder(self) -> Any:
-        if self._bpe is None:
-            bpe = _open_clip_tokenizer().SimpleTokenizer(context_length=self.context_length)
-            if bpe.vocab_size > self.vocab_size:
-                raise InputError(
-                    f"the model's vocabulary of {self.vocab_size} is smaller than the tokenizer's "
-                    f"{bpe.vocab_size}: encode_text takes ids of your own"
-                )
-            self._bpe = bpe
-        return self._bpe
+        if self.vocab_size < VOCABULARY:
+            raise InputError(
+                f"the model's vocabulary of {self.vocab_size} is smaller than the tokenizer's {VOCABULARY}: "
+                "encode_text takes ids of your own"
+            )
+        return _open_clip_tokenizer(self.context_length)
 
 
 @cache
-def _open_clip_tokenizer() -> Any:
+def _open_clip_tokenizer(context_length: int) -> Any:
     """Load OpenCLIP's tokenizer from its file alone: `import open_clip` takes seconds, for transformers above all."""
-    if "open_clip" in sys.modules:
-        return importlib.import_module("open_clip.tokenizer")
     package: Any = importlib.util.find_spec("open_clip")
     file = Path(package.submodule_search_locations[0]) / "tokenizer.py"
     spec: Any = importlib.util.spec_from_file_location("open_clip_tokenizer", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    return module.SimpleTokenizer(context_length=context_length)

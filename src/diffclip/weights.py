@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diffclip.config import CLIPConfig, Differential, name_of, parse_config
+from diffclip.config import CLIPConfig, name_of, parse_config
 from diffclip.errors import InputError
 from diffclip.files import write_atomically, write_text
 from diffclip.initialisation import published_norm_eps
@@ -33,20 +33,14 @@ CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE = "config.json", "model.safetensors", 
 CONFIG_KEY = "diffclip_config"  # in a `.pt` file of ours, or among the notes of open_clip's trainer
 
 
-def find_weights(path: str | Path) -> Path:
-    """Find the weights file of `path`: itself, or the file in a saved folder, a run folder or a folder of the hub.
-
-    Raises:
-        InputError: it does not exist, is empty, or is a folder without weights.
-    """
+def _find_weights(path: str | Path) -> Path:
+    """Find the weights file of `path`: itself, or the file in a saved folder, a run folder or a folder of the hub."""
     path = checkpoint_of(path)
     if path.is_dir():
-        for name in (WEIGHTS_FILE, PUBLISHED_FILE):
-            if (path / name).is_file():
-                return find_weights(path / name)
-        raise InputError(
-            f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved model's folder"
-        )
+        files = [path / name for name in (WEIGHTS_FILE, PUBLISHED_FILE) if (path / name).is_file()]
+        if not files:
+            raise InputError(f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved folder")
+        path = files[0]
     if not path.exists():
         raise InputError(f"{path} does not exist: give a run folder, a saved folder or a weights file")
     if path.stat().st_size == 0:
@@ -55,11 +49,7 @@ def find_weights(path: str | Path) -> Path:
 
 
 def checkpoint_of(path: str | Path) -> Path:
-    """Return the best, else the last checkpoint of a run folder; any other path as it is.
-
-    Raises:
-        InputError: the run has no checkpoint yet.
-    """
+    """Return the best, else the last checkpoint of a run folder; any other path as it is."""
     checkpoints = Path(path) / "checkpoints"
     if not checkpoints.is_dir():
         return Path(path)
@@ -79,16 +69,12 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: str | Path) -> Weights:
-    """Read the weights file of `path`, as `find_weights` finds it.
+    """Read the weights file of `path`: itself, or the file in a saved folder, a run folder or a folder of the hub.
 
     A `config.json` counts only beside `model.safetensors`: elsewhere it is another program's. Files of ours carry the
     configuration inside too, so that they may be moved.
-
-    Raises:
-        InputError: missing, empty, damaged, without weights, a pickle that tries to run code, or a configuration that
-            is none.
     """
-    file = find_weights(path)
+    file = _find_weights(path)
     inside: object
     if file.suffix == ".safetensors":
         try:
@@ -114,8 +100,6 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
     for name, value in contents.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(f"{file} holds no state_dict: {str(name)[:60]!r} is not a named tensor")
-        if value.layout != torch.strided or value.is_complex():
-            raise InputError(f"{file} holds {name} as a sparse or complex tensor: give dense, real weights")
     return contents
 
 
@@ -126,17 +110,11 @@ def _config_of(file: Path, inside: object) -> CLIPConfig | None:
         return _parse(beside.read_bytes(), beside)
     if not isinstance(inside, Mapping):
         return None
-    text = inside.get(CONFIG_KEY, _noted(inside.get("state_dict", inside)))
-    return _parse(text, file) if isinstance(text, str) else None
-
-
-def _noted(state: object) -> object:
-    """The configuration in the metadata that torch keeps with a state dict, where open_clip's trainer wrote one."""
-    notes = getattr(state, "_metadata", None)
-    found = notes.values() if isinstance(notes, Mapping) else ()
-    return next(
-        (note[CONFIG_KEY] for note in found if isinstance(note, Mapping) and CONFIG_KEY in note), None
-    )
+    # open_clip's trainer keeps it in the metadata of the state dict
+    notes: Mapping[str, Any] = getattr(inside.get("state_dict", inside), "_metadata", {})
+    noted = next((note[CONFIG_KEY] for note in notes.values() if CONFIG_KEY in note), None)
+    text = inside.get(CONFIG_KEY, noted)
+    return None if text is None else _parse(text, file)
 
 
 def _parse(text: str | bytes, file: Path) -> CLIPConfig:
@@ -147,10 +125,7 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
     if not isinstance(fields, dict):
         raise InputError(f"{file} is not a model's configuration: save the model again")
     if "model_type" in fields:
-        raise InputError(
-            f"{file.parent} was saved by transformers: give a command transformers:FOLDER or transformers:OWNER/NAME, "
-            f"or convert it: diffclip convert transformers:{file.parent} NEW"
-        )
+        raise InputError(f"{file.parent} was saved by transformers: give transformers:{file.parent}")
     return parse_config(fields, str(file))
 
 
@@ -183,18 +158,18 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
 
 def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None:
     """Refuse weights whose saved configuration differs where shapes do not show it."""
-    pairs = [
-        (f"{tower} {key}", getattr(getattr(config, tower), key), getattr(getattr(ours, tower), key))
-        for tower in ("vision", "text")
-        for key in ("attention", "heads", "activation")
-    ]
-    if "differential" in (config.vision.attention, config.text.attention):
-        pairs.append(("lambda_init", config.lambda_init, ours.lambda_init))
-        pairs += [
-            (key, getattr(config.differential, key), getattr(ours.differential, key))
-            for key in Differential.model_fields
-        ]
-    differing = [f"{what} {theirs} for {wanted}" for what, theirs, wanted in pairs if theirs != wanted]
+
+    def facts(of: CLIPConfig) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for tower in ("vision", "text"):
+            sizes = getattr(of, tower)
+            told |= {f"{tower} {key}": getattr(sizes, key) for key in ("attention", "heads", "activation")}
+        if "differential" in (config.vision.attention, config.text.attention):
+            told |= {"lambda_init": of.lambda_init, **dict(of.differential)}
+        return told
+
+    wanted = facts(ours)
+    differing = [f"{key} {own} for {wanted[key]}" for key, own in facts(config).items() if own != wanted[key]]
     if differing:
         raise InputError(
             f"{source} holds weights for another model than {name_of(ours)}: {'; '.join(differing)}; "
@@ -222,14 +197,14 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
         hint = f"they fit {name_of(fitting)} at {fitting.vision.image_size} px"
     except InputError as error:
         hint = str(error)
-    listed = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in faults.items() if names)
+    listed = "; ".join(
+        f"{len(names)} {kind} ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})"
+        for kind, names in faults.items()
+        if names
+    )
     raise InputError(
         f"{source} holds weights for another model than {name_of(model.config)}: {listed}; {hint}"
     )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
 def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> None:
@@ -240,19 +215,12 @@ def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | 
     Raises:
         InputError: no space left on the device, or no permission.
     """
-    model = _uncompiled(model)
-    folder = Path(folder)
-    state = model.state_dict() if state is None else state
+    plain: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
+    state = plain.state_dict() if state is None else state
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    with write_atomically(folder / WEIGHTS_FILE) as temporary:
-        save_tensors(state, temporary, {CONFIG_KEY: model.config.model_dump_json()})
-    write_text(folder / CONFIG_FILE, model.config.model_dump_json(indent=2) + "\n")
-
-
-def _uncompiled(model: Any) -> CLIP:
-    """The model itself: `torch.compile` puts a wrapper around it."""
-    inner: CLIP = getattr(model, "_orig_mod", model)
-    return inner
+    with write_atomically(Path(folder) / WEIGHTS_FILE) as temporary:
+        save_tensors(state, temporary, {CONFIG_KEY: plain.config.model_dump_json()})
+    write_text(Path(folder) / CONFIG_FILE, plain.config.model_dump_json(indent=2) + "\n")
 
 
 def save_published(model: CLIP, file: str | Path) -> None:
@@ -263,22 +231,21 @@ def save_published(model: CLIP, file: str | Path) -> None:
     Raises:
         InputError: no space left on the device, or no permission.
     """
-    model = _uncompiled(model)
     state = to_published(model.state_dict(), model.config)
     contents = {
         "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},
         CONFIG_KEY: model.config.model_dump_json(),
     }
-    with write_atomically(file) as temporary:
-        save_torch(contents, temporary)
+    # torch keeps a file that it opened itself open when writing fails; ours is closed
+    with write_atomically(file) as temporary, temporary.open("wb", buffering=0) as handle:
+        try:
+            torch.save(contents, handle)
+        except RuntimeError as error:
+            raise as_disk_error(error) from error
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file with the permissions of the umask; the library itself lets only the owner read it.
-
-    Raises:
-        OSError: a full disk, or no permission.
-    """
+    """Write a safetensors file with the permissions of the umask; the library itself lets only the owner read it."""
     try:
         save_file(dict(tensors), file, metadata=metadata)
     except SafetensorError as error:
@@ -286,16 +253,6 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
     mask = os.umask(0)
     os.umask(mask)
     file.chmod(0o666 & ~mask)
-
-
-def save_torch(contents: object, file: Path) -> None:
-    """Call `torch.save`, and raise OSError for a full disk."""
-    # torch keeps a file that it opened itself open when writing fails; ours is closed
-    with file.open("wb", buffering=0) as handle:
-        try:
-            torch.save(contents, handle)
-        except RuntimeError as error:
-            raise as_disk_error(error) from error
 
 
 def as_disk_error(error: Exception) -> Exception:

@@ -96,17 +96,17 @@ def test_transformers_models_keep_their_numbers(activation: str) -> None:
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        ({"vision": {"ls_init_value": 0.1}}, "LayerScale"),
-        ({"vision": {"pool_type": "avg"}}, "pooling avg"),
-        ({"vision": {"attentional_pool": True}}, "vision tower that pools by attention"),
-        ({"text": {"embed_cls": True}, "custom": True}, "text tower that pools by a class token"),
+        ({"vision": {"ls_init_value": 0.1}}, r"differ from ours .*ls_1\.gamma"),
+        ({"vision": {"pool_type": "avg"}}, "image features would differ"),
+        ({"vision": {"attentional_pool": True}}, "differ from ours .*attn_pool"),
+        ({"text": {"embed_cls": True}, "custom": True}, "differ from ours .*cls_emb"),
         (
-            {name: {"act_kwargs": {"approximate": "tanh"}} for name in ("vision", "text")},
+            {key: {"act_kwargs": {"approximate": "tanh"}} for key in ("vision", "text")},
             "approximated by tanh",
         ),
-        ({"vision": {"layers": (1, 1, 1, 1), "width": 8}}, "vision tower ModifiedResNet"),
-        ({"text": {"no_causal_mask": True}, "custom": True}, "causal mask"),
-        ({"vision": {"block_type": "custom", "qk_norm": True}}, "attention"),
+        ({"vision": {"layers": (1, 1, 1, 1), "width": 8}}, "the towers ModifiedResNet"),
+        ({"text": {"no_causal_mask": True}, "custom": True}, "text features would differ"),
+        ({"vision": {"block_type": "custom", "qk_norm": True}}, "differ from ours"),
     ],
 )
 def test_other_open_clip_models_are_refused_by_what_they_have(how: dict[str, Any], named: str) -> None:
@@ -117,24 +117,17 @@ def test_other_open_clip_models_are_refused_by_what_they_have(how: dict[str, Any
 def test_other_transformers_models_are_refused_by_what_they_have() -> None:
     with pytest.raises(InputError, match="activation relu"):
         from_transformers(transformers_model(vision={"hidden_act": "relu"}))
-    with pytest.raises(InputError, match=r"epsilon 0\.1"):
+    with pytest.raises(InputError, match="text features would differ"):
         from_transformers(transformers_model(text={"layer_norm_eps": 0.1}))
     with pytest.raises(InputError, match="the kind 'Linear' instead of 'clip'"):
         from_transformers(torch.nn.Linear(2, 2))
 
 
 def test_texts_that_do_not_end_with_the_largest_id_are_refused() -> None:
-    told = "takes the text features at the id 5, not at the largest of its 50 ids"
+    told = "takes text features at the id 5, not the largest of 50"
     with pytest.raises(InputError, match=told):
         from_transformers(transformers_model(text={"eos_token_id": 5}), "their model")
     old = from_transformers(transformers_model(text={"eos_token_id": 2}))  # means the largest
     model = transformers_model()
     with torch.no_grad():
         torch.testing.assert_close(old.encode_text(TOKENS), model.get_text_features(TOKENS).pooler_output)
-
-
-def test_a_part_that_nobody_looked_for_is_found_by_its_effect() -> None:
-    model = open_clip_model()
-    model.visual.ln_post.register_forward_hook(lambda module, args, out: 2 * out)
-    with pytest.raises(InputError, match="cannot be converted: image features would differ"):
-        from_open_clip(model)

@@ -214,7 +214,7 @@ def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the published layout cannot hold a model of --transformers"):
         call(model_folder, tmp_path / "model.pt", "--transformers")
     for kind, told in (
-        ("diffclip_vision_model", "is a 'diffclip_vision_model', not a 'clip'"),
+        ("diffclip_vision_model", "model_type 'diffclip_vision_model', not 'clip'"),
         ("diffclip", "diffclip cannot be read"),
     ):
         (tmp_path / kind).mkdir()
@@ -227,5 +227,5 @@ def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
     save_file(weights, tmp_path / "cut" / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"is damaged, its weights lack text_projection\.weight"):
         read_foreign(f"transformers:{tmp_path / 'cut'}")
-    with pytest.raises(InputError, match=r"its config\.json names no model_type"):
+    with pytest.raises(InputError, match="model_type None"):
         call(f"transformers:{model_folder}", tmp_path / "back")

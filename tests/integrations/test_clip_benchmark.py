@@ -171,21 +171,8 @@ def test_bad_input_is_one_line(options, words, weights, scenes) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA it runs")
 def test_a_linear_probe_without_cuda_names_the_way_out() -> None:
-    with pytest.raises(InputError, match=r"needs CUDA.* use diffclip evaluate --task linear-probe"):
+    with pytest.raises(InputError, match="needs CUDA: use diffclip evaluate --task linear-probe"):
         ours.run_command(["eval", "--task", "linear_probe", "--pretrained", "runs/gone"])
-
-
-def test_a_numpy_that_breaks_their_accuracy_and_model_types_of_theirs(weights, monkeypatch) -> None:
-    started = []
-    monkeypatch.setattr(ours.numpy, "__version__", "2.4.1")
-    monkeypatch.setattr(cli, "main_eval", started.append)
-    given = ["eval", "--pretrained", str(weights["softmax"]), "--dataset", "wds/flickr8k", "--task"]
-    with pytest.raises(InputError, match=r"accuracy with NumPy 2\.4\.1: run pip install 'numpy<2\.4'"):
-        ours.run_command([*given, "zeroshot_classification"])
-    assert not started
-    theirs = ["--model_type", "open_clip", "--model", "ViT-B-32", "--pretrained", "openai"]
-    ours.run_command([*given, "zeroshot_retrieval", *theirs])  # needs no accuracy
-    assert (started[0].model_type, started[0].model) == ("open_clip", ["ViT-B-32"])
 
 
 def test_a_missing_group_is_named(monkeypatch) -> None:

@@ -213,7 +213,7 @@ def test_locks() -> None:
 def test_what_cannot_be(folder) -> None:
     wrong_image = {"force_preprocess_cfg": {"interpolation": "lanczos"}}
     for name, options, told in (
-        ("-fixed", {"pretrained": str(folder)}, r"λ_init dynamic.*, not .*λ_init 0.8.*: name the model"),
+        ("-fixed", {"pretrained": str(folder)}, "lambda_init dynamic for 0.8; they fit DiffCLIP-dynamic"),
         ("", {"pretrained": "openai"}, "openai does not exist: give a run folder"),
         ("", {"jit": True, "bias": 3}, "bias, jit cannot be given for ViT-tiny"),
         ("", {"force_patch_dropout": 7.0}, "patch_dropout: Input should be less than 1$"),

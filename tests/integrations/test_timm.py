@@ -126,7 +126,7 @@ def test_arguments_that_do_not_fit() -> None:
         timm.create_model(BASE, lambda_init="dynamically", **TINY)
     sizes = {"image_size": 16, "patch_size": 8, "width": 16, "layers": 1, "heads": 2, "pre_norm": True}
     normed = diffclip.CLIPConfig(embed_dim=8, vision=sizes, text={"width": 16, "layers": 1, "heads": 2})
-    with pytest.raises(InputError, match="a norm after patches with a bias"):
+    with pytest.raises(InputError, match="a norm after biased patches"):
         from_diffclip(diffclip.CLIP(normed))
 
 

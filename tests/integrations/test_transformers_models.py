@@ -77,7 +77,7 @@ def near(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_numbers_are_the_cores_and_come_back_without_loss(variant: str) -> None:
+def test_numbers_are_the_cores_and_come_back_without_loss(variant: str, tmp_path: Path) -> None:
     model = core(**VARIANTS[variant])
     theirs = from_diffclip(model)
     with torch.no_grad():
@@ -88,12 +88,17 @@ def test_numbers_are_the_cores_and_come_back_without_loss(variant: str) -> None:
     logits = core_out["logit_scale"] * core_out["image_features"] @ core_out["text_features"].T
     near(out.logits_per_image, logits + core_out.get("logit_bias", 0))
     near(out.logits_per_text, out.logits_per_image.T)
-    back = to_diffclip(theirs, model.config.preprocess)
-    assert back.config == model.config
-    for name, value in model.state_dict().items():
-        assert torch.equal(back.state_dict()[name], value), name
-    again = DiffCLIPConfig.from_dict(theirs.config.to_dict())
-    assert again.core() == theirs.config.core() == model.config
+    save_transformers(model, tmp_path / "model")
+    assert isinstance(AutoConfig.from_pretrained(tmp_path / "model"), DiffCLIPConfig)
+    loaded, faults = AutoModel.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert isinstance(loaded, DiffCLIPModel)
+    assert not loaded.training
+    assert not any(faults.values())
+    near(loaded(IDS, PIXELS).to_tuple(), theirs(IDS, PIXELS).to_tuple(), 0)
+    for back in (to_diffclip(theirs, model.config.preprocess), load_transformers(tmp_path / "model", "it")):
+        assert back.config == theirs.config.core() == model.config
+        for name, value in model.state_dict().items():
+            assert torch.equal(back.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("variant", ["DiffCLIP", "v2", "rivals"])
@@ -192,25 +197,13 @@ def test_attention_by_the_formula_on_request() -> None:
         assert {block.attn.backend for block in made.visual.blocks} == {backend}
 
 
-def test_half_precision_spares_lambda() -> None:
-    model = core()
-    theirs = from_diffclip(model).to(torch.bfloat16)
-    layer = from_diffclip(model).vision_model.visual.blocks[0].attn
-    parametrize.register_parametrization(layer, "lambda_q1", torch.nn.Identity())
-    assert layer.to(torch.bfloat16).parametrizations.lambda_q1.original.dtype == torch.float32
-    assert theirs.vision_model.visual.blocks[0].attn.lambda_q1.dtype == torch.float32
-    out = theirs(IDS, PIXELS, output_attentions=True)
-    assert out.image_embeds.dtype == out.vision_model_output.attentions[0].dtype == torch.bfloat16
-    near(out.image_embeds.float(), model.encode_image(PIXELS, normalize=True), 0.05)
-
-
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
         ({}, "give pixel_values, input_ids or both"),
         ({"pixel_values": PIXELS[..., :8]}, r"takes \[B, 3, 16, 16\]"),
         ({"input_ids": torch.cat([IDS, IDS], dim=1)}, "truncation=True"),
-        ({"input_ids": IDS.flip(1), "attention_mask": PADDING.flip(1)}, "padded on the right"),
+        ({"input_ids": IDS.flip(1), "attention_mask": PADDING.flip(1)}, "pad on the right"),
         ({"input_ids": IDS, "return_loss": True}, "return_loss needs"),
     ],
 )
@@ -227,7 +220,6 @@ STARTS = {"vision_config": 0.8, "text_config": 0.2}
     ("changes", "said"),
     [
         ({"vision_config": {"hidden_size": 30, "num_attention_heads": 4}}, "not a multiple of heads"),
-        ({"vision_config": {"num_channels": 4}}, "num_channels 4 is not supported: give 3"),
         (
             {tower: {"attention": "differential", "lambda_init": start} for tower, start in STARTS.items()},
             "give one value",
@@ -242,11 +234,10 @@ def test_configurations_that_do_not_fit_are_one_line(changes: dict[str, Any], sa
 def test_the_configuration_knows_clips_names() -> None:
     tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     towers = {"vision_config": tower, "text_config": tower | {"vocab_size": 99}}
-    config = DiffCLIPConfig(**towers, logit_scale_init_value=1.5)
+    config = DiffCLIPConfig(**towers)
     assert config.core().vision.mlp_ratio == config.core().text.mlp_ratio == 1.5
     made = DiffCLIPModel(config)
     assert made.vision_model.visual.blocks[0].mlp.fc1.out_features == 48
-    assert made.logit_scale.item() == 1.5
 
 
 @pytest.mark.parametrize(
@@ -297,26 +288,11 @@ def changed(folder: Path, target: Path, change: Any) -> Path:
     return target
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_what_is_saved_comes_back(tmp_path: Path, variant: str) -> None:
-    model = core(**VARIANTS[variant])
-    save_transformers(model, tmp_path / "model")
-    assert isinstance(AutoConfig.from_pretrained(tmp_path / "model"), DiffCLIPConfig)
-    loaded, faults = AutoModel.from_pretrained(tmp_path / "model", output_loading_info=True)
-    assert isinstance(loaded, DiffCLIPModel)
-    assert not loaded.training
-    assert not any(faults.values())
-    near(loaded(IDS, PIXELS).to_tuple(), from_diffclip(model)(IDS, PIXELS).to_tuple(), 0)
-    back = load_transformers(tmp_path / "model", "the model")
-    assert back.config == model.config
-    assert torch.equal(back.encode_text(IDS), model.encode_text(IDS))
-
-
 def test_a_folder_without_a_processor_keeps_how_images_are_prepared(tmp_path: Path) -> None:
     model = core(preprocess={"mean": (0.1, 0.2, 0.3), "interpolation": "bicubic", "resize": "squash"})
     from_diffclip(model).save_pretrained(tmp_path)  # as the Trainer does
     assert load_transformers(tmp_path, "the model").config == model.config
-    with pytest.raises(InputError, match="was saved by transformers: give a command transformers:FOLDER or"):
+    with pytest.raises(InputError, match="was saved by transformers: give transformers:"):
         diffclip.load(tmp_path)
 
 
@@ -347,11 +323,21 @@ def test_weights_too_few_or_too_many_are_reported(folder: Path, tmp_path: Path) 
         load_transformers(more, "more")
 
 
-def test_types_on_loading(folder: Path, tmp_path: Path) -> None:
+def test_half_precision_spares_lambda(folder: Path, tmp_path: Path) -> None:
+    layer = from_diffclip(core()).vision_model.visual.blocks[0].attn
+    parametrize.register_parametrization(layer, "lambda_q1", torch.nn.Identity())
+    assert layer.to(torch.bfloat16).parametrizations.lambda_q1.original.dtype == torch.float32
     loaded = DiffCLIPModel.from_pretrained(folder, dtype=torch.bfloat16)
     for name, parameter in loaded.named_parameters():
         assert parameter.dtype == (torch.float32 if ".lambda_" in name else torch.bfloat16), name
-    assert loaded.dtype == torch.bfloat16
+    out = loaded(IDS, PIXELS, output_attentions=True)
+    assert (
+        loaded.dtype
+        == out.image_embeds.dtype
+        == out.vision_model_output.attentions[0].dtype
+        == torch.bfloat16
+    )
+    near(out.image_embeds.float(), core().encode_image(PIXELS, normalize=True), 0.05)
     # λ has lost nothing on the way through bfloat16
     exact = load_file(folder / "model.safetensors")
     name = "vision_model.visual.blocks.0.attn.lambda_q1"

@@ -25,12 +25,12 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.integrations.transformers import (
     from_diffclip,
     image_processor_of,
-    preprocess_of,
     processor_of,
     save_transformers,
     to_diffclip,
     tokenizer_of,
 )
+from diffclip.integrations.transformers.conversion import preprocess_of
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = [
@@ -104,7 +104,7 @@ def test_texts_are_read_at_their_end_whatever_tokens_are_added(model: CLIP) -> N
     back = to_diffclip(theirs)  # whose tokenizer never gives the new id
     near(back.encode_text(ours(["a cat"])), model.encode_text(ours(["a cat"])))
     theirs.config.text_config.eos_token_id = 320
-    with pytest.raises(InputError, match="takes the text features at the id 320"):
+    with pytest.raises(InputError, match="takes text features at the id 320"):
         to_diffclip(theirs)
 
 

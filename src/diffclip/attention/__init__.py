@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from diffclip.attention.added import AddedDifferentialAttention
 from diffclip.attention.dispatch import BACKENDS, differential_attention, softmax_attention
 from diffclip.attention.gated import GatedAttention, HeadwiseGatedAttention
 from diffclip.attention.module import (
@@ -14,8 +13,11 @@ from diffclip.attention.module import (
     SelfAttention,
     SoftmaxAttention,
 )
-from diffclip.attention.paired import PairedAttention
-from diffclip.attention.v2 import DifferentialAttentionV2
+from diffclip.attention.variants import (
+    AddedDifferentialAttention,
+    DifferentialAttentionV2,
+    PairedAttention,
+)
 
 if TYPE_CHECKING:
     from diffclip.config import AttentionKind, Differential

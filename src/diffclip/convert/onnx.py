@@ -7,8 +7,7 @@ and the logit scale. Features have unit length, as those of `CLIP.forward`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 import diffclip
 from diffclip.config import VOCABULARY, name_of
-from diffclip.convert.assemble import quiet
+from diffclip.convert.from_libraries import quiet
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.embed import evaluating
 from diffclip.files import check_new, write_atomically, write_text
@@ -35,15 +34,10 @@ class Tower(nn.Module):
 
     def __init__(self, model: CLIP, name: str) -> None:
         super().__init__()
-        self.model = model
-        self.name = name
+        self.model, self.name = model, name
         self.file, self.output = f"{name}.onnx", f"{name}_features"
-        if name == "image":
-            self.input = "images"
-            self.encode: Callable[..., Tensor] = model.encode_image
-        else:
-            self.input = "tokens"
-            self.encode = model.encode_text
+        self.input = "images" if name == "image" else "tokens"
+        self.encode: Callable[..., Tensor] = model.encode_image if name == "image" else model.encode_text
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Encode images [B, 3, S, S] (float32) or ids [B, L ≤ context_length] (int64) to [B, D]."""
@@ -57,18 +51,14 @@ class Tower(nn.Module):
         return {0: batch, 1: torch.export.Dim("length", max=self.model.config.text.context_length)}
 
     def random_inputs(self, batch: int, length: int | None = None) -> Tensor:
-        """Draw seeded inputs: noise, or texts of any ids and lengths, padded with 0 to `length`."""
+        """Draw seeded inputs: noise, or texts of any ids with `length` tokens (None: the context)."""
         generator = torch.Generator().manual_seed(_SEED)
         vision, text = self.model.config.vision, self.model.config.text
         if self.name == "image":
             return torch.randn(batch, 3, vision.image_size, vision.image_size, generator=generator)
-        length = text.context_length if length is None else length
-        end = text.vocab_size - 1
-        tokens = torch.randint(1, end, (batch, length), generator=generator)
-        ends = torch.randint(0, length, (batch, 1), generator=generator)
-        ends[0] = length - 1
-        places = torch.arange(length)
-        return tokens.masked_fill(places > ends, 0).masked_fill(places == ends, end)
+        length, end = length or text.context_length, text.vocab_size - 1
+        tokens = torch.randint(end, (batch, length), generator=generator)
+        return tokens.scatter(1, torch.randint(length, (batch, 1), generator=generator), end)
 
 
 @dataclass(frozen=True)
@@ -80,10 +70,6 @@ class Exported:
     file: Path
     size: int
     error: float
-
-
-def towers_of(model: CLIP) -> list[Tower]:
-    return [Tower(model, name).eval() for name in ("image", "text")]
 
 
 def export_onnx(
@@ -110,19 +96,18 @@ def export_onnx(
     exported = []
     with write_atomically(folder) as temporary, evaluating(model):
         temporary.mkdir()
-        for tower in towers_of(model):
+        for tower in (Tower(model, "image"), Tower(model, "text")):
             file = temporary / tower.file
-            pairs = _reference(tower)
             _write_tower(tower, file)
-            error = _check(tower, file, pairs)
+            error = _check(tower, file)
             # weights too large for one message of protobuf lie beside the graph
             size = sum(part.stat().st_size for part in temporary.glob(f"{tower.file}*"))
             exported.append(Exported(tower, folder / tower.file, size, error))
             on_tower()
         if tokenizer is not None:
             _write_tokenizer(tokenizer, model.config.text.context_length, temporary / TOKENIZER_FILE)
-        told = json.dumps(described(model, tokenizer is not None), indent=2)
-        write_text(temporary / CONFIG_FILE, told + "\n")
+        text = json.dumps(described(model, tokenizer is not None), indent=2)
+        write_text(temporary / CONFIG_FILE, text + "\n")
     return exported
 
 
@@ -130,34 +115,27 @@ def _write_tower(tower: Tower, file: Path) -> None:
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     inputs, axes = tower.random_inputs(2), (tower.axes(),)
-    with _plain_attention(tower.model), quiet():
-        traced = torch.export.export(tower, (inputs,), dynamic_shapes=axes)
-        program = torch.onnx.export(
-            traced,
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=[tower.input],
-            output_names=[tower.output],
-            dynamic_shapes=axes,
-        )
-        assert program is not None
-        # every node carries the lines of source that made it, with their paths on this machine
-        ClearMetadataAndDocStringPass()(program.model)
-        program.save(str(file))
-
-
-def _reference(tower: Tower) -> list[tuple[Tensor, Tensor]]:
-    """Make batches of two sizes (texts of two lengths), and compute torch's features of them.
-
-    Raises:
-        InputError: the features are not finite.
-    """
-    shorter = max(1, tower.model.config.text.context_length // 2)
-    pairs = [(inputs, tower(inputs)) for inputs in (tower.random_inputs(1), tower.random_inputs(3, shorter))]
-    if not all(features.isfinite().all() for _, features in pairs):
-        raise InputError(f"the {tower.name} tower gives numbers that are not finite: use other weights")
-    return pairs
+    layers = [layer for of_tower in tower.model.attention_layers().values() for layer in of_tower]
+    backends = [layer.backend for layer in layers]
+    # the fast backends are operators of their own, which ONNX does not have
+    tower.model.set_attention_backend("eager")
+    try:
+        with quiet():
+            program: Any = torch.onnx.export(
+                torch.export.export(tower, (inputs,), dynamic_shapes=axes),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=[tower.input],
+                output_names=[tower.output],
+                dynamic_shapes=axes,
+            )
+    finally:
+        for layer, backend in zip(layers, backends, strict=True):
+            layer.backend = backend
+    # every node carries the lines of source that made it, with their paths on this machine
+    ClearMetadataAndDocStringPass()(program.model)
+    program.save(str(file))
 
 
 def open_session(file: Path) -> Any:
@@ -180,42 +158,24 @@ def run(session: Any, inputs: Tensor) -> Tensor:
     return torch.from_numpy(found)
 
 
-def worst_error(session: Any, pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Return the largest distance between a feature vector of the session and torch's.
-
-    It is infinite where the session's features are not finite. `pairs` are batches of inputs, and torch's features.
-    """
-    worst = 0.0
-    for inputs, wanted in pairs:
-        distances = (run(session, inputs) - wanted).norm(dim=-1)
-        worst = max(worst, float(distances.nan_to_num(float("inf")).max()))
-    return worst
-
-
-def _check(tower: Tower, file: Path, pairs: list[tuple[Tensor, Tensor]]) -> float:
+def _check(tower: Tower, file: Path) -> float:
+    """Return the largest distance between features of onnxruntime and torch, at two batch sizes (and text lengths)."""
     import onnx
 
     onnx.checker.check_model(str(file), full_check=True)
-    error = worst_error(open_session(file), pairs)
+    session, shorter = open_session(file), max(1, tower.model.config.text.context_length // 2)
+    distances = []
+    for inputs in (tower.random_inputs(1), tower.random_inputs(3, shorter)):
+        wanted = tower(inputs)
+        if not wanted.isfinite().all():
+            raise InputError(f"the {tower.name} tower gives numbers that are not finite: use other weights")
+        distances.append((run(session, inputs) - wanted).norm(dim=-1))
+    error = float(torch.cat(distances).max())
     if not error <= TOLERANCE:
         raise DiffCLIPError(
-            f"the {tower.name} tower in onnxruntime is {error:.1e} from torch where {TOLERANCE:.0e} is allowed: "
-            "nothing was written"
+            f"the {tower.name} tower in onnxruntime is {error:.1e} from torch where {TOLERANCE:.0e} is allowed"
         )
     return error
-
-
-@contextmanager
-def _plain_attention(model: CLIP) -> Iterator[None]:
-    """Compute attention by its formulas: the fast backends are operators of their own, which ONNX does not have."""
-    layers = [layer for of_tower in model.attention_layers().values() for layer in of_tower]
-    before = [layer.backend for layer in layers]
-    try:
-        model.set_attention_backend("eager")
-        yield
-    finally:
-        for layer, backend in zip(layers, before, strict=True):
-            layer.backend = backend
 
 
 def _write_tokenizer(tokenizer: Any, context_length: int, file: Path) -> None:
@@ -232,13 +192,13 @@ def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
     """Make the content of config.json: all facts that a program needs beside the two files."""
     config = model.config
     preprocess, size = config.preprocess, config.vision.image_size
-    tokenizer = None
-    if config.text.vocab_size >= VOCABULARY:  # a smaller one has ids of its own
-        start, end = VOCABULARY - 2, VOCABULARY - 1
-        tokenizer = {"name": config.tokenizer, "start": start, "end": end, "padding": 0}
-        tokenizer["file"] = TOKENIZER_FILE if with_tokenizer else None
+    tokenizer = {
+        **{"name": config.tokenizer, "start": VOCABULARY - 2, "end": VOCABULARY - 1, "padding": 0},
+        "file": TOKENIZER_FILE if with_tokenizer else None,
+    }
     image, text = (
-        {"file": tower.file, "input": tower.input, "output": tower.output} for tower in towers_of(model)
+        {"file": f"{name}.onnx", "input": inputs, "output": f"{name}_features"}
+        for name, inputs in (("image", "images"), ("text", "tokens"))
     )
     return {
         "model": name_of(config),
@@ -253,6 +213,7 @@ def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
         | preprocess.model_dump(include={"interpolation", "mean", "std"}),
         "text": text
         | {"context_length": config.text.context_length, "vocab_size": config.text.vocab_size}
-        | {"tokenizer": tokenizer},
+        # a smaller vocabulary has ids of its own
+        | {"tokenizer": tokenizer if config.text.vocab_size >= VOCABULARY else None},
         "config": config.model_dump(),
     }

@@ -9,9 +9,7 @@ from pathlib import Path
 import torch
 
 from diffclip.config import OPEN_CLIP, TRANSFORMERS
-from diffclip.convert.assemble import quiet, refuse
-from diffclip.convert.from_open_clip import from_open_clip
-from diffclip.convert.from_transformers import from_transformers
+from diffclip.convert.from_libraries import from_open_clip, from_transformers, quiet, refuse
 from diffclip.errors import InputError, explained, require_group, unknown
 from diffclip.model import CLIP
 
@@ -28,9 +26,7 @@ def read_foreign(source: str) -> CLIP:
     Raises:
         InputError: no such model, weights that cannot be read, or a model that cannot be converted.
     """
-    if source.startswith(OPEN_CLIP):
-        return _read_open_clip(source)
-    return _read_transformers(source)
+    return _read_open_clip(source) if source.startswith(OPEN_CLIP) else _read_transformers(source)
 
 
 def _read_open_clip(source: str) -> CLIP:
@@ -55,13 +51,12 @@ def _read_open_clip(source: str) -> CLIP:
     of_architecture = bool(config.get("quick_gelu", False))
     quick = bool(tag.get("quick_gelu", False)) if tag else of_architecture
     with quiet(), explained(f"{source} cannot be read", _WAY_OUT):
-        # an override of its configuration; nothing is said of what is as the weights were trained
         model = open_clip.create_model(architecture, pretrained=weights, weights_only=True, quick_gelu=quick)
     converted = from_open_clip(model, source)
     if quick != of_architecture:
-        taken, not_taken = ("QuickGELU", "GELU") if quick else ("GELU", "QuickGELU")
+        taken = "QuickGELU" if quick else "GELU"
         print(
-            f"diffclip: {weights} was trained with {taken}, which is taken in place of {architecture}'s {not_taken}",
+            f"diffclip: {weights} was trained with {taken}, which is taken in place of {architecture}'s activation",
             file=sys.stderr,
         )
     return converted
@@ -81,15 +76,10 @@ def _read_transformers(source: str) -> CLIP:
     place = source.removeprefix(TRANSFORMERS)
     with quiet(), no_progress_bar(), explained(f"{source} cannot be read", _WAY_OUT):
         kind = PreTrainedConfig.get_config_dict(place)[0].get("model_type")
-        if kind is None:
-            raise InputError(
-                f"{source}: its config.json names no model_type, so transformers did not save it: leave "
-                f"{TRANSFORMERS} out if it is ours"
-            )
         if kind == "diffclip":
             return load_transformers(place, source)
         if kind != "clip":
-            raise InputError(f"{source} is a {kind!r}, not a 'clip': give a CLIP with two ViT towers")
+            raise InputError(f"{source} has the model_type {kind!r}, not 'clip': give a CLIP of transformers")
         model = read_whole(CLIPModel, place, source, dtype=torch.float32)
         preprocess = read_preprocess(place, model.config.vision_config.image_size, source)
     converted = from_transformers(model, source)

@@ -2,15 +2,13 @@
 
 Swapping the attention of a pretrained CLIP for the published differential attention destroys it: queries and keys of
 half the heads lose their values, and a head norm rescales what is left. Here every head keeps all that it has and gets
-a second map beside it, whose λ starts at exactly 0 and learns from the first step on (`attention/added.py`).
+a second map beside it, whose λ starts at exactly 0 and learns from the first step on (`attention/variants.py`).
 """
 
 from __future__ import annotations
 
 from diffclip.errors import InputError
 from diffclip.model import CLIP
-
-KIND = "differential-added"
 
 
 def to_differential(model: CLIP, seed: int = 0) -> CLIP:
@@ -23,18 +21,11 @@ def to_differential(model: CLIP, seed: int = 0) -> CLIP:
     Raises:
         InputError: a tower is differential already.
     """
-    towers = (model.config.vision, model.config.text)
-    if any(tower.attention != "softmax" for tower in towers):
-        kinds = " and ".join(sorted({tower.attention for tower in towers}))
-        raise InputError(f"the model has {kinds} attention already: give a plain CLIP")
-    config = model.config.model_copy(
-        update={
-            "vision": model.config.vision.model_copy(update={"attention": KIND}),
-            "text": model.config.text.model_copy(update={"attention": KIND}),
-            "lambda_init": 0.0,
-        }
-    )
-    device = model.logit_scale.device
-    made = CLIP(config, seed=seed).to(device=device, dtype=model.logit_scale.dtype)
+    config = model.config.model_copy(deep=True)
+    if kinds := {config.vision.attention, config.text.attention} - {"softmax"}:
+        raise InputError(f"the model has {' and '.join(sorted(kinds))} attention already: give a plain CLIP")
+    config.vision.attention = config.text.attention = "differential-added"
+    config.lambda_init = 0.0
+    made = CLIP(config, seed=seed).to(device=model.logit_scale.device, dtype=model.logit_scale.dtype)
     made.load_state_dict(made.state_dict() | model.state_dict())
     return made.train(model.training)

@@ -3,7 +3,7 @@
 import sys
 
 from diffclip.errors import DiffCLIPError
-from diffclip.integrations.open_clip.train import run_command
+from diffclip.integrations.open_clip import run_command
 
 if __name__ == "__main__":
     try:

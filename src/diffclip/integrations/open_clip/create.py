@@ -1,23 +1,35 @@
-"""Create our models in place of open_clip's `create_model`: weights, sizes, dtype, preparation of images."""
+"""Register our models with open_clip, and create them in place of its `create_model`.
+
+open_clip takes configurations from outside (`add_model_config`) but no classes, and the function that picks the class
+decides on the statistics of images too. So our configurations go into its registry, and one function of it,
+`create_model`, is replaced by one that builds what has a configuration of ours and hands all else on.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from diffclip.config import CLIPConfig, name_of, parse_config, resized
+from diffclip.config import MODEL_NAMES, CLIPConfig, name_of, named_config, parse_config, resized
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.loading import locate
 from diffclip.weights import check_same, put_weights, read_weights
 
-MODEL_KEY = "diffclip"  # of our configuration within open_clip's
-USED = {
+_MODEL_KEY = "diffclip"  # of our configuration within open_clip's
+_CALLERS = ("create_model_and_transforms", "create_model_from_pretrained")
+_USED = {
     *("model_name", "pretrained", "load_weights", "precision", "device", "cache_dir", "output_dict"),
     *("force_patch_dropout", "force_image_size", "force_preprocess_cfg"),
     *("require_pretrained", "model_kwargs"),
@@ -26,34 +38,78 @@ USED = {
 _WITHOUT_EFFECT = {"weights_only", "pretrained_image", "pretrained_text", "pretrained_hf"}
 _STARTS = {"init_logit_scale": "logit_scale", "init_logit_bias": "logit_bias"}
 
-Given = Mapping[str, Any]
-"""The arguments of `create_model` by name, defaults included."""
 
-
-def find(given: Given) -> CLIPConfig | None:
-    """Return the configuration of the model of ours that `create_model` is asked for; None if it is not ours."""
-    from open_clip import factory
-
-    schema, name = factory.parse_model_name(given["model_name"])
-    fields = None if schema else factory.get_model_config(name.replace("/", "-"))
-    return parse_config(fields[MODEL_KEY], name) if fields and MODEL_KEY in fields else None
-
-
-def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> OpenCLIPModel:
-    """Make the model on its device and in its dtype, in training mode as open_clip does.
+def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
+    """Make every name in `MODEL_NAMES`, and those in `models`, a model of open_clip; a second call changes nothing.
 
     Raises:
-        InputError: an argument that our models do not take, unusable weights, or weights of another model.
+        InputError: open_clip builds models in another way than is known here, or it has or misreads a name.
     """
+    import open_clip
+    from open_clip import factory
+
+    parameters = inspect.signature(factory.create_model).parameters.keys()
+    callers = [inspect.unwrap(getattr(factory, name, lambda: None)) for name in _CALLERS]
+    if not parameters >= _USED or not all("create_model" in caller.__code__.co_names for caller in callers):
+        raise InputError(
+            f"open_clip_torch {version('open_clip_torch')} builds models in another way: "
+            "run pip install 'open_clip_torch>=3.0,<=4.2'"
+        )
+    for name in models or {}:
+        known = open_clip.get_model_config(name)
+        if name in MODEL_NAMES or (known is not None and _MODEL_KEY not in known):
+            raise InputError(f"open_clip has a model called {name} already: take another name")
+        # its program guesses a loss and a tokenizer from "coca" and "siglip"
+        if not re.fullmatch(r"[\w.+-]+", name) or re.search("siglip|coca", name.lower()):
+            raise InputError(f"open_clip would misread the name {name!r}: take letters, digits, - . _ and +")
+    with TemporaryDirectory() as folder:  # its files are read at once
+        for name, config in ({name: named_config(name) for name in MODEL_NAMES} | dict(models or {})).items():
+            (Path(folder) / f"{name}.json").write_text(json.dumps(_their_config(config)), encoding="utf-8")
+        open_clip.add_model_config(folder)
+    if not hasattr(factory.create_model, _MODEL_KEY):
+        factory.create_model = open_clip.create_model = _extended(factory.create_model)
+
+
+def _their_config(config: CLIPConfig) -> dict[str, Any]:
+    """Return the sizes in open_clip's own words, for its code, and our whole configuration."""
+    vision = ("image_size", "layers", "width", "patch_size", "mlp_ratio")
+    text = ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio")
+    return {
+        "embed_dim": config.embed_dim,
+        "vision_cfg": {key: getattr(config.vision, key) for key in vision}
+        | {"head_width": config.vision.width // config.vision.heads},
+        "text_cfg": {key: getattr(config.text, key) for key in text},
+        _MODEL_KEY: config.model_dump(mode="json"),
+    }
+
+
+def _extended(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap their `create_model`: models with a configuration of ours are made here."""
+    from open_clip import factory
+
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def create_model(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        schema, name = factory.parse_model_name(given.arguments["model_name"])
+        fields = None if schema else factory.get_model_config(name.replace("/", "-"))
+        if not fields or _MODEL_KEY not in fields:
+            return theirs(*args, **kwargs)
+        defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
+        return _create(parse_config(fields[_MODEL_KEY], name), given.arguments, defaults)
+
+    setattr(create_model, _MODEL_KEY, True)
+    return create_model
+
+
+def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenCLIPModel:
+    """Make the model `named` with the arguments of `create_model`, on its device and in its dtype, in training mode."""
     name, size, starts = given["model_name"], given["force_image_size"], given["model_kwargs"]
-    asked = [
-        key
-        for key, value in given.items()
-        if key not in USED | _WITHOUT_EFFECT and value != signature.parameters[key].default
-    ]
-    asked += [key for key in starts if key not in _STARTS.keys() | _WITHOUT_EFFECT]
-    if asked:
-        raise InputError(f"{', '.join(sorted(asked))} cannot be given for {name}: leave it out")
+    asked = {key for key, value in given.items() if key not in _USED and value != defaults[key]}
+    if refused := (asked | starts.keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
+        raise InputError(f"{', '.join(sorted(refused))} cannot be given for {name}: leave it out")
     if not isinstance(size, int | None):
         if len(set(size)) != 1:
             raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
@@ -62,12 +118,14 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
     weights = read_weights(locate(source, given["cache_dir"])) if source and given["load_weights"] else None
     if weights is None and given["require_pretrained"]:
         raise InputError(f"{name} has no weights: give pretrained= a saved folder, a run folder or a file")
-    config = named if weights is None or weights.config is None else weights.config
-    if _kind(config) != _kind(named):
-        if name_of(config) == name_of(named):
-            check_same(named, config, source)
-        held, wanted = (f"{name_of(one)} (λ_init {one.lambda_init})" for one in (config, named))
-        raise InputError(f"{source} holds {held}, not {wanted}: name the model that it holds")
+    config = named
+    if weights is not None and weights.config is not None:
+        config = weights.config
+        check_same(named, config, source)
+        if name_of(config) != name_of(named):
+            raise InputError(
+                f"{source} holds {name_of(config)}, not {name_of(named)}: name {name_of(config)}"
+            )
     fields = config.model_dump()
     fields["logit_bias"] |= starts.get("init_logit_bias") is not None
     if given["force_patch_dropout"] is not None:
@@ -94,13 +152,6 @@ def create(named: CLIPConfig, given: Given, signature: inspect.Signature) -> Ope
     return model
 
 
-def _kind(config: CLIPConfig) -> tuple[Any, ...]:
-    """Return what weights and a model's name must agree in; λ_init and parts count in differential layers alone."""
-    attention = (config.vision.attention, config.text.attention)
-    own = (config.lambda_init, config.differential) if "differential" in attention else ()
-    return name_of(config), attention, own
-
-
 def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) -> None:
     """Give open_clip's transforms our statistics, and the configuration those that the caller asks for."""
     from open_clip import set_model_preprocess_cfg
@@ -115,9 +166,7 @@ def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) 
     fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation, mode))
     fields = merge_preprocess_dict(fields, forced)
     if fields["resize_mode"] != mode:
-        raise InputError(
-            f"resize_mode {fields['resize_mode']} cannot be given for {name}, whose weights have {mode}: leave it out"
-        )
+        raise InputError(f"resize_mode {fields['resize_mode']} cannot be given for {name}: leave it out")
     whole = model.config.model_dump()
     whole["preprocess"] |= {"mean": fields["mean"], "std": fields["std"]}
     if fields["interpolation"] != "random":

@@ -65,15 +65,9 @@ class OpenCLIPModel(CLIP):
         _lock(stem, visual.blocks, visual.norm, self.image_projection, unlocked_groups)
 
     def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
-        """Freeze the text tower except for its last groups, as in `lock_image_tower`.
-
-        Raises:
-            InputError: norms are to stay free, which open_clip does not offer either.
-        """
+        """Freeze the text tower except for its last groups, as in `lock_image_tower`."""
         if not freeze_layer_norm:
-            raise InputError(
-                "norms are locked like other weights: give freeze_layer_norm=True (--lock-text-freeze-layer-norm)"
-            )
+            raise InputError("norms are locked like other weights: give freeze_layer_norm=True")
         stem = [self.token_embedding, self.positional_embedding]
         _lock(stem, self.transformer.resblocks, self.ln_final, self.text_projection, unlocked_layers)
 

@@ -15,59 +15,39 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from diffclip.integrations.transformers.configuration import (
-    DiffCLIPConfig,
-    DiffCLIPTextConfig,
-    DiffCLIPVisionConfig,
+from diffclip.integrations.transformers.configuration import DiffCLIPConfig as DiffCLIPConfig
+from diffclip.integrations.transformers.configuration import DiffCLIPTextConfig as DiffCLIPTextConfig
+from diffclip.integrations.transformers.configuration import DiffCLIPVisionConfig as DiffCLIPVisionConfig
+from diffclip.integrations.transformers.conversion import from_diffclip as from_diffclip
+from diffclip.integrations.transformers.conversion import image_processor_of as image_processor_of
+from diffclip.integrations.transformers.conversion import load_transformers as load_transformers
+from diffclip.integrations.transformers.conversion import processor_of as processor_of
+from diffclip.integrations.transformers.conversion import save_transformers as save_transformers
+from diffclip.integrations.transformers.conversion import to_diffclip as to_diffclip
+from diffclip.integrations.transformers.conversion import vision_from_diffclip as vision_from_diffclip
+from diffclip.integrations.transformers.models import DiffCLIPModel as DiffCLIPModel
+from diffclip.integrations.transformers.models import DiffCLIPTextModel as DiffCLIPTextModel
+from diffclip.integrations.transformers.models import (
+    DiffCLIPTextModelWithProjection as DiffCLIPTextModelWithProjection,
 )
-from diffclip.integrations.transformers.conversion import (
-    from_diffclip,
-    image_processor_of,
-    load_transformers,
-    preprocess_of,
-    processor_of,
-    save_transformers,
-    to_diffclip,
-    vision_from_diffclip,
+from diffclip.integrations.transformers.models import DiffCLIPVisionModel as DiffCLIPVisionModel
+from diffclip.integrations.transformers.models import (
+    DiffCLIPVisionModelWithProjection as DiffCLIPVisionModelWithProjection,
 )
-from diffclip.integrations.transformers.model import DiffCLIPModel
-from diffclip.integrations.transformers.text import DiffCLIPTextModel, DiffCLIPTextModelWithProjection
-from diffclip.integrations.transformers.tokens import tokenizer_of
-from diffclip.integrations.transformers.vision import DiffCLIPVisionModel, DiffCLIPVisionModelWithProjection
-
-__all__ = [
-    "DiffCLIPConfig",
-    "DiffCLIPModel",
-    "DiffCLIPTextConfig",
-    "DiffCLIPTextModel",
-    "DiffCLIPTextModelWithProjection",
-    "DiffCLIPVisionConfig",
-    "DiffCLIPVisionModel",
-    "DiffCLIPVisionModelWithProjection",
-    "from_diffclip",
-    "image_processor_of",
-    "load_transformers",
-    "preprocess_of",
-    "processor_of",
-    "save_transformers",
-    "to_diffclip",
-    "tokenizer_of",
-    "vision_from_diffclip",
-]
+from diffclip.integrations.transformers.tokens import tokenizer_of as tokenizer_of
 
 _KINDS: dict[Any, Any] = {
     DiffCLIPConfig: DiffCLIPModel,
     DiffCLIPVisionConfig: DiffCLIPVisionModel,
     DiffCLIPTextConfig: DiffCLIPTextModel,
 }
-_PROCESSORS: dict[str, type] = {"pil": CLIPImageProcessorPil, "torchvision": CLIPImageProcessor}
-
 for _config, _model in _KINDS.items():
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
     AutoModel.register(_config, _model, exist_ok=True)
-    if _config is not DiffCLIPTextConfig:
-        AutoImageProcessor.register(_config, image_processor_classes=_PROCESSORS, exist_ok=True)
-    if _config is not DiffCLIPVisionConfig:
-        AutoTokenizer.register(_config, PreTrainedTokenizerFast, exist_ok=True)  # type: ignore[no-untyped-call]
+for _config in (DiffCLIPConfig, DiffCLIPVisionConfig):
+    _processors: dict[str, type] = {"pil": CLIPImageProcessorPil, "torchvision": CLIPImageProcessor}
+    AutoImageProcessor.register(_config, image_processor_classes=_processors, exist_ok=True)
+for _config in (DiffCLIPConfig, DiffCLIPTextConfig):
+    AutoTokenizer.register(_config, PreTrainedTokenizerFast, exist_ok=True)  # type: ignore[no-untyped-call]
 AutoModelForZeroShotImageClassification.register(DiffCLIPConfig, DiffCLIPModel, exist_ok=True)
 AutoProcessor.register(DiffCLIPConfig, CLIPProcessor, exist_ok=True)  # type: ignore[no-untyped-call]

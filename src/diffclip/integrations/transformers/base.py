@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import generic
 
 from diffclip.attention import DifferentialAttention
+from diffclip.attention.module import LAMBDA_VECTORS
 from diffclip.config import CLIPConfig, lambda_init_of_layer
 from diffclip.initialisation import initialise
 from diffclip.towers.text import ResidualAttentionBlock
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
 # True, or which of them, as newer releases' LLaVA asks for
 HiddenStates = bool | int | Sequence[int] | None
 
-# the core's name of a projection, whose weight is transposed, for transformers'
+# transformers' name of a projection, whose weight is transposed, and the core's
 PROJECTIONS = {
     "visual_projection.weight": "image_projection",
     "text_projection.weight": "text_projection",
@@ -34,12 +32,6 @@ def core_name(name: str) -> str:
     """Return the core's name of a parameter of a whole model or of one tower."""
     name = name.removeprefix("vision_model.").removeprefix("text_model.")
     return PROJECTIONS.get(name, name)
-
-
-def tuple_on_request(method: Method) -> Method:
-    """Let `method`, which returns an output with names, return a tuple where `return_dict=False` asks for it."""
-    typed: Method = generic.can_return_tuple(method)  # type: ignore[no-untyped-call]
-    return typed
 
 
 class VisionBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc, no-untyped-call]  # no types in timm
@@ -72,7 +64,8 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     _supports_attention_backend = True
     # a tower's parameters are used by its own forward, so it stays on one device
     _no_split_modules = ["DiffCLIPVisionModel", "DiffCLIPTextModel"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]  # noqa: RUF012
+    _keep_in_fp32_modules_strict = [*LAMBDA_VECTORS]  # noqa: RUF012
+    _input_embed_layer = "token_embedding"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -82,18 +75,14 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             for parameter in module.parameters(recurse=False)
             if not getattr(parameter, "_is_hf_initialized", False) and not parameter.is_meta
         }
-        missing = {
-            core_name(name): parameter.T if name in PROJECTIONS else parameter
+        missing = [
+            (core_name(name), parameter.T if name in PROJECTIONS else parameter)
             for name, parameter in self.named_parameters()
             if id(parameter) in wanted
-        }
-        if not missing:
-            return
-        seed = int(torch.randint(2**62, (), device="cpu").item())
-        initialise(missing.items(), self.config.core(), "matched", seed)
-        start = getattr(self.config, "logit_scale_init_value", None)
-        if start is not None and "logit_scale" in missing:
-            missing["logit_scale"].fill_(start)
+        ]
+        if missing:
+            seed = int(torch.randint(2**62, (), device="cpu").item())
+            initialise(missing, self.config.core(), "matched", seed)
 
     def pass_through(
         self,

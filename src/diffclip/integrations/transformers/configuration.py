@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
@@ -10,13 +10,10 @@ from diffclip.attention import settings_of
 from diffclip.config import VOCABULARY, CLIPConfig, TextConfig, VisionConfig, mlp_ratio, name_of, parse_config
 from diffclip.errors import InputError
 
-_SHARED = {
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "mlp_ratio": "mlp_ratio",
-    "attention": "attention",
-    "activation": "hidden_act",
+# transformers' names of our fields, where they differ
+_NAMES = {
+    **{"width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"},
+    **{"activation": "hidden_act", "norm_eps": "layer_norm_eps", "context_length": "max_position_embeddings"},
 }
 
 
@@ -49,23 +46,20 @@ class _TowerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         return {ours: getattr(self, theirs) for ours, theirs in self.names.items()}
 
     def core(self) -> CLIPConfig:
-        """Return our configuration with this tower.
-
-        Raises:
-            InputError: sizes that do not fit together.
-        """
+        """Return our configuration with this tower."""
         whole = {"embed_dim": self.projection_dim, "lambda_init": self.lambda_init, self.tower: self.fields()}
         return parse_config(whole, type(self).__name__)
 
     @classmethod
-    def _of(cls, config: CLIPConfig, tower: VisionConfig | TextConfig, **rest: Any) -> Any:
+    def of(cls, config: CLIPConfig) -> Self:
+        """Convert the tower of `config`, the configuration of a built model."""
+        tower = getattr(config, cls.tower)
         if settings_of(tower.attention, config.differential):
             raise InputError(
-                f"{name_of(config)} lacks a part of differential attention, which transformers' configuration cannot "
-                "express: save it with diffclip.save_weights instead"
+                f"{name_of(config)} lacks a part of attention: use diffclip.save_weights instead"
             )
         fields = {theirs: getattr(tower, ours) for ours, theirs in cls.names.items()}
-        return cls(**fields, lambda_init=config.lambda_init, projection_dim=config.embed_dim, **rest)
+        return cls(**fields, lambda_init=config.lambda_init, projection_dim=config.embed_dim)
 
 
 class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
@@ -74,11 +68,7 @@ class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     model_type = "diffclip_vision_model"
     base_config_key = "vision_config"
     tower = "vision"
-    names: ClassVar[dict[str, str]] = {
-        **_SHARED,
-        **{name: name for name in ("image_size", "patch_size", "pre_norm", "patch_bias", "registers")},
-        **{"norm_eps": "layer_norm_eps", "drop_path": "drop_path", "patch_dropout": "patch_dropout"},
-    }
+    names: ClassVar[dict[str, str]] = {name: _NAMES.get(name, name) for name in VisionConfig.model_fields}
 
     image_size: int = 224
     patch_size: int = 16
@@ -90,28 +80,6 @@ class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     patch_dropout: float = 0.0
     registers: int = 0
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of our `VisionConfig`.
-
-        Raises:
-            InputError: not three channels.
-        """
-        if self.num_channels != 3:
-            raise InputError(f"num_channels {self.num_channels} is not supported: give 3")
-        return super().fields()
-
-    @classmethod
-    def of(cls, config: CLIPConfig) -> DiffCLIPVisionConfig:
-        """Make the configuration of the vision tower of `config`.
-
-        Raises:
-            InputError: its `norm_eps` is not resolved, as that of a built model is, or its layers lack a part.
-        """
-        if config.vision.norm_eps is None:
-            raise InputError("norm_eps of the vision tower is not resolved: take the config of a built model")
-        made: DiffCLIPVisionConfig = cls._of(config, config.vision)
-        return made
-
 
 class DiffCLIPTextConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     """A text tower. Features are taken at the first `eos_token_id`, the end of text; if None, at the largest id."""
@@ -119,11 +87,7 @@ class DiffCLIPTextConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     model_type = "diffclip_text_model"
     base_config_key = "text_config"
     tower = "text"
-    names: ClassVar[dict[str, str]] = {
-        **_SHARED,
-        "context_length": "max_position_embeddings",
-        "vocab_size": "vocab_size",
-    }
+    names: ClassVar[dict[str, str]] = {name: _NAMES.get(name, name) for name in TextConfig.model_fields}
 
     hidden_size: int = 512
     num_attention_heads: int = 8
@@ -134,26 +98,11 @@ class DiffCLIPTextConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     bos_token_id: int | None = VOCABULARY - 2
     eos_token_id: int | None = VOCABULARY - 1
 
-    @classmethod
-    def of(cls, config: CLIPConfig) -> DiffCLIPTextConfig:
-        """Make the configuration of the text tower of `config`.
-
-        Raises:
-            InputError: its layers lack a part of the published ones.
-        """
-        # ids of someone's own have their start and end elsewhere
-        own = config.text.vocab_size < VOCABULARY
-        made: DiffCLIPTextConfig = cls._of(
-            config, config.text, **({"bos_token_id": None, "eos_token_id": None} if own else {})
-        )
-        return made
-
 
 class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     """Both towers, the joint width `projection_dim`, and whether the logits have a bias.
 
     `preprocess` holds the fields of our `PreprocessConfig`, for a folder that was saved without its image processor.
-    `logit_scale_init_value` is where the logarithm of the logit scale starts, by default as in the core.
     """
 
     model_type = "diffclip"
@@ -163,51 +112,40 @@ class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     text_config: Any = None
     projection_dim: int = 512
     logit_bias: bool = False
-    logit_scale_init_value: float | None = None
     preprocess: dict[str, Any] | None = None
 
     def __post_init__(self, **rest: Any) -> None:
-        for name, kind in (("vision_config", DiffCLIPVisionConfig), ("text_config", DiffCLIPTextConfig)):
+        for name, kind in self.sub_configs.items():
             given = getattr(self, name)
             if not isinstance(given, kind):
                 setattr(self, name, kind(**(given or {"projection_dim": self.projection_dim})))
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
 
     def core(self) -> CLIPConfig:
-        """Convert this configuration to ours.
-
-        Raises:
-            InputError: sizes that do not fit together, or towers with another λ_init each.
-        """
-        vision, text = self.vision_config, self.text_config
-        differential = [tower for tower in (vision, text) if tower.attention == "differential"]
-        lambda_inits = {tower.lambda_init for tower in differential or (vision,)}
-        if len(lambda_inits) > 1:
-            raise InputError(
-                f"lambda_init is {vision.lambda_init} in the vision tower and {text.lambda_init} in the text tower: "
-                "give one value"
-            )
+        """Convert this configuration to ours."""
+        towers = self.vision_config, self.text_config
+        starts = {tower.lambda_init for tower in towers if tower.attention == "differential"}
+        if len(starts) > 1:
+            raise InputError(f"the towers have several lambda_init ({starts}): give one value")
         fields = {
             "embed_dim": self.projection_dim,
-            "lambda_init": lambda_inits.pop(),
+            "lambda_init": next(iter(starts), self.vision_config.lambda_init),
             "logit_bias": self.logit_bias,
-            "vision": vision.fields(),
-            "text": text.fields(),
+            "vision": self.vision_config.fields(),
+            "text": self.text_config.fields(),
             "preprocess": self.preprocess or {},
         }
         return parse_config(fields, type(self).__name__)
 
     @classmethod
     def of(cls, config: CLIPConfig) -> DiffCLIPConfig:
-        """Convert `config` to transformers' terms.
-
-        Raises:
-            InputError: `norm_eps` is not resolved, as that of a built model is, or layers lack a part of the
-                published one.
-        """
+        """Convert `config`, the configuration of a built model."""
+        text = DiffCLIPTextConfig.of(config)
+        if config.text.vocab_size < VOCABULARY:  # ids of someone's own have their start and end elsewhere
+            text.bos_token_id = text.eos_token_id = None
         return cls(
             vision_config=DiffCLIPVisionConfig.of(config),
-            text_config=DiffCLIPTextConfig.of(config),
+            text_config=text,
             projection_dim=config.embed_dim,
             logit_bias=config.logit_bias,
             preprocess=config.preprocess.model_dump(mode="json"),

@@ -16,14 +16,13 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.utils import logging
 
 from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig
-from diffclip.convert.assemble import check_end_of_text
+from diffclip.convert.from_libraries import check_end_of_text
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers.base import PROJECTIONS, DiffCLIPPreTrainedModel, core_name
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
-from diffclip.integrations.transformers.model import DiffCLIPModel
+from diffclip.integrations.transformers.models import DiffCLIPModel, DiffCLIPVisionModel
 from diffclip.integrations.transformers.tokens import tokenizer_of
-from diffclip.integrations.transformers.vision import DiffCLIPVisionModel
 from diffclip.model import CLIP
 from diffclip.weights import as_disk_error
 
@@ -50,9 +49,8 @@ def _filled(kind: type[Made], config: Any, model: CLIP) -> Made:
     with torch.device("meta"):  # nothing is drawn that is replaced at once
         made = kind(config)
     ours = model.state_dict()
-    made.load_state_dict(
-        {name: _copied(name, ours[core_name(name)]) for name in made.state_dict()}, assign=True
-    )
+    state = {name: _copied(name, ours[core_name(name)]) for name in made.state_dict()}
+    made.load_state_dict(state, assign=True)
     made.train(model.training)
     return made
 
@@ -101,32 +99,22 @@ def image_processor_of(config: CLIPConfig) -> CLIPImageProcessorPil:
 
 
 def processor_of(config: CLIPConfig) -> CLIPProcessor:
-    """Make transformers' processor of images and texts for this model.
-
-    Raises:
-        InputError: as `tokenizer_of`.
-    """
+    """Make transformers' processor of images and texts for this model; raise `InputError` as `tokenizer_of`."""
     return CLIPProcessor(image_processor_of(config), tokenizer_of(config))  # type: ignore[no-untyped-call]
 
 
 def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessConfig:
-    """Read the preparation of images from a `processor`, as `image_processor_of` makes it; `source` is its origin.
-
-    Raises:
-        InputError: it prepares images in another way than a model of ours can.
-    """
+    """Read the preparation of images from a `processor`, as `image_processor_of` makes it; `source` is its origin."""
     size, square = dict(processor.size), {"height": image_size, "width": image_size}
     crop = dict(processor.crop_size) if processor.do_center_crop else None
     edge = size.get("shortest_edge", 0)
     squash = size == square and crop in (None, square)
     steps = processor.do_resize and processor.do_rescale and processor.do_normalize
-    usual = steps and abs(processor.rescale_factor * 255 - 1) < 1e-6
-    fits = squash or (size.keys() == {"shortest_edge"} and edge >= image_size and crop == square)
-    if not (fits and usual and processor.resample in _INTERPOLATIONS):
+    usual = steps and processor.resample in _INTERPOLATIONS and abs(processor.rescale_factor * 255 - 1) < 1e-6
+    if not usual or not (squash or (edge >= image_size and crop == square)):
         raise InputError(
             f"{source}: its image processor (size {size}, crop {crop}, resample {processor.resample}) has no "
-            "counterpart here: give one that scales the shorter edge and crops the center, or scales to a square, "
-            "and then rescales and normalizes"
+            "counterpart here: give one that scales to a square, or scales the shorter edge and crops the center"
         )
     return PreprocessConfig(
         mean=tuple(processor.image_mean),
@@ -137,11 +125,7 @@ def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessCon
 
 
 def read_preprocess(place: str | Path, image_size: int, source: str) -> PreprocessConfig | None:
-    """Read the preparation of images from the processor at `place`, a folder or a name on the hub; None without one.
-
-    Raises:
-        InputError: as `preprocess_of`.
-    """
+    """Read the preparation of images from the processor at `place`, a folder or a name on the hub; None without one."""
     local = Path(place).is_dir()
     if local and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
         return None
@@ -176,32 +160,23 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
     """Load a model that transformers saved as a `DiffCLIPModel` to `place`, a folder or a name on the hub.
 
     Raises:
-        InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be;
-            `source` names where they come from.
+        InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be.
     """
-    with no_progress_bar():
-        read: Any = DiffCLIPModel.from_pretrained(
-            place, use_safetensors=True, output_loading_info=True, dtype=torch.float32
-        )
+    options: dict[str, Any] = {"output_loading_info": True, "dtype": torch.float32}
+    read: Any = DiffCLIPModel.from_pretrained(place, use_safetensors=True, **options)
     loaded, faults = read
-    listed = [
+    listed = "; ".join(
         f"{kind.replace('_', ' ')} {', '.join(sorted(map(str, names))[:4])}"
         for kind, names in faults.items()
         if names
-    ]
+    )
     if listed:
-        raise InputError(
-            f"{source} does not hold the model that its config.json describes ({'; '.join(listed)}): save it again"
-        )
+        raise InputError(f"{source} does not hold what its config.json says ({listed}): save it again")
     return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
 
 
 def read_whole(kind: Any, place: str | Path, source: str | Path, **options: Any) -> Any:
-    """Load a model of a class of transformers, in evaluation mode; its files must have all weights.
-
-    Raises:
-        InputError: a weight is missing; `source` names where they come from.
-    """
+    """Load a model of a class of transformers, in evaluation mode; its files must have all weights."""
     model, report = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
     if lacking := sorted(report["missing_keys"]):
         raise InputError(f"{source} is damaged, its weights lack {lacking[0]}: save or fetch it again")

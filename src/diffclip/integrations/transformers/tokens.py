@@ -44,8 +44,7 @@ def tokenizer_of(config: CLIPConfig) -> Any:
 
     if config.text.vocab_size < VOCABULARY:
         raise InputError(
-            f"the model's vocabulary of {config.text.vocab_size} is smaller than the tokenizer's {VOCABULARY}: "
-            "make its ids yourself"
+            f"the vocabulary of {config.text.vocab_size} is smaller than the tokenizer's {VOCABULARY}"
         )
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=_backend(),

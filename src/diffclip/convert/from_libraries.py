@@ -1,0 +1,290 @@
+"""Convert ViT CLIPs of open_clip and transformers to our plain `CLIP` with the same outputs.
+
+A part without a counterpart here is found by the weights that it brings, or by the outputs of both models.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffclip.config import STATISTICS, VOCABULARY, mlp_ratio, parse_config
+from diffclip.errors import InputError
+from diffclip.model import CLIP
+from diffclip.published import from_published
+
+_Encode = Callable[[Tensor], Any]
+# of the largest feature; float32 sums in another order differ by about 1e-6
+_TOLERANCE = 1e-4
+END_OF_TEXT = VOCABULARY - 1
+"""The largest id that the core's tokenizer gives."""
+_OPEN_CLIP_NAMES = (
+    (r"^text\.", ""),
+    (r"^visual\.class_embedding$", "visual.cls_token"),
+    (r"^visual\.positional_embedding$", "visual.pos_embed"),
+    (r"^visual\.proj$", "image_projection"),
+    (r"^visual\.conv1\.", "visual.patch_embed.proj."),
+    (r"^visual\.ln_pre\.", "visual.norm_pre."),
+    (r"^visual\.ln_post\.", "visual.norm."),
+    (r"^visual\.transformer\.resblocks\.(\d+)\.ln_", r"visual.blocks.\1.norm"),
+    (r"^visual\.transformer\.resblocks\.", "visual.blocks."),
+    (r"^(visual\.blocks\.\d+\.mlp)\.c_fc\.", r"\1.fc1."),
+    (r"^(visual\.blocks\.\d+\.mlp)\.c_proj\.", r"\1.fc2."),
+)
+_TRANSFORMERS_NAMES = (
+    (r"^vision_model\.embeddings\.class_embedding$", "visual.cls_token"),
+    (r"^vision_model\.embeddings\.position_embedding\.weight$", "visual.pos_embed"),
+    (r"^vision_model\.embeddings\.patch_embedding\.", "visual.patch_embed.proj."),
+    (r"^vision_model\.pre_layrnorm\.", "visual.norm_pre."),  # the published name has this spelling
+    (r"^vision_model\.post_layernorm\.", "visual.norm."),
+    (r"^vision_model\.encoder\.layers\.(\d+)\.layer_norm", r"visual.blocks.\1.norm"),
+    (r"^vision_model\.encoder\.layers\.", "visual.blocks."),
+    (r"^text_model\.embeddings\.position_embedding\.weight$", "positional_embedding"),
+    (r"^text_model\.embeddings\.", ""),
+    (r"^text_model\.final_layer_norm\.", "ln_final."),
+    (r"^text_model\.encoder\.layers\.(\d+)\.layer_norm", r"transformer.resblocks.\1.ln_"),
+    (r"^text_model\.encoder\.layers\.", "transformer.resblocks."),
+    (r"^(transformer\.resblocks\.\d+\.mlp)\.fc1\.", r"\1.c_fc."),
+    (r"^(transformer\.resblocks\.\d+\.mlp)\.fc2\.", r"\1.c_proj."),
+    (r"\.self_attn\.", ".attn."),
+    (r"^visual_projection\.weight$", "image_projection"),
+    (r"^text_projection\.weight$", "text_projection"),
+)
+# configurations from before transformers 4.31 have it whatever the tokenizer says; the largest id is then read
+_OLD_END = 2
+
+
+def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
+    """Convert a model of `open_clip.create_model` to ours, in float32 on the CPU.
+
+    Raises:
+        InputError: it has a part that ours lacks (another tower, pooling, activation, LayerScale …).
+    """
+    their: Any = model
+    visual: Any = getattr(model, "visual", None)
+    text: Any = getattr(model, "text", model)
+    if getattr(visual, "proj", None) is None or not isinstance(
+        getattr(text, "text_projection", None), Tensor
+    ):
+        raise refuse(source, f"the towers {type(visual).__name__} and {type(text).__name__}")
+    fields: dict[str, Any] = {
+        "embed_dim": visual.proj.shape[1],
+        "logit_bias": getattr(model, "logit_bias", None) is not None,
+        "preprocess": _preprocess(model, source),
+        "vision": _open_clip_sizes(visual.transformer, source)
+        | {
+            "image_size": visual.image_size[0],
+            "patch_size": visual.patch_size[0],
+            "norm_eps": visual.ln_post.eps,
+            "pre_norm": isinstance(visual.ln_pre, nn.LayerNorm),
+            "patch_bias": visual.conv1.bias is not None,
+        },
+        "text": _open_clip_sizes(text.transformer, source)
+        | {
+            "context_length": text.positional_embedding.shape[0],
+            "vocab_size": text.token_embedding.num_embeddings,
+        },
+    }
+    converted = _assemble(fields, dict(model.named_parameters()), _OPEN_CLIP_NAMES, source)
+
+    def image_features(images: Tensor) -> Any:
+        found = their.encode_image(images)
+        return found[0] if isinstance(found, tuple) else found  # the tokens too, with `output_tokens`
+
+    _check_outputs(converted, model, image_features, their.encode_text, source)
+    return converted
+
+
+def _preprocess(model: nn.Module, source: str) -> dict[str, Any]:
+    """Return fields of `PreprocessConfig`: those that open_clip keeps with the model, or its defaults."""
+    from open_clip import get_model_preprocess_cfg
+    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+
+    prepared = merge_preprocess_dict(PreprocessCfg(), get_model_preprocess_cfg(model))
+    if prepared["resize_mode"] == "longest":
+        raise refuse(source, "images with borders (resize_mode longest)")
+    return {
+        "mean": prepared["mean"],
+        "std": prepared["std"],
+        # "random" is of its training alone: its evaluation then scales bicubically
+        "interpolation": "bilinear" if prepared["interpolation"] == "bilinear" else "bicubic",
+        "resize": "squash" if prepared["resize_mode"] == "squash" else None,
+    }
+
+
+def _open_clip_sizes(transformer: Any, source: str) -> dict[str, Any]:
+    """Return the fields that the configurations of both towers share."""
+    first = transformer.resblocks[0]
+    width = first.attn.out_proj.out_features
+    return {
+        "width": width,
+        "layers": len(transformer.resblocks),
+        "heads": first.attn.num_heads,
+        "mlp_ratio": mlp_ratio(width, first.mlp.c_fc.out_features),
+        "activation": _activation_of(first.mlp.gelu, source),
+    }
+
+
+def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
+    """Convert a `transformers.CLIPModel` to ours, in float32 on the CPU.
+
+    Raises:
+        InputError: it is of another kind, or has a part that ours lacks.
+    """
+    their: Any = model
+    config: Any = getattr(model, "config", None)
+    kind = getattr(config, "model_type", type(model).__name__)
+    if kind != "clip":
+        raise refuse(source, f"the kind {kind!r} instead of 'clip'")
+    vision, text = config.vision_config, config.text_config
+    end = None if text.eos_token_id == _OLD_END else text.eos_token_id
+    check_end_of_text(end, text.vocab_size, source)
+    mean, std = STATISTICS["openai"]
+    fields: dict[str, Any] = {
+        "embed_dim": config.projection_dim,
+        "preprocess": {"mean": mean, "std": std, "interpolation": "bicubic"},
+        "vision": _transformers_sizes(vision, source)
+        | {
+            "image_size": vision.image_size,
+            "patch_size": vision.patch_size,
+            "norm_eps": vision.layer_norm_eps,
+            "pre_norm": True,
+            "patch_bias": False,
+        },
+        "text": _transformers_sizes(text, source)
+        | {"context_length": text.max_position_embeddings, "vocab_size": text.vocab_size},
+    }
+    theirs = {
+        name: value.T if name.endswith("_projection.weight") else value
+        for name, value in model.named_parameters()
+    }
+    converted = _assemble(fields, theirs, _TRANSFORMERS_NAMES, source)
+
+    _check_outputs(
+        converted,
+        model,
+        lambda images: their.get_image_features(images).pooler_output,
+        lambda tokens: their.get_text_features(tokens).pooler_output,
+        source,
+        end,
+    )
+    return converted
+
+
+def _transformers_sizes(tower: Any, source: str) -> dict[str, Any]:
+    return {
+        "width": tower.hidden_size,
+        "layers": tower.num_hidden_layers,
+        "heads": tower.num_attention_heads,
+        "mlp_ratio": mlp_ratio(tower.hidden_size, tower.intermediate_size),
+        "activation": _activation_of(tower.hidden_act, source),
+    }
+
+
+def _assemble(
+    fields: dict[str, Any], theirs: Mapping[str, Tensor], names: Sequence[tuple[str, str]], source: str
+) -> CLIP:
+    """Build a model from a configuration and weights, in float32, on the CPU, in evaluation mode.
+
+    Args:
+        fields: of our `CLIPConfig`.
+        theirs: weights under the names of `source`.
+        names: patterns of those names and what replaces them, in order.
+        source: names the original in errors.
+    """
+    state: dict[str, Tensor] = {}
+    for name, value in theirs.items():
+        for pattern, replacement in names:
+            name = re.sub(pattern, replacement, name)
+        state[name] = value.detach().float().cpu()
+    state = from_published(state)  # joins queries, keys and values
+    state["visual.cls_token"] = state["visual.cls_token"].reshape(1, 1, -1)
+    state["visual.pos_embed"] = state["visual.pos_embed"][None]
+    model = CLIP.unfilled(parse_config(fields, source)).eval()
+    ours, given = (
+        {(name, t.shape) for name, t in tensors.items()} for tensors in (model.state_dict(), state)
+    )
+    if odd := sorted(name for name, _ in ours ^ given):
+        raise refuse(source, f"weights that differ from ours ({', '.join(odd[:3])})")
+    model.load_state_dict(state)
+    return model
+
+
+@torch.no_grad()
+def _check_outputs(
+    model: CLIP, original: nn.Module, image: _Encode, text: _Encode, source: str, end: int | None = None
+) -> None:
+    """Compare `model` with the encoders `image` and `text` of the `original` on random images and texts.
+
+    Texts end with the id `end`, by default the last of the vocabulary.
+    """
+    generator = torch.Generator().manual_seed(0)
+    size, length = model.config.vision.image_size, model.config.text.context_length
+    end = model.config.text.vocab_size - 1 if end is None else end
+    images = torch.randn(2, 3, size, size, generator=generator)
+    tokens = torch.randint(1, end, (2, length), generator=generator)
+    tokens[0, -1], tokens[1, length // 2] = end, end
+    tokens[1, length // 2 + 1 :] = 0
+    was_training = original.training
+    original.eval()
+    try:
+        pairs = {
+            "image": (model.encode_image(images), image(images)),
+            "text": (model.encode_text(tokens), text(tokens)),
+        }
+    finally:
+        original.train(was_training)
+    for what, (ours, theirs) in pairs.items():
+        gap = float((ours - theirs.float()).abs().max())
+        if not gap <= _TOLERANCE * float(theirs.abs().max()):
+            raise refuse(
+                source, f"a part that is not looked for: its {what} features would differ by {gap:.2g}"
+            )
+
+
+def check_end_of_text(end: int | None, vocabulary: int, source: str) -> None:
+    """Refuse a text tower that is not read at its largest id, as ours is.
+
+    The id `end` is the last of a vocabulary, or the tokenizer's, which gives no larger one.
+    """
+    if not (end in (None, vocabulary - 1) or END_OF_TEXT == end < vocabulary):
+        raise InputError(f"{source} takes text features at the id {end}, not the largest of {vocabulary}")
+
+
+def refuse(source: str, part: str) -> InputError:
+    """Make the error for a part that has no counterpart here."""
+    return InputError(
+        f"{source} has {part}, which cannot be converted: use a ViT CLIP with class-token pooling, GELU or "
+        "QuickGELU and plain attention"
+    )
+
+
+def _activation_of(module: nn.Module | str, source: str) -> str:
+    """Return the name of an activation in our configuration; refuse what is neither GELU nor QuickGELU."""
+    name = module if isinstance(module, str) else type(module).__name__
+    if isinstance(module, nn.GELU) and module.approximate != "none":
+        name = f"GELU approximated by {module.approximate}"
+    known = {"GELU": "gelu", "gelu": "gelu", "QuickGELU": "quick_gelu", "quick_gelu": "quick_gelu"}
+    if name not in known:
+        raise refuse(source, f"the activation {name}")
+    return known[name]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop the warnings and logs of other libraries, which are about their internals."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,217 @@
+"""Our vision towers in timm, from `import diffclip.integrations.timm` on.
+
+    timm.create_model("diff_vit_base_patch16_224", num_classes=10, lambda_init="dynamic")
+
+`from_diffclip` copies the vision tower of a model with its weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from timm.layers import LayerNorm, register_notrace_module
+from timm.models import build_model_with_cfg, create_model, generate_default_cfgs, register_model
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from torch import Tensor, nn
+
+from diffclip.attention import (
+    ATTENTION_LAYERS,
+    AddedDifferentialAttention,
+    DifferentialAttention,
+    LambdaAttention,
+    SelfAttention,
+    settings_of,
+)
+from diffclip.attention.module import LAMBDA_VECTORS
+from diffclip.config import PreprocessConfig, VisionConfig, lambda_init_of_layer, name_of, named_config
+from diffclip.errors import InputError, unknown
+from diffclip.model import CLIP
+
+SIZES = {
+    "diff_vit_tiny_patch16_224": "ViT-Ti-16",
+    "diff_vit_small_patch16_224": "ViT-S-16",
+    "diff_vit_base_patch32_224": "ViT-B-32",
+    "diff_vit_base_patch16_224": "ViT-B-16",
+    "diff_vit_large_patch14_224": "ViT-L-14",
+    "diff_vit_huge_patch14_224": "ViT-H-14",
+}
+_PREPROCESS = {"mean", "std", "interpolation"}
+
+
+class _WithDropout(SelfAttention):
+    """Adds timm's `proj_drop` to a layer of ours."""
+
+    def __init__(self, dim: int, num_heads: int, proj_drop: float = 0.0, **rest: Any) -> None:
+        super().__init__(dim, num_heads, **rest)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        out: Tensor = self.proj_drop(super().forward(x, attn_mask, is_causal))
+        return out
+
+
+_LAYERS = {kind: type(layer.__name__, (_WithDropout, layer), {}) for kind, layer in ATTENTION_LAYERS.items()}
+for _layer in _LAYERS.values():
+    register_notrace_module(_layer)  # a leaf for torch.fx: it looks at its input's shape and device
+
+
+class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm has no types
+    """timm's `VisionTransformer`, with all its arguments and methods, and our attention.
+
+    Args:
+        attention: of every layer, a key of `diffclip.attention.ATTENTION_LAYERS`.
+        lambda_init: λ_init of every layer, or "dynamic", which grows with depth; of "differential" alone.
+        norm_eps: of the LayerNorms.
+        rest: timm's.
+
+    Raises:
+        InputError: unknown attention or λ_init, or an odd number of heads.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        attention: str = "differential",
+        lambda_init: float | Literal["dynamic"] = 0.8,
+        norm_eps: float = 1e-6,
+        **rest: Any,
+    ) -> None:
+        if attention not in _LAYERS:
+            raise unknown("attention", attention, _LAYERS)
+        if isinstance(lambda_init, str) and lambda_init != "dynamic":
+            raise InputError(f'lambda_init {lambda_init!r} is neither a number nor "dynamic"')
+        rest.setdefault("norm_layer", partial(LayerNorm, eps=norm_eps))
+        super().__init__(*args, attn_layer=_LAYERS[attention], **rest)
+        for index, block in enumerate(self.blocks):
+            if isinstance(block.attn, DifferentialAttention):
+                block.attn.lambda_init = lambda_init_of_layer(lambda_init, index)
+
+    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
+        """Draw timm's starting values in `mode`, and ours for λ and the gain of the head norm."""
+        super().init_weights(mode, needs_reset)
+        for block in self.blocks:
+            if isinstance(block.attn, LambdaAttention):
+                q1, k1, q2, k2 = (getattr(block.attn, name) for name in LAMBDA_VECTORS)
+                for vector in (q1, k1, q2, k2):
+                    nn.init.normal_(vector, std=0.1)
+                if isinstance(block.attn, AddedDifferentialAttention):  # both products are equal: λ is 0
+                    q2.data.copy_(q1.data)
+                    k2.data.copy_(k1.data)
+            if isinstance(block.attn, DifferentialAttention):
+                nn.init.ones_(block.attn.diff_norm.weight)
+
+    def fix_init_weight(self) -> None:
+        """Scale what each layer adds by its depth, as timm does with `fix_init`."""
+        for index, block in enumerate(self.blocks):
+            for linear in (block.attn.out_proj, block.mlp.fc2):
+                linear.weight.data.div_(math.sqrt(2.0 * (index + 1)))
+
+
+def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
+    """Copy the vision tower of `model` to timm, with its attention, λ_init, epsilon, size and statistics.
+
+    Args:
+        model: as `diffclip.load` returns it.
+        arguments: of `timm.create_model`. Without `num_classes`, and with as many as the projection has outputs, the
+            head is the projection, and outputs are image embeddings; with 0 they are features before the projection;
+            any other number gives a fresh head.
+
+    Raises:
+        InputError: the tower has parts that timm's towers lack.
+    """
+    config, vision = model.config, model.config.vision
+    if settings_of(vision.attention, config.differential) or (vision.pre_norm and vision.patch_bias):
+        raise InputError(
+            f"{name_of(config)} lacks a part of differential attention, or has a norm after biased patches: "
+            "use diffclip.load(…)[0].visual"
+        )
+    # timm reads towers under these names, with the projection for a head
+    state = {
+        f"visual.trunk.{name}": value.detach().clone() for name, value in model.visual.state_dict().items()
+    }
+    state["visual.head.proj.weight"] = model.image_projection.detach().T.clone()
+    if not vision.pre_norm:
+        state.setdefault("visual.trunk.patch_embed.proj.bias", torch.zeros(vision.width))
+    resize = config.preprocess.resize
+    overlay = {
+        "state_dict": state,
+        "num_classes": config.embed_dim,
+        "input_size": (3, vision.image_size, vision.image_size),
+        # timm takes the whole part of size / crop_pct, which rounding may leave just below `resize`
+        "crop_pct": vision.image_size / (resize + 1e-3) if isinstance(resize, int) else 1.0,
+        "crop_mode": "squash" if resize == "squash" else "center",
+        **config.preprocess.model_dump(include=_PREPROCESS),
+    }
+    facts = {
+        **_sizes(vision),
+        "img_size": vision.image_size,
+        "attention": vision.attention,
+        "lambda_init": config.lambda_init,
+        "norm_eps": vision.norm_eps,
+        "pre_norm": vision.pre_norm,
+        "reg_tokens": vision.registers,
+        "act_layer": vision.activation,
+    }
+    named = (name for name, size in SIZES.items() if name_of(config).endswith(f"-{size}"))
+    name = next(named, "diff_vit_base_patch16_224")
+    made: Any = create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **(facts | arguments))
+    made.pretrained_cfg.pop("state_dict")  # the weights are in the model now
+    return made.train(model.training)  # type: ignore[no-any-return]
+
+
+def _sizes(vision: VisionConfig) -> dict[str, Any]:
+    """The sizes of a tower in timm's words."""
+    return {
+        "patch_size": vision.patch_size,
+        "embed_dim": vision.width,
+        "depth": vision.layers,
+        "num_heads": vision.heads,
+        "mlp_ratio": vision.mlp_ratio,
+    }
+
+
+def _filter(state: dict[str, Tensor], model: DiffVisionTransformer) -> dict[str, Tensor]:
+    """Fit weights to `model` as timm does, and put the final norm where its pooling wants it."""
+    state = checkpoint_filter_fn(state, model)
+    if isinstance(model.norm, nn.Identity) and "norm.weight" in state:
+        for part in ("weight", "bias"):
+            state[f"fc_norm.{part}"] = state.pop(f"norm.{part}")
+    return state
+
+
+def _entry_point(name: str) -> Callable[..., nn.Module]:
+    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        made: nn.Module = build_model_with_cfg(
+            DiffVisionTransformer,
+            name,
+            pretrained,
+            pretrained_filter_fn=_filter,
+            feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
+            **(_sizes(named_config(f"DiffCLIP-{SIZES[name]}").vision) | kwargs),
+        )
+        return made
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = f"Make the vision tower of DiffCLIP-{SIZES[name]}; arguments: `DiffVisionTransformer`."
+    return create
+
+
+_CFG = {
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "fixed_input_size": True,
+    "pool_size": None,
+    "crop_pct": 1.0,
+    "first_conv": "patch_embed.proj",
+    "classifier": "head",
+    "license": "apache-2.0",
+    **PreprocessConfig().model_dump(include=_PREPROCESS),
+}
+default_cfgs = generate_default_cfgs({name: _CFG for name in SIZES})  # timm looks it up here
+
+for _name in SIZES:
+    globals()[_name] = register_model(_entry_point(_name))

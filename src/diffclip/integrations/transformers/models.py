@@ -1,0 +1,297 @@
+"""The models in transformers: the whole CLIP, and its towers alone or with their projections.
+
+`hidden_states[0]` is the input of the first block, `hidden_states[i]` the output of block i, not normed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Format
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.clip.modeling_clip import CLIPOutput, CLIPTextModelOutput, CLIPVisionModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from diffclip.errors import InputError
+from diffclip.integrations.transformers.base import (
+    DiffCLIPPreTrainedModel,
+    HiddenStates,
+    TextBlock,
+    VisionBlock,
+    adopt_blocks,
+)
+from diffclip.integrations.transformers.configuration import (
+    DiffCLIPConfig,
+    DiffCLIPTextConfig,
+    DiffCLIPVisionConfig,
+)
+from diffclip.towers.text import TEXT_NORM_EPS, TextTransformer
+from diffclip.towers.vision import build_vision
+
+_VISION = [r"^vision_model\.", r"^visual_projection\."]
+_TEXT = [r"^text_model\.", r"^text_projection\."]
+_LOGITS = r"^logit_(scale|bias)$"
+
+
+class _Vision(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
+    config_class = DiffCLIPVisionConfig
+    base_model_prefix = "vision_model"
+    main_input_name = "pixel_values"
+    input_modalities = "image"
+    _keys_to_ignore_on_load_unexpected = [*_TEXT, _LOGITS, _VISION[1]]  # noqa: RUF012
+
+
+class DiffCLIPVisionModel(_Vision):  # type: ignore[no-untyped-call]
+    """The vision tower."""
+
+    def __init__(self, config: DiffCLIPVisionConfig) -> None:
+        super().__init__(config)
+        core = config.core()
+        self.visual = tower = build_vision(core.vision)
+        # timm's `dynamic_img_size`, which resamples the positions for images of other sizes
+        tower.dynamic_img_size, tower.patch_embed.strict_img_size = True, False
+        tower.patch_embed.flatten, tower.patch_embed.output_fmt = False, Format.NHWC
+        adopt_blocks(tower.blocks, VisionBlock, core)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def get_input_embeddings(self) -> nn.Module:
+        patches: nn.Module = self.visual.patch_embed.proj
+        return patches
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        output_hidden_states: HiddenStates = None,
+        output_attentions: bool | None = None,
+        interpolate_pos_encoding: bool = False,
+        **others: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode normalized images [B, 3, S, S] to the last block's output; `pooler_output` is its normed class token.
+
+        `output_hidden_states` may be numbers of states: the others are then None. Attentions are what multiplies the
+        values, A or A1 − λ·A2, [B, heads, N, N]; layers are patched while they are made, so not in several threads.
+        `interpolate_pos_encoding` takes images [B, 3, H, W] of whole patches and resamples the position embeddings.
+        `others` have no effect: transformers' Llava passes on here what its language model is asked.
+
+        Raises:
+            InputError: no images, or images of another size.
+        """
+        if pixel_values is None:
+            raise InputError("pixel_values are missing: this model takes images")
+        size, patch, shape = self.config.image_size, self.config.patch_size, pixel_values.shape
+        if interpolate_pos_encoding:
+            fits, sides = not any(side % patch for side in shape[2:]), f"H, W], sides a multiple of {patch}"
+        else:
+            fits, sides = shape[2:] == (size, size), f"{size}, {size}]"
+        if len(shape) != 4 or shape[1] != 3 or not fits:
+            raise InputError(f"pixel_values are {list(shape)}: this model takes [B, 3, {sides}")
+        tower = self.visual
+        x = tower._pos_embed(tower.patch_embed(pixel_values.to(tower.patch_embed.proj.weight.dtype)))
+        x = tower.norm_pre(tower.patch_drop(x))
+        passed = self.pass_through(x, tower.blocks, output_hidden_states, output_attentions)
+        # the norm is each token's own
+        pooled = tower.forward_head(tower.norm(passed["last_hidden_state"][:, :1]))
+        return BaseModelOutputWithPooling(pooler_output=pooled, **passed)
+
+
+class DiffCLIPVisionModelWithProjection(_Vision):  # type: ignore[no-untyped-call]
+    """The vision tower with its projection into the joint space."""
+
+    def __init__(self, config: DiffCLIPVisionConfig) -> None:
+        super().__init__(config)
+        self.vision_model = DiffCLIPVisionModel(config)
+        self.visual_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(self, pixel_values: Tensor | None = None, **options: Any) -> CLIPVisionModelOutput:
+        """As `DiffCLIPVisionModel`; `image_embeds` [B, projection_dim] are not of unit length."""
+        passed = dict(self.vision_model(pixel_values, return_dict=True, **options))
+        embeds = self.visual_projection(passed.pop("pooler_output"))
+        return CLIPVisionModelOutput(image_embeds=embeds, **passed)
+
+
+class _Text(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
+    config_class = DiffCLIPTextConfig
+    base_model_prefix = "text_model"
+    main_input_name = "input_ids"
+    input_modalities = "text"
+    _keys_to_ignore_on_load_unexpected = [*_VISION, _LOGITS, _TEXT[1]]  # noqa: RUF012
+
+
+class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
+    """The text tower."""
+
+    def __init__(self, config: DiffCLIPTextConfig) -> None:
+        super().__init__(config)
+        core = config.core()
+        self.token_embedding: nn.Module = nn.Embedding(core.text.vocab_size, core.text.width)
+        self.positional_embedding = nn.Parameter(torch.empty(core.text.context_length, core.text.width))
+        self.transformer = TextTransformer(core.text)
+        adopt_blocks(self.transformer.resblocks, TextBlock, core)
+        self.ln_final = nn.LayerNorm(core.text.width, eps=TEXT_NORM_EPS)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_hidden_states: HiddenStates = None,
+        output_attentions: bool | None = None,
+        **others: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode token ids [B, L] to the last block's normed output; `pooler_output` is its row at the end of text.
+
+        The tower is causal, so tokens after the end have no effect, and neither has a mask that hides only these.
+        `position_ids` [B, L] or [1, L] are 0, 1, 2… where they are left out. `others` have no effect.
+
+        Raises:
+            InputError: no ids, more of them than the context, or a mask that hides some before the end of text.
+        """
+        if input_ids is None:
+            raise InputError("input_ids are missing: this model takes texts")
+        longest = self.config.max_position_embeddings
+        if input_ids.ndim != 2 or input_ids.shape[1] > longest:
+            raise InputError(
+                f"input_ids are {list(input_ids.shape)}, not [B, L ≤ {longest}]: give truncation=True"
+            )
+        end = self.config.eos_token_id
+        # ids of someone's own, which have no end of text, are read at the largest, as the core does
+        ends = input_ids.argmax(dim=-1) if end is None else (input_ids == end).int().argmax(dim=-1)
+        if attention_mask is not None and not torch.compiler.is_compiling():
+            positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+            if bool(((attention_mask == 0) & (positions <= ends[:, None])).any()):
+                raise InputError("attention_mask hides tokens before the end of text: pad on the right")
+        places = slice(input_ids.shape[1]) if position_ids is None else position_ids
+        x = self.token_embedding(input_ids) + self.positional_embedding[places]
+        passed = self.pass_through(x, self.transformer.resblocks, output_hidden_states, output_attentions)
+        passed["last_hidden_state"] = last = self.ln_final(passed["last_hidden_state"])
+        pooled = last[torch.arange(last.shape[0], device=last.device), ends]
+        return BaseModelOutputWithPooling(pooler_output=pooled, **passed)
+
+
+class DiffCLIPTextModelWithProjection(_Text):  # type: ignore[no-untyped-call]
+    """The text tower with its projection into the joint space."""
+
+    def __init__(self, config: DiffCLIPTextConfig) -> None:
+        super().__init__(config)
+        self.text_model = DiffCLIPTextModel(config)
+        self.text_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **options: Any
+    ) -> CLIPTextModelOutput:
+        """As `DiffCLIPTextModel`; `text_embeds` [B, projection_dim] are not of unit length."""
+        passed = dict(self.text_model(input_ids, attention_mask, return_dict=True, **options))
+        embeds = self.text_projection(passed.pop("pooler_output"))
+        return CLIPTextModelOutput(text_embeds=embeds, **passed)
+
+
+class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
+    """Both towers, their projections, the logit scale, and a bias of the logits if the configuration has one."""
+
+    config_class = DiffCLIPConfig
+    base_model_prefix = "diffclip"
+    input_modalities = ["image", "text"]  # noqa: RUF012
+
+    def __init__(self, config: DiffCLIPConfig) -> None:
+        super().__init__(config)
+        core = config.core()  # refuses towers that do not fit together
+        self.vision_model = DiffCLIPVisionModel(config.vision_config)
+        self.text_model = DiffCLIPTextModel(config.text_config)
+        self.visual_projection = nn.Linear(core.vision.width, core.embed_dim, bias=False)
+        self.text_projection = nn.Linear(core.text.width, core.embed_dim, bias=False)
+        self.logit_scale = nn.Parameter(torch.empty(()))
+        if config.logit_bias:
+            self.logit_bias = nn.Parameter(torch.empty(()))
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.text_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.text_model.set_input_embeddings(value)
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def get_image_features(self, pixel_values: Tensor | None = None, **options: Any) -> Any:
+        """Return the vision tower's output; `pooler_output` is the features [B, projection_dim], not of unit length."""
+        out: Any = self.vision_model(pixel_values, return_dict=True, **options)
+        out.pooler_output = self.visual_projection(out.pooler_output)
+        return out
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def get_text_features(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **options: Any
+    ) -> Any:
+        """Return the text tower's output; `pooler_output` is the features [B, projection_dim], not of unit length."""
+        out: Any = self.text_model(input_ids, attention_mask, return_dict=True, **options)
+        out.pooler_output = self.text_projection(out.pooler_output)
+        return out
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        return_loss: bool | None = None,
+        interpolate_pos_encoding: bool = False,
+        **options: Any,
+    ) -> CLIPOutput:
+        """Return unit-length `image_embeds` and `text_embeds` [B, projection_dim], and the logits if both are given.
+
+        `return_loss` adds the contrastive loss of pairs, the sigmoid loss for a model whose logits have a bias. It is
+        that of this process's batch alone. `output_hidden_states` and `output_attentions` go to both towers; other
+        options have no effect.
+
+        Raises:
+            InputError: neither images nor texts, or a loss of one without the other.
+        """
+        if input_ids is None and pixel_values is None:
+            raise InputError("give pixel_values, input_ids or both")
+        vision: Any = None
+        text: Any = None
+        images = texts = logits = loss = None
+        if pixel_values is not None:
+            vision = self.get_image_features(
+                pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, return_dict=True, **options
+            )
+            images = F.normalize(vision.pooler_output, dim=-1)
+        if input_ids is not None:
+            text = self.get_text_features(
+                input_ids, attention_mask, position_ids=position_ids, return_dict=True, **options
+            )
+            texts = F.normalize(text.pooler_output, dim=-1)
+        if images is not None and texts is not None:
+            logits = self.logit_scale.exp() * texts @ images.T
+            if self.config.logit_bias:
+                logits = logits + self.logit_bias
+            loss = self._loss(logits) if return_loss else None
+        elif return_loss:
+            raise InputError("return_loss needs pixel_values and input_ids of the same length")
+        return CLIPOutput(
+            loss=loss,
+            logits_per_image=None if logits is None else logits.T,
+            logits_per_text=logits,
+            text_embeds=texts,
+            image_embeds=images,
+            text_model_output=text,
+            vision_model_output=vision,
+        )
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        """Return the loss of logits [N, N]: SigLIP's if they have a bias, else CLIP's."""
+        targets = torch.arange(len(logits), device=logits.device)
+        if self.config.logit_bias:
+            signs = 2 * torch.eye(len(logits), device=logits.device) - 1
+            return -F.logsigmoid(signs * logits).sum() / len(logits)
+        return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
