@@ -3,18 +3,18 @@
     python -m benchmarks.experiments [--results benchmarks/results] [--docs docs] [--runs runs/study_a]
 
 Experiment A is a study like any other: `diffclip report benchmarks/results/study_a`. With the folder of its runs, how
-far its primary difference would move with other test images goes to study_a/over_images.json.
+far its differences would move with other test images goes to study_a/over_images.json and study_a_images.md.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.about import parser_of, write_json
@@ -212,41 +212,86 @@ def clutter_page(folder: Path, docs: Path) -> None:
     )
 
 
-def over_images(runs: Path) -> dict[str, float]:
-    """Experiment A's primary difference over other test images as well as other seeds, from the outcomes in its runs.
+def over_images(runs: Path) -> pd.DataFrame:
+    """Experiment A's differences over other test images as well as other seeds, from the outcomes in its runs.
+
+    Read are `models/*/results.jsonl`, and `*.jsonl` in `runs` itself: the same models measured on other images.
 
     Returns:
-        Numbers of seeds and images; the difference in `mean_recall`; its standard errors over seeds (the images as they
-        are) and over images (the runs as they are); and its 95 % interval over both, by a crossed model of seeds and
-        images.
+        A row a (task, dataset, split), and one for all splits of a set together: numbers of seeds and images; the
+        difference DiffCLIP − CLIP, of retrieval in the mean of the six recalls, else in top-1; its standard errors over
+        seeds (the images as they are) and over images (the runs as they are); and its 95 % interval over both, by a
+        crossed model of seeds and images.
     """
-    recalls = {model: _recalls_by_image(runs, model) for model in PRIMARY}
-    shared = sorted(set.intersection(*map(set, recalls.values())))
-    first, second = (np.stack([recalls[model][seed] for seed in shared]) for model in PRIMARY)
-    gains = first - second  # [seeds, images]
+    found: dict[tuple[str, str, str], dict[tuple[str, int], list[pd.Series]]] = {}
+    for file in sorted([*(runs / "models").glob("*/results.jsonl"), *runs.glob("*.jsonl")]):
+        for key, (hits, clusters) in read_outcomes(file).items():
+            model, _, seed, _, task, dataset, split, metric, *_ = json.loads(key)
+            if model in PRIMARY and (metric == "acc1" or "_retrieval_recall@" in metric):
+                owners = np.arange(len(hits)) if clusters is None else clusters
+                own = found.setdefault((task, dataset, split), {}).setdefault((model, int(seed)), [])
+                own.append(pd.Series(hits).groupby(owners).mean())
+    gains = {measure: _gains(runs) for measure, runs in found.items()}
+    rows = []
+    for task, dataset in dict.fromkeys((task, dataset) for task, dataset, _ in gains):
+        splits = {split: gain for (*of, split), gain in gains.items() if of == [task, dataset]}
+        if len(splits) > 1:
+            splits[" and ".join(splits)] = pd.concat(splits.values(), axis=1, join="inner")
+        rows += [
+            {"task": task, "dataset": dataset, "split": split} | _crossed(gain)
+            for split, gain in splits.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+def _gains(runs: dict[tuple[str, int], list[pd.Series]]) -> pd.DataFrame:
+    """What DiffCLIP gains on each image that all runs saw: [seeds, images]."""
+    means = {run: pd.concat(parts, axis=1).mean(axis=1) for run, parts in runs.items()}
+    seeds = sorted(seed for model, seed in means if model == PRIMARY[0] and (PRIMARY[1], seed) in means)
+    gains = {seed: means[PRIMARY[0], seed] - means[PRIMARY[1], seed] for seed in seeds}
+    return pd.DataFrame(gains).dropna().T
+
+
+def _crossed(table: pd.DataFrame) -> dict[str, float]:
+    gains = table.to_numpy()
     errors = [gains.mean(axis).std(ddof=1) / gains.shape[1 - axis] ** 0.5 for axis in (1, 0)]
     middle = gains.mean()
     # what seeds and images do together is in both errors
     rest = gains - gains.mean(1, keepdims=True) - gains.mean(0) + middle
     twice = (rest**2).sum() / np.prod([size * (size - 1) for size in gains.shape])
     reach = stats.norm.ppf(0.975) * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - twice)
+    told = {"difference": middle, "low": middle - reach, "high": middle + reach}
+    told |= {"error_over_seeds": errors[0], "error_over_images": errors[1]}
     sizes = dict(zip(("seeds", "images"), gains.shape, strict=True))
-    told = {"difference": middle, "error_over_seeds": errors[0], "error_over_images": errors[1]}
-    told |= {"low": middle - reach, "high": middle + reach}
     return sizes | {name: round(float(value), 6) for name, value in told.items()}
 
 
-def _recalls_by_image(runs: Path, model: str) -> dict[int, NDArray[np.float64]]:
-    """The mean of the six recalls of each test image (its captions' for text→image), by seed."""
-    found = {}
-    for file in (runs / "models").glob(f"{model}-s[0-9]*/results.jsonl"):
-        outcomes = [one for key, one in read_outcomes(file).items() if "_retrieval_recall@" in key]
-        owners = [np.arange(len(hits)) if clusters is None else clusters for hits, clusters in outcomes]
-        means = [
-            np.bincount(own, hits) / np.bincount(own) for own, (hits, _) in zip(owners, outcomes, strict=True)
-        ]
-        found[int(file.parent.name.rpartition("-s")[2])] = np.mean(means, axis=0)
-    return found
+def images_page(found: pd.DataFrame, docs: Path) -> None:
+    """Write the page of experiment A's differences over other images."""
+    shown = {
+        "task": found["task"],
+        "set": found["dataset"],
+        "split": found["split"],
+        "seeds": found["seeds"].astype(str),
+        "images": found["images"].map("{:,}".format),
+        "difference": [percent(value, sign=True) for value in found["difference"]],
+        "95 % interval": [
+            interval(low, high, sign=True) for low, high in zip(found["low"], found["high"], strict=True)
+        ],
+        "error over seeds": found["error_over_seeds"].map(percent),
+        "over images": found["error_over_images"].map(percent),
+    }
+    _write(
+        docs / "results" / "study_a_images.md",
+        "Experiment A over other images",
+        [
+            f"{PRIMARY[0]} − {PRIMARY[1]} in points: the mean of the six recalls, or top-1. Intervals are over other "
+            "training seeds and other test images together (a crossed model), not corrected for their number. "
+            "Checkpoints and learning rates were chosen on val[:500]. "
+            "[Protocol](../experiments.md#a-real-images).",
+            Table("images", "", pd.DataFrame(shown)).to_markdown(),
+        ],
+    )
 
 
 def _curves(panel: Axes, values: pd.DataFrame, along: str, models: Sequence[str]) -> None:
@@ -254,7 +299,7 @@ def _curves(panel: Axes, values: pd.DataFrame, along: str, models: Sequence[str]
     for model in models:
         own = values[values["model"] == model].groupby(along)["value"]
         means = own.mean()
-        low, high = zip(*(mean_interval(seeds.to_numpy(), bounds=None) for _, seeds in own), strict=True)
+        low, high = np.transpose([mean_interval(seeds.to_numpy(), bounds=None) for _, seeds in own])
         errors = 100 * np.maximum(0.0, [means - low, high - means])
         look = {"fmt": "o-", "markersize": 4, "color": colors[model], "label": model}
         panel.errorbar(means.index, 100 * means, errors, **look)
@@ -306,7 +351,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="the folder of experiment A's runs")
     options = parser.parse_args()
     if options.runs:
-        write_json(options.results / "study_a" / "over_images.json", over_images(options.runs))
+        found = over_images(options.runs)
+        write_json(options.results / "study_a" / "over_images.json", found.to_dict("records"))
+        images_page(found, options.docs)
     if (options.results / "needle.jsonl").is_file():
         needle_page(options.results / "needle.jsonl", options.docs)
     ends = (DISTRACTORS[0], DISTRACTORS[-1])

@@ -80,26 +80,48 @@ def test_runs_at_the_one_rate_for_all_are_not_made_twice(results: Path) -> None:
     assert each[16, "DiffCLIP-same-rate"] == len(SEEDS)
 
 
+def _write_outcomes(
+    records: Path, split: str, hits: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]
+) -> None:
+    """Write the outcomes of captions [images, 5] and of images, by model and seed, beside a file of records."""
+    records.parent.mkdir(parents=True, exist_ok=True)
+    records.touch()
+    keys, found = [], {}
+    for (model, seed), (captions, images) in hits.items():
+        for task, own in (("image", captions.ravel()), ("text", images)):
+            found[f"hits{len(keys)}"] = own
+            if task == "image":
+                found[f"clusters{len(keys)}"] = np.arange(len(images)).repeat(5)
+            measure = ["retrieval", "flickr8k", split, f"{task}_retrieval_recall@5"]
+            keys.append(json.dumps([model, "weights", seed, None, *measure, None]))
+    found["keys"] = np.frombuffer(json.dumps(keys).encode(), np.uint8)
+    np.savez(records.with_suffix(".outcomes.npz"), **found)
+
+
 def test_the_interval_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None:
-    random, gains = np.random.default_rng(0), []
-    for seed in range(4):
-        recalls = {}
-        for model in ("CLIP", "DiffCLIP"):
-            run = tmp_path / "runs" / "models" / f"{model}-s{seed}"
-            run.mkdir(parents=True)
-            (run / "results.jsonl").touch()
-            captions, images = random.random((30, 5)), random.random(30)
-            keys = json.dumps([f"{a}_retrieval_recall@5" for a in ("image", "text")]).encode()
-            outcomes = {"keys": np.frombuffer(keys, np.uint8), "hits0": captions.ravel(), "hits1": images}
-            np.savez(run / "results.outcomes.npz", **outcomes, clusters0=np.arange(30).repeat(5))
-            recalls[model] = (captions.mean(1) + images) / 2
-        gains.append(recalls["DiffCLIP"] - recalls["CLIP"])
-    (tmp_path / "runs" / "models" / "CLIP-same-rate-s0").mkdir()
-    words = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    random, runs = np.random.default_rng(0), tmp_path / "runs"
+    drawn = {
+        (model, seed): (random.random((30, 5)), random.random(30))
+        for seed in range(4)
+        for model in ("CLIP", "DiffCLIP")
+    }
+    for (model, seed), (captions, images) in drawn.items():
+        hits = {(model, seed): (captions[:20], images[:20])}
+        _write_outcomes(runs / "models" / f"{model}-s{seed}" / "results.jsonl", "val[500:]", hits)
+    others = {run: (captions[20:], images[20:]) for run, (captions, images) in drawn.items()}
+    _write_outcomes(runs / "other_half.jsonl", "val[:500]", others)
+    (runs / "models" / "CLIP-same-rate-s0").mkdir()
+    words = ["--results", str(tmp_path), "--docs", str(tmp_path), "--runs", str(runs)]
     monkeypatch.setattr(sys, "argv", ["experiments", *words])
     program.main()
-    found = json.loads((tmp_path / "study_a" / "over_images.json").read_text())
+    by_split = json.loads((tmp_path / "study_a" / "over_images.json").read_text())
+    assert [(one["split"], one["images"]) for one in by_split[:2]] == [("val[500:]", 20), ("val[:500]", 10)]
+    found = by_split[2]
+    page = (tmp_path / "results" / "study_a_images.md").read_text()
+    assert "| retrieval | flickr8k | val[500:] and val[:500] | 4 | 30 |" in page
     assert (found["seeds"], found["images"]) == (4, 30)
+    recalls = {run: (captions.mean(1) + images) / 2 for run, (captions, images) in drawn.items()}
+    gains = [recalls["DiffCLIP", seed] - recalls["CLIP", seed] for seed in range(4)]
     errors = [stats.sem(np.mean(gains, axis)) for axis in (1, 0)]
     assert [found["error_over_seeds"], found["error_over_images"]] == pytest.approx(errors, abs=1e-6)
     table = pd.DataFrame(np.stack(gains)).stack().rename_axis(["seed", "image"]).rename("gain").reset_index()
