@@ -23,7 +23,7 @@ from diffclip.evaluation.records import RESULTS_FILE
 from diffclip.evaluation.results_file import read_outcomes
 from diffclip.evaluation.statistics import compare_arms, mean_interval, with_verdicts
 from diffclip.files import write_text
-from diffclip.report.names import in_order, interval, p_text, percent
+from diffclip.report.names import interval, p_text, percent
 from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_png
 from diffclip.report.tables import Table
 from diffclip.study.runs import RUNS_FILE, read_lines, read_timing
@@ -32,6 +32,7 @@ DISTRACTORS = (0, 4, 16)
 PRIMARY = ("DiffCLIP", "CLIP")
 SAME_RATE = ("DiffCLIP-same-rate", "CLIP-same-rate")
 RATE = 2e-3
+RIVALS = ("CLIP-half-heads", "CLIP-gated", "CLIP-registers")
 ZERO_SHOT = ("colours", "counts", "shapes")
 NEEDLE_CONTRASTS = [PRIMARY, ("DiffCLIP", "CLIP-half-heads"), ("CLIP-gated", "CLIP")]
 NEEDLE_PRIMARY = ("shared", 64, 1.0)
@@ -134,8 +135,11 @@ def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "ca
 def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The interaction (the change of each contrast from no to most distractors), and the contrasts by distractors;
     each is to be corrected (`with_verdicts`)."""
-    models = [model for model in in_order(values["model"].unique()) if model not in ("CLIP", *SAME_RATE)]
-    pairs = [*((model, "CLIP") for model in models), SAME_RATE]
+    pairs = [
+        PRIMARY,
+        ("DiffCLIP-same-time", "CLIP"),
+        *((model, SAME_RATE[1]) for model in (SAME_RATE[0], *RIVALS)),
+    ]
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
     each = [
