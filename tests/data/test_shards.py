@@ -178,6 +178,23 @@ def test_zeros_damage_or_another_tar_in_a_shard_are_a_fault(tmp_path: Path, writ
         assert is_whole or f" of {len(content)}, {kept} samples before it are left" in str(shards.faults[0])
 
 
+@pytest.mark.parametrize("size", [-1, -512, -1024, 2**50, 2**70])
+def test_a_header_with_an_impossible_size_ends_the_reading(
+    size: int, tmp_path: Path, write_shard: WriteShard
+) -> None:
+    path = write_shard(tmp_path / "0.tar", 5)
+    data, header = bytearray(path.read_bytes()), members_of(path)[6].offset
+    data[header + 124 : header + 136] = (size % 256**12 | 1 << 95).to_bytes(
+        12
+    )  # base 256, as GNU tar writes it
+    data[header + 148 : header + 156] = b" " * 8
+    data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + 512])
+    path.write_bytes(data)
+    shards = Shards([path])
+    assert len(shards) == 3
+    assert "cut short, 3 samples are left" in str(shards.faults[0])
+
+
 def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteShard) -> None:
     empty, text, packed = tmp_path / "empty.tar", tmp_path / "text.tar", tmp_path / "packed.tar"
     empty.touch()

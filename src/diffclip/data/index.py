@@ -182,16 +182,18 @@ def _scan(file: IO[bytes], length: int, rows: Rows, faults: list[str]) -> None:
         while (member := tar.next()) is not None:
             # the archive would otherwise keep every header
             tar.members = []  # type: ignore[attr-defined]
-            whole = member.offset_data + member.size <= length
+            # a damaged size may be negative or huge, and then the reader stays where it is
+            forward = member.size >= 0 and tar.offset > member.offset
+            whole = forward and member.offset_data + member.size <= length
             if not whole:
                 break
             _add_member(member, rows)
     except tarfile.ReadError as error:
         whole = "end of data" not in str(error)
     # A damaged field of a header; the reader then stands at its byte.
-    except (tarfile.TarError, ValueError, OverflowError, IndexError):
+    except (tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError):
         pass
-    file.seek(tar.offset)
+    file.seek(min(tar.offset, length))
     end = file.read(_PADDING + 1)
     if not whole or len(end) < BLOCK:
         faults.append(f"is cut short, {len(rows)} samples are left")
@@ -228,7 +230,7 @@ def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header
             if found.pop("format") != _FORMAT or mark not in (None, found["stamp"]):
                 return None
             return Header(**found), np.load(handle, allow_pickle=False) if whole else NO_SAMPLES
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError):
         return None
 
 
