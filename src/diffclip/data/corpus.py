@@ -68,8 +68,8 @@ class Corpus:
 
     Samples are counted from the indexes beside the shards where there are any; nothing is written there before
     `keep_indexes`. Without a window the indexes of all shards are in memory, which forked data workers share; with one,
-    only how many samples each shard has, and the indexes of the shards that are being read. An object may be forked or
-    pickled to data workers; it is not for several threads at once.
+    only how many samples each shard has, and the indexes of the shards that are being read. An object may be forked or,
+    before it is read, pickled to data workers; it is not for several threads at once.
 
     Args:
         train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
