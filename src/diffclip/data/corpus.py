@@ -243,7 +243,7 @@ def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTI
         found = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
     except UnicodeDecodeError:
         raise InputError(f"{name} has a caption that is not UTF-8 text") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # of lists in lists without end
         raise InputError(f"{name} has a .json that is not valid JSON") from None
     except (KeyError, TypeError, IndexError):
         raise InputError(f"{name} has no key {caption_key!r} in its .json") from None
