@@ -7,6 +7,7 @@ from in_process import diffclip_command
 from odd_shards import write_odd_shards, write_shard_of
 
 from diffclip.cli.data_check import check
+from diffclip.errors import InputError
 
 
 def test_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
@@ -36,3 +37,8 @@ def test_nothing_to_train_on_is_exit_code_2(tmp_path: Path) -> None:
     ended = diffclip_command("data", "check", tmp_path, "--workers", 1)
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
     assert "none of 1 samples" in ended.stderr
+
+
+def test_a_shard_is_not_taken_for_the_output(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="would replace a shard"):
+        check([str(tmp_path / "1.tar")], output=tmp_path / "0.tar")  # --output *.tar

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -101,6 +102,12 @@ def test_failures_of_lists_are_one_line(web: str, tmp_path: Path, monkeypatch: p
         with pytest.raises(DiffCLIPError, match=words) as raised:
             download(["cc3m"], tmp_path / "root", url_list=own)
         assert "\n" not in str(raised.value)
+    (tmp_path / "web" / "page.tsv").write_text("<html>busy</html>\n")
+    page = web.replace("list.tsv", "page.tsv")
+    with pytest.raises(InputError, match="holds no line"):
+        download(["cc3m"], tmp_path / "later", url_list=page)
+    shutil.copy(tmp_path / "web" / "list.tsv", tmp_path / "web" / "page.tsv")
+    download(["cc3m"], tmp_path / "later", url_list=page)
     monkeypatch.setenv("FAKE_CODE", "7")
     with pytest.raises(DiffCLIPError, match="img2dataset failed with exit code 7"):
         download(["cc3m"], tmp_path / "sets", url_list=web)

@@ -88,6 +88,7 @@ def test_captions_of_a_sample() -> None:
         ({"json": b'{"caption": []}'}, "an empty caption"),
         ({"txt": b"\xff\xfe\xfa"}, "not UTF-8"),
         ({"json": b"{"}, "not valid JSON"),
+        ({"json": b"[" * 100_000}, "not valid JSON"),
         ({"json": b"[1]"}, "no key 'caption'"),
         ({"json": b'{"caption": ["a", 1]}'}, "no string or strings as 'caption'"),
     ],

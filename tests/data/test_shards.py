@@ -44,6 +44,15 @@ def test_brace_ranges_folders_files_and_patterns(tmp_path: Path) -> None:
     assert expand_shards(f"{tmp_path}/{{a,}}") == [*padded, *shards]
 
 
+def test_shards_of_one_name_have_an_order_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / name / "0.tar" for name in ("a", "b", "c")]
+    # the order of a folder's entries, which another disk has otherwise
+    monkeypatch.setattr("glob.glob", lambda pattern: [str(places[i]) for i in (1, 2, 0)])
+    assert expand_shards(f"{tmp_path}/*/0.tar") == places
+
+
 def test_errors_of_naming(tmp_path: Path) -> None:
     (tmp_path / "0.tar").touch()
     (tmp_path / "empty").mkdir()

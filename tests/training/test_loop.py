@@ -439,8 +439,24 @@ def test_two_processes_do_not_train_in_one_folder_and_what_a_killed_one_left_is_
         holder.kill()
         holder.wait()
     shutil.copy(finished / "recipe.yaml", run)
+    (run / ".0123abcd.tmp").touch()  # killed while it wrote its recipe
     assert runner.train(recipe, run).progress.step == 15
     assert without_times(run / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
+
+
+def test_a_run_that_another_process_made_meanwhile_is_left_as_it_is(
+    finished: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, build = tmp_path / "run", runner.build_model
+
+    def slowly(recipe: Recipe) -> CLIP:
+        shutil.copytree(finished, run, symlinks=True)
+        return build(recipe)
+
+    monkeypatch.setattr(runner, "build_model", slowly)
+    with pytest.raises(InputError, match="was trained by another process meanwhile: go on with --resume"):
+        runner.train(changed(recipe, lr=2e-3), run, resume=True)
+    assert (run / "recipe.yaml").read_bytes() == (finished / "recipe.yaml").read_bytes()
 
 
 @pytest.mark.slow

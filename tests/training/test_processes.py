@@ -127,6 +127,20 @@ def test_a_sharded_run_is_asked_to_stop_and_goes_on_in_one_process(
 
 
 @pytest.mark.slow
+def test_two_killed_processes_go_on_as_if_nothing_had_happened(
+    alone: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start(recipe, run)
+    wait_for(process, run, 7)
+    process.kill()  # the others die with it
+    process.communicate()
+    assert len(metrics(run)) < 15
+    finish(start(recipe, run, "--resume"))
+    assert_same_curve(alone, run)
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_one_process_goes_on_sharded(alone: Path, recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     half = changed(recipe, checkpoint_every=7)

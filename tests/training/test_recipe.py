@@ -135,6 +135,12 @@ def test_a_recipe_builds_on_others(fields: dict[str, Any], tmp_path: Path) -> No
     assert recipe == parse_recipe(expected, "test")
     third.write_text(yaml.safe_dump({"base": "more.yaml", "lr": 8e-4}))
     assert read_recipe(third, ["seed=3"]) == recipe.model_copy(update={"lr": 8e-4})
+    third.write_text("base: third.yaml")
+    with pytest.raises(InputError, match=r"third\.yaml is its own base"):
+        read_recipe(third)
+    third.write_text("base: 3")
+    with pytest.raises(InputError, match="unknown recipe '3'"):
+        read_recipe(third)
 
 
 @pytest.fixture(scope="module")

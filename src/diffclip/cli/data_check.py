@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffclip.cli.console import print_table
+from diffclip.errors import InputError
 from diffclip.files import check_writable, cores, printable, write_text
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def check(
     from diffclip.data.corpus import Corpus
 
     if output is not None:
+        if output.suffix == ".tar":  # which a pattern without quotes may name
+            raise InputError(f"--output {output} would replace a shard: name a .json file")
         check_writable(output)
     corpus = Corpus(shards, caption_key)
     total = min(sample or corpus.samples, corpus.samples)

@@ -68,8 +68,8 @@ class Corpus:
 
     Samples are counted from the indexes beside the shards where there are any; nothing is written there before
     `keep_indexes`. Without a window the indexes of all shards are in memory, which forked data workers share; with one,
-    only how many samples each shard has, and the indexes of the shards that are being read. An object may be forked or
-    pickled to data workers; it is not for several threads at once.
+    only how many samples each shard has, and the indexes of the shards that are being read. An object may be forked or,
+    before it is read, pickled to data workers; it is not for several threads at once.
 
     Args:
         train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
@@ -243,7 +243,7 @@ def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTI
         found = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
     except UnicodeDecodeError:
         raise InputError(f"{name} has a caption that is not UTF-8 text") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # of lists in lists without end
         raise InputError(f"{name} has a .json that is not valid JSON") from None
     except (KeyError, TypeError, IndexError):
         raise InputError(f"{name} has no key {caption_key!r} in its .json") from None

@@ -151,7 +151,12 @@ def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tupl
         return found, entry.columns
     if found.suffix not in (".tsv", ".txt"):
         raise InputError(f"the list {found} is neither .tsv nor .parquet: convert it to one of these")
-    _clean(found, cleaned, entry)
+    try:
+        _clean(found, cleaned, entry)
+    except InputError:
+        if _WEB.match(source):  # perhaps a page of an error, and the list is there the next time
+            found.unlink()
+        raise
     write_text(begun, source)
     return cleaned, ("url", "caption")
 

@@ -100,12 +100,14 @@ class Tar(NamedTuple):
             InputError, OSError: the file ends before a member does, or cannot be read.
         """
         found, places = {}, self.table[row]
-        descriptor = (self.file or _open_file(self.path, self.header.stamp)).fileno()
+        file = self.file or _open_file(
+            self.path, self.header.stamp
+        )  # named, so that no thread's turn closes it
         for extension in extensions:
             block, size = places[extension].tolist() if extension in places.dtype.names else (0, 0)
             if size:
                 # without the file's position, which forked processes share
-                found[extension] = os.pread(descriptor, size, block * BLOCK)
+                found[extension] = os.pread(file.fileno(), size, block * BLOCK)
                 if len(found[extension]) < size:
                     raise InputError(f"{self.path} became shorter while it was read: start again")
         return found

@@ -125,7 +125,7 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
                 "check the range and the folder"
             )
         for paths in found.values():
-            for path in sorted(map(Path, paths), key=natural):
+            for path in sorted(map(Path, sorted(paths)), key=natural):
                 shards += tar_files(path) if path.is_dir() else [path]
     if not shards:
         raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")

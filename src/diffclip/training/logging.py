@@ -93,7 +93,7 @@ class RunLogger:
                     if name == "Weights & Biases":
                         logger.experiment.finish(exit_code=int(error is not None))
                 end_start(self._run, _line_of(error) if error else FINISHED, self._step)
-        except InputError:
+        except (OSError, InputError):
             if error is None:  # a full disk refuses once more what it has refused before
                 raise
 

@@ -89,8 +89,11 @@ def recipe_fields(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
     """
     fields = _read_fields(path)
     if (base := fields.pop("base", None)) is not None:
-        beside = path.parent / str(base)
-        fields = _lay_over(recipe_fields(beside if beside.is_file() else find_recipe(base)), fields)
+        under = path.parent / str(base)
+        under = under if under.is_file() else find_recipe(str(base))
+        if under.samefile(path):
+            raise InputError(f"{path} is its own base: rename it, or give another base")
+        fields = _lay_over(recipe_fields(under), fields)
     for change in changes:
         _apply(fields, change)
     return fields

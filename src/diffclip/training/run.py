@@ -224,6 +224,8 @@ def _prepare(
             with disk_errors(run):
                 run.mkdir(parents=True, exist_ok=True)
             held.enter_context(lock_folder(run))
+            if is_started(run):
+                raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
         write_text(run / RECIPE_FILE, to_yaml(recipe))
 
     first_does(fabric, claim)

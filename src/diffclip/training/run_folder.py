@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +41,7 @@ _OF_A_RUN = {
     *(RECIPE_FILE, METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER, ABOUT_FILE, LOCK_FILE),
     *("checkpoints", "report.html", "wandb"),
 }
-_PACKAGES = {"torchvision", "timm", "open_clip_torch", "lightning", "numpy", "triton"}
+_PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "triton")
 _ENVIRONMENT = re.compile(
     r"(OMP|MKL|CUDA|CUBLAS|NCCL|GLOO|TORCH|PYTORCH|TORCHINDUCTOR|TRITON)_\w+|SLURM_(?!JWT)\w+|NVIDIA_TF32_OVERRIDE"
 )
@@ -60,6 +60,7 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     """
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} if run.exists() else set()
+    found = {name for name in found if not name.endswith(".tmp")}  # of a run that was killed while it wrote
     if is_started(run):
         if not resume:
             raise InputError(
@@ -114,7 +115,10 @@ def describe_start(
 ) -> dict[str, Any]:
     """The facts of a start that goes on after `step` of `steps`, as `about.json` keeps them; credentials are hidden."""
     gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    packages = {found.name: found.version for found in distributions() if found.name in _PACKAGES}
+    packages = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     facts = {
         "time": time.time(),
         "step": step,
@@ -177,7 +181,7 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
     try:
         starts: list[dict[str, Any]] = json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))["starts"]
         return starts
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
