@@ -254,7 +254,7 @@ def _curves(panel: Axes, values: pd.DataFrame, along: str, models: Sequence[str]
     for model in models:
         own = values[values["model"] == model].groupby(along)["value"]
         means = own.mean()
-        low, high = zip(*(mean_interval(seeds.to_numpy(), bounds=None) for _, seeds in own), strict=True)
+        low, high = np.transpose([mean_interval(seeds.to_numpy(), bounds=None) for _, seeds in own])
         errors = 100 * np.maximum(0.0, [means - low, high - means])
         look = {"fmt": "o-", "markersize": 4, "color": colors[model], "label": model}
         panel.errorbar(means.index, 100 * means, errors, **look)
