@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from in_process import diffclip_command
 from tiny_study import ABLATIONS, STUDY
 
+from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import load_records
 from diffclip.study.recipe import read_study
 from diffclip.study.results import StudyFolder
@@ -269,6 +271,13 @@ def test_all_arms_take_turns_and_leave_a_file(study_file: Callable[..., Path], t
         assert 0 < arm["low"] <= arm["ratio"] <= arm["high"]
     assert [found["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
     assert read_timing(tmp_path) == found["arms"]
+
+
+def test_an_arm_that_cannot_be_timed_is_told(study_file, monkeypatch, tmp_path: Path) -> None:
+    fails = Mock(side_effect=torch.OutOfMemoryError)
+    monkeypatch.setattr("diffclip.study.timing.make_criterion", lambda *_: fails)
+    with pytest.raises(DiffCLIPError, match=r"a step of CLIP cannot be timed \(out of memory\)"):
+        time_arms(read_study(study_file()), tmp_path, "cpu", threads=1, seconds=0.0)
 
 
 def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:

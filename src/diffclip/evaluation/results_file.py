@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffclip.errors import InputError
 from diffclip.evaluation.averages import DERIVED, with_averages
 from diffclip.evaluation.records import MEASURE, Record, read_records, write_records
 from diffclip.evaluation.scores import Score
@@ -56,10 +57,12 @@ class ResultsFile:
         path: the file; None keeps results in memory alone.
 
     Raises:
-        InputError: the file holds something else than records.
+        InputError: the file holds something else than records, or is a pipe or a device.
     """
 
     def __init__(self, path: Path | None) -> None:
+        if path is not None and path.exists() and not path.is_file():
+            raise InputError(f"{path} is no file, and results need others beside it: give a file's name")
         self.path = path
         self._records: list[Record] = []
         self.outcomes: dict[str, Outcomes] = {}
