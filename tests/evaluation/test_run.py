@@ -1,9 +1,14 @@
 """Suites on real files: what is finished is found again, a failure ends one task, and nothing in the file is lost."""
 
 import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
 
 import pytest
 from class_sets import write_class_set
+from made_sets import tar_of
 from masked_sets import animals, write_masked
 from subjects import run, subject
 
@@ -50,6 +55,34 @@ def test_nothing_is_learned_from_the_rest_of_a_split(tmp_path):
     assert "a stratified fifth of train" in probe.records[0].protocol
     for one in run(CLIP, *(Entry(task, folder, ("train[:24]",)) for task in ("linear-probe", "few-shot"))):
         assert "learns from the split train" in one.failure
+
+
+def test_sets_of_the_same_images_have_their_own_labels(tmp_path):
+    first = write_class_set(tmp_path / "first", {"train": LABELS, "test": LABELS}, 6)
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    for split in ("train", "test"):
+        shard = second / split / "0.tar"
+        with tarfile.open(shard) as tar:
+            members = {one.name: tar.extractfile(one).read() for one in tar}
+        labels = {name: str(i // 16).encode() for i, name in enumerate(members) if name.endswith("cls")}
+        tar_of(shard, (members | labels).items())
+        for folder in (first, second):
+            os.utime(folder / split / "0.tar", (0, 0))
+    _, both = run(CLIP, *(Entry("few-shot", str(folder)) for folder in (first, second)))
+    (alone,) = run(CLIP, Entry("few-shot", str(second)))
+    assert both.records[0].value == alone.records[0].value
+
+
+def test_killed_between_two_writes_no_stamp_stands_for_other_records(monkeypatch, tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    path, facts = tmp_path / "results.jsonl", {"model": "CLIP", "weights": "w", "seed": 0}
+    ResultsFile(path).add(SCORES, "at 32 px", **facts)
+    monkeypatch.setattr("diffclip.evaluation.results_file.write_records", stop)
+    with pytest.raises(KeyboardInterrupt):
+        ResultsFile(path).add(SCORES, "at 64 px", **facts)
+    assert not ResultsFile(path).find("at 32 px")
 
 
 def test_what_learns_refuses_corrupted_images(classes):

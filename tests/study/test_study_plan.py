@@ -252,6 +252,7 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
             {"ablations": {**ABLATIONS, "arms": {"bare": {"change": BARE, "against": "CLUP"}}}},
             "arm bare is against 'CLUP', which is no arm",
         ),
+        (_arms(**{"../x": {"change": {"model": "CLIP"}}}), "names the folder of its runs"),
         ({"primary": {"arm": "DiffCLOP"}}, "primary.arm is 'DiffCLOP', which is no arm"),
         ({"contrasts": [["DiffCLIP", "CLUP"]]}, r"contrasts\[0\] has 'CLUP'"),
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),

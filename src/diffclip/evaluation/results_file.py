@@ -102,6 +102,8 @@ class ResultsFile:
             else others_wait(self.path.with_name(f".{self.path.name}.lock"))
         ):
             self._read()
+            if self._stamps.pop(key, stamp) != stamp:
+                self._write_stamps()  # the earlier one must not stand beside the new records if this is killed
             self._records = [record for record in self._records if _key(record, *_TASK) != key] + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:
@@ -124,7 +126,11 @@ class ResultsFile:
             np.savez_compressed(handle, **arrays)
         write_records(path, self.records)
         # last, so that a stamp never stands for records that are not there
-        write_text(_beside(path, ".stamps.json"), json.dumps(self._stamps))
+        self._write_stamps()
+
+    def _write_stamps(self) -> None:
+        if self.path is not None:
+            write_text(_beside(self.path, ".stamps.json"), json.dumps(self._stamps))
 
 
 def _beside(records: Path, suffix: str) -> Path:

@@ -71,6 +71,9 @@ class Grid(Keys):
         if self.suite not in SUITES:
             raise ValueError(f"there is no suite {self.suite!r}: choose from {', '.join(SUITES)}")
         _each_once(self.seeds)
+        for name in self.arms:
+            if "/" in name:
+                raise ValueError(f"arm {name!r} names the folder of its runs: leave out /")
         return self
 
 
