@@ -46,6 +46,8 @@ def test_records_name_the_folder_of_the_training_set(train, run_folder):
 
 
 def test_a_recipe_without_a_seed(run_folder):
+    (run_folder / "recipe.yaml").write_text("data: [1, 2]")
+    assert load_for_use(str(run_folder)).data is None
     (run_folder / "recipe.yaml").unlink()
     assert load_for_use(str(run_folder)).seed is None
 

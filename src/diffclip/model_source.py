@@ -134,13 +134,14 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
 
     run = checkpoint.parent.parent
     facts: dict[str, Any] = {"recipe": (recipe := recipe_of(run)), "steps": None}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError, TypeError):
         facts["steps"] = json.loads((checkpoint / "training.json").read_text(encoding="utf-8"))["step"]
     if recipe is None:
         return facts
-    train = recipe.get("data", {}).get("train")
+    data = recipe.get("data")
+    train = data.get("train") if isinstance(data, dict) else None
     while isinstance(train, list | dict):  # of several sources the first
-        train = train["shards"] if isinstance(train, dict) else train[0]
+        train = train.get("shards") if isinstance(train, dict) else next(iter(train), None)
     text = str(train or "")
     shards = Path(shown(text).partition("?")[0].replace("…@", "") if is_remote(text) else text)
     folders = [

@@ -43,7 +43,7 @@ def from_published(state: State) -> dict[str, Tensor]:
         if match := _SPLIT.match(name):
             prefix, kind = match.groups()
             parts = [state.get(f"{prefix}{part}_proj.{kind}") for part in "qkv"]
-            whole = [part for part in parts if part is not None]
+            whole = [part for part in parts if part is not None and part.ndim]
             if len(whole) < 3 or len({part.shape[1:] for part in whole}) > 1:
                 ours[name] = tensor
             elif f"{prefix}qkv.{kind}" not in ours:

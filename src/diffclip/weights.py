@@ -100,6 +100,8 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
     for name, value in contents.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(f"{file} holds no state_dict: {str(name)[:60]!r} is not a named tensor")
+        if value.layout != torch.strided or value.is_complex():
+            raise InputError(f"{file} holds {name} as a sparse or complex tensor: give dense, real weights")
     return contents
 
 
@@ -111,9 +113,10 @@ def _config_of(file: Path, inside: object) -> CLIPConfig | None:
     if not isinstance(inside, Mapping):
         return None
     # open_clip's trainer keeps it in the metadata of the state dict
-    notes: Mapping[str, Any] = getattr(inside.get("state_dict", inside), "_metadata", {})
-    noted = next((note[CONFIG_KEY] for note in notes.values() if CONFIG_KEY in note), None)
-    text = inside.get(CONFIG_KEY, noted)
+    notes = getattr(inside.get("state_dict", inside), "_metadata", None)
+    places = [inside, *(notes.values() if isinstance(notes, Mapping) else ())]
+    texts = (place.get(CONFIG_KEY) for place in places if isinstance(place, Mapping))
+    text = next((text for text in texts if isinstance(text, str)), None)
     return None if text is None else _parse(text, file)
 
 
@@ -231,10 +234,11 @@ def save_published(model: CLIP, file: str | Path) -> None:
     Raises:
         InputError: no space left on the device, or no permission.
     """
-    state = to_published(model.state_dict(), model.config)
+    plain: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
+    state = to_published(plain.state_dict(), plain.config)
     contents = {
         "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},
-        CONFIG_KEY: model.config.model_dump_json(),
+        CONFIG_KEY: plain.config.model_dump_json(),
     }
     # torch keeps a file that it opened itself open when writing fails; ours is closed
     with write_atomically(file) as temporary, temporary.open("wb", buffering=0) as handle:

@@ -145,6 +145,13 @@ def test_run_folders_and_published_files(tmp_path, pictures) -> None:
     assert_same(open_clip.create_model("ViT-tiny-fixed", str(published)), core, pictures)
 
 
+def test_weights_of_a_name_keep_their_activation(tmp_path, pictures) -> None:
+    """Models that were converted from OpenAI's have QuickGELU, and the same name."""
+    core = diffclip.CLIP(tiny_config(vision={"activation": "quick_gelu"}), seed=2).eval()
+    diffclip.save_weights(core, tmp_path)
+    assert_same(open_clip.create_model("ViT-tiny-fixed", str(tmp_path)), core, pictures)
+
+
 def test_another_picture_size(folder, pictures) -> None:
     core = diffclip.load(folder, image_size=48)[0]
     larger = F.interpolate(pictures, (48, 48))
@@ -213,7 +220,7 @@ def test_locks() -> None:
 def test_what_cannot_be(folder) -> None:
     wrong_image = {"force_preprocess_cfg": {"interpolation": "lanczos"}}
     for name, options, told in (
-        ("-fixed", {"pretrained": str(folder)}, "lambda_init dynamic for 0.8; they fit DiffCLIP-dynamic"),
+        ("-fixed", {"pretrained": str(folder)}, "holds DiffCLIP-dynamic-.*, not DiffCLIP-v"),
         ("", {"pretrained": "openai"}, "openai does not exist: give a run folder"),
         ("", {"jit": True, "bias": 3}, "bias, jit cannot be given for ViT-tiny"),
         ("", {"force_patch_dropout": 7.0}, "patch_dropout: Input should be less than 1$"),

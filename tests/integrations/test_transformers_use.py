@@ -124,9 +124,10 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
         clear.putalpha(Image.linear_gradient("L").resize(clear.size))
         near(theirs(clear, return_tensors="pt").pixel_values[0], ours(clear))
     assert preprocess_of(theirs, 32, "theirs") == config.preprocess
-    theirs.do_normalize = False
-    with pytest.raises(InputError, match="no counterpart here"):
-        preprocess_of(theirs, 32, "theirs")
+    for change in ({"do_normalize": False}, {"size": {"shortest_edge": 32, "longest_edge": 40}}):
+        other = type(theirs)(**theirs.to_dict() | change)
+        with pytest.raises(InputError, match="no counterpart here"):
+            preprocess_of(other, 32, "theirs")
 
 
 def test_the_loaded_processor_is_ours_with_pillow_and_near_without(folder: Path, model: CLIP) -> None:

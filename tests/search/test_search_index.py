@@ -185,6 +185,9 @@ def test_a_folder_that_has_lost_all_its_images_leaves_the_index(index, folder, t
     folder.mkdir()
     with pytest.raises(InputError, match=r"folder .*my images has no image"):
         index.update()
+    (folder / "a.png").symlink_to(tmp_path / "gone" / "a.png")
+    with pytest.raises(InputError, match=r"none of 1 images in .* links to what is gone"):
+        index.update()
     shutil.rmtree(folder)
     (tmp_path / "unmounted").rename(folder)
     assert index.update() == Update(0, 0, 0, [], 12)

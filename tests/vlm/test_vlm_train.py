@@ -177,11 +177,12 @@ def test_a_stopped_run_ends_as_one_that_was_not(
     for folder in kept:
         folder.mkdir()
     (kept[0] / "trainer_state.json").write_text("{}")
-    # checkpoints that were cut off are passed over
+    # checkpoints that were cut off are passed over and removed
     for name in ("checkpoint-98", "checkpoint-99"):
         (stopped / name).mkdir()
     (stopped / "checkpoint-98" / "trainer_state.json").write_text("")
     assert train_stage(recipe, 1, stopped, resume=True) == 24
+    assert not list(stopped.glob("checkpoint-9*"))
     assert all(folder.is_dir() for folder in kept)
     assert [record["step"] for record in metrics(stopped)] == list(range(1, 25))
     assert not changed(weights(whole), weights(stopped))

@@ -109,10 +109,12 @@ def _probabilities(
     from diffclip.evaluation.embed import build_classifier, embed_images, evaluating
 
     classifier = build_classifier(loaded.model, loaded.tokenizer, names, [template], _BATCH)
+    # one at a time: a batch of photos as they are would be gigabytes
+    prepared = ((file, loaded.preprocess(image)) for file, image in images)
     found: list[tuple[Path, list[float]]] = []
     with evaluating(loaded.model):
-        while batch := list(islice(images, _BATCH)):
-            pixels = torch.stack([loaded.preprocess(image) for _, image in batch])
+        while batch := list(islice(prepared, _BATCH)):
+            pixels = torch.stack([image for _, image in batch])
             logits = loaded.model.logit_scale.exp() * embed_images(loaded.model, pixels) @ classifier
             if not logits.isfinite().all():
                 raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")

@@ -240,6 +240,10 @@ def _look_up(folder: Path) -> dict[str, ImageFile]:
             now[name] = ImageFile(name, status.st_size, status.st_mtime_ns)
         except OSError:
             now[name] = ImageFile(name, 0, -1)  # `read_image` has words for it
+    if all(file.mtime == -1 for file in now.values()):  # a disk that is away must not cost the index
+        raise InputError(
+            f"none of {len(now)} images in {folder} can be read: are they links to what is gone?"
+        )
     return now
 
 

@@ -94,8 +94,13 @@ def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)
-    file = run / _SAMPLES_FILE
-    if not checkpoints(run):
+    file, whole = run / _SAMPLES_FILE, checkpoints(run)
+    for folder in run.glob(
+        "checkpoint-*"
+    ):  # cut off while it was written, perhaps at a step that does not come again
+        if folder.name.partition("-")[2].isdecimal() and folder not in whole:
+            shutil.rmtree(folder)
+    if not whole:
         write_text(run / RECIPE_FILE, to_yaml(recipe))
         write_text(file, samples)
     elif file.is_file() and file.read_text() != samples:

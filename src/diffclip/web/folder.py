@@ -87,6 +87,8 @@ class SearchedFolder:
             self._lines[name] = "looking for images"
             try:
                 update = index.update(progress, batch_size=16)
+            except StoppedError:
+                return
             # the page goes on without the rest of this index
             except Exception as error:
                 self._lines[name] = f"not updated: {error}"

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from diffclip.config import MODEL_NAMES, CLIPConfig, name_of, named_config, parse_config, resized
+from diffclip.config import MODEL_NAMES, CLIPConfig, name_of, named_config, parse_config, resized, variant_of
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip.model import OpenCLIPModel
 from diffclip.loading import locate
@@ -121,7 +121,8 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
     config = named
     if weights is not None and weights.config is not None:
         config = weights.config
-        check_same(named, config, source)
+        if variant_of(named) == "custom":  # a name that does not tell which
+            check_same(named, config, source)
         if name_of(config) != name_of(named):
             raise InputError(
                 f"{source} holds {name_of(config)}, not {name_of(named)}: name {name_of(config)}"

@@ -111,7 +111,9 @@ def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessCon
     squash = size == square and crop in (None, square)
     steps = processor.do_resize and processor.do_rescale and processor.do_normalize
     usual = steps and processor.resample in _INTERPOLATIONS and abs(processor.rescale_factor * 255 - 1) < 1e-6
-    if not usual or not (squash or (edge >= image_size and crop == square)):
+    if not usual or not (
+        squash or (size == {"shortest_edge": edge} and edge >= image_size and crop == square)
+    ):
         raise InputError(
             f"{source}: its image processor (size {size}, crop {crop}, resample {processor.resample}) has no "
             "counterpart here: give one that scales to a square, or scales the shorter edge and crops the center"
