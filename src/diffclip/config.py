@@ -282,7 +282,7 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
         InputError: no model has this name (the nearest one is offered), or the image size does not fit its patch.
     """
     if name not in MODEL_NAMES:
-        raise unknown("model", name, MODEL_NAMES)
+        raise unknown("model", name, MODEL_NAMES, "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
     size = next(size for size in _SIZES if name.endswith(f"-{size}"))
     patch, vision, text, embed_dim = _SIZES[size]
     towers = [dict(zip(("width", "layers", "heads"), sizes, strict=True)) for sizes in (vision, text)]

@@ -80,11 +80,12 @@ def explained(what: str, way_out: str) -> Iterator[None]:
         raise InputError(f"{what} ({lines[0].strip()[:150].rstrip('.:')}): {way_out}") from error
 
 
-def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:
-    """The error for a name that is not among `options`; it offers the nearest one, or lists them all."""
+def unknown(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:
+    """The error for a name that is not among `options`; it offers the nearest one, else `otherwise` or all of them."""
     lowered = {option.lower(): option for option in sorted(options)}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)
-    hint = f"did you mean {lowered[close[0]]!r}?" if close else f"choose from: {', '.join(lowered.values())}"
+    otherwise = otherwise or f"choose from: {', '.join(lowered.values())}"
+    hint = f"did you mean {lowered[close[0]]!r}?" if close else otherwise
     return InputError(f"unknown {kind} {str(name)!r}: {hint}")
 
 

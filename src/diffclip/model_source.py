@@ -111,7 +111,9 @@ def find_model(source: str) -> str | None:
     if not os.path.exists(source):
         if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
             raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
-        raise unknown("model", source, MODEL_NAMES)
+        raise unknown(
+            "model", source, MODEL_NAMES, "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
+        )
     from diffclip.weights import checkpoint_of  # with torch, which what is wrong need not wait for
 
     return str(checkpoint_of(source))
