@@ -37,7 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported stays: statsmodels collects garbage in each Holm correction, a quarter of a second of ours."""
-    gc.collect()
     gc.freeze()
 
 
