@@ -37,7 +37,9 @@ for *problem, capability, limit in json.loads(sys.argv[1]):
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 SHORT, TEXT, LONG = (197, 64, 128, 2, False), (77, 64, 128, 2, True), (4097, 64, 128, 2, False)
 PROBLEMS = [
-    *((*problem, capability) for problem in (SHORT, LONG) for capability in SHARED),
+    # with as much memory, 8.6 and 12.0 have the same plan of each
+    *((*SHORT, capability) for capability in (80, 86, 90)),
+    *((*LONG, capability) for capability in (80, 90, 120)),
     (*TEXT, 90),
     (197, 80, 160, 2, False, 90),
     (50, 32, 32, 2, False, 90),

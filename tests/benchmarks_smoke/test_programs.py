@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,9 @@ def test_attention_with_its_curve_plot_and_table(run, monkeypatch, tmp_path) -> 
 
 
 @pytest.mark.usefixtures("uninterpreted")
-def test_training_and_inference_with_every_model(run, tmp_path) -> None:
+def test_training_and_inference_with_every_model(run, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(training, "_MOST", 3)
+    monkeypatch.setattr(training, "_DIFFERENT", 4)
     assert run(training.main, "--batch", "2", "--rounds", "1", "--seconds", "60") == 0
     result = json.loads((tmp_path / "training_cpu_bf16.json").read_text())
     *made_up, from_shards = result["sections"]
@@ -93,6 +96,9 @@ def test_training_and_inference_with_every_model(run, tmp_path) -> None:
 
 
 def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
+    # each of four processes would import torch and OpenCLIP anew
+    monkeypatch.setattr(loader, "get_context", lambda kind: get_context("fork"))
+    monkeypatch.setattr(loader, "_SETTLE", 0.1)
     options = ["--samples", "32", "--batch", "4", "--seconds", "0.2", "--turn", "0.1", "--workers", "1"]
     monkeypatch.setattr(sys, "argv", ["program", *options, "--output", str(tmp_path)])
     loader.main()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from in_process import diffclip_command
 from typer.testing import CliRunner
 
 from diffclip.cli.main import app
@@ -36,12 +35,11 @@ def test_what_their_parser_refuses_has_its_exit_code_and_our_errors_come_through
     assert "runs/gone does not exist" in str(result.exception)
 
 
-def test_a_real_process(model_folder, tmp_path) -> None:
+def test_a_saved_model_on_scenes(model_folder, tmp_path) -> None:
     write_scenes(tmp_path / "scenes", size=16, train=8, val=8, test=24, seed=0)
     options = ["--pretrained", str(model_folder), "--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
     options += ["--dataset_root", "scenes/captions", "--recall_k", "1", "5"]
-    command = [sys.executable, "-m", "diffclip.cli", "benchmark", "eval", *options]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    result = diffclip_command("benchmark", "eval", *options, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (file,) = tmp_path.glob("scenes_*.json")
     found = json.loads(file.read_text())

@@ -110,18 +110,6 @@ def test_arguments_and_names_are_checked_before_torch_is_imported(tmp_path):
     assert "gone.pt does not exist" in done.stderr
 
 
-def test_classify_does_not_import_what_it_does_not_need(model_folder, pictures):
-    code = (
-        "import sys; from diffclip.cli.main import main\n"
-        "try: main()\n"
-        "finally: print({'open_clip', 'transformers', 'lightning', 'matplotlib', 'pandas'} & set(sys.modules))"
-    )
-    words = ["classify", str(pictures / "red.png"), "--labels", "a,b", "--model", str(model_folder)]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "set()"
-
-
 def test_weights_without_a_number(save_model, pictures, tmp_path):
     from safetensors.torch import load_file, save_file
 

@@ -2,12 +2,12 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
+import forked
 import pytest
 from class_sets import write_class_set
+from in_process import diffclip_command
 from masked_sets import animals, write_masked
 from typer.testing import CliRunner
 
@@ -64,14 +64,13 @@ def test_a_suite_of_two_models_over_draws(model_folder, save_model, root, tmp_pa
 def test_a_killed_suite_goes_on_and_measures_nothing_twice(model_folder, root, tmp_path):
     output = tmp_path / "quick.jsonl"
     arguments = [model_folder, "--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
-    command = [sys.executable, "-m", "diffclip.cli", "evaluate", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = forked.begin(tmp_path / "log", diffclip_command, "evaluate", *arguments)
     stamps = tmp_path / "quick.stamps.json"
-    while process.poll() is None and not (stamps.is_file() and len(json.loads(stamps.read_text())) > 2):
+    while process.exitcode is None and not (stamps.is_file() and len(json.loads(stamps.read_text())) > 2):
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.returncode == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     _, errors, failure = call(*arguments)
     assert not failure
     assert errors.count("kept from before") >= 3

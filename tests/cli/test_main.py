@@ -15,6 +15,7 @@ import pytest
 import typer
 import yaml
 from in_process import diffclip_command
+from PIL import Image
 from tiny_recipe import tiny_recipe
 
 from diffclip.cli.main import app
@@ -30,11 +31,6 @@ def names_of(group: Any, prefix: str = "") -> list[str]:
 
 
 COMMANDS = names_of(typer.main.get_command(app))
-
-
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "diffclip.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
 
 
 def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -59,14 +55,6 @@ def test_help_imports_neither_torch_nor_any_optional_group() -> None:
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert result.stdout.splitlines()[-1] == "[] PASSIVE", result.stderr
-
-
-def test_the_training_loop_is_a_small_part_of_the_package() -> None:
-    code = (
-        "import sys, diffclip.training.loop\nprint(sum(name.startswith('diffclip.') for name in sys.modules))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert int(result.stdout) <= 40, result.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -171,8 +159,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(workplace: Path) -> Path:
-    """A run made by the real command."""
-    result = run("train", "tiny.yaml", "seed=3", "--run", "runs/a", cwd=workplace)
+    result = diffclip_command("train", "tiny.yaml", "seed=3", "--run", "runs/a", cwd=workplace)
     assert result.returncode == 0, result.stderr
     assert "3 steps, 24 samples" in result.stdout
     assert (workplace / "runs" / "a" / "report.html").exists()
@@ -206,8 +193,6 @@ def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, 
     first, second = (load_file(folder / "model.safetensors") for folder in folders)
     assert first.keys() == second.keys()
     assert all((first[name] == second[name]).all() for name in first)
-    from PIL import Image
-
     Image.new("RGB", (32, 32), "red").save(workplace / "a.png")
     words = ("a.png", "--labels", "star, heart", "--model", "hub", "--json")
     result = diffclip_command("classify", *words, cwd=workplace)
@@ -234,10 +219,32 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert sorted(workplace.rglob("*")) == before
 
 
-def test_bad_input_in_a_real_process(trained: Path, workplace: Path) -> None:
+@pytest.mark.usefixtures("trained")
+def test_a_process_imports_what_it_needs_and_refuses_in_a_line(workplace: Path) -> None:
+    """The training loop is a small part of the package, and neither it nor `classify` needs large ones of others."""
+    code = (
+        "import sys, diffclip.training.loop\n"
+        "print(sum(name.startswith('diffclip.') for name in sys.modules))\n"
+        "from diffclip.cli.main import main\n"
+        "try: main()\nexcept SystemExit as stop: assert not stop.code\n"
+        "large = {'open_clip', 'transformers', 'lightning', 'matplotlib', 'pandas'}\n"
+        "print(large & set(sys.modules))\n"
+        "sys.argv[2] = 'empty.png'\n"
+        "main()"
+    )
+    Image.new("RGB", (32, 32), "red").save(workplace / "red.png")
     (workplace / "empty.png").touch()
-    words = ("empty.png", "--labels", "a, b", "--model", "runs/a")
-    refused(run("classify", *words, cwd=workplace), "empty.png", "empty")
+    words = ("classify", "red.png", "--labels", "a, b", "--model", "runs/a", "--json")
+    command = [sys.executable, "-c", code, *words]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=workplace, timeout=300)
+    refused(result, "empty.png", "empty")
+    count, found, left = result.stdout.splitlines()
+    assert int(count) <= 40
+    assert json.loads(found)["label"] in ("a", "b")
+    assert left == "set()"
+
+
+def test_a_run_in_the_way_and_weights_that_would_run_code(trained: Path, workplace: Path) -> None:
     refused(diffclip_command("train", "tiny.yaml", "--run", "runs/a", cwd=workplace), "--resume")
     (workplace / "evil.pt").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     words = ("evaluate", "evil.pt", "--data", "scenes/captions")

@@ -40,8 +40,9 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.fixture
-def diffclip_study(data: Path, tmp_path: Path) -> Callable[..., Any]:
+def diffclip_study(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`diffclip study FILE …` on that data, with runs and results below `tmp_path`."""
+    monkeypatch.setattr("diffclip.study.grid._TIMING", {"cpu": 0.0})  # three rounds
 
     def call(file: Path | str, *more: object) -> Any:
         folders = ("--data", data, "--runs", tmp_path / "runs", "--output", tmp_path / "out")

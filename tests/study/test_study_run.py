@@ -10,15 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import forked
 import pytest
 import torch
 from in_process import diffclip_command
 from tiny_study import ABLATIONS, STUDY
 
+from diffclip.cli.main import main
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import load_records
 from diffclip.study.recipe import read_study
@@ -151,27 +154,33 @@ def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(study_file, d
     assert "DiffCLIP-s0" not in ended.stderr
 
 
-@pytest.mark.slow(minutes=2)
+def _command_of_its_own(words: list[str]) -> None:
+    """`diffclip WORDS` in a session of its own."""
+    os.setsid()
+    sys.argv = ["diffclip", *words]
+    main()
+
+
+@pytest.mark.slow(minutes=1)
 def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
-    study_file: Callable[..., Path], data: Path, tmp_path: Path
+    study_file: Callable[..., Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = study_file(change={"epochs": 4, "checkpoint_every": 1}, sweep=ONE_RATE)
     log, out, runs = tmp_path / "cut.log", tmp_path / "cut" / "out", tmp_path / "cut" / "runs"
+    monkeypatch.setattr("diffclip.study.grid._TIMING", {"cpu": 0.0})
 
     def words(name: str) -> list[str]:
         folders = {"--data": data, "--runs": tmp_path / name / "runs", "--output": tmp_path / name / "out"}
         given = (str(word) for pair in folders.items() for word in pair)
         return ["study", str(file), "--workers", "2", *given]
 
-    def start() -> subprocess.Popen[bytes]:
-        with log.open("ab") as handle:
-            command = [sys.executable, "-m", "diffclip.cli", *words("cut")]
-            return subprocess.Popen(command, stdout=handle, stderr=handle, start_new_session=True)
+    def start() -> ForkServerProcess:
+        return forked.begin(log, _command_of_its_own, words("cut"))
 
-    def wait_for(seen: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    def wait_for(seen: Callable[[], bool], process: ForkServerProcess) -> None:
         deadline = time.monotonic() + 400
         while not seen():
-            assert process.poll() is None, log.read_text()[-3000:]
+            assert process.exitcode is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]
             time.sleep(0.01)
 
@@ -181,19 +190,21 @@ def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
     process = start()
     wait_for(lambda: any((path / "checkpoints" / "last").exists() for path in runs.glob("*/*")), process)
     process.kill()  # its processes end with it
-    process.wait()
+    process.join()
     assert finished() == 0
 
     process = start()
     wait_for(lambda: finished() >= 1, process)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C, which reaches all processes
-    assert process.wait(200) == 130, log.read_text()[-3000:]
+    process.join(200)
+    assert process.exitcode == 130, log.read_text()[-3000:]
     assert "of 6 runs done, the same command goes on" in log.read_text()
 
     process, before = start(), finished()
     wait_for(lambda: finished() > before, process)
     os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and SLURM do
-    assert process.wait(200) == 75, log.read_text()[-3000:]
+    process.join(200)
+    assert process.exitcode == 75, log.read_text()[-3000:]
 
     for name in ("cut", "whole"):
         last = diffclip_command(*words(name))
@@ -234,8 +245,10 @@ def command(words):
 import signal
 from pathlib import Path
 import long
+from diffclip.study import worker
 from diffclip.study.worker import Job, Worker
 
+worker._PRELOADED = ()  # this run needs nothing
 signal.signal(signal.SIGTERM, lambda *_: None)  # the study waits for its runs
 print(Worker(Job(long.command, Path("run"), ["train"], [], "cpu", 1, 1)).join())
 """

@@ -1,11 +1,7 @@
-"""A program that two processes run: steps of each case and validations, by DDP and by FSDP, into a file a rank.
-
-torchrun --nproc-per-node 2 gradients.py OUTPUT VAL BROKEN
-"""
+"""What two processes do: steps of each case and validations, by DDP and by FSDP, into a file a rank."""
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,8 +48,7 @@ def gradients_of(model: CLIP) -> dict[str, torch.Tensor]:
     }
 
 
-def main() -> None:
-    output, val, broken = map(Path, sys.argv[1:])
+def main(output: Path, val: Path, broken: Path) -> None:
     told: dict[str, Any] = {}
     for strategy in ("ddp", "fsdp"):
         fabric = make_fabric(Hardware(strategy=strategy, accelerator="cpu").resolved(), "fp32")
@@ -107,7 +102,3 @@ def validated(fabric: Any, val: Path) -> dict[str, Any]:
     # the model is as it was: another step goes through
     out = wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))
     return told | {"finite": bool(out["image_features"].isfinite().all())}
-
-
-if __name__ == "__main__":
-    main()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import gradients
 import pytest
 import torch
@@ -44,11 +42,14 @@ def broken(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(scenes: Path, broken: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What `gradients.py` writes when two processes run it, by rank, strategy and case."""
     output = tmp_path_factory.mktemp("told")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(free_port()), gradients.__file__]
-    command += [str(output), str(scenes / "val"), str(broken)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-2000:]
+    log, given = output / "log", (output, scenes / "val", broken)
+    told = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    told |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}  # as torchrun does
+    ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    processes = [forked.begin(log, gradients.main, *given, **told, **rank) for rank in ranks]
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0, 0], log.read_text()[-2000:]
     return [dict(torch.load(output / f"{rank}.pt", weights_only=True)) for rank in range(2)]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -11,6 +9,7 @@ import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import forked
 import pytest
 from test_loop import changed, without_times
 
@@ -21,16 +20,12 @@ def train(recipe: Recipe, run: Path) -> None:
     os.setsid()  # a group of its own, so that its data workers die with it
     from diffclip.training import run as runner
 
-    with run.with_suffix(".log").open("a") as log, contextlib.redirect_stderr(log):
-        runner.train(recipe, run, resume=True)
+    runner.train(recipe, run, resume=True)
 
 
 def begin(recipe: Recipe, run: Path) -> ForkServerProcess:
     """Train in a process that has imported everything already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["diffclip.training.run", "lightning.fabric", "open_clip.loss"])
-    process = context.Process(target=train, args=(recipe, run))
-    process.start()
+    process = forked.begin(run.with_suffix(".log"), train, recipe, run)
     while process.exitcode is None and os.getpgid(process.pid) != process.pid:
         time.sleep(0.001)
     return process

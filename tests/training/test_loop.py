@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from diffclip.training.checkpoint import read_state
 from diffclip.training.launch import StopRequest
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.training.run import open_training_data
-from diffclip.training.run_folder import read_starts
+from diffclip.training.run_folder import lock_folder, read_starts
 from diffclip.weights import save_weights
 
 
@@ -420,24 +422,30 @@ def test_more_epochs_extend_a_run_and_fewer_are_refused(
     assert len(lines(run / "metrics.jsonl")) == 20
 
 
+def hold(run: Path, told: Connection) -> None:
+    held = lock_folder(run)
+    told.send("held")
+    time.sleep(600)
+    held.close()
+
+
 def test_two_processes_do_not_train_in_one_folder_and_what_a_killed_one_left_is_no_obstacle(
     finished: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    code = (
-        "import sys, time; from pathlib import Path; from diffclip.training.run_folder import lock_folder\n"
-    )
-    code += "held = lock_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
-    holder = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE)
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    holder = fork.Process(target=hold, args=(run, there))
+    holder.start()
     try:
-        assert holder.stdout.readline() == b"held\n"
+        assert here.recv() == "held"
         with pytest.raises(InputError, match=f"process {holder.pid} on .* trains in .*choose another --run"):
             runner.train(recipe, run)
         assert {path.name for path in run.iterdir()} == {".lock"}
     finally:
         holder.kill()
-        holder.wait()
+        holder.join()
     shutil.copy(finished / "recipe.yaml", run)
     (run / ".0123abcd.tmp").touch()  # killed while it wrote its recipe
     assert runner.train(recipe, run).progress.step == 15

@@ -1,0 +1,33 @@
+"""Processes that need not import torch first: forked from the server that a study's runs come from."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from diffclip.study.worker import _PRELOADED
+
+
+def begin(
+    log: Path, function: Callable[..., object], *arguments: object, **variables: str
+) -> ForkServerProcess:
+    """Call a function at the top of a module in a process with this one's environment and `variables`; what it prints
+    goes to `log`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["diffclip.cli.study", *_PRELOADED])
+    process = context.Process(target=_call, args=(log, {**os.environ, **variables}, function, arguments))
+    process.start()
+    return process
+
+
+def _call(
+    log: Path, environment: dict[str, str], function: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    os.environ.update(environment)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    function(*arguments)
