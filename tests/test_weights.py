@@ -323,7 +323,12 @@ def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("[]", "not a model's configuration"), ('{"embed_dim": "wide"}', "embed_dim")]
+    ("text", "words"),
+    [
+        ("[]", "not a model's configuration"),
+        ('{"embed_dim": "wide"}', "embed_dim"),
+        ('{"embed_dim": 8, "vision": {"layers": 1000000000}}', "layers"),
+    ],
 )
 def test_a_damaged_config_is_named(text: str, words: str, tmp_path: Path) -> None:
     diffclip.save_weights(tiny(), tmp_path / "saved")

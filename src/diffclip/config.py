@@ -7,7 +7,7 @@ Sizes and names follow the paper (TMLR 2025, Section 4) and its baseline, SLIP's
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -27,6 +27,8 @@ AttentionKind = Literal[
     "softmax", "differential", "differential-v2", "differential-added", "gated", "gated-headwise"
 ]
 Activation = Literal["gelu", "quick_gelu"]
+# bounded, as a file of a stranger says how many are built
+Depth = Annotated[int, Field(gt=0, le=1000)]
 
 VOCABULARY = 49408
 """Ids of the core's tokenizer, of which the last two are start and end of text."""
@@ -52,7 +54,7 @@ class _Config(BaseModel):
 
 class _TowerConfig(_Config):
     width: PositiveInt
-    layers: PositiveInt
+    layers: Depth
     heads: PositiveInt  # query heads; a differential layer pairs them, so the number is even
     mlp_ratio: PositiveFloat = 4.0
     attention: AttentionKind = "softmax"
@@ -80,7 +82,7 @@ class VisionConfig(_TowerConfig):
     image_size: PositiveInt = 224
     patch_size: PositiveInt = 16
     width: PositiveInt = 768
-    layers: PositiveInt = 12
+    layers: Depth = 12
     heads: PositiveInt = 12
     norm_eps: PositiveFloat | None = None
     activation: Activation = "gelu"
@@ -111,7 +113,7 @@ class TextConfig(_TowerConfig):
     context_length: int = Field(default=77, gt=1)
     vocab_size: int = Field(default=VOCABULARY, gt=2)
     width: PositiveInt = 512
-    layers: PositiveInt = 12
+    layers: Depth = 12
     heads: PositiveInt = 8
     activation: Activation = "quick_gelu"
 

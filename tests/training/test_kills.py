@@ -40,7 +40,7 @@ def steps_of(run: Path) -> int:
 def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    recipe, draw = changed(recipe, epochs=20, checkpoint_every=2, data={"workers": 1}), random.Random(1)
+    recipe, draw = changed(recipe, epochs=60, checkpoint_every=2, data={"workers": 1}), random.Random(1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     begin(recipe, whole).join()
     made = []
