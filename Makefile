@@ -42,8 +42,8 @@ test-slow: $(READY)
 	rm -rf $(WHEEL)
 	$(RUN) pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $(WHEEL) .
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-index --target $(WHEEL) $(WHEEL)/diffclip-*.whl
-	PYTHONPATH=$(CURDIR)/$(WHEEL) $(RUN) pytest -m slow -n 2 --maxschedchunk 1
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(WHEEL) $(RUN) pytest --nbmake --nbmake-timeout=900 docs/tutorial.ipynb
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(WHEEL) $(RUN) pytest -m slow -n 2 --maxschedchunk 1 \
+		--nbmake --nbmake-timeout=1800 tests docs/tutorial.ipynb
 
 test-lowest: $(READY)
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LOWEST) \
@@ -143,7 +143,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,eval,search,web,vlm,export,docs,dev]'
+	$(RUN) pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[train,eval,search,web,vlm,export,docs,dev]'
 	@touch $(READY)
 
 clean:

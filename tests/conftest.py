@@ -28,6 +28,10 @@ SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: begun last, they would leave one of two processes with nothing to do."""
 
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.slow(minutes=2))
+
     def minutes(item: pytest.Item) -> float:
         mark = item.get_closest_marker("slow")
         return mark.kwargs.get("minutes", 0) if mark else 0
