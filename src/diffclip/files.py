@@ -17,8 +17,14 @@ from diffclip.errors import InputError
 
 
 def cache_folder() -> Path:
-    """Return the folder of files that can be made again: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
+    """Return the folder of files that can be made again: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`.
+
+    A user without a home folder has one of their own among the temporary files.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"diffclip-{os.getuid()}"
 
 
 def printable(name: str) -> str:

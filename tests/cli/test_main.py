@@ -80,6 +80,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     [
         (PermissionError(13, "Permission denied", "a.png"), 2, "cannot read or write a.png: Permission"),
         (OSError("no\nnumber"), 2, "cannot read or write: no number; "),
+        (DiffCLIPError("a\x1b[2Jb"), 1, "a\\x1b[2Jb\n"),
         (DiffCLIPError("step 3: the loss is nan"), 1, "step 3: the loss is nan\n"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 1, "a data worker died, "),
         (KeyboardInterrupt(), 130, "interrupted"),

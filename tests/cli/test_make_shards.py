@@ -71,6 +71,9 @@ def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path:
     first = tar.stat().st_mtime_ns
     make_shards(kaggle, shards, **options)
     assert tar.stat().st_mtime_ns == first
+    (shards / "nshards.txt").unlink()  # written last
+    with pytest.raises(InputError, match="is not whole: run the same diffclip data make-shards again"):
+        captions_in(shards)
     tar.unlink()
     make_shards(kaggle, shards, **options)
     assert len(captions_in(shards)) == 8

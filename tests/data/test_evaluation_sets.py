@@ -212,6 +212,9 @@ def test_built_in_sets_are_drawn_once_into_the_cache(
     assert next(shapes.batches(TRANSFORM, 4)).images.shape == (4, 3, 8, 8)
     assert calls == [True, False]
     assert len(list(cache_home.glob("diffclip/scenes-*"))) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.raises(InputError, match=r"cannot write /dev/null.*; XDG_CACHE_HOME names the folder"):
+        open_set("scenes", "val")
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -147,6 +148,7 @@ def test_find_images(tmp_path: Path) -> None:
     (tmp_path / "deep" / "link").symlink_to(tmp_path)  # links to folders are not followed
     assert find_images([tmp_path]) == inside
     (tmp_path / "z.jpg").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe.jpg")
     # what only cannot be read is kept: the reader says why
     assert sorted(find_images([tmp_path])) == sorted([*inside, tmp_path / "z.jpg"])
 

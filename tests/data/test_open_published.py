@@ -119,6 +119,7 @@ def test_shards_come_before_files(tmp_path: Path, write_shard) -> None:
     # The other splits are still files.
     assert data.beside("train").classnames == ["banded", "striped"]
     (place / "test" / "make-shards.json").write_text('{"edge": 80}')
+    (place / "test" / "nshards.txt").write_text("1")
     notes = [fault for fault in open_set("dtd", "test", tmp_path).faults if fault.name == str(place / "test")]
     assert "holds images of 80 px" in str(notes[-1])
 

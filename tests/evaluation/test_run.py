@@ -118,7 +118,9 @@ def test_outcomes_lie_beside_the_records(classes, tmp_path):
         if one is not None:
             assert one.hits.mean() == pytest.approx(record.value)
     path.with_name("results.outcomes.npz").write_bytes(b"cut short")
+    path.with_name("results.stamps.json").write_bytes(b"cut short")
     assert read_outcomes(path) == {}
+    assert not run(CLIP, Entry("few-shot", classes), file=path)[0].reused
 
 
 def test_a_file_of_something_else_is_refused(classes, tmp_path):

@@ -6,6 +6,7 @@ import html
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from made_records import frame_of, made, write_study
 from PIL import Image
@@ -23,6 +24,7 @@ from diffclip.report.page import (
     write_tables,
 )
 from diffclip.report.paper import claims_table, paper_gains, paper_numbers, paper_tables
+from diffclip.report.tables import Table
 
 LEVELS = {"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-dynamic": 0.4, "DiffCLIP-vision": 0.42}
 
@@ -116,6 +118,8 @@ def test_tables_are_written_as_markdown_and_latex(report, tmp_path):
     assert r"\toprule" in latex
     assert r"95 \% interval" in latex
     assert "−" not in latex
+    caption = Table("names", r"50% of A_1 & #2 \input{~/x^2}", pd.DataFrame({"a": ["b"]})).to_latex()
+    assert r"\caption{50\% of A\_1 \& \#2 \textbackslash{}input\{\~{}/x\^{}2\}}" in caption
     assert {path.suffix for path in files} == {".md", ".tex"}
     assert "| DiffCLIP − CLIP |" in (tmp_path / "claims.md").read_text("utf-8")
 

@@ -34,6 +34,7 @@ from diffclip.cli.study import study
 from diffclip.cli.train import train
 from diffclip.cli.vlm import vlm
 from diffclip.errors import DiffCLIPError
+from diffclip.files import printable
 
 _INTERRUPTED = 130  # also what typer returns when it has caught Ctrl-C itself
 
@@ -139,7 +140,7 @@ def _flush_output() -> None:
 def _leave(message: str, code: int) -> NoReturn:
     with suppress(OSError):
         _flush_output()
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     if "DIFFCLIP_LAUNCHED_BY" in os.environ:  # the process that launched this one says the line
         from diffclip.training.launch import leave_word
 

@@ -17,11 +17,10 @@ from diffclip.data.captions import read_text
 from diffclip.data.corpus import CAPTION_KEY, caption_members, captions_of
 from diffclip.data.evaluation_set import EvaluationSet, Kind, usable_samples
 from diffclip.data.images import IMAGE
-from diffclip.data.make_shards import MANIFEST
 from diffclip.data.masks import CROWD, MASK, SEGMENTS, SegmentedSet, label_of, masked_set
 from diffclip.data.published_files import open_choices, open_files
 from diffclip.data.published_sets import PUBLISHED, SHIFTS, is_there, not_there, parts_of, place_of
-from diffclip.data.shards import Shards, expand_shards, tar_files
+from diffclip.data.shards import MANIFEST, Shards, expand_shards, tar_files
 from diffclip.errors import Fault, InputError, unknown
 from diffclip.files import cache_folder
 
@@ -217,7 +216,10 @@ def draw_built_in(workers: int = 1) -> Path:
     # the scenes are a package above this one, which is therefore named, not imported
     write_scenes = pkgutil.resolve_name("diffclip.scenes:write_scenes")
     folder = cache_folder() / f"scenes-{diffclip.__version__}"
-    write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
+    try:
+        write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
+    except InputError as error:
+        raise InputError(f"{error}; XDG_CACHE_HOME names the folder of caches") from None
     return folder
 
 

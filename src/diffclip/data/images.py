@@ -117,7 +117,8 @@ def _images_in(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
-    return sorted(found)
+    # to open a pipe would wait for a writer; a dangling link is an image that cannot be read
+    return sorted(path for path in found if path.is_file() or not path.exists())
 
 
 def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:

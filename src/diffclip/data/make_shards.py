@@ -20,6 +20,7 @@ from PIL import Image
 from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
 from diffclip.data.images import IMAGE, SUFFIXES, read_image
 from diffclip.data.index import digest_of
+from diffclip.data.shards import MANIFEST
 from diffclip.data.workers import in_processes
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import write_atomically, write_text
@@ -28,7 +29,6 @@ SAMPLES = 1000
 """Samples a shard."""
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:idation|\d{4})?(?:[_.-]|$)")
 _SPLITS = ("", "train", "val", "test")
-MANIFEST = "make-shards.json"
 # hidden files, notes, and what this module leaves
 _NO_CAPTIONS = re.compile(r"\..*|readme.*|make-shards\.json|\d+\.json|nshards\.txt|dataset_type\.txt")
 _QUALITY = 95

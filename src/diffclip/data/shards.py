@@ -17,6 +17,9 @@ from diffclip.data.images import IMAGE, image_member, read_image
 from diffclip.data.index import MEMBERS, Needed, Tar, digest_of, open_tars
 from diffclip.errors import Fault, InputError
 
+MANIFEST = "make-shards.json"
+"""The file that `diffclip data make-shards` begins with; it ends with nshards.txt."""
+
 
 class Shards:
     """The samples of several shards on disk, numbered through in the order of the shards: a `Source` of images.
@@ -133,7 +136,9 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def tar_files(folder: Path) -> list[Path]:
-    """List all *.tar of `folder`, in natural order, or raise `InputError` where there is none."""
+    """List all *.tar of `folder`, in natural order, or raise `InputError` where there is none, or not yet all."""
+    if (folder / MANIFEST).exists() and not (folder / "nshards.txt").exists():
+        raise InputError(f"{folder} is not whole: run the same diffclip data make-shards again")
     found = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
     if not found:
         if any(path.suffix[1:].lower() in IMAGE for path in folder.rglob("*")):

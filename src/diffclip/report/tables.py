@@ -10,6 +10,9 @@ from diffclip.report.compare import ONE_RUN, is_one_run_each, seeds_text, verdic
 from diffclip.report.frame import BY_LAYER, Results, measures_of, values_of
 from diffclip.report.names import capitalized, in_order, interval, is_share, p_text, percent
 
+_LATEX_ESCAPES = str.maketrans(
+    {sign: rf"\{sign}" for sign in "%&_#${}"} | {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
+)
 _LATEX = {
     "−": "$-$",
     "–": "--",
@@ -51,7 +54,7 @@ class Table:
         text: str = styled.to_latex(
             column_format="l" + "r" * (self.frame.shape[1] - 1),
             hrules=True,
-            caption=self.title.replace("%", r"\%").replace("&", r"\&").replace("_", r"\_"),
+            caption=self.title.translate(_LATEX_ESCAPES),
             label=f"tab:{self.name}",
             position="tbp",
         )

@@ -53,7 +53,8 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
         connector_of(model.config)
         processor = _untyped.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
         # resize with Pillow, as in stage 1 and in the tower's own training
-        processor.image_processor = _untyped.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        options = {"backend": "pil", "trust_remote_code": False}
+        processor.image_processor = _untyped.AutoImageProcessor.from_pretrained(folder, **options)
     return model, processor
 
 

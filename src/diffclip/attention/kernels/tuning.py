@@ -96,20 +96,14 @@ def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
     return made.normal_(generator=generator)
 
 
-def plan_file(device: torch.device) -> Path | None:
-    """Path of the measured plans of a GPU; None for a user without a home folder."""
+def plan_file(device: torch.device) -> Path:
+    """Path of the measured plans of a GPU."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(device)).strip("-")
-    try:
-        folder = cache_folder()
-    except RuntimeError:
-        return None
-    return folder / "kernels" / f"v{_KERNELS_VERSION}_{name}_triton-{triton.__version__}.json"
+    return cache_folder() / "kernels" / f"v{_KERNELS_VERSION}_{name}_triton-{triton.__version__}.json"
 
 
-def keep(problem: Problem, plan: Plan, file: Path | None) -> None:
+def keep(problem: Problem, plan: Plan, file: Path) -> None:
     """Add a plan to `file`; where it cannot be written the search is repeated the next time."""
-    if file is None:
-        return
     plans = {key: asdict(old) for key, old in read_plans(file).items()} | {_key(problem): asdict(plan)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -118,10 +112,8 @@ def keep(problem: Problem, plan: Plan, file: Path | None) -> None:
         _log.warning("the measured kernel plan is not kept: %s", error)
 
 
-def read_plans(file: Path | None) -> dict[str, Plan]:
+def read_plans(file: Path) -> dict[str, Plan]:
     """The plans in `file`; none where it is missing or damaged."""
-    if file is None:
-        return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {

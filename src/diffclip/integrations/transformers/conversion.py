@@ -132,7 +132,9 @@ def read_preprocess(place: str | Path, image_size: int, source: str) -> Preproce
     if local and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
         return None
     try:
-        processor: Any = AutoImageProcessor.from_pretrained(place)  # type: ignore[no-untyped-call]
+        processor: Any = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+            place, trust_remote_code=False
+        )
     except OSError:  # on the hub, and without one
         if local:
             raise
