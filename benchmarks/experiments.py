@@ -32,6 +32,8 @@ DISTRACTORS = (0, 4, 16)
 PRIMARY = ("DiffCLIP", "CLIP")
 SAME_RATE = ("DiffCLIP-same-rate", "CLIP-same-rate")
 RATE = 2e-3
+# CLIP at the learning rate of DiffCLIP
+OVER_IMAGES = (PRIMARY, ("DiffCLIP", "CLIP-as-DiffCLIP"), ("CLIP-as-DiffCLIP", "CLIP"))
 RIVALS = ("CLIP-half-heads", "CLIP-gated", "CLIP-registers")
 ZERO_SHOT = ("colours", "counts", "shapes")
 NEEDLE_CONTRASTS = [PRIMARY, ("DiffCLIP", "CLIP-half-heads"), ("CLIP-gated", "CLIP")]
@@ -219,41 +221,44 @@ def clutter_page(folder: Path, docs: Path) -> None:
 def over_images(runs: Path) -> pd.DataFrame:
     """Experiment A's differences over other test images as well as other seeds, from the outcomes in its runs.
 
-    Read are `models/*/results.jsonl`, and `*.jsonl` in `runs` itself: the same models measured on other images.
+    Read are `*/*/results.jsonl`, and `*.jsonl` in `runs` itself: the same models measured on other images.
 
     Returns:
-        A row a (task, dataset, split), and one for all splits of a set together: numbers of seeds and images; the
-        difference DiffCLIP − CLIP, of retrieval in the mean of the six recalls, else in top-1; its standard errors over
+        A row a pair of models and (task, dataset, split), and one for all splits of a set together: numbers of seeds
+        and images; the difference, of retrieval in the mean of the six recalls, else in top-1; its standard errors over
         seeds (the images as they are) and over images (the runs as they are); and its 95 % interval over both, by a
         crossed model of seeds and images.
     """
     found: dict[tuple[str, str, str], dict[tuple[str, int], list[pd.Series]]] = {}
-    for file in sorted([*(runs / "models").glob("*/results.jsonl"), *runs.glob("*.jsonl")]):
+    for file in sorted([*runs.glob("*/*/results.jsonl"), *runs.glob("*.jsonl")]):
         for key, (hits, clusters) in read_outcomes(file).items():
             model, _, seed, _, task, dataset, split, metric, *_ = json.loads(key)
-            if model in PRIMARY and (metric == "acc1" or "_retrieval_recall@" in metric):
+            if seed is not None and (metric == "acc1" or "_retrieval_recall@" in metric):
                 owners = np.arange(len(hits)) if clusters is None else clusters
                 own = found.setdefault((task, dataset, split), {}).setdefault((model, int(seed)), [])
                 own.append(pd.Series(hits).groupby(owners).mean())
-    gains = {measure: _gains(runs) for measure, runs in found.items()}
+    means = {
+        measure: {run: pd.concat(parts, axis=1).mean(axis=1) for run, parts in own.items()}
+        for measure, own in found.items()
+    }
     rows = []
-    for task, dataset in dict.fromkeys((task, dataset) for task, dataset, _ in gains):
-        splits = {split: gain for (*of, split), gain in gains.items() if of == [task, dataset]}
-        if len(splits) > 1:
-            splits[" and ".join(splits)] = pd.concat(splits.values(), axis=1, join="inner")
-        rows += [
-            {"task": task, "dataset": dataset, "split": split} | _crossed(gain)
-            for split, gain in splits.items()
-        ]
+    for model, against in OVER_IMAGES:
+        gains = {measure: _gains(own, model, against) for measure, own in means.items()}
+        for task, dataset in dict.fromkeys((task, dataset) for task, dataset, _ in gains):
+            splits = {
+                split: gain for (*of, split), gain in gains.items() if of == [task, dataset] and gain.size
+            }
+            if len(splits) > 1:
+                splits[" and ".join(splits)] = pd.concat(splits.values(), axis=1, join="inner")
+            names = {"model": model, "against": against, "task": task, "dataset": dataset}
+            rows += [names | {"split": split} | _crossed(gain) for split, gain in splits.items()]
     return pd.DataFrame(rows)
 
 
-def _gains(runs: dict[tuple[str, int], list[pd.Series]]) -> pd.DataFrame:
-    """What DiffCLIP gains on each image that all runs saw: [seeds, images]."""
-    means = {run: pd.concat(parts, axis=1).mean(axis=1) for run, parts in runs.items()}
-    seeds = sorted(seed for model, seed in means if model == PRIMARY[0] and (PRIMARY[1], seed) in means)
-    gains = {seed: means[PRIMARY[0], seed] - means[PRIMARY[1], seed] for seed in seeds}
-    return pd.DataFrame(gains).dropna().T
+def _gains(means: dict[tuple[str, int], pd.Series], model: str, against: str) -> pd.DataFrame:
+    """What `model` gains on each image that all runs saw: [seeds, images]."""
+    seeds = sorted(seed for one, seed in means if one == model and (against, seed) in means)
+    return pd.DataFrame({seed: means[model, seed] - means[against, seed] for seed in seeds}).dropna().T
 
 
 def _crossed(table: pd.DataFrame) -> dict[str, float]:
@@ -273,6 +278,7 @@ def _crossed(table: pd.DataFrame) -> dict[str, float]:
 def images_page(found: pd.DataFrame, docs: Path) -> None:
     """Write the page of experiment A's differences over other images."""
     shown = {
+        "models": found["model"] + " − " + found["against"],
         "task": found["task"],
         "set": found["dataset"],
         "split": found["split"],
@@ -289,9 +295,9 @@ def images_page(found: pd.DataFrame, docs: Path) -> None:
         docs / "results" / "study_a_images.md",
         "Experiment A over other images",
         [
-            f"{PRIMARY[0]} − {PRIMARY[1]} in points: the mean of the six recalls, or top-1. Intervals are over other "
-            "training seeds and other test images together (a crossed model), not corrected for their number. "
-            "Checkpoints and learning rates were chosen on val[:500]. "
+            "Differences in points: of the mean of the six recalls, or of top-1. CLIP-as-DiffCLIP is CLIP at "
+            "DiffCLIP's learning rate. Intervals are over other training seeds and test images (a crossed model), "
+            "not corrected for their number. Checkpoints and learning rates were chosen on val[:500]. "
             "[Protocol](../experiments.md#a-real-images).",
             Table("images", "", pd.DataFrame(shown)).to_markdown(),
         ],

@@ -118,7 +118,7 @@ def test_the_interval_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None
     assert [(one["split"], one["images"]) for one in by_split[:2]] == [("val[500:]", 20), ("val[:500]", 10)]
     found = by_split[2]
     page = (tmp_path / "results" / "study_a_images.md").read_text()
-    assert "| retrieval | flickr8k | val[500:] and val[:500] | 4 | 30 |" in page
+    assert "| DiffCLIP − CLIP | retrieval | flickr8k | val[500:] and val[:500] | 4 | 30 |" in page
     assert (found["seeds"], found["images"]) == (4, 30)
     recalls = {run: (captions.mean(1) + images) / 2 for run, (captions, images) in drawn.items()}
     gains = [recalls["DiffCLIP", seed] - recalls["CLIP", seed] for seed in range(4)]

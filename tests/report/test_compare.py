@@ -22,6 +22,7 @@ from diffclip.report.compare import (
     verdict_class,
     verdict_text,
 )
+from diffclip.report.figures import forest_chart
 from diffclip.report.frame import headlines, read_results, results_of, values_of
 from diffclip.report.paper import claims_table, paper_tables
 from diffclip.report.tables import comparison_table
@@ -210,3 +211,12 @@ def test_the_terminals_table_breaks_verdicts_between_words(monkeypatch, capsys):
     assert "DiffCLIP is" in text
     assert {"better", "(neither", "shown", "above"} <= set(text.split())
     assert text.count("[") == 0, "a verdict over seeds takes the place of the interval over items"
+
+
+def test_every_seed_is_within_the_edges_of_the_forest():
+    results, found = compared({"CLIP": 0.5, "DiffCLIP": 0.5}, seeds=range(12), noise=0.03)
+    axes = forest_chart(results, found, "by task").figure.axes[0]
+    seeds = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "."])
+    assert len(seeds) == 12 * len(found)
+    intervals = 100 * found[["low", "high"]].abs().to_numpy().max()
+    assert intervals < np.abs(seeds).max() < axes.get_xlim()[1]

@@ -67,7 +67,14 @@ def forest_chart(
     colors = colors_of(results.models)
     margin = 100 * results.margin
     ends = np.nan_to_num(np.abs(rows[["difference", "low", "high"]].to_numpy(float)))
-    reach = min(1.25 * 100 * float(ends.max() or 0.01), 100.0)
+    dots = [
+        (values.loc[(row["measure"], row["model"])] - values.loc[(row["measure"], row["against"])]).dropna()
+        for _, row in rows.iterrows()
+    ]
+    farthest = max(
+        1.25 * float(ends.max() or 0.01), *(1.05 * one.abs().max() for one in dots if len(one) > 1), 0
+    )
+    reach = min(100 * farthest, 100.0)
     several = rows["model"].nunique() > 1 and by == "label"
     figure = new_figure(WIDTH, 1)
     axes = figure.subplots()
@@ -75,7 +82,7 @@ def forest_chart(
     axes.spines["left"].set_visible(False)
     axes.grid(False, axis="y")
     marks, measure, y = set(), None, -1.0
-    for _, row in rows.iterrows():
+    for (_, row), seeds in zip(rows.iterrows(), dots, strict=True):
         color, right, y = colors[row["model"]], axes.get_yaxis_transform(), y + 1
         label = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
         told = percent(row["difference"], sign=True)
@@ -88,10 +95,8 @@ def forest_chart(
         axes.text(0, y - 0.32, label, transform=right, fontsize=9, color=MUTED if several else INK)
         axes.text(1, y - 0.32, told, transform=right, fontsize=8.5, ha="right", color=MUTED)
         axes.plot([100 * row["low"], 100 * row["high"]], [y, y], color=color, linewidth=2.2)
-        one, other = (values.loc[(row["measure"], row[side])] for side in ("model", "against"))
-        dots = (one - other).dropna()
-        if len(dots) > 1:
-            axes.plot(100 * dots, [y + 0.16] * len(dots), ".", color=color, alpha=0.55, markersize=5)
+        if len(seeds) > 1:
+            axes.plot(100 * seeds, [y + 0.16] * len(seeds), ".", color=color, alpha=0.55, markersize=5)
             marks.add("seed")
         axes.plot(100 * row["difference"], y, "o", color=color, markersize=6)
         gain = (paper or {}).get((row["panel"], row["model"], row["against"]), math.nan)
