@@ -294,7 +294,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
         "per_epoch": loader.samples,
         "dropped": loader.dropped,
         "steps_per_epoch": loader.batches_per_epoch,
-        "sources": [source._asdict() for source in corpus.sources],
+        "sources": corpus.sources,
     }
     processes = {
         "world": hardware.world,
