@@ -74,12 +74,11 @@ def _validate(
     model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe, batch_size: int
 ) -> Validation:
     transform = EvalTransform(model.config.vision.image_size, model.config.preprocess)
-    workers = 0 if recipe.data.memory else recipe.data.workers  # decoded images stay in this process
     with_maps: list[Tensor] = []
     captions: list[str] = []
 
     def captioned() -> Iterator[tuple[Tensor, list[list[str]]]]:
-        for batch in data.batches(transform, batch_size, workers, recipe.data.timeout):
+        for batch in data.batches(transform, batch_size, recipe.data.workers, recipe.data.timeout):
             own = batch.captions or []
             with_maps.extend(batch.images[: _WITH_MAPS - len(with_maps)])
             captions.extend(texts[0] for texts in own)
