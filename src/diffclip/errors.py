@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -69,15 +70,19 @@ def sample_fault(name: str, error: Exception, kind: Literal["broken", "caption"]
 
 
 @contextmanager
-def explained(what: str, way_out: str) -> Iterator[None]:
-    """Turn the errors of a library that raises many kinds into one line: `what`, the error's first line, `way_out`."""
+def explained(what: str, way_out: str, kind: type[DiffCLIPError] = InputError) -> Iterator[None]:
+    """Turn the errors of a library that raises many kinds into one line: `what`, the error's first line, `way_out`.
+
+    Those of a full disk pass.
+    """
     try:
         yield
-    except DiffCLIPError:
-        raise
     except Exception as error:
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or isinstance(error, DiffCLIPError):
+            raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{what} ({lines[0].strip()[:150].rstrip('.:')}): {way_out}") from error
+        raise kind(f"{what} ({lines[0].strip()[:150].rstrip('.:')}): {way_out}") from error
 
 
 def unknown(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:

@@ -99,11 +99,11 @@ def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("flickr8k", b"image,caption\nno comma\n", "line 2: 'no comma' is not NAME.jpg,CAPTION"),
-        ("flickr8k", b"image,caption\n1000.jpg,  \n", "not one image in"),
+        ("flickr8k", b"image,caption\nno comma\n", "has no caption"),
+        ("flickr8k", b"no header,a\n1000.jpg,a\n", "has no column of images"),
         ("flickr8k", b"a,b\n1000.jpg,\xff\xfe", "should be UTF-8"),
-        ("mscoco_captions", b"{", "is not COCO's JSON of captions"),
-        ("mscoco_captions", b'{"images": []}', "KeyError: 'annotations'"),
+        ("mscoco_captions", b"{", "is not valid JSON"),
+        ("mscoco_captions", b'{"images": []}', "is not COCO's JSON of captions (KeyError: 'annotations')"),
     ],
 )
 def test_bad_lists_of_captions(tmp_path: Path, name: str, content: bytes, words: str) -> None:

@@ -65,7 +65,10 @@ def test_what_is_missing_is_named_or_counted(paths: list[Path], tmp_path: Path) 
 def test_what_a_recipe_may_name(paths: list[Path], tmp_path: Path) -> None:
     one, two = str(paths[0]), [str(paths[1]), str(paths[2])]
     corpus = Corpus([paths[0], SimpleNamespace(shards=two, weight=2.0)])
-    assert corpus.sources == [(one, 1, 3, 1.0), (f"{paths[1]}, {paths[2]}", 2, 4, 2.0)]
+    assert [tuple(source.values()) for source in corpus.sources] == [
+        (one, 1, 3, 1.0),
+        (f"{paths[1]}, {paths[2]}", 2, 4, 2.0),
+    ]
     assert (corpus.samples, corpus.per_epoch) == (7, 11)
     assert Corpus(SimpleNamespace(shards=[one], weight=0.4)).per_epoch == 1
     assert Corpus(f"{tmp_path}/{{0..2}}.tar").samples == 7

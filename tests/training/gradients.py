@@ -76,7 +76,7 @@ def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, An
 
 
 def validated(fabric: Any, val: Path) -> dict[str, Any]:
-    """A validation, and one that fails in the last process."""
+    """A validation, and one that fails."""
     model = made_model()
     wrapped = fabric.setup_module(model)
     wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))  # as a step of training would
@@ -89,9 +89,7 @@ def validated(fabric: Any, val: Path) -> dict[str, Any]:
         return torch.tensor([[1 + number % 40] * 11 + [49] for number in sums])
 
     def failing(texts: list[str]) -> torch.Tensor:
-        if fabric.global_rank == fabric.world_size - 1:
-            raise DiffCLIPError("no tokens today")
-        return tokenizer(texts)
+        raise DiffCLIPError("no tokens today")
 
     found = validate(fabric, model, data, tokenizer, recipe)
     told = {"scores": found.scores, "correlation": found.map_correlation, "faults": len(found.faults)}
@@ -101,4 +99,5 @@ def validated(fabric: Any, val: Path) -> dict[str, Any]:
         told["error"] = str(error)
     # the model is as it was: another step goes through
     out = wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))
+    fabric.backward(out["image_features"].sum() + out["text_features"].sum())
     return told | {"finite": bool(out["image_features"].isfinite().all())}

@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def broken(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shard to validate on, of which every second image is broken: all that the second process reads."""
+    """A shard to validate on, of which every second image is broken."""
     [shard] = expand_shards(str(scenes / "val"))
     target = tmp_path_factory.mktemp("broken") / "0.tar"
     zero_pictures(shard, target, range(1, len(Shards([shard])), 2))

@@ -42,9 +42,7 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
         pairs = _pairs_of([_json(line, f"{file}, line {number}") for number, line in lines], file, keys)
     elif ending == ".json":
         found = _json(text, str(file))
-        pairs = _pairs_of(found, file, keys) if isinstance(found, list) else read_coco(file).items()
-    elif file.name.endswith("_karpathy.txt"):
-        pairs = read_karpathy(file).items()
+        pairs = _pairs_of(found, file, keys) if isinstance(found, list) else _coco(found, file).items()
     elif _TOKEN.match(text):
         matches = [_TOKEN.match(line) for line in text.split("\n")]
         pairs = [(match["image"], match["caption"]) for match in matches if match]
@@ -60,42 +58,6 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     captions.pop("", None)
     if not any(captions.values()):
         raise InputError(f"{file} has no caption: give lines of an image and a caption")
-    return captions
-
-
-def read_coco(file: Path) -> Captions:
-    """Read COCO's JSON, images in the order of their numbers, as COCO's own reader has them.
-
-    Raises:
-        InputError: it is no such file.
-    """
-    try:
-        content: Any = json.loads(read_text(file))
-        names = {image["id"]: image["file_name"] for image in content["images"]}
-        captions: Captions = {names[number]: [] for number in sorted(names)}
-        for annotation in content["annotations"]:
-            captions[names[annotation["image_id"]]].append(annotation["caption"].strip())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{file} is not COCO's JSON of captions ({reason}): fetch it again") from error
-    return captions
-
-
-def read_karpathy(file: Path) -> Captions:
-    """Read `NAME.jpg,CAPTION` lines below a header (mehdidc/retrieval_annotations); quotes mean nothing there.
-
-    Raises:
-        InputError: a line is of another form.
-    """
-    captions: Captions = {}
-    for number, line in enumerate(read_text(file).split("\n")[1:], 2):
-        image, comma, caption = line.strip().partition(",")
-        if comma and image:
-            captions.setdefault(image, []).append(caption.strip())
-        elif line.strip():
-            raise InputError(
-                f"{file}, line {number}: {line.strip()[:40]!r} is not NAME.jpg,CAPTION: correct it"
-            )
     return captions
 
 
@@ -118,12 +80,26 @@ def _json(text: str, where: str) -> Any:
         raise InputError(f"{where} is not valid JSON ({error}): correct it") from None
 
 
+def _coco(content: Any, file: Path) -> Captions:
+    """Read COCO's JSON, images in the order of their numbers, as COCO's own reader has them."""
+    try:
+        names = {image["id"]: image["file_name"] for image in content["images"]}
+        captions: Captions = {names[number]: [] for number in sorted(names)}
+        for annotation in content["annotations"]:
+            captions[names[annotation["image_id"]]].append(annotation["caption"])
+    except (KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{file} is not COCO's JSON of captions ({reason}): fetch it again") from error
+    return captions
+
+
 def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[str, str]]:
     first = text.partition("\n")[0]
     # behind its delimiter, the first line may have other marks in a caption
     delimiter = "\t" if "\t" in first else next((mark for mark in first if mark in "|;,"), ",")
-    # quotes mean something in comma separated files alone
-    quoting: Any = csv.QUOTE_MINIMAL if delimiter in ",;" else csv.QUOTE_NONE
+    # quotes mean something in comma separated files alone, but not in those of mehdidc/retrieval_annotations
+    is_quoted = delimiter in ",;" and not file.name.endswith("_karpathy.txt")
+    quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting)
     try:
         rows = [row for row in reader if any(row)]

@@ -97,8 +97,8 @@ def check(
             f"none of {len(numbers)} samples of {corpus} can be trained on (first: {faults[0]}): replace the shards"
         )
     return Check(
-        sources=[source.spec for source in corpus.sources],
-        shards=sum(source.shards for source in corpus.sources),
+        sources=[source["spec"] for source in corpus.sources],
+        shards=sum(source["shards"] for source in corpus.sources),
         usable=corpus.samples,
         read=len(numbers),
         whole=len(samples),

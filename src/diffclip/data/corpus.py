@@ -36,15 +36,6 @@ CAPTION_KEY = "caption"
 _WINDOW = 16
 
 
-class SourceFacts(NamedTuple):
-    """A source as it was found: its name, its numbers of shards and of usable samples, its weight."""
-
-    spec: str
-    shards: int
-    samples: int
-    weight: float
-
-
 class Sample(NamedTuple):
     """A sample's key, its name for people (shard and key), its captions, and its image, uint8 [3, H, W]."""
 
@@ -83,7 +74,7 @@ class Corpus:
         samples: how many samples are usable.
         per_epoch: how many samples an epoch shows: over the sources, the sum of round(weight × samples).
         faults: what is skipped: broken shards, samples without an image or a caption.
-        sources: what was found, source by source.
+        sources: of each its name (`spec`), its numbers of `shards` and of usable `samples`, its `weight`.
         layout: the usable samples of each shard, and the weights.
         window: as given, or 16 where a shard is remote.
         is_remote: whether any shard is.
@@ -132,8 +123,8 @@ class Corpus:
         usable = [[counts[place] for place in own] for _, _, own in sources]
         self.layout = Layout(usable, [weight for _, weight, _ in sources])
         self.samples, self.per_epoch = self.layout.total, self.layout.per_epoch
-        self.sources = [
-            SourceFacts(", ".join(specs), len(own), sum(own), weight)
+        self.sources: list[dict[str, Any]] = [
+            {"spec": ", ".join(specs), "shards": len(own), "samples": sum(own), "weight": weight}
             for (specs, weight, _), own in zip(sources, usable, strict=True)
         ]
         if not self.samples:

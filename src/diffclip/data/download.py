@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import os
 import re
@@ -11,15 +10,16 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from diffclip.data.published_sets import HUB, PUBLISHED, place_of, publishers_split
-from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, explained, require_group
 from diffclip.files import write_atomically, write_text
 
+_AGAIN = "check the network and the folder, and start again"
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 # of img2dataset, by the paper's authors
 _SETTINGS = (
@@ -63,20 +63,6 @@ CAPTION_SETS = {
 # fmt: on
 
 
-@contextmanager
-def _fetching(what: str) -> Iterator[None]:
-    """Turn errors of networks, archives and checksums into one line; those of the disk pass."""
-    try:
-        yield
-    # they fail in as many ways as there are libraries in between
-    except Exception as error:
-        of_disk = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EACCES)
-        if of_disk or isinstance(error, DiffCLIPError):
-            raise
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise DiffCLIPError(f"cannot fetch {what} ({reason}): check the network and start again") from error
-
-
 def fetch(name: str, root: str | Path) -> Path:
     """Fetch one set to evaluate on into ROOT/NAME, which appears whole and is returned.
 
@@ -91,7 +77,8 @@ def fetch(name: str, root: str | Path) -> Path:
         raise InputError(
             f"{place} is in the way and holds no whole {entry.title}: move it or give another root"
         )
-    with write_atomically(place) as whole, _fetching(f"{name} from {entry.home}"):
+    what = f"cannot fetch {name} from {entry.home}"
+    with write_atomically(place) as whole, explained(what, _AGAIN, DiffCLIPError):
         whole.mkdir()
         if entry.reader == "pairs":
             from huggingface_hub import snapshot_download
@@ -142,7 +129,8 @@ def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tupl
 
         found = place / "list" / source.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
         if not found.exists():
-            with write_atomically(found) as temporary, _fetching(source):
+            what = f"cannot fetch {source}"
+            with write_atomically(found) as temporary, explained(what, _AGAIN, DiffCLIPError):
                 download_url(source, temporary.parent, temporary.name)
     elif not found.exists():
         raise InputError(f"the list {source} does not exist: give a .tsv, .parquet files, or an address")

@@ -1,7 +1,7 @@
 """Batches of images and captions for training, in an order that depends on the seed alone.
 
 Everything about sample i of an epoch is drawn from (seed, epoch, i), so an epoch can be entered at any batch without
-reading those before it. `_Batches.__getitems__` makes a batch from top to bottom.
+reading those before it. `_Batches.__getitem__` makes a batch from top to bottom.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class CaptionLoader:
             _Batches(corpus, transform, tokenizer, seed),
             workers,
             0 if corpus.is_remote else timeout,
-            batch_sampler=self._jobs,
-            collate_fn=_as_it_is,
+            sampler=self._jobs,
+            batch_size=None,  # a job is a batch
             persistent_workers=workers > 0,
         )
 
@@ -149,7 +149,7 @@ _Job = tuple[int, Items]
 
 
 class _Jobs:
-    """The batch sampler: each pass over the loader yields the jobs of the epoch in `now`.
+    """The sampler: each pass over the loader yields the jobs of the epoch in `now`.
 
     It is first asked when the workers have started: a process with threads that fetch is better not forked.
     """
@@ -164,7 +164,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, corpus: Corpus, transform: CropTransform, tokenizer: Tokenizer, seed: int) -> None:
         self.corpus, self.transform, self.tokenizer, self.seed = corpus, transform, tokenizer, seed
 
-    def __getitems__(self, job: _Job) -> Batch | DiffCLIPError:
+    def __getitem__(self, job: _Job) -> Batch | DiffCLIPError:
         """Make a batch, or say why there is none: an exception would lose its type between processes."""
         epoch, items = job
         keys, images, captions, faults = [], [], [], []
@@ -186,10 +186,6 @@ class _Batches(Dataset[Any]):
             return Batch(blank[None][:0], self.tokenizer([""])[:0], [], faults)
         # In a worker it collates straight into the memory that the processes share.
         return Batch(default_collate(images), self.tokenizer(captions), keys, faults)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def caption_of(seed: int, captions: Sequence[Caption]) -> Caption:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from diffclip.data.captions import read_coco, read_karpathy
+from diffclip.data.captions import read_captions
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.images import SUFFIXES
 from diffclip.data.index import digest_of
@@ -102,11 +102,11 @@ def _class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
 
 def _captioned(name: str, split: str, folder: Path, file: Path) -> EvaluationSet:
     """Open the images that have captions in `file`; those that are missing are left out and named in `faults`."""
-    found = read_coco(file) if file.suffix == ".json" else read_karpathy(file)
+    found = read_captions(file)
     source = FolderSource(folder, list(found))
     there = [(folder / image).is_file() for image in found]
     faults = [Fault(source.name(i), "is missing") for i, is_file in enumerate(there) if not is_file]
-    captions = [[text for text in texts if text] for texts in found.values()]
+    captions = list(found.values())
     indices = [i for i, own in enumerate(captions) if own and there[i]]
     if not indices:
         raise InputError(f"not one image in {folder} has a caption in {file.name}: fetch the set again")

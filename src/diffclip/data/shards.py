@@ -28,7 +28,6 @@ class Shards:
 
     Args:
         paths: the shards.
-        keep_images: keep every image in memory, decoded, when it is first read.
 
     Attributes:
         faults: the shards that are cut short, empty or broken. What is whole in them is kept.
@@ -38,14 +37,12 @@ class Shards:
         InputError: not a single sample is left.
     """
 
-    def __init__(self, paths: Sequence[Path], keep_images: bool = False) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         tars = open_tars(paths)
         self._tars = [tars[path] for path in paths]
         self._ends = np.cumsum([len(tar.table) for tar in self._tars], dtype=np.int64)
         self.identity = digest_of([[tar.path.name, tar.header.stamp] for tar in self._tars])
         self.faults = [Fault(str(tar.path), reason) for tar in self._tars for reason in tar.header.faults]
-        self._keep_images = keep_images
-        self._kept: dict[int, Image.Image] = {}
         if not len(self):
             why = f" (first: {self.faults[0]})" if self.faults else ""
             raise InputError(f"no sample in {self}{why}: give uncompressed WebDataset tars")
@@ -82,13 +79,8 @@ class Shards:
         Raises:
             InputError, OSError: there is none, it is broken or cannot be read.
         """
-        image = self._kept.get(i)
-        if image is None:
-            name = self.name(i)
-            image = read_image(image_member(self.sample(i, IMAGE), name), name)
-            if self._keep_images:
-                self._kept[i] = image
-        return image
+        name = self.name(i)
+        return read_image(image_member(self.sample(i, IMAGE), name), name)
 
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
         """Find the samples that have a member for each of `needed`, and the faults of the others."""

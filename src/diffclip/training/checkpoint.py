@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, flush, write_text
 from diffclip.training.distributed import all_do, first_does, share
-from diffclip.training.optimizer import load_optimizer, save_optimizer, whole_state
+from diffclip.training.optimizer import load_optimizer, save_optimizer
 from diffclip.weights import save_tensors, save_weights
 
 if TYPE_CHECKING:
@@ -96,7 +97,10 @@ def _fill(
     if fabric.device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state()
     by_rank = share(fabric, own)
-    weights = whole_state(model, keep=first)
+    # of a sharded model put together in the first process
+    weights: Any = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
 
     def make_folder() -> None:
         with disk_errors(temporary):

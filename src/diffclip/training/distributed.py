@@ -127,24 +127,6 @@ def clip_gradients(fabric: Any, model: nn.Module, most: float | None) -> Tensor:
     return norm
 
 
-@contextmanager
-def whole_model(model: nn.Module) -> Iterator[None]:
-    """Hold all parameters of a sharded model in every process, so that each may compute by itself."""
-    from torch.distributed.fsdp import FSDPModule
-
-    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for part in parts:
-        part.unshard()
-        part.set_reshard_after_forward(False, recurse=False)
-    try:
-        yield
-    finally:
-        for part in parts:
-            # as `fully_shard` has it: the root keeps its own for the backward pass
-            part.set_reshard_after_forward(part is not model, recurse=False)
-            part.reshard()
-
-
 def agreed_batches(
     fabric: Any, batches: Iterator[Batch], stop: StopRequest
 ) -> Iterator[tuple[Batch, float, bool]]:

@@ -106,16 +106,5 @@ def _fitted(whole: Tensor, parameter: Any) -> Tensor:
     return cut
 
 
-def whole_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """The state dict of a model, its shared-out tensors brought together; all processes take part, and those that do
-    not `keep` it get nothing."""
-    state = {}
-    for name, tensor in model.state_dict().items():
-        whole = tensor.full_tensor() if _is_share(tensor) else tensor
-        if keep:
-            state[name] = whole.cpu()
-    return state
-
-
 def _is_share(value: Any) -> bool:
     return hasattr(value, "full_tensor")

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -161,30 +159,17 @@ def count_flops(recipe: Recipe, in_parts: bool = False) -> dict[str, int]:
 
 @functools.cache
 def _passes(config: str, again: bool) -> tuple[int, ...]:
-    """Operations a sample of the vision tower, the text tower and the backward pass.
-
-    Towers of one and two layers are counted, and each further layer adds as much as the second.
-    """
+    """Operations a sample of the vision tower, the text tower and the backward pass."""
     whole, samples = CLIPConfig.model_validate_json(config), 2  # 1 is a size that some operations treat apart
-
-    def count(vision_layers: int, text_layers: int) -> NDArray[np.int64]:
-        shallow = whole.model_copy(deep=True)
-        shallow.vision.layers, shallow.text.layers = vision_layers, text_layers
-        with weightless(shallow, "eager", again) as model:
-            images, tokens = make_batch(shallow, samples)
-            with FlopCounterMode(display=False) as vision:
-                features = model.encode_image(images).sum()
-            with FlopCounterMode(display=False) as text:
-                features = features + model.encode_text(tokens).sum()
-            with FlopCounterMode(display=False) as backward:
-                features.backward()  # type: ignore[no-untyped-call]
-        return np.array([int(counter.get_total_flops()) for counter in (vision, text, backward)])
-
-    one = count(1, 1)
-    total = (
-        one + (whole.vision.layers - 1) * (count(2, 1) - one) + (whole.text.layers - 1) * (count(1, 2) - one)
-    )
-    return tuple((total // samples).tolist())
+    with weightless(whole, "eager", again) as model:
+        images, tokens = make_batch(whole, samples)
+        with FlopCounterMode(display=False) as vision:
+            features = model.encode_image(images).sum()
+        with FlopCounterMode(display=False) as text:
+            features = features + model.encode_text(tokens).sum()
+        with FlopCounterMode(display=False) as backward:
+            features.backward()  # type: ignore[no-untyped-call]
+    return tuple(counter.get_total_flops() // samples for counter in (vision, text, backward))
 
 
 def memory_of(recipe: Recipe, world: int, sharded: bool, pass_size: int) -> dict[str, int]:

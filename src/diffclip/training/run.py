@@ -141,7 +141,7 @@ def open_training_data(
 
 
 def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
-    """Open the validation split of `recipe`, None where it has none; with `data.memory` its images stay decoded.
+    """Open the validation split of `recipe`, None where it has none.
 
     Raises:
         InputError: shards are missing, empty or without captions.
@@ -151,7 +151,7 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
     val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
     if addresses := [spec for spec in val if is_remote(spec)]:
         raise InputError(f"data.val {shown(addresses[0])} is an address: give shards on a disk")
-    shards = Shards(expand_shards(val), keep_images=recipe.data.memory)
+    shards = Shards(expand_shards(val))
     found = caption_set("validation", "val", shards, recipe.data.caption_key)
     return found if recipe.data.val_range is None else found.part(*recipe.data.val_range)
 
@@ -294,7 +294,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
         "per_epoch": loader.samples,
         "dropped": loader.dropped,
         "steps_per_epoch": loader.batches_per_epoch,
-        "sources": [source._asdict() for source in corpus.sources],
+        "sources": corpus.sources,
     }
     processes = {
         "world": hardware.world,
