@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The first ten minutes on a GPU: the main question first, each step in a process of its own.
+# What there is to measure on a GPU: the main question first, each step in a process of its own.
 #
 #   benchmarks/gpu.sh [first|second] FOLDER        results go to FOLDER as they come
 #
-# PYTHON (python3) needs torch and Triton. WHEELS names a folder of wheels, put on the path, for what a bare machine lacks.
+# PYTHON (python3) needs torch and Triton. WHEELS may name a folder of unpacked wheels to put on the path.
 # first:  CLIP against DiffCLIP compiled, errors, block sizes, attention, ncu. 8 minutes.
 # second: all models, batches 256 and 1024, inference, compiled ahead in processes with one inductor cache. 10 minutes.
 # DEVICE=cpu rehearses either, with small batches and short rows.
@@ -43,7 +43,7 @@ for module, names in NEEDED.items():
         print(f"{module} is not installed")
         wheels += [name for name in names.split() if name not in wheels]
 if wheels:
-    sys.exit(f"carry wheels (pip download --no-deps, unpacked into a folder, WHEELS=that folder): {' '.join(wheels)}")
+    sys.exit(f"not installed (pip install them, or unpack their wheels into a folder and set WHEELS to it): {' '.join(wheels)}")
 for module in OWN:
     importlib.import_module(module)
 print("all that the steps need is there")

@@ -2,6 +2,7 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import in_process
 import numpy as np
@@ -11,8 +12,10 @@ from run_folders import make_run
 from tiny import WORDED
 
 import diffclip
+from diffclip.cli.attend import MethodName
 from diffclip.config import variant_config
 from diffclip.errors import InputError
+from diffclip.focus.attend import METHODS
 
 call = partial(in_process.call, "attend")
 TEXTS = ("--text", "a mug", "--text", "a lamp")
@@ -167,3 +170,7 @@ def test_what_is_missing_is_said(tmp_path, caption_set):
     with pytest.raises(InputError, match="none of the runs has a checkpoint"):
         in_process.call("report", run, "--output", tmp_path / "x.html", "--attention", caption_set)
     assert not (tmp_path / "x.html").exists()
+
+
+def test_methods_are_offered_by_name():
+    assert set(get_args(MethodName)) == set(METHODS)

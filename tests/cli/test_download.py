@@ -52,8 +52,9 @@ def test_a_list_becomes_shards(web: str, tmp_path: Path, capsys: pytest.CaptureF
     download(["cc3m"], root, url_list=web, processes=3, threads=5)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[0] == f"cc3m: Conceptual Captions 3M, from {web}"
+    assert lines[1].startswith("img2dataset fetches each image")
     for words in ("--processes_count 3 --thread_count 5", "--image_size 224", "--resize_mode keep_ratio"):
-        assert words in lines[1]
+        assert words in lines[2]
     assert "images that came: 4 (80.0 %)" in lines
     assert any("HTTP Error 404" in line and line.endswith("1 (20.0 %)") for line in lines)
     assert lines[-1] == f"Next: diffclip data check '{root}/cc3m/train'"

@@ -1,11 +1,15 @@
 import json
 from functools import partial
+from typing import get_args
 
 import in_process
 import pytest
 
+from diffclip.cli.evaluate import SuiteName, TaskName
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
+from diffclip.evaluation.suite import SUITES
+from diffclip.evaluation.tasks import TASKS
 
 call = partial(in_process.call, "evaluate")
 
@@ -81,7 +85,6 @@ def test_two_models_are_compared_without_a_test(save_model, model_folder, captio
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"--task": "zero-shoot"}, "unknown task 'zero-shoot': did you mean 'zero-shot'"),
         ({"--task": "retrieval"}, "colours is a set for classification.*--task zero-shot"),
         ({"--split": "val"}, "no split 'val'"),
         ({"--device": "cuda:99"}, "device 'cuda:99' is not available"),
@@ -121,3 +124,8 @@ def test_an_output_that_cannot_be_written_is_found_first(model_folder, class_set
 def test_no_model_at_all():
     with pytest.raises(InputError, match="there is no model to measure: name a run folder"):
         call("--suite", "scenes")
+
+
+def test_suites_and_tasks_are_offered_by_name():
+    assert get_args(SuiteName) == tuple(SUITES)
+    assert set(get_args(TaskName)) == set(TASKS)

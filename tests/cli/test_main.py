@@ -18,6 +18,7 @@ from in_process import diffclip_command
 from PIL import Image
 from tiny_recipe import tiny_recipe
 
+import diffclip
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError, StoppedError
 from diffclip.scenes import write_scenes
@@ -65,7 +66,9 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
 
 
 def test_version_and_unknown_words() -> None:
-    assert diffclip_command("--version").returncode == 0
+    assert diffclip_command("--version").stdout == f"diffclip {diffclip.__version__}\n"
+    citation = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == diffclip.__version__
     for arguments in (["trian"], ["train"], ["train", "x", "--epochs", "3"]):
         refused(diffclip_command(*arguments))
 

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from diffclip.focus.attend import Prepared
 
 _DEFAULT = Path("attend.png")
+# those of focus.attend, so that a wrong one is told before it is imported
+MethodName = Literal["relevance", "grad-eclip", "attention", "A1", "A2", "rollout"]
 _METHODS = (
     "With a text: relevance (as in the paper's Figure 2) or grad-eclip. Without: attention (of the class token: A, or "
     "A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without."
@@ -37,10 +39,12 @@ _OUTPUT = (
 
 
 def attend(
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...")],
+    images: Annotated[
+        list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...", exists=True)
+    ],
     model: Annotated[list[str], typer.Option(help=f"{MODEL_HELP} Several models are drawn side by side.")],
     text: Annotated[list[str] | None, typer.Option(help="Text to look for; each text is a column.")] = None,
-    method: Annotated[str, typer.Option(help=_METHODS, show_default=False)] = "",
+    method: Annotated[MethodName | None, typer.Option(help=_METHODS, metavar="METHOD")] = None,
     layers: Annotated[str, typer.Option(help=_LAYERS, show_default=False)] = "",
     head: Annotated[
         int | None, typer.Option(min=1, help="One head, counted from 1, instead of the mean over heads.")
@@ -74,7 +78,7 @@ def attend(
     from diffclip.focus.attend import attend as attend_to
     from diffclip.report.attention import ARRAYS, DRAWN, attend_figures, seen_by, write_figures
 
-    view = View(method, layers, head, _place(patch)).resolved(texts)
+    view = View(method or "", layers, head, _place(patch)).resolved(texts)
     files = find_images(images)
     outputs = list(dict.fromkeys(output or [_DEFAULT]))
     for path in outputs:

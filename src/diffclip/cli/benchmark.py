@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import typer
 
-# How the command is registered, with add_help_option=False: every word goes through as it stands, --help too
-SETTINGS = {
-    "allow_extra_args": True,
-    "allow_interspersed_args": False,
-    "ignore_unknown_options": True,
-    "help_option_names": [],
-}
+# How the command is registered: every word behind the first goes through as it stands
+SETTINGS = {"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True}
 
 
 def benchmark(context: typer.Context) -> None:
-    """Run clip_benchmark, with all its options, on our models."""
+    """Run clip_benchmark, with all its options, on our models.
+
+    Example: diffclip benchmark eval --pretrained runs/clip --dataset wds/cifar10 --dataset_root sets/cifar10 --no_amp
+
+    --pretrained takes the MODEL of diffclip evaluate. diffclip benchmark eval --help lists clip_benchmark's options.
+    """
     from diffclip.integrations.clip_benchmark import run_command
 
     run_command(context.args)

@@ -26,7 +26,9 @@ _BATCH = 64
 
 
 def classify(
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...")],
+    images: Annotated[
+        list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...", exists=True)
+    ],
     labels: Annotated[str, typer.Option(help='Labels: "cat, dog", or @FILE with one per line.')],
     model: Annotated[str, typer.Option(help=MODEL_HELP)],
     template: Annotated[str, typer.Option(help="Text for a label, with {c} for it.")] = "a photo of a {c}.",

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from diffclip.data.download import CAPTION_SETS, command_of, fetch, prepare_list, run_tool
+from diffclip.data.download import CAPTION_SETS, command_of, fetch, prepare_list, require_tool, run_tool
 from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, unknown
 from diffclip.files import cores
+
+_BYTES = 25_000  # an image with the shorter edge at 224, about
 
 
 def download(
@@ -92,8 +94,10 @@ def _fetch_captions(name: str, root: Path, own: str | None, processes: int, thre
     if not (own or entry.address):
         raise InputError(f"{name}: {entry.wants}; then give it with --list FOLDER")
     shards = place / "train"
-    pairs = "" if own else f", {entry.pairs:,} pairs"
-    typer.echo(f"{name}: {entry.title}{pairs}, from {own or entry.home}")
+    require_tool()
+    size = f"{entry.pairs / 1e6:,.1f} million pairs, at most {entry.pairs * _BYTES / 1e9:,.0f} GB"
+    typer.echo(f"{name}: {entry.title}{'' if own else f', {size}'}, from {own or entry.home}")
+    typer.echo("img2dataset fetches each image from its own address, which takes hours to days:")
     command = command_of(*prepare_list(entry, place, own), shards, processes or cores(), threads)
     typer.echo(f"  {shlex.join(command)}")
     outcome = run_tool(command, shards)

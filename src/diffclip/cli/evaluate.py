@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -26,11 +26,21 @@ if TYPE_CHECKING:
 
 
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
-_SUITES = "scenes|brief|quick|held-out|clutter|study|attention|paper"
-_TASKS = (
-    "zero-shot, linear-probe, few-shot, retrieval, mmvp, sugarcrepe, focus, faithfulness, segmentation, mechanics, "
-    "robustness; default: by the kind of set."
-)
+# the names of evaluation.suite and evaluation.tasks, so that a wrong one is told before these are imported
+SuiteName = Literal["scenes", "brief", "quick", "held-out", "clutter", "study", "attention", "paper"]
+TaskName = Literal[
+    "zero-shot",
+    "linear-probe",
+    "few-shot",
+    "retrieval",
+    "mmvp",
+    "sugarcrepe",
+    "focus",
+    "faithfulness",
+    "segmentation",
+    "mechanics",
+    "robustness",
+]
 _PROMPT = "Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
 _OUTPUT = (
     "Write the records to this file (JSON lines); its finished tasks are not run again. "
@@ -43,12 +53,12 @@ def evaluate(
         list[str] | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of runs.", metavar="MODEL...")
     ] = None,
     data: Annotated[str | None, typer.Option(help=_DATA)] = None,
-    suite: Annotated[str | None, typer.Option(help="Run a whole suite of tasks.", metavar=_SUITES)] = None,
+    suite: Annotated[SuiteName | None, typer.Option(help="Run a whole suite of tasks.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of published sets, by name.")] = None,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,
-    task: Annotated[str | None, typer.Option(help=_TASKS)] = None,
+    task: Annotated[TaskName | None, typer.Option(help="Default: by the kind of set.")] = None,
     split: Annotated[str | None, typer.Option(help="Split to measure; default: test.")] = None,
     corrupt: Annotated[
         str | None,
@@ -84,17 +94,15 @@ def evaluate(
     from diffclip.errors import DiffCLIPError, InputError, require_group
 
     require_group("report", "pandas", "scipy", "statsmodels")
+    _check(models, data, suite, skip_missing, task, split, corrupt)
+    sources = [run for model in models or [] for run in runs_in(model)]
+    for source in sources:
+        find_model(source)
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets, run_entries
     from diffclip.files import check_writable
     from diffclip.model_source import load_for_use
 
-    if not models:
-        raise InputError(
-            "there is no model to measure: name a run folder, a file of weights or a folder of runs"
-        )
-    if skip_missing and suite is None:
-        raise InputError("--skip-missing is for suites: add --suite, or leave --skip-missing out")
     entries = _entries(suite, data, task, split, corrupt)
     if prompt is not None and all(entry.task not in ("focus", "faithfulness") for entry in entries):
         raise InputError(
@@ -104,9 +112,6 @@ def evaluate(
         output = Path(f"{suite}.jsonl")
     if output is not None:
         check_writable(output)
-    sources = [run for model in models for run in runs_in(model)]
-    for source in sources:
-        find_model(source)
     if suite is not None:
         entries = _present(suite, entries, data_root, skip_missing)
     results, sets, several = ResultsFile(output), Sets(data_root), len(entries) > 1
@@ -191,26 +196,40 @@ def _line(loaded: Loaded, measured: Measured) -> str:
     return f"{name}: {measured.entry}{split}{draw}: {metric_label(row)} {value} ({how})"
 
 
+def _check(
+    models: Sequence[str] | None,
+    data: str | None,
+    suite: str | None,
+    skip_missing: bool,
+    *of_a_set: str | None,
+) -> None:
+    """Check what belongs together; `of_a_set` are the options that a suite has itself."""
+    from diffclip.errors import InputError
+
+    if not models:
+        raise InputError(
+            "there is no model to measure: name a run folder, a file of weights or a folder of runs"
+        )
+    if skip_missing and suite is None:
+        raise InputError("--skip-missing is for suites: add --suite, or leave --skip-missing out")
+    if (suite is None) == (data is None):
+        names = ", ".join(get_args(SuiteName))
+        raise InputError(f"give --data with a folder or the name of a set, or --suite with one of {names}")
+    if suite is not None and any(one is not None for one in of_a_set):
+        raise InputError(
+            f"--suite {suite} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
+        )
+
+
 def _entries(
     name: str | None, data: str | None, task: str | None, split: str | None, corrupt: str | None
 ) -> tuple[Entry, ...]:
-    from diffclip.errors import InputError, unknown
+    from diffclip.errors import InputError
     from diffclip.evaluation.corruptions import parameter
-    from diffclip.evaluation.suite import SUITES, Entry, suite
-    from diffclip.evaluation.tasks import TASKS
+    from diffclip.evaluation.suite import Entry, suite
 
-    if (name is None) == (data is None):
-        raise InputError(
-            f"give --data with a folder or the name of a set, or --suite with one of {', '.join(SUITES)}"
-        )
     if name is not None:
-        if (task, corrupt, split) != (None, None, None):
-            raise InputError(
-                f"--suite {name} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
-            )
         return suite(name)
-    if task is not None and task not in TASKS:
-        raise unknown("task", task, TASKS)
     entry = Entry(task, str(data), (split or "test",))
     if corrupt is None:
         return (entry,)

@@ -32,7 +32,7 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
     measures = headlines(results.records) if headlines_only else list(plain["measure"].unique())
     compared = compare(results, measures, contrasts_of(results)) if results.seeds > 1 else pd.DataFrame()
     table = values_table(results, measures, "", intervals=compared.empty).frame
-    told = ["In %", *([f"mean over {results.seeds} seeds"] if results.seeds > 1 else [])]
+    told = ["Shares in %", *([f"mean over {results.seeds} seeds"] if results.seeds > 1 else [])]
     told += ["with the 95 % interval over items"] if compared.empty else []
     notes = [", ".join(told) + "."]
     if len(compared):

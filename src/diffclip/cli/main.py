@@ -52,7 +52,7 @@ for command in (
 ):
     app.command(command.__name__)(command)
 
-app.command("benchmark", add_help_option=False, context_settings=SETTINGS)(benchmark)
+app.command("benchmark", context_settings=SETTINGS)(benchmark)
 
 data = typer.Typer(help="Draw, pack, download and check data.", no_args_is_help=True)
 data.command("make-scenes")(make_scenes)

@@ -11,6 +11,7 @@ import pandas as pd
 from diffclip.cli.console import print_table
 from diffclip.evaluation.records import RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import detectable_difference, power, residual_sd
+from diffclip.report.names import measure_label
 from diffclip.study.plan import Place, Planned, grid_runs, plan, seconds_of_runs
 from diffclip.study.recipe import Group, Study
 from diffclip.study.results import StudyFolder
@@ -60,7 +61,7 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
     """Print the seed variance of the primary metric, by the first values in `folders` of two seeds of two arms, and
     the difference that the planned runs of the grids can find with it."""
     primary = study.primary
-    print(f"primary: {primary.arm} − {primary.against}, {primary.task} {primary.metric} on {primary.dataset}")
+    print(f"primary: {primary.arm} − {primary.against}, {measure_label(primary.model_dump())}")
     own, others = ({run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against))
     pairs = len(own & others)
     planned = len(runs) - len({run.arm for run in runs}) - len({run.seed for run in runs}) + 1

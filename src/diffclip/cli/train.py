@@ -62,8 +62,7 @@ def train(
     torchrun and srun may start the processes: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE -r FOLDER
     """
     from diffclip.errors import InputError
-    from diffclip.training.launch import Hardware, launch
-    from diffclip.training.recipe import read_recipe
+    from diffclip.training.recipe_file import find_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]
     if words and ("=" not in words[0] or Path(words[0]).is_file()):
@@ -74,6 +73,10 @@ def train(
         raise InputError(f"{run} holds no run to go on with: give its recipe, and it is started")
     else:
         source = str(run / "recipe.yaml")
+    find_recipe(source)
+    from diffclip.training.launch import Hardware, launch
+    from diffclip.training.recipe import read_recipe
+
     resolved = read_recipe(source, words)
     run = run or Path("runs") / f"{Path(source).stem}-{resolved.model}-s{resolved.seed}"
     if devices != "auto" and not (devices.isdecimal() and int(devices)):

@@ -172,12 +172,16 @@ def _clean(source: Path, target: Path, entry: CaptionSet) -> None:
             )
 
 
-def command_of(path: Path, columns: tuple[str, str], shards: Path, processes: int, threads: int) -> list[str]:
-    """Write the command of img2dataset for the list at `path`, or raise `InputError` if it is not installed."""
+def require_tool() -> None:
+    """Raise `InputError` if img2dataset is not installed."""
     if not shutil.which("img2dataset"):
         raise InputError(
             "img2dataset, which fetches the images, is not installed: run pipx install img2dataset"
         )
+
+
+def command_of(path: Path, columns: tuple[str, str], shards: Path, processes: int, threads: int) -> list[str]:
+    """Write the command of img2dataset for the list at `path`."""
     kind = "tsv" if path.suffix == ".tsv" else "parquet"
     columns_of_list = f"--input_format {kind} --url_col {columns[0]} --caption_col {columns[1]}"
     at_once = f"--processes_count {processes} --thread_count {threads}"

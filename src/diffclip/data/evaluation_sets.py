@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,6 +217,10 @@ def draw_built_in(workers: int = 1) -> Path:
     # the scenes are a package above this one, which is therefore named, not imported
     write_scenes = pkgutil.resolve_name("diffclip.scenes:write_scenes")
     folder = cache_folder() / f"scenes-{diffclip.__version__}"
+    if not folder.exists():
+        print(
+            f"diffclip: drawing the built-in scenes into {folder}, once, for about a minute", file=sys.stderr
+        )
     try:
         write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
     except InputError as error:
