@@ -107,7 +107,7 @@ def test_labels(tmp_path):
             "evaluate gone.pt",
             "give --data with a folder or the name of a set, or --suite with one of scenes,",
         ),
-        ("evaluate gone.pt --suite scene", "'scene' is not one of 'scenes', 'brief',"),
+        ("evaluate gone.pt --suite scene", "'--suite': 'scene' is not one of 'scenes', 'brief',"),
         ("evaluate gone.pt --data scenes --task zero", "'zero' is not one of 'zero-shot',"),
         ("train", "no recipe is given"),
         ("train scenes_dema", "did you mean 'scenes_demo'"),

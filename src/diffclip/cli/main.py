@@ -105,7 +105,7 @@ def main() -> NoReturn:
 def _told(error: Exception) -> tuple[str, int] | None:
     """The line and the exit code for a failure that is not a fault of ours; None for one that is."""
     if isinstance(error, TyperException):
-        return error.format_message(), error.exit_code
+        return error.format_message().replace("Value error, ", ""), error.exit_code
     if isinstance(error, DiffCLIPError):
         return str(error), error.exit_code
     if isinstance(error, OSError):
