@@ -129,7 +129,10 @@ class Corpus:
         ]
         if not self.samples:
             why = f" (first: {self.faults[0]})" if self.faults else ""
-            raise InputError(f"no sample in {self} has an image and a caption{why}: give WebDataset tars")
+            raise InputError(
+                f"no sample in {self} has an image and a caption{why}: to train, each sample needs an image and a "
+                "caption (.txt or .json); sets with classes (.cls) are for `diffclip evaluate`"
+            )
 
     def __str__(self) -> str:
         more = f" and {len(self._shards) - 1} more shards" if len(self._shards) > 1 else ""

@@ -77,7 +77,7 @@ def _class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
     known = {class_name: number for number, class_name in enumerate(names)}
     folders = [found.name for found in folder.iterdir() if found.is_dir() and found.name[0] != "."]
     if foreign := sorted(set(folders) - set(known)):
-        raise InputError(f"{folder / foreign[0]} is no class of {name}: move it out of {folder}")
+        raise InputError(f"{folder / foreign[0]} is not a class of {name}: move it out of {folder}")
     if len(folders) != _CLASSES.get(name, 1000):
         raise InputError(
             f"{folder} has {len(folders)} class folders, {name} has {_CLASSES.get(name, 1000)}: fetch it again"

@@ -213,8 +213,9 @@ def telling_lost(fabric: Any) -> Iterator[None]:
         if fabric.world_size == 1 or not lost:
             raise
         line = (
-            f"process {fabric.global_rank} of {fabric.world_size} lost another one, which was killed or ran out of "
-            f"memory ({' '.join(text.split())[:120]}): see what it said, and go on with --resume"
+            f"process {fabric.global_rank} of {fabric.world_size} lost contact with another process, which was "
+            f"killed or ran out of memory ({' '.join(text.split())[:120]}): read that process's last message, and go "
+            "on with --resume"
         )
         leave_word(line, lost=True)
         raise DiffCLIPError(line) from None

@@ -73,7 +73,7 @@ class Hardware:
                 )
         if cuda and devices > torch.cuda.device_count():
             raise InputError(
-                f"{devices} processes a node need {devices} GPUs, and torch sees {torch.cuda.device_count()}: lower "
+                f"{devices} processes per node need {devices} GPUs, and torch sees {torch.cuda.device_count()}: lower "
                 "--devices, or give each process all GPUs of its node"
             )
         return Hardware(devices, nodes, self.strategy, "cuda" if cuda else "cpu")
@@ -90,7 +90,7 @@ class Hardware:
 
 
 def started_outside() -> tuple[int, int] | None:
-    """(processes a node, nodes) where `torchrun`, `srun` or `launch` has started this process."""
+    """(processes per node, nodes) where `torchrun`, `srun` or `launch` has started this process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return devices, int(os.environ["WORLD_SIZE"]) // devices

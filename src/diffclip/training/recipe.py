@@ -169,7 +169,7 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
     if "language_model" in fields:
         raise InputError(f"{source} has a language model: use `diffclip vlm train`")
     if "models" in fields:
-        raise InputError(f"{source} has models: use `diffclip study`")
+        raise InputError(f"{source} is a study: use `diffclip study`")
     if fields.get("model") == OF_WEIGHTS:
         fields = _with_model_of_weights(fields, source)
     recipe = parse(Recipe, fields, source, "recipe", changes)
