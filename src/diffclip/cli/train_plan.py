@@ -115,7 +115,7 @@ def _look_at_validation_data(recipe: Recipe, found: list[str]) -> None:
 
 
 def _show_plan(plan: Plan) -> None:
-    """Print the plan as one table: parameters, operations a sample, memory of one process, and the run."""
+    """Print the plan as one table: parameters, operations per sample, memory of one process, and the run."""
     gpu, world = plan["gpu"], plan["world"]
     passes = -(-plan["share"] // plan["pass_size"])
     print(

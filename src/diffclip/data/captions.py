@@ -29,7 +29,7 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
 
     Args:
         file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl`
-            with an object a line; `.json` with a list of such objects, or as COCO's. Captions may be a list.
+            with one object per line; `.json` with a list of such objects, or as COCO's. Captions may be a list.
         image_key, caption_key: names of the columns or keys; None: the first usual one that is there.
 
     Raises:

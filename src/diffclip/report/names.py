@@ -73,7 +73,7 @@ METRICS = {
     "gradient_cosine": "cosine of the gradients of A1 and A2",
     "lambda": "λ",
     "map_correlation": "correlation of A1 and A2",
-    "step_seconds": "seconds a step",
+    "step_seconds": "seconds per step",
     "peak_memory": "peak memory (bytes)",
 }
 MAPS = {"A1_minus_A2": "A1 − A2"}

@@ -43,7 +43,7 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
     torch.backends.cudnn.allow_tf32 = False  # fp32 is float32, also in the convolution that makes patches
     strategy: str | Strategy = "auto"
     if hardware.strategy == "fsdp":
-        # its automatic mesh would take one data-parallel process a node
+        # its automatic mesh would take one data-parallel process per node
         strategy = ModelParallelStrategy(
             lambda model, mesh: shard(model, mesh["data_parallel"]),
             data_parallel_size=hardware.world,

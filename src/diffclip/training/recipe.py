@@ -105,7 +105,7 @@ class Recipe(Keys):
     weights: str | None = None  # a saved model to go on from; None: fresh values by `init`
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
     epochs: PositiveInt
-    batch_size: int = Field(gt=1)  # samples a step, over all processes
+    batch_size: int = Field(gt=1)  # samples per step, over all processes
     micro_batch: PositiveInt | None = None  # samples a forward pass, a process; None: its whole share
     loss: Literal["clip", "siglip"] = "clip"
     gather_with_grad: bool = True  # "clip": gradients reach other processes' features; False: as SLIP trained
