@@ -99,4 +99,4 @@ def require_group(group: str, *modules: str) -> None:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         names = ", ".join(missing)
-        raise InputError(f"this needs {names}, which is not installed: run pip install 'diffclip[{group}]'")
+        raise InputError(f"missing packages ({names}): run pip install 'diffclip[{group}]'")

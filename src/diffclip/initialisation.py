@@ -2,7 +2,7 @@
 
 `matched` is SLIP's recipe for everything: timm's for the vision tower (Linear weights truncated normal 0.02, zero
 biases), OpenAI's scaled normals for the text tower with zero attention biases. `published` differs where the
-published DiffCLIP code does: its vision blocks are made after timm has initialised its own, so their Linear layers
+published DiffCLIP code does: its vision blocks are made after timm has initialized its own, so their Linear layers
 keep torch's default, and its text attention keeps torch's default biases.
 Sources: SLIP (github.com/facebookresearch/SLIP, models.py), DiffCLIP (github.com/hammoudhasan/DiffCLIP).
 """

@@ -60,4 +60,4 @@ def read_pickle(path: Path) -> Any:
                 raise InputError(
                     f"{path} wants to run {asked.group(1)}: refused, ask its author for safetensors"
                 ) from None
-            raise InputError(f"{path} is no file of torch.save, or is damaged: fetch it again") from None
+            raise InputError(f"{path} is not a file of torch.save, or is damaged: fetch it again") from None

@@ -63,7 +63,7 @@ def test_where_a_patch_looks_is_drawn_and_said(model_folder, plain, pictures, tm
     assert str(np.load(file)["method"]) == "grad-eclip"
     for place, message in (
         ("2,2", "DiffCLIP has no patch in row 2, column 2: both are numbered from 0 to 1"),
-        ("2", "--patch 2 is no place: write the row and the column, as in --patch 2,5"),
+        ("2", "--patch 2 is not a row and a column: write two numbers, as in --patch 2,5"),
     ):
         with pytest.raises(InputError, match=message):
             call(pictures, *models, "--patch", place, "--output", file)

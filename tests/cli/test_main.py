@@ -119,7 +119,7 @@ def test_our_own_mistakes_keep_their_traceback(monkeypatch) -> None:
 def test_a_missing_group_is_named(command: str, module: str, group: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     done = diffclip_command(*command.split(), cwd=tmp_path)
-    refused(done, f"this needs {module}, which is not installed: run pip install 'diffclip[{group}]'")
+    refused(done, f"missing packages ({module}): run pip install 'diffclip[{group}]'")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_run_goes_on_without_its_recipe_and_further(trained: Path, workplace: 
     assert "going on after step 3 of 6" in result.stderr
     assert "6 steps, 48 samples" in result.stdout
     result = diffclip_command("train", "--resume", "--run", "runs/absent", cwd=workplace)
-    refused(result, "runs/absent holds no run to go on with: give its recipe")
+    refused(result, "runs/absent has no run to resume: name a recipe")
 
 
 def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, workplace: Path) -> None:

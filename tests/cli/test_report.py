@@ -45,7 +45,7 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     for options, words in (
         ((file, "--output", file), "is an input, which would be lost"),
         (("saved/demo", "--save", "saved/demo"), "is an input, which would be lost"),
-        (("runs", "--save", "runs"), "--save runs holds what is to be saved"),
+        (("runs", "--save", "runs"), "--save runs is one of the inputs"),
     ):
         with pytest.raises(InputError, match=words):
             call(*options)

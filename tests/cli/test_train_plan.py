@@ -50,7 +50,7 @@ def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
         "λ",
         "of 22.0 GiB: fits",
         "3 epochs × 2 = 6",
-        "training data: 21 samples an epoch in 2 batches, 5 left out of each",
+        "training data: 21 samples per epoch in 2 batches, 5 left out of each",
         "training data: 8 of 8 images that were tried can be read",
         "validation data: 3 images with 3 captions",
     ):

@@ -62,7 +62,7 @@ def test_r_has_the_classes_of_its_folders(tmp_path: Path, one_picture: Path) -> 
     changed = open_set("imagenet-r", "test", tmp_path).identity
     assert {key for key in changed if changed[key] != data.identity[key]} == {"source"}
     (folder / "n00000000").mkdir()
-    assert "n00000000 is no class of imagenet-r" in refusal("imagenet-r", "test", tmp_path)
+    assert "n00000000 is not a class of imagenet-r" in refusal("imagenet-r", "test", tmp_path)
     (tmp_path / "imagenet-a" / "cats").mkdir(parents=True)
     message = refusal("imagenet-a", "test", tmp_path)
     assert "imagenet-a (ImageNet-A, 688 MB to download) is not in" in message
@@ -76,7 +76,7 @@ def test_v2_is_numbered_and_sketch_is_among_all_thousand(tmp_path: Path, one_pic
     assert data.labels == list(range(1000))
     assert data.key(10) == "10/one.JPEG"
     (folder / "1000").mkdir()
-    assert "1000 is no class of imagenetv2" in refusal("imagenetv2", "test", tmp_path)
+    assert "1000 is not a class of imagenetv2" in refusal("imagenetv2", "test", tmp_path)
     write_classes(tmp_path / "imagenet_sketch" / "sketch", SYNSETS[::-1], one_picture)
     assert open_set("imagenet_sketch", "test", tmp_path).labels == list(range(1000))
     shutil.rmtree(tmp_path / "imagenet_sketch" / "sketch" / SYNSETS[0])

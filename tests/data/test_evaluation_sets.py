@@ -159,7 +159,7 @@ def test_class_names_and_templates(classes: Path) -> None:
 def test_bad_labels(classes: Path, write_shard: WriteShard, label: str) -> None:
     labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label.encode()}}
     path = write_shard(classes / "test" / "0.tar", 3, changes=labels)
-    assert f"label '{label}' of {path}:s0000002 is no number from 0 to 1, the lines" in refusal(
+    assert f"label '{label}' of {path}:s0000002 is not a number from 0 to 1, the lines" in refusal(
         classes, "test"
     )
 

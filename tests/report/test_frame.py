@@ -16,7 +16,7 @@ ABOUT = {"model": "CLIP", "seed": 0, "weights": "runs/CLIP-s0/checkpoints/best"}
     ("fields", "label"),
     [
         (("retrieval", "flickr8k", "image_retrieval_recall@5"), "text→image R@5, Flickr8k"),
-        (("mmvp", "mmvp", "pair_accuracy/Texts"), "minimal pairs right pairs: Texts, MMVP-VLM"),
+        (("mmvp", "mmvp", "pair_accuracy/Texts"), "minimal pairs: pair accuracy: Texts, MMVP-VLM"),
         (("six-tasks", "out of domain", "average"), "Out of domain"),
         (("sugarcrepe", "sugarcrepe", "swap_obj"), "SugarCrepe swap obj, COCO val2017"),
     ],

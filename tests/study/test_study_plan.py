@@ -146,8 +146,8 @@ def test_a_dry_run_tells_runs_time_and_detectable_difference(
     file = study_file(sweep=None)
     ended = diffclip_study(file, "--workers", 2, "--dry-run")
     assert ended.returncode == 0, ended.stderr
-    assert "0 of 4 runs are finished; the time of the others is known when" in ended.stdout
-    assert "with --pilot" in ended.stdout
+    assert "0 of 4 runs are finished; no time estimate yet" in ended.stdout
+    assert "or --pilot" in ended.stdout
     assert not (tmp_path / "out").exists()
     runs = plan(read_study(file), {})[0]
     for run, score in zip(runs, (0.40, 0.41, 0.42, 0.45), strict=True):
@@ -250,13 +250,13 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         ({"modles": 1}, "did you mean 'models'"),
         (
             {"ablations": {**ABLATIONS, "arms": {"bare": {"change": BARE, "against": "CLUP"}}}},
-            "arm bare is against 'CLUP', which is no arm",
+            "arm bare is against 'CLUP', which is not an arm",
         ),
         (_arms(**{"../x": {"change": {"model": "CLIP"}}}), "names the folder of its runs"),
-        ({"primary": {"arm": "DiffCLOP"}}, "primary.arm is 'DiffCLOP', which is no arm"),
+        ({"primary": {"arm": "DiffCLOP"}}, "primary.arm is 'DiffCLOP', which is not an arm"),
         ({"contrasts": [["DiffCLIP", "CLUP"]]}, r"contrasts\[0\] has 'CLUP'"),
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),
-        ({"sweep": SWEEP | {"seeds": [100, 100]}}, r"\[100, 100\] contains one twice"),
+        ({"sweep": SWEEP | {"seeds": [100, 100]}}, r"\[100, 100\] contains a value twice"),
         ({"sweep": SWEEP | {"seeds": [1]}}, "contain a seed of models or ablations"),
         (
             {"sweep": SWEEP | {"arms": ["CLIP"]}},

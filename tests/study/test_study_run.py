@@ -55,7 +55,7 @@ def test_missing_data_is_named_before_anything_is_done(study_file, tmp_path: Pat
     assert "0 of 6 runs are finished" in ended.stdout
     assert ended.stderr.startswith("diffclip: missing in ")
     assert ended.stderr.count("\n") == 1
-    for told in ("flickr8k/train, which the study is trained on", "cifar10, ", "caltech101, "):
+    for told in ("flickr8k/train, the train split", "cifar10, ", "caltech101, "):
         assert told in ended.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -100,7 +100,7 @@ def test_the_grid_in_order_once_with_what_the_sweep_chose(study_file, diffclip_s
     third = diffclip_study(changed)
     assert third.returncode == 0, third.stderr
     name = "ablations/DiffCLIP-no-norm-s0"
-    assert f"{name}: started anew, as the run in its folder had other settings" in third.stderr
+    assert f"{name}: started again, as the run in its folder had other settings" in third.stderr
     assert "models/" not in third.stderr
     assert StudyFolder(out).runs[name]["lr"] == 1e-5
     frame = load_records(out)
@@ -150,7 +150,7 @@ def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(study_file, d
     ended = diffclip_study(file, "--minutes", 0.1)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith("0 of 2 runs done, the same command goes on\n")
-    assert "models/CLIP-s0: stopped, to be gone on with" in ended.stderr
+    assert "models/CLIP-s0: stopped; the next call resumes it" in ended.stderr
     assert "DiffCLIP-s0" not in ended.stderr
 
 

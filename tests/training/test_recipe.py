@@ -71,7 +71,7 @@ def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
     [
         ("epoch=3", "unknown recipe key 'epoch': did you mean 'epochs'?"),
         ("data.trian=x", "unknown recipe key 'data.trian': did you mean 'data.train'?"),
-        ("epochs=ten", "epochs: Input should be a valid integer"),
+        ("epochs=ten", "epochs=ten: Input should be a valid integer"),
         ("data.scale=[0.9, 0.5]", "two shares"),
         ("model=DifCLIP", "did you mean 'DiffCLIP'?"),
         ("init=mached", "did you mean 'matched'?"),
@@ -81,8 +81,8 @@ def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
         ("architecture.vision=3", "architecture.vision is 3: it must map sizes"),
         ("architecture=null", "has no size"),
         ("epochs", "write key=value"),
-        ("seed=true", "seed: Input should be a valid integer"),
-        ("warmup_epochs=.inf", "warmup_epochs: Input should be a finite number"),
+        ("seed=true", "seed=true: Input should be a valid integer"),
+        ("warmup_epochs=.inf", "warmup_epochs=.inf: Input should be a finite number"),
         ("epochs.x=5", "epochs is 3 and has no inner keys"),
         ("architecture.vision.attention=softmax", "the model DiffCLIP decides that"),
         ("architecture.preprocess.mean=[0, 0, 0]", "data.statistics decides"),
@@ -99,7 +99,7 @@ def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, reci
 
 
 def test_a_wrong_value_blames_the_word_not_the_file(recipe_file: Path) -> None:
-    with pytest.raises(InputError, match=r"^lr=abc: lr: Input should be a valid number"):
+    with pytest.raises(InputError, match=r"^lr=abc: Input should be a valid number"):
         read_recipe(recipe_file, ["epochs=2", "lr=abc"])
     recipe_file.write_text(recipe_file.read_text().replace("lr: 0.001", "lr: abc"))
     with pytest.raises(InputError, match=rf"^{recipe_file}: lr: Input should be a valid number"):

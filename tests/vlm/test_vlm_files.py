@@ -73,7 +73,7 @@ def test_folders_without_a_model(saved: Path, tiny_clip_folder: Path, tmp_path: 
         else:
             save_file(tensors, file, metadata={"format": "pt"})
     for source, message in (
-        ("nowhere", "nowhere holds no model that answers questions about images: give a run"),
+        ("nowhere", "nowhere does not exist: give a run"),
         (tmp_path, "holds no model that answers questions about images: give"),
         (tmp_path / "clip", "holds no model that answers questions about images: give"),
         (tmp_path / "begun", "is a run that has not ended: finish it"),

@@ -42,7 +42,7 @@ def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> 
 
 
 def _shares(v: Tensor) -> list[_Share]:
-    """The work for v [B, H, N, e], at least two shares a thread where there are as many blocks."""
+    """The work for v [B, H, N, e], at least two shares per thread where there are as many blocks."""
     batch, heads, tokens, _ = v.shape
     together = max(1, min(heads, _BLOCK_ELEMENTS // (tokens * min(tokens, 128))))
     while heads % together:

@@ -1,7 +1,7 @@
 """Gated attention: a sigmoid gate, computed from the layer's input, on each head's output.
 
 Qiu et al., "Gated Attention for Large Language Models" (arXiv:2505.06708), position G1: the output of a head is
-multiplied by sigmoid(W·x) before the output projection, one number an element or one a head. Like differential
+multiplied by sigmoid(W·x) before the output projection, one number per element or one per head. Like differential
 attention it lets a head put out nothing without a sink token, with one map instead of two.
 """
 
@@ -43,6 +43,6 @@ class GatedAttention(SoftmaxAttention):
 
 
 class HeadwiseGatedAttention(GatedAttention):
-    """`GatedAttention` with one gate a head."""
+    """`GatedAttention` with one gate per head."""
 
     headwise = True

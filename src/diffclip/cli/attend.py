@@ -123,7 +123,7 @@ def _place(patch: str | None) -> tuple[int, int] | None:
         return None
     row, _, column = patch.partition(",")
     if not (row.strip().isdecimal() and column.strip().isdecimal()):
-        raise InputError(f"--patch {patch} is no place: write the row and the column, as in --patch 2,5")
+        raise InputError(f"--patch {patch} is not a row and a column: write two numbers, as in --patch 2,5")
     return int(row), int(column)
 
 

@@ -57,5 +57,5 @@ def say_skipped(what: str, faults: Sequence[Fault]) -> None:
 def none_readable(faults: Sequence[Fault]) -> InputError:
     """The error for files of which none can be read; it names the first."""
     others = len(faults) - 1
-    more = f" (and none of the other {others} can be read either)" if others else ""
+    more = f"; the other {others} cannot be read either" if others else ""
     return InputError(f"{printable(str(faults[0]))}{more}")

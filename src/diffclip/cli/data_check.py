@@ -40,8 +40,8 @@ def check(
 ) -> None:
     """Count the samples of shards: broken ones, sizes, lengths of captions, duplicates.
 
-    Every sample is read as training reads it. Memory grows by about 50 bytes a sample: of hundreds of millions, read a
-    --sample.
+    Every sample is read as training reads it. Memory grows by about 50 bytes per sample: for hundreds of
+    millions of samples use --sample N.
 
     Example: diffclip data check sets/cc3m/train --output cc3m.json
 
@@ -84,7 +84,7 @@ def _rows(found: Check) -> list[tuple[str, str]]:
         ("unreadable images", _of(len(found.images_broken), found.read)),
         ("unreadable captions", _of(len(found.captions_broken), found.read)),
         ("shorter edge", f"{_middle(found.shorter_edge)} px; below {LEARNED_AT}: {_of(found.small, found.whole)}"),
-        ("captions", f"{found.captions:,}, {found.captions / found.whole:.2g} an image"),
+        ("captions", f"{found.captions:,}, {found.captions / found.whole:.2g} per image"),
         ("tokens", _middle(found.tokens)),
         (f"cut at {CONTEXT_LENGTH} tokens", _of(found.truncated, found.captions)),
         ("same pixels as another", _duplicates(found.exact, found.whole)),
@@ -100,7 +100,7 @@ def _middle(values: Spread) -> str:
     shown = {name: f"{value:,.0f}" for name, value in values.items()}
     return (
         f"median {shown['median']}, 90 % within {shown['5 %']} to {shown['95 %']}, "
-        f"all within {shown['min']} to {shown['max']}"
+        f"min {shown['min']}, max {shown['max']}"
     )
 
 

@@ -21,7 +21,7 @@ _TASK, _VERDICT = 20, 16
 
 
 def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], headlines_only: bool) -> None:
-    """Print the models' values side by side, or where that is too wide for the terminal a block a model.
+    """Print the models' values side by side, or where that is too wide for the terminal a block per model.
 
     Several training seeds of a model: the mean, and a verdict per model against CLIP. One seed: values with their
     intervals over items, and two models are compared item by item if they were measured on one set.

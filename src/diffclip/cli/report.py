@@ -83,7 +83,7 @@ def report(
     for file in filter(None, (output, markdown, *saved)):
         check_not_input(file, inputs)
     if save is not None and save.resolve() in (path.resolve() for path in paths):
-        raise InputError(f"--save {save} holds what is to be saved: give a folder beside it")
+        raise InputError(f"--save {save} is one of the inputs: give another folder")
     named = ["--title", title] if title else []
     built = build_report(read_results(paths), paths, title, paper)
     looks = _attention(paths, attention) if attention else {}

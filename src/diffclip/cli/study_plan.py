@@ -39,14 +39,14 @@ def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path
         print(f"the sweep chose for {arm}: lr {settings['lr']:g}, weight decay {settings['weight_decay']:g}")
     if anew := [run.name for run in runs if decided and run.name in lines and run.name not in done]:
         names = ", ".join(anew[:3]) + (", …" if len(anew) > 3 else "")
-        print(f"trained anew: {len(anew)} runs that had other settings ({names})")
+        print(f"runs to train again because their settings differ: {len(anew)} ({names})")
     left = [run for run in runs if run.name not in done]
     known = lines or ({} if pilot is None else StudyFolder(pilot).runs)
     seconds = seconds_of_runs(known, left, place.workers)
     at_a_time = f"{place.workers} at a time on {place.device}"
     time = f"the others take about {duration(seconds)}, {at_a_time}" if seconds else "nothing is left to do"
     if left and seconds is None:
-        time = f"the time of the others is known when the first is finished, or with --pilot ({at_a_time})"
+        time = f"no time estimate yet: it needs a finished run, or --pilot FOLDER ({at_a_time})"
     print(f"{len(done)} of {len(runs)} runs are finished; {time}")
     _show_power(study, grid_runs(study, chosen), [place.output, *([pilot] if pilot else [])])
 
@@ -79,7 +79,7 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
                 f"margin of {100 * study.margin:g} points: {at_margin:.0%}"
             )
             return
-    print("the detectable difference is known when two seeds of two arms are finished, or with --pilot")
+    print("no detectable difference yet: it needs two finished seeds of two arms, or --pilot FOLDER")
 
 
 def _primary_values(study: Study, folder: Path) -> Iterator[pd.DataFrame]:

@@ -70,7 +70,7 @@ def train(
     elif not resume or run is None:
         raise InputError("no recipe is given: name one, or give --resume --run FOLDER to go on with a run")
     elif not (run / "recipe.yaml").is_file():
-        raise InputError(f"{run} holds no run to go on with: give its recipe, and it is started")
+        raise InputError(f"{run} has no run to resume: name a recipe to start one")
     else:
         source = str(run / "recipe.yaml")
     find_recipe(source)
@@ -80,7 +80,7 @@ def train(
     resolved = read_recipe(source, words)
     run = run or Path("runs") / f"{Path(source).stem}-{resolved.model}-s{resolved.seed}"
     if devices != "auto" and not (devices.isdecimal() and int(devices)):
-        raise InputError(f"--devices {devices} is no number of processes: give one, or auto")
+        raise InputError(f"--devices {devices} is not a number of processes: give a number or auto")
     hardware = Hardware("auto" if devices == "auto" else int(devices), nodes, strategy, accelerator)
     if dry_run:
         from diffclip.cli.train_plan import show_dry_run

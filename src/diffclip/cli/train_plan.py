@@ -86,7 +86,7 @@ def _look_at_training_data(recipe: Recipe, world: int, found: list[str]) -> int:
         check_whole(loader.corpus)
     corpus, expected = loader.corpus, recipe.data.expected_samples
     found.append(
-        f"training data: {loader.samples:,} samples an epoch in {loader.batches_per_epoch:,} batches, "
+        f"training data: {loader.samples:,} samples per epoch in {loader.batches_per_epoch:,} batches, "
         f"{loader.dropped:,} left out of each"
     )
     if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
@@ -115,7 +115,7 @@ def _look_at_validation_data(recipe: Recipe, found: list[str]) -> None:
 
 
 def _show_plan(plan: Plan) -> None:
-    """Print the plan as one table: parameters, operations a sample, memory of one process, and the run."""
+    """Print the plan as one table: parameters, operations per sample, memory of one process, and the run."""
     gpu, world = plan["gpu"], plan["world"]
     passes = -(-plan["share"] // plan["pass_size"])
     print(

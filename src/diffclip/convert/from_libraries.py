@@ -255,7 +255,10 @@ def check_end_of_text(end: int | None, vocabulary: int, source: str) -> None:
     The id `end` is the last of a vocabulary, or the tokenizer's, which gives no larger one.
     """
     if not (end in (None, vocabulary - 1) or END_OF_TEXT == end < vocabulary):
-        raise InputError(f"{source} takes text features at the id {end}, not the largest of {vocabulary}")
+        raise InputError(
+            f"{source} takes text features at the id {end}, not the largest of {vocabulary}: use a model whose "
+            "end-of-text token is the largest id"
+        )
 
 
 def refuse(source: str, part: str) -> InputError:

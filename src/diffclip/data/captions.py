@@ -29,7 +29,7 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
 
     Args:
         file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl`
-            with an object a line; `.json` with a list of such objects, or as COCO's. Captions may be a list.
+            with one object per line; `.json` with a list of such objects, or as COCO's. Captions may be a list.
         image_key, caption_key: names of the columns or keys; None: the first usual one that is there.
 
     Raises:
@@ -52,7 +52,7 @@ def read_captions(file: Path, image_key: str | None = None, caption_key: str | N
     for image, texts in pairs:
         own = texts if isinstance(texts, list) else [texts]
         if not all(one is None or isinstance(one, str) for one in own):
-            raise InputError(f"{file}: the caption of {image} is {texts!r}, which is no text: correct it")
+            raise InputError(f"{file}: the caption of {image} is {texts!r}, which is not text: correct it")
         cleaned = (" ".join(one.split()) for one in own if one)
         captions.setdefault(str(image).strip(), []).extend(text for text in cleaned if text)
     captions.pop("", None)

@@ -65,7 +65,7 @@ class Corpus:
     Args:
         train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
         caption_key: the key of `.json` that holds a caption or a list of them. Unless it is another than the
-            usual, a sample's `.txt`, one caption a line, comes first.
+            usual, a sample's `.txt`, one caption per line, comes first.
         window: shards that a process shuffles together. None: all samples, or 16 shards where one is remote.
         cache: folder for copies of remote shards; None: in the user's cache folder.
         cache_gb: size of these copies in 10^9 bytes, beyond which the oldest go; None: no limit.
@@ -129,7 +129,10 @@ class Corpus:
         ]
         if not self.samples:
             why = f" (first: {self.faults[0]})" if self.faults else ""
-            raise InputError(f"no sample in {self} has an image and a caption{why}: give WebDataset tars")
+            raise InputError(
+                f"no sample in {self} has an image and a caption{why}: to train, each sample needs an image and a "
+                "caption (.txt or .json); sets with classes (.cls) are for `diffclip evaluate`"
+            )
 
     def __str__(self) -> str:
         more = f" and {len(self._shards) - 1} more shards" if len(self._shards) > 1 else ""

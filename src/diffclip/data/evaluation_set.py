@@ -95,8 +95,8 @@ class EvaluationSet:
         templates: prompts with `{c}` for the class name; empty for retrieval.
         source: where the images come from.
         indices: the numbers in `source` of the set's samples.
-        labels: one a sample for classification, else empty.
-        captions: one or more a sample for retrieval, the texts of its masks for masks, else empty.
+        labels: one per sample for classification, else empty.
+        captions: one or more per sample for retrieval, the texts of its masks for masks, else empty.
         faults: the samples skipped so far; `batches` adds the broken images that it meets.
         folder: where the splits may lie as folders of shards.
         beside: opens another split of the set; None if there is none.

@@ -63,7 +63,7 @@ def read_image(
 def read_pixels(data: bytes, name: str = "the image") -> Tensor:
     """Read one image from the bytes of its file as a tensor, with the pixels of `read_image`.
 
-    Ordinary JPEGs are decoded by torchvision, which writes RGB at once where Pillow makes 32 bits a pixel in between;
+    Ordinary JPEGs are decoded by torchvision, which writes RGB at once where Pillow makes 32 bits per pixel in between;
     both use the same library. Pillow reads everything else, and every file that torchvision refuses.
 
     Returns:

@@ -3,8 +3,8 @@
 Members are grouped as WebDataset does: the key is the path up to the first dot of the base name, the extension is the
 rest in lower case, and neighbors of one key are a sample. One scan of the headers of a tar gives its index, a NumPy
 file `diffclip-index/NAME.npy` beside the shard or in the user's cache folder. It holds two arrays, one after the other:
-a line of JSON (`Header`), and a row a sample with the key and, for each extension, the place (in blocks of 512 bytes)
-and size of the member.
+a line of JSON (`Header`), and one row per sample with the key and, for each extension, the place (in blocks of 512
+bytes) and size of the member.
 """
 
 from __future__ import annotations

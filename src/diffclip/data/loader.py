@@ -55,7 +55,7 @@ class CaptionLoader:
         corpus: where the samples are. With a window each process shuffles that many shards at a time.
         transform: uint8 [3, H, W] and a seed in [0, 2^64) → uint8 [3, S, S].
         tokenizer: n texts → int64 [n, L].
-        batch_size: samples a batch, over all processes; the last incomplete batch of an epoch is dropped.
+        batch_size: samples per batch, over all processes; the last incomplete batch of an epoch is dropped.
         seed: not negative.
         workers: processes that read ahead, which signals to the whole job do not end; 0 reads in this one.
         rank: the number of this process.

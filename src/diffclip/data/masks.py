@@ -145,7 +145,7 @@ def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
     text = sample["cls"].decode("ascii", "replace").strip()
     if not text.isdecimal() or int(text) >= classes:
         raise InputError(
-            f"label {text[:20]!r} of {name} is no number from 0 to {classes - 1}, the lines of classnames.txt: "
+            f"label {text[:20]!r} of {name} is not a number from 0 to {classes - 1}, the lines of classnames.txt: "
             "correct its .cls"
         )
     return int(text)

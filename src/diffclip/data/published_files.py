@@ -34,7 +34,7 @@ from diffclip.data.published_sets import (
 from diffclip.errors import Fault, InputError, explained, require_group
 
 # Images of each class to learn from, or their share, where the files come without a split; the others are tested on.
-# As in TFDS's splits: 30 a class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
+# As in TFDS's splits: 30 per class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
 _DRAWN: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
 # Classes of a set that is whole, if they are not all of ImageNet's.
 _CLASSES = {"imagenet-a": 200, "imagenet-r": 200}
@@ -77,7 +77,7 @@ def _class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
     known = {class_name: number for number, class_name in enumerate(names)}
     folders = [found.name for found in folder.iterdir() if found.is_dir() and found.name[0] != "."]
     if foreign := sorted(set(folders) - set(known)):
-        raise InputError(f"{folder / foreign[0]} is no class of {name}: move it out of {folder}")
+        raise InputError(f"{folder / foreign[0]} is not a class of {name}: move it out of {folder}")
     if len(folders) != _CLASSES.get(name, 1000):
         raise InputError(
             f"{folder} has {len(folders)} class folders, {name} has {_CLASSES.get(name, 1000)}: fetch it again"

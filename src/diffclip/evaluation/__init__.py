@@ -1,1 +1,1 @@
-"""Evaluation: one task a file, typed result records, statistics."""
+"""Evaluation: one task per file, typed result records, statistics."""

@@ -47,7 +47,7 @@ def with_averages(records: Iterable[Record]) -> list[Record]:
 
 
 def _averages(records: Sequence[Record]) -> list[Record]:
-    """Return the averages of one trained model; of tasks that draw, one a draw that all their sets share.
+    """Return the averages of one trained model; of tasks that draw, one per draw that all their sets share.
 
     Of a set measured on several splits "test" counts, else the last; of several numbers of templates the largest.
     """

@@ -122,7 +122,7 @@ def build_classifier(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Build a unit column a class, [D, K]: every template filled in, embedded and normalized, averaged, normalized.
+    """Build one unit column per class, [D, K]: every template filled in, embedded and normalized, averaged, normalized.
 
     Templates have a place for the class name, `{c}` or `{}`; `batch_size` texts of any classes are embedded at once.
 

@@ -3,7 +3,7 @@
 Items are pairs of an image and a text, clusters are images. docs/protocols.md defines the maps (the field `map`);
 `diffclip.focus.measures` has the measures.
 
-Shapes: n items, L layers, H heads, P patches, B images, T texts an image, S image size, D joint width.
+Shapes: n items, L layers, H heads, P patches, B images, T texts per image, S image size, D joint width.
 """
 
 from __future__ import annotations

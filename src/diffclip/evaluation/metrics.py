@@ -35,7 +35,7 @@ def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Ten
     column a class, and labels int64 [N]: int64 [N] on the CPU, `NEVER` where the true class scores NaN.
 
     Raises:
-        InputError: not a label an image, or a label is out of range.
+        InputError: not one label per image, or a label is out of range.
     """
     classes = classifier.shape[1]
     _check_indices("labels", labels, len(image_features), classes, "classes")
@@ -48,7 +48,7 @@ def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Ten
 def retrieval_ranks(
     image_features: Tensor, text_features: Tensor, image_of_text: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Ranks of retrieval in both directions, with any number of captions an image.
+    """Ranks of retrieval in both directions, with any number of captions per image.
 
     Args:
         image_features: [N, D], unit length, any floating type (scored in float32).

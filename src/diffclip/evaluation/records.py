@@ -1,4 +1,4 @@
-"""Typed result records: one flat JSON object a number, one a line, and the pandas table of them.
+"""Typed result records: one flat JSON object per number and per line, and the pandas table of them.
 
 `protocol` is text for people. Programs read the other fields.
 """
@@ -144,7 +144,7 @@ def record_files(paths: Iterable[str | PathLike[str]]) -> list[Path]:
 
 
 def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> pd.DataFrame:
-    """Load result records as a table, a row a record and a column a field.
+    """Load result records as a table, one row per record and one column per field.
 
     Args:
         paths: record files (JSON lines) or folders; of a folder every `results.jsonl` in it and below it.

@@ -1,4 +1,4 @@
-"""Run the entries of a suite on a model: a finished task is found again, and a set that fails fails alone."""
+"""Run the entries of a suite on a model: skip tasks that are finished, and go on when a set fails."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLi
     The variance is that over seeds plus that over items, which all seeds share.
 
     Args:
-        values: [n] a value a seed.
+        values: [n] one value per seed.
         low: [n] lower ends of the 95 % intervals over items.
         high: [n] upper ends of them.
     """

@@ -125,7 +125,7 @@ def _pearson(first: Tensor, second: Tensor, seen: Tensor | None = None) -> Tenso
     pair = torch.stack([first, second]).double()
     weight = torch.ones_like(pair) if seen is None else seen.to(pair.dtype).expand_as(pair)
     mean = (pair * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True)
-    centred = (pair - mean) * weight
-    norms = torch.linalg.vector_norm(centred, dim=-1)
+    centered = (pair - mean) * weight
+    norms = torch.linalg.vector_norm(centered, dim=-1)
     constant = (norms <= 1e-6 * torch.linalg.vector_norm(pair * weight, dim=-1)).any(0)
-    return torch.where(constant, 0.0, centred.prod(0).sum(-1) / norms.prod(0).clamp_min(1e-300))
+    return torch.where(constant, 0.0, centered.prod(0).sum(-1) / norms.prod(0).clamp_min(1e-300))

@@ -70,7 +70,7 @@ def images_at_once(model: CLIP, first_layer: int = 0) -> int:
     """Number of images whose maps with gradients, from `first_layer` on, fit into about 2 GiB together."""
     vision = model.config.vision
     tokens = (vision.image_size // vision.patch_size) ** 2 + 1 + vision.registers
-    # four maps a head, and what a block of this width keeps for its gradients
+    # four maps per head, and what a block of this width keeps for its gradients
     numbers = (
         (vision.layers - first_layer % vision.layers)
         * tokens

@@ -1,4 +1,4 @@
-"""Differences between models, with intervals, p-values and a verdict word: a row a (measure, contrast)."""
+"""Differences between models, with intervals, p-values and a verdict word: one row per (measure, contrast)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def is_one_run_each(comparisons: pd.DataFrame) -> bool:
 
 
 def is_above_chance(values: pd.DataFrame, metric: str) -> bool | None:
-    """Tell whether a model's values of a metric, a row a seed, are shown to be better than chance.
+    """Tell whether a model's values of a metric, one row per seed, are shown to be better than chance.
 
     None without a chance level, and for a metric that does not judge.
     """

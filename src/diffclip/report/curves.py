@@ -22,7 +22,7 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def training_chart(results: Results) -> Chart | None:
-    """Draw the training loss and the validation score over steps, a line a run and a strong one an arm's mean."""
+    """Draw the training loss and the validation score over steps, one line per run and a strong one per arm's mean."""
     curves = _shown_curves(results)
     if not curves:
         return None
@@ -48,7 +48,7 @@ def training_chart(results: Results) -> Chart | None:
 
 
 def lambda_chart(results: Results) -> Chart | None:
-    """Draw λ and the correlation of both attention maps by layer at both ends of training, a line a run."""
+    """Draw λ and the correlation of both attention maps by layer at both ends of training, one line per run."""
     curves = [curve for curve in _shown_curves(results) if curve.get("lambda")]
     if not curves:
         return None
@@ -75,13 +75,13 @@ def lambda_chart(results: Results) -> Chart | None:
     add_legend(figure, _arms(curves), colors)
     caption = (
         "λ of each layer after the last step (dotted: the first), and the correlation of its two attention maps at "
-        "the last validation (dotted: the first); a line a run."
+        "the last validation (dotted: the first); one line per run."
     )
     return Chart("lambda", "λ and the two maps", caption, figure)
 
 
 def sweep_chart(results: Results) -> Chart | None:
-    """Draw the validation score of a study's sweep over the learning rate, a line a model and weight decay."""
+    """Draw the validation score of a study's sweep over the learning rate, one line per model and weight decay."""
     if results.runs.empty or not (results.runs["group"] == "sweep").any():
         return None
     sweep = results.runs[results.runs["group"] == "sweep"].astype({"score": float})
@@ -125,7 +125,7 @@ def _points(x: Sequence[float], y: Sequence[float | None], scale: float = 1) -> 
 
 
 def _lines(axes: Axes, lines: Sequence[tuple[str, Line]], colors: dict[str, str], label: str) -> None:
-    """Draw a thin line a run, and a thick one for the mean of an arm's runs over the steps that they share."""
+    """Draw a thin line per run, and a thick one for the mean of an arm's runs over the steps that they share."""
     for model, color in colors.items():
         own = [line for arm, line in lines if arm == model]
         width, alpha = (1.6, 1.0) if len(own) == 1 else (0.7, 0.5)

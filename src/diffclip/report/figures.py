@@ -53,7 +53,7 @@ def forest_chart(
     by: str = "label",
     paper: dict[tuple[str, str, str], float] | None = None,
 ) -> Chart | None:
-    """Draw differences in points with their intervals, a row a measure or an arm, with seeds as dots.
+    """Draw differences in points with their intervals, one row per measure or arm, with seeds as dots.
 
     Args:
         comparisons: rows of `compare`; metrics that are no shares are left out.
@@ -193,7 +193,7 @@ def pairs_chart(results: Results) -> Chart | None:
     add_legend(figure, models, colors)
     caption = (
         "Share of pairs, in percent, of which both statements pick their own image; "
-        f"{int(own['count'].iloc[0])} pairs a pattern. Dashed: chance, {percent(chance)} %."
+        f"{int(own['count'].iloc[0])} pairs per pattern. Dashed: chance, {percent(chance)} %."
     )
     return Chart("minimal_pairs", "Minimal pairs", caption, figure)
 
@@ -214,7 +214,7 @@ def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) ->
 
 
 def _bars(results: Results, rows: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
-    """Draw the values of some measures in percent, a bar a model, with whiskers and the chance level."""
+    """Draw the values of some measures in percent, one bar per model, with whiskers and the chance level."""
     models = few_models(list(dict.fromkeys(model for _, own in rows for model in own["model"])))
     colors, height = colors_of(results.models), 0.8 / len(models)
     figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))

@@ -80,10 +80,10 @@ class Results:
     """Everything that a report shows.
 
     Attributes:
-        records: a row a record of the last checkpoint, with `measure` (a number a measure) added. Models that share
-            a name have their weights in it.
-        curves: a mapping a run as in `curves.jsonl`.
-        runs: a row a run of a study; empty without one.
+        records: one row per record of the last checkpoint, with `measure` (one number per measure) added. Models that
+            share a name have their weights in it.
+        curves: one mapping per run as in `curves.jsonl`.
+        runs: one row per run of a study; empty without one.
         study: the resolved study, None without one.
         timing: step times of the arms in turns, by arm.
     """
@@ -157,7 +157,7 @@ def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> 
 
 
 def values_of(records: pd.DataFrame) -> pd.DataFrame:
-    """Average draws: a row a (measure, model, seed) with value, low, high, count, chance."""
+    """Average draws: one row per (measure, model, seed) with value, low, high, count, chance."""
     frame = records.assign(seed=records["seed"].fillna(-1).astype(int))
     return (
         frame.groupby(["measure", "model", "seed"], sort=False)

@@ -39,9 +39,9 @@ METRICS = {
     "acc1": "top-1",
     "acc5": "top-5",
     "mean_per_class_recall": "mean per class",
-    "pair_accuracy": "right pairs",
-    "mean_per_pattern_accuracy": "right pairs, mean over patterns",
-    "statement_accuracy": "right statements",
+    "pair_accuracy": "pair accuracy",
+    "mean_per_pattern_accuracy": "pair accuracy, mean over patterns",
+    "statement_accuracy": "statement accuracy",
     "group_match": "right matchings of a pair",
     "mean_of_shifts": "mean of the shifts",
     "mean_of_all": "mean of base and shifts",
@@ -65,7 +65,7 @@ METRICS = {
     "attack_success": "success of the attack",
     "local_lipschitz": "local Lipschitz estimate",
     "mean_iou": "mean IoU",
-    "pixel_accuracy": "right pixels",
+    "pixel_accuracy": "pixel accuracy",
     "sink_ratio": "sink ratio",
     "sink_value_norm": "value norm at the sink",
     "high_norm_share": "share of high-norm tokens",
@@ -73,7 +73,7 @@ METRICS = {
     "gradient_cosine": "cosine of the gradients of A1 and A2",
     "lambda": "λ",
     "map_correlation": "correlation of A1 and A2",
-    "step_seconds": "seconds a step",
+    "step_seconds": "seconds per step",
     "peak_memory": "peak memory (bytes)",
 }
 MAPS = {"A1_minus_A2": "A1 − A2"}
@@ -129,8 +129,8 @@ def metric_label(row: Mapping[str, Any]) -> str:
     task = str(row["task"])
     if task == "six-tasks":
         name = "" if base == "average" else name
-    elif task == "focus":
-        name = f"focus: {name}"
+    elif task in ("focus", "mmvp"):
+        name = f"{_TASKS.get(task, task)}: {name}"
     elif task not in _BARE:
         name = f"{_TASKS.get(task, task)} {name}"
     if _has(row, "epsilon"):

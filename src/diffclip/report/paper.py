@@ -141,7 +141,7 @@ def claims_table(results: Results) -> Table | None:
         return None
     table = pd.DataFrame(rows, columns=["claim", "task", "paper", "difference", "95 % interval", "verdict"])
     note = (
-        "Paper: gains printed for ViT-B/16, one training run a model (Tables 1 and 2, Sections 4.3 to 4.6)."
+        "Paper: gains printed for ViT-B/16, one training run per model (Tables 1 and 2, Sections 4.3 to 4.6)."
     )
     if len(judged) and is_one_run_each(judged):
         return Table("claims", "The paper's claims", table.drop(columns=["95 % interval", "verdict"]), note)
@@ -150,7 +150,7 @@ def claims_table(results: Results) -> Table | None:
 
 
 def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the parameters and the time a step that DiffCLIP needs more than CLIP."""
+    """Yield the parameters and the time per step that DiffCLIP needs more than CLIP."""
     frame = results.records
     costs = frame[(frame["task"] == "cost") & (frame["metric"] == "parameters")]
     own = costs.groupby("model")["value"].first()
@@ -159,7 +159,8 @@ def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, s
         yield "parameters", "+0.003 %", f"+{100 * (own[one] / own[other] - 1):.4f} %", ""
     if one in results.timing:
         ratio, low, high = (100 * (results.timing[one][key] - 1) for key in ("ratio", "low", "high"))
-        yield "time a step", "negligible", f"{ratio:+.0f} %", f"{low:+.0f} to {high:+.0f} %".replace("-", "−")
+        between = f"{low:+.0f} to {high:+.0f} %".replace("-", "−")
+        yield "time per step", "negligible", f"{ratio:+.0f} %", between
 
 
 def paper_tables(results: Results, printed: bool = False) -> list[Table]:

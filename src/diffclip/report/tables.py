@@ -70,12 +70,12 @@ def comparison_table(
     by: str = "label",
     paper: dict[tuple[str, str, str], str] | None = None,
 ) -> Table:
-    """Make the first table: value, difference, interval, p, detectable difference and verdict, a row a comparison.
+    """Make the first table: value, difference, interval, p, detectable difference and verdict, one row per comparison.
 
-    With one run a model there are values and their intervals over items alone.
+    With one run per model there are values and their intervals over items alone.
 
     Args:
-        by: "label" for a row a measure, "model" for a row an arm (with both tests beside the pooled one).
+        by: "label" for one row per measure, "model" for one row per arm (with both tests beside the pooled one).
         paper: the paper's gains in words, by (task or set, model, baseline).
     """
     if is_one_run_each(comparisons):
@@ -112,7 +112,7 @@ def comparison_table(
         f"over this table (Holm){but}. Detectable: found with 80 % power."
     )
     if set(gains) != {"–"}:
-        note += " Paper: gains printed for ViT-B/16, one training run a model."
+        note += " Paper: gains printed for ViT-B/16, one training run per model."
     if by == "model":
         note += (
             " Beside it, uncorrected: the paired t test; and the max-T permutation over all arms, with the seeds that "
@@ -130,7 +130,7 @@ def values_table(
     name: str = "values",
     intervals: bool = True,
 ) -> Table:
-    """Make a table of values, with their item intervals or without, a row a measure and a column a model."""
+    """Make a table of values, with their item intervals or without, one row per measure and one column per model."""
     fields, values = measures_of(results.records), values_of(results.records)
     own = values[values["measure"].isin(measures)]
     means = own.groupby(["measure", "model"])[["value", "low", "high"]].mean()
@@ -148,7 +148,7 @@ def values_table(
 
 
 def all_values(results: Results) -> list[Table]:
-    """Make tables of every measure without layers and heads, a table a task, at most six models side by side."""
+    """Make tables of every measure without layers and heads, one table per task, at most six models side by side."""
     frame = results.records[results.records["layer"].isna() & ~results.records["task"].eq("training")]
     tables = []
     for task, own in frame.groupby("task", sort=False):
@@ -161,7 +161,7 @@ def all_values(results: Results) -> list[Table]:
 
 
 def maps_table(results: Results) -> Table | None:
-    """Make a table of the maps of focus and faithfulness with their baselines, a row a measure and map."""
+    """Make a table of the maps of focus and faithfulness with their baselines, one row per measure and map."""
     frame = results.records
     own = frame[frame["metric"].isin(BY_MAP) & frame["layer"].isna() & frame["corruption"].isna()]
     own = own[own["task"].isin(WITH_MAPS)]
@@ -172,7 +172,7 @@ def maps_table(results: Results) -> Table | None:
 
 
 def layers_tables(results: Results) -> list[Table]:
-    """Make tables of what was measured by layer, a table a task and a row a measure and layer."""
+    """Make tables of what was measured by layer, one table per task and one row per measure and layer."""
     frame = results.records[results.records["layer"].notna() & results.records["head"].isna()]
     frame = frame.sort_values("metric", kind="stable")
     tables = []

@@ -137,7 +137,7 @@ def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
 
 
 def write_choices(target: Path, pairs: int, size: int, seed: int) -> None:
-    """Write the pairs of `write_pairs` in SugarCrepe's layout: a JSON file a pattern and the images that it names.
+    """Write the pairs of `write_pairs` in SugarCrepe's layout: one JSON file per pattern and the images that it names.
 
     The negative caption of an image is the statement about the other image of its pair.
 

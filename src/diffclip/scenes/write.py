@@ -20,7 +20,7 @@ from diffclip.scenes.vocabulary import COLOR_TEMPLATES, COLORS, COUNT_TEMPLATES,
 SHARD = 1000
 """Images of a tar."""
 PAIRS = 60
-"""Most minimal pairs a pattern."""
+"""Most minimal pairs per pattern."""
 QUESTIONED = 500
 """Most images with questions, as in POPE, and most with classes of pixels."""
 FORMAT = 2
@@ -68,7 +68,7 @@ def write_scenes(
     and about `test` images with one object, the same number of each shape, and `colours` the same images
     by color. `segmentation/test` holds at most QUESTIONED scenes of `captions/test` with the shape of each pixel.
     `counts/test` holds about `test` scenes by their number of objects. `shapes-sketch`, `shapes-recoloured` and
-    `shapes-noisy` are `shapes/test` shifted; `mmvp` and `scenes-sugarcrepe` hold the same pairs, at most PAIRS a
+    `shapes-noisy` are `shapes/test` shifted; `mmvp` and `scenes-sugarcrepe` hold the same pairs, at most PAIRS per
     pattern, and `questions` asks about at most QUESTIONED images, all three without distractors. Every file appears
     whole or not at all: a folder left by a kill is completed by the next call.
 
@@ -87,7 +87,7 @@ def write_scenes(
     counts = {"train": train, "val": val, "test": test}
     for name, count in counts.items():
         if count < 1:
-            raise InputError(f"{name} {count} is too few: give at least one image a split")
+            raise InputError(f"{name} {count} is too few: give at least one image per split")
     # other bad settings are refused before anything is written
     draw_scene(0, seed=seed, size=size, distractors=distractors)
     settings = {"size": size, **counts, "seed": seed, "format": FORMAT, "distractors": distractors}

@@ -69,7 +69,7 @@ def read(place: Path, about: About) -> Contents:
             if place.exists() and not all(map(_is_part, place.iterdir())):
                 raise InputError(f"{place} holds other files: choose a new or an empty folder for the index")
         return Contents([], np.empty((0, about.width), np.float16))
-    with explained(f"the index {place} is damaged", "remove that folder, it is made anew"):
+    with explained(f"the index {place} is damaged", "remove that folder; the next search makes it again"):
         try:
             return _read(place, about)
         except FileNotFoundError:  # another process has replaced the vectors meanwhile
@@ -81,7 +81,8 @@ def _read(place: Path, about: About) -> Contents:
         header = json.loads(next(lines, "{}"))
         if header.get("format") != _FORMAT:
             raise InputError(
-                f"{place} was made by another version of this program: remove it, it is made anew"
+                f"{place} was made by another version of this program: remove it; the next search makes "
+                "it again"
             )
         for of, wanted in (("folder", about.folder), ("model", about.model)):
             if header[of] != wanted:

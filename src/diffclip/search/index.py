@@ -242,7 +242,8 @@ def _look_up(folder: Path) -> dict[str, ImageFile]:
             now[name] = ImageFile(name, 0, -1)  # `read_image` has words for it
     if all(file.mtime == -1 for file in now.values()):  # a disk that is away must not cost the index
         raise InputError(
-            f"none of {len(now)} images in {folder} can be read: are they links to what is gone?"
+            f"none of {len(now)} images in {folder} can be read: check that their disk is mounted and that "
+            "links have targets"
         )
     return now
 

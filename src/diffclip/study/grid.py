@@ -90,7 +90,7 @@ def run_study(
                 with suppress(StoppedError):  # the grid sees what was asked
                     time_arms(study, place.output, place.device, place.threads, timing)
             elif not timed:
-                say("no time to time the steps of all arms: a call with more --minutes does")
+                say("step times not measured, as the time is too short: raise --minutes")
             stop.saves = True
             return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
 
@@ -146,7 +146,7 @@ class _Grid:
                     tally.stopped = self.stop.asked or "time"
                     kill_at = time.monotonic() + _GRACE
                     if going:
-                        self.say("asking the runs that go to save and stop")
+                        self.say("asking the running jobs to save and stop")
                     for _, worker, _ in going.values():
                         worker.process.terminate()
                 if tally.stopped is None:
@@ -186,7 +186,7 @@ class _Grid:
             if run.exists() and _is_of_others(run, planned):
                 with disk_errors(run):
                     shutil.rmtree(run)
-                how = "started anew, as the run in its folder had other settings"
+                how = "started again, as the run in its folder had other settings"
             self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
             train, evaluate = (
                 place.train_words(self.study, planned),
@@ -201,7 +201,7 @@ class _Grid:
         """Add a finished run to the study's folder, and tell what came of it."""
         tally, name, run = self.tally, planned.name, self.place.runs / planned.name
         if ended.stopped:
-            self.say(f"{name}: stopped, to be gone on with")
+            self.say(f"{name}: stopped; the next call resumes it")
             return
         try:
             if ended.failure:

@@ -231,9 +231,9 @@ def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
         return
     needed = missing_of(entries, place.data).items()
     missing = [f"{name}, {how}" for name, how in needed if name in PUBLISHED]
-    for folder in (place.data / study.data / split for split in ("train", "val")):
-        if not folder.exists():
-            missing.append(f"{folder}, which the study is trained on")
+    for split in ("train", "val"):
+        if not (folder := place.data / study.data / split).exists():
+            missing.append(f"{folder}, the {split} split of the study's data")
     if missing:
         raise InputError(f"missing in {place.data}: {'; '.join(missing)}")
 

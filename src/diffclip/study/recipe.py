@@ -41,7 +41,7 @@ class Arm(Keys):
 
 def _each_once(values: list[Any]) -> list[Any]:
     if len(set(values)) < len(values):
-        raise ValueError(f"{values} contains one twice: leave it out")
+        raise ValueError(f"{values} contains a value twice: list each value once")
     return values
 
 
@@ -137,7 +137,7 @@ class Study(Keys):
         named |= {f"sweep.arms has {name}:": name for name in (self.sweep.arms if self.sweep else ())}
         for where, name in named.items():
             if name not in self.arms:
-                raise ValueError(f"{where} {name!r}, which is no arm: choose from {', '.join(self.arms)}")
+                raise ValueError(f"{where} {name!r}, which is not an arm: choose from {', '.join(self.arms)}")
         reported = {seed for grid in self.grids.values() for seed in grid.seeds}
         if self.sweep and reported & set(self.sweep.seeds):
             raise ValueError(

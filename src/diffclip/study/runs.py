@@ -33,9 +33,9 @@ class Run:
     """One training run as its folder tells it.
 
     Attributes:
-        rows: the telemetry, a mapping a step; steps that a resumed run repeated are there once.
-        validations: a mapping a validation.
-        starts: a mapping a start (`about.json`), oldest first.
+        rows: the telemetry, one mapping per step; steps that a resumed run repeated are there once.
+        validations: one mapping per validation.
+        starts: one mapping per start (`about.json`), oldest first.
         heard: when the telemetry was last written, unix seconds.
     """
 
@@ -114,7 +114,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Read JSON objects, one a line; a line cut short is left out, and a missing file has none.
+    """Read JSON objects, one per line; a line cut short is left out, and a missing file has none.
 
     Raises:
         InputError: the file cannot be read.

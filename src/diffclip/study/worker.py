@@ -1,7 +1,7 @@
 """One run of a study in a process of its own: `diffclip train`, then `diffclip evaluate`.
 
-The processes are forked from a server that has imported torch once, which saves seconds and memory a run. They end with
-the study, however it ends: what a run lost is no more than `diffclip train --resume` makes again.
+The processes are forked from a server that has imported torch once, which saves seconds and memory per run. They end
+with the study, however it ends: what a run lost is no more than `diffclip train --resume` makes again.
 """
 
 from __future__ import annotations

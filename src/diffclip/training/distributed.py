@@ -43,7 +43,7 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
     torch.backends.cudnn.allow_tf32 = False  # fp32 is float32, also in the convolution that makes patches
     strategy: str | Strategy = "auto"
     if hardware.strategy == "fsdp":
-        # its automatic mesh would take one data-parallel process a node
+        # its automatic mesh would take one data-parallel process per node
         strategy = ModelParallelStrategy(
             lambda model, mesh: shard(model, mesh["data_parallel"]),
             data_parallel_size=hardware.world,
@@ -213,8 +213,9 @@ def telling_lost(fabric: Any) -> Iterator[None]:
         if fabric.world_size == 1 or not lost:
             raise
         line = (
-            f"process {fabric.global_rank} of {fabric.world_size} lost another one, which was killed or ran out of "
-            f"memory ({' '.join(text.split())[:120]}): see what it said, and go on with --resume"
+            f"process {fabric.global_rank} of {fabric.world_size} lost contact with another process, which was "
+            f"killed or ran out of memory ({' '.join(text.split())[:120]}): read that process's last message, and go "
+            "on with --resume"
         )
         leave_word(line, lost=True)
         raise DiffCLIPError(line) from None

@@ -1,4 +1,4 @@
-"""The processes of a run, one a device: how many, who starts them, and how a signal or a failure ends them.
+"""The processes of a run, one per device: how many, who starts them, and how a signal or a failure ends them.
 
 `diffclip train --devices N` starts N processes and watches them, with the parts that `torchrun` is made of. `torchrun`
 and SLURM's `srun` start the processes themselves and say so in the environment.
@@ -73,7 +73,7 @@ class Hardware:
                 )
         if cuda and devices > torch.cuda.device_count():
             raise InputError(
-                f"{devices} processes a node need {devices} GPUs, and torch sees {torch.cuda.device_count()}: lower "
+                f"{devices} processes per node need {devices} GPUs, and torch sees {torch.cuda.device_count()}: lower "
                 "--devices, or give each process all GPUs of its node"
             )
         return Hardware(devices, nodes, self.strategy, "cuda" if cuda else "cpu")
@@ -90,7 +90,7 @@ class Hardware:
 
 
 def started_outside() -> tuple[int, int] | None:
-    """(processes a node, nodes) where `torchrun`, `srun` or `launch` has started this process."""
+    """(processes per node, nodes) where `torchrun`, `srun` or `launch` has started this process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return devices, int(os.environ["WORLD_SIZE"]) // devices
@@ -104,7 +104,7 @@ def started_outside() -> tuple[int, int] | None:
 
 
 def launch(hardware: Hardware) -> None:
-    """Run this program's own command in one process a device of this node, and wait for all of them.
+    """Run this program's own command in one process per device of this node, and wait for all of them.
 
     When one fails, the others are ended. A signal to stop goes to all, which have five minutes to save.
 

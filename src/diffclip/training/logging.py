@@ -1,4 +1,4 @@
-"""The log of a run: `metrics.jsonl` with a record a step, `validation.jsonl`, TensorBoard, Weights & Biases, and
+"""The log of a run: `metrics.jsonl` with one record per step, `validation.jsonl`, TensorBoard, Weights & Biases, and
 progress on stderr."""
 
 from __future__ import annotations

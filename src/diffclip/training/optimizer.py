@@ -2,7 +2,7 @@
 
 Source: SLIP's training code (github.com/facebookresearch/SLIP, main.py and utils.py), which the paper trains with.
 
-The state lies in one safetensors file a process that holds a share of it. A tensor that is shared out over processes
+The state lies in one safetensors file per process that holds a share of it. A tensor that is shared out over processes
 (FSDP2) is cut along its first dimension: put together in order the files' cuts are the whole, for any number of
 processes.
 """

@@ -140,7 +140,7 @@ def _with_total(parts: dict[str, int]) -> dict[str, int]:
 
 
 def count_flops(recipe: Recipe, in_parts: bool = False) -> dict[str, int]:
-    """Operations a sample in training: those of the matrix products (a multiplication and an addition are two).
+    """Operations per sample in training: those of the matrix products (a multiplication and an addition are two).
 
     Attention is counted by its formula, every entry of every map. `in_parts` says that a process computes its share of
     the batch in several passes, for which features come first (GradCache).
@@ -217,10 +217,10 @@ def _parameters(config: str) -> tuple[dict[str, int], int, int]:
 
 @functools.cache
 def _pass_memory(config: str, backend: str, again: bool, precision: str) -> tuple[int, int]:
-    """Bytes of a forward and backward pass: a constant, and bytes a sample."""
+    """Bytes of a forward and backward pass: a constant, and bytes per sample."""
     parsed = CLIPConfig.model_validate_json(config)
     if backend in ("auto", "triton"):
-        # the fused kernel keeps what fused plain attention keeps, and three numbers a row (0.1 % of ViT-B/16)
+        # the fused kernel keeps what fused plain attention keeps, and three numbers per row (0.1 % of ViT-B/16)
         for tower in (parsed.vision, parsed.text):
             tower.attention = "softmax" if tower.attention == "differential" else tower.attention
         backend = "sdpa"

@@ -105,7 +105,7 @@ class Recipe(Keys):
     weights: str | None = None  # a saved model to go on from; None: fresh values by `init`
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
     epochs: PositiveInt
-    batch_size: int = Field(gt=1)  # samples a step, over all processes
+    batch_size: int = Field(gt=1)  # samples per step, over all processes
     micro_batch: PositiveInt | None = None  # samples a forward pass, a process; None: its whole share
     loss: Literal["clip", "siglip"] = "clip"
     gather_with_grad: bool = True  # "clip": gradients reach other processes' features; False: as SLIP trained
@@ -169,7 +169,7 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
     if "language_model" in fields:
         raise InputError(f"{source} has a language model: use `diffclip vlm train`")
     if "models" in fields:
-        raise InputError(f"{source} has models: use `diffclip study`")
+        raise InputError(f"{source} is a study: use `diffclip study`")
     if fields.get("model") == OF_WEIGHTS:
         fields = _with_model_of_weights(fields, source)
     recipe = parse(Recipe, fields, source, "recipe", changes)

@@ -41,8 +41,10 @@ def parse(kind: type[Kind], fields: Any, source: object, what: str, changes: Ite
             if fault["type"] == "extra_forbidden":
                 raise unknown(f"{what} key", ".".join(map(str, fault["loc"])), _names(kind)) from None
         key = ".".join(map(str, error.errors()[0]["loc"]))
-        blamed = (change for change in changes if f"{key}.".startswith(f"{change.partition('=')[0]}."))
-        raise InputError(f"{next(blamed, source)}: {explain(error)}") from None
+        words = {change.partition("=")[0]: change for change in changes}
+        named = next((name for name in words if f"{key}.".startswith(f"{name}.")), None)
+        blamed = source if named is None else words[named]
+        raise InputError(f"{blamed}: {explain(error).removeprefix(f'{named}: ')}") from None
 
 
 def _names(kind: type[BaseModel]) -> list[str]:

@@ -284,7 +284,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     corpus.keep_indexes()
     begins = f"going on after step {done} of {steps}" if done else f"{steps} steps"
     _say(
-        f"{run}: {begins}, {recipe.precision}, {loader.samples} samples an epoch in {loader.batches_per_epoch} "
+        f"{run}: {begins}, {recipe.precision}, {loader.samples} samples per epoch in {loader.batches_per_epoch} "
         f"batches of {recipe.batch_size}, {loader.dropped} left out of each epoch"
         + (f"; {len(loader.faults)} skipped, the first: {loader.faults[0]}" if loader.faults else "")
     )

@@ -34,7 +34,8 @@ class Validation:
 
     `scores` are the numbers of `pictures` and `captions` that could be read, the six recalls of
     `diffclip.evaluation.retrieval` and `score`, their mean. `map_correlation` is the correlation of A1 with A2 on the
-    first 32 images by tower ("visual", "text"), a number a layer, none of a plain tower. `faults` are broken images.
+    first 32 images by tower ("visual", "text"), one number per layer, none of a plain tower. `faults` are broken
+    images.
     """
 
     scores: dict[str, float]

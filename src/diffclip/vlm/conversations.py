@@ -17,7 +17,7 @@ from diffclip.files import check_not_input, check_writable, printable, write_tex
 
 IMAGE = "<image>"
 """The mark of the image's place in a question, whatever the tokenizer of the language model calls it."""
-_WANTED = "give a list of conversations in LLaVA's JSON, or one conversation a line"
+_WANTED = "give a list of conversations in LLaVA's JSON, or one conversation per line"
 
 
 class Turn(NamedTuple):
@@ -117,7 +117,7 @@ def filter_conversations(source: Path, target: Path, images: str) -> tuple[Count
 
     Args:
         source: LLaVA's JSON.
-        target: JSON of the same form, one sample a line.
+        target: JSON of the same form, one sample per line.
         images: start of the path, such as "coco/".
 
     Returns:

@@ -30,7 +30,7 @@ from diffclip.vlm.chat import IGNORED, Template, encode
 from diffclip.vlm.conversations import Conversation, Turn, parse_sample, read_samples
 
 _FORMAT = 2  # counts up when lines or entries change, so that older indexes are not read
-# English in vocabularies of 100,000 words and more has 4 to 4.5 letters a token
+# English in vocabularies of 100,000 words and more has 4 to 4.5 letters per token
 _LETTERS_PER_TOKEN = 4.0
 # tokens that the template "chat" adds to a conversation, and to each of its turns
 _AROUND, _AROUND_TURN = 20, 10

@@ -68,6 +68,8 @@ def model_folder(source: str | Path) -> Path:
     for candidate in (folder, folder / MODEL_FOLDER):
         if (candidate / "config.json").is_file():
             return candidate
+    if not folder.exists():
+        raise InputError(f"{source} does not exist: {_WANTED}")
     if "language_model" in (recipe_of(folder) or {}):
         raise InputError(
             f"{source} is a run that has not ended: finish it with `diffclip vlm train … --resume`"

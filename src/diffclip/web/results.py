@@ -28,7 +28,7 @@ _NUMBERS = {
     "effective_patches": ("Effective patches", "an even map over so many has this entropy", "{:.1f}"),
     "top10": ("On the ten strongest", "share of all patches' total", "{:.0%}"),
     "class_token": ("On the class token", "share on the class token itself", "{:.0%}"),
-    "auroc": ("AUROC of the object", "0.5: as good as chance", "{:.2f}"),
+    "auroc": ("AUROC of the object", "0.5: chance level", "{:.2f}"),
     "inside": ("On the object", "share of the positive values", "{:.0%}"),
 }
 _TEMPLATE = jinja2.Environment(

@@ -27,7 +27,7 @@ def pick_port(host: str, port: int) -> int:
     """Check that `host` and `port` can be listened at, before models are loaded; 0 picks a free port.
 
     Raises:
-        InputError: the port is taken or reserved, or `host` is no address of this machine.
+        InputError: the port is taken or reserved, or `host` is not an address of this machine.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -36,7 +36,7 @@ def pick_port(host: str, port: int) -> int:
             tried.bind(address)
             return int(tried.getsockname()[1])
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no address"
+        reason = error.strerror if isinstance(error, OSError) else "it is not an address"
         raise InputError(
             f"cannot listen at --host {host} --port {port} ({reason}): choose another --port, and as --host "
             "127.0.0.1, or 0.0.0.0 for every network"

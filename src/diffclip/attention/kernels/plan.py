@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Problem:
-    """The facts that a plan depends on: tokens, head sizes, bytes an element, and whether it is causal."""
+    """The facts that a plan depends on: tokens, head sizes, bytes per element, and whether it is causal."""
 
     tokens: int
     size: int

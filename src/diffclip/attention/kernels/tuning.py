@@ -1,4 +1,4 @@
-"""Measured plans: the search over `plan.candidates`, and a file a GPU that keeps what it found.
+"""Measured plans: the search over `plan.candidates`, and one file per GPU that keeps what it found.
 
 The file lies in the user's cache folder, named by GPU and Triton version; it is JSON, and losing it costs a search.
 """
