@@ -76,7 +76,7 @@ def test_broken_pictures_of_a_folder_are_one_line_and_those_that_were_named_an_e
         call(folder, folder / "empty7.png", *arguments)
     for name in ("red", "green", "blue"):
         (folder / f"{name}.png").write_text("not a picture")
-    with pytest.raises(InputError, match=r"blue\.png.*none of the other 11"):
+    with pytest.raises(InputError, match=r"blue\.png.*the other 11 cannot be read either"):
         call(folder, *arguments)
 
 

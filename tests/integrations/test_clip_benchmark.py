@@ -177,5 +177,5 @@ def test_a_linear_probe_without_cuda_names_the_way_out() -> None:
 
 def test_a_missing_group_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(InputError, match=r"needs sklearn.* pip install 'diffclip\[eval\]'"):
+    with pytest.raises(InputError, match=r"missing packages \(sklearn\).* pip install 'diffclip\[eval\]'"):
         ours.register()

@@ -156,7 +156,7 @@ def test_a_dry_run_tells_runs_time_and_detectable_difference(
     more = ("--workers", 2, "--dry-run", "--pilot", tmp_path / "pilot", "models.seeds=[0,1,2,3,4,5]")
     ended = diffclip_study(file, *more)
     assert "1 of 12 runs are finished; the others take about 8 min, 2 at a time on cpu" in ended.stdout
-    assert "primary: DiffCLIP − CLIP, validation score on flickr8k" in ended.stdout
+    assert "primary: DiffCLIP − CLIP, validation score, Flickr8k" in ended.stdout
     rows = [line.split() for line in ended.stdout.splitlines()]
     assert ["models", "CLIP", "brief", "0", "…", "5", "6", "1"] in rows
     assert ["models", "DiffCLIP", "brief", "0", "…", "5", "6", "0"] in rows
