@@ -27,6 +27,10 @@ AttentionKind = Literal[
     "softmax", "differential", "differential-v2", "differential-added", "gated", "gated-headwise"
 ]
 Activation = Literal["gelu", "quick_gelu"]
+Backend = Literal["auto", "eager", "sdpa", "triton"]
+"""Of attention, see `attention.dispatch`."""
+Init = Literal["matched", "published"]
+"""Of parameters, see `initialisation`."""
 # bounded, as a file of a stranger says how many are built
 Depth = Annotated[int, Field(gt=0, le=1000)]
 
@@ -272,7 +276,10 @@ def explain(error: ValidationError) -> str:
     parts = []
     for fault in error.errors():
         where = ".".join(str(part) for part in fault["loc"])
-        message = fault["msg"].removeprefix("Value error, ")
+        is_choice = fault["type"] == "literal_error"
+        message = (
+            f"choose {fault['ctx']['expected']}" if is_choice else fault["msg"].removeprefix("Value error, ")
+        )
         parts.append(f"{where}: {message}" if where else message)
     return "; ".join(parts)
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from diffclip.config import CLIPConfig, VisionConfig
+from diffclip.config import CLIPConfig, Init, VisionConfig
 from diffclip.errors import unknown
 
-INITS = ("matched", "published")
+INITS = get_args(Init)
 LOGIT_SCALE_START = math.log(1 / 0.07)
 # where the sigmoid loss starts (Zhai et al. 2023, Section 3.1): scale 10, bias −10
 _SIGMOID_SCALE_START, _SIGMOID_BIAS_START = math.log(10), -10.0

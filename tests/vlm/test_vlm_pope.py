@@ -129,7 +129,7 @@ def line(**fields: object) -> str:
     ("text", "message"),
     [
         ("", r"random.json has no question"),
-        (line() + line(question_id=2, label="maybe"), r"line 2 is not a question: label: Input should be"),
+        (line() + line(question_id=2, label="maybe"), r"line 2 is not a question: label: choose"),
         ("[" * 100_000, r"line 1 is not a question: Invalid JSON"),
         (line(image="7\n.jpg"), r"1 of the 3 images .* such as 7\\n.jpg"),
     ],

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from diffclip.evaluation.embed import Progress
     from diffclip.focus.attend import Prepared
 
+_DRAWN, _ARRAYS = (".png", ".svg", ".pdf"), ".npz"
 _DEFAULT = Path("attend.png")
 # those of focus.attend, so that a wrong one is told before it is imported
 MethodName = Literal["relevance", "grad-eclip", "attention", "A1", "A2", "rollout"]
@@ -72,23 +73,25 @@ def attend(
         raise InputError("--model has a model twice: name each model once")
     for source in model:
         find_model(source)
-    from diffclip.cli.progress import showing_progress
-    from diffclip.data.images import find_images
-    from diffclip.focus.attend import View, write_arrays
-    from diffclip.focus.attend import attend as attend_to
-    from diffclip.report.attention import ARRAYS, DRAWN, attend_figures, seen_by, write_figures
-
-    view = View(method or "", layers, head, _place(patch)).resolved(texts)
-    files = find_images(images)
     outputs = list(dict.fromkeys(output or [_DEFAULT]))
     for path in outputs:
-        if path.suffix.lower() not in (*DRAWN, ARRAYS):
-            raise InputError(f"{path} should end in {', '.join(DRAWN)} or, for arrays, {ARRAYS}")
+        if path.suffix.lower() not in (*_DRAWN, _ARRAYS):
+            raise InputError(f"{path} should end in {', '.join(_DRAWN)} or, for arrays, {_ARRAYS}")
         check_writable(path)
+    from diffclip.data.images import find_images
+
+    files = find_images(images)
+    for path in outputs:
         numbers = range(1, len(files) + 1) if len(files) > 1 else ()
         for written_to in (path, *(path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)):
             check_not_input(written_to, files)
-    drawn = [path for path in outputs if path.suffix.lower() != ARRAYS]
+    drawn = [path for path in outputs if path.suffix.lower() != _ARRAYS]
+    from diffclip.cli.progress import showing_progress
+    from diffclip.focus.attend import View, write_arrays
+    from diffclip.focus.attend import attend as attend_to
+    from diffclip.report.attention import attend_figures, seen_by, write_figures
+
+    view = View(method or "", layers, head, _place(patch)).resolved(texts)
 
     loaded = _load(model, device)
     seen: dict[str, list[Any]] = {label: [] for label in loaded}

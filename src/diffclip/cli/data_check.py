@@ -33,7 +33,9 @@ def check(
     sample: Annotated[
         int | None, typer.Option(help="Read this many samples, drawn at random; default: all.", min=1)
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that read; 0: one per core.", min=0)] = 0,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that read; default: one per core.", min=1)
+    ] = None,
     caption_key: Annotated[
         str, typer.Option(help="Key of the captions in .json, as in a recipe.")
     ] = "caption",
@@ -47,8 +49,6 @@ def check(
 
     The exit code is 0 if any sample can be used, and 2 if none can.
     """
-    from diffclip.cli.progress import showing_progress
-    from diffclip.data.check import check as look
     from diffclip.data.corpus import Corpus
 
     if output is not None:
@@ -56,6 +56,9 @@ def check(
             raise InputError(f"--output {output} would replace a shard: name a .json file")
         check_writable(output)
     corpus = Corpus(shards, caption_key)
+    from diffclip.cli.progress import showing_progress
+    from diffclip.data.check import check as look
+
     total = min(sample or corpus.samples, corpus.samples)
     with showing_progress("Reading", {"samples": total}) as advance:
         found = look(corpus, sample, workers or cores(), lambda done: advance("samples", done, None))

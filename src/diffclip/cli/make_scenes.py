@@ -18,7 +18,9 @@ def make_scenes(
     distractors: Annotated[
         int, typer.Option(help="Small objects in each image that no caption mentions, 0 to 64.")
     ] = 0,
-    workers: Annotated[int, typer.Option(help="Processes that draw; 0: one per core.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that draw; default: one per core.", min=1)
+    ] = None,
 ) -> None:
     """Draw the built-in set: captions, classes, shifted classes, minimal pairs and questions.
 

@@ -25,7 +25,7 @@ def make_shards(
     ] = None,
     image_key: Annotated[str | None, typer.Option(help="Column or key of the images.")] = None,
     caption_key: Annotated[str | None, typer.Option(help="Column or key of the captions.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.", min=0)] = 0,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.", min=1)] = None,
 ) -> None:
     """Make shards to train on from a folder of images with captions.
 

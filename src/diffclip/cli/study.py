@@ -67,9 +67,12 @@ def study(
 
     Ctrl-C and SIGTERM save the current runs; the exit code is 130 or 75.
     """
+    from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown
+    from diffclip.training.recipe_file import find_recipe
+
+    find_recipe(recipe)
     import torch
 
-    from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown
     from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
     from diffclip.study.plan import GROUPS, Place, check_place, entries_of, left_out, usual_workers

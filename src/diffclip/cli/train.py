@@ -62,7 +62,7 @@ def train(
     torchrun and srun may start the processes: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE -r FOLDER
     """
     from diffclip.errors import InputError
-    from diffclip.training.recipe_file import find_recipe
+    from diffclip.training.recipe import read_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]
     if words and ("=" not in words[0] or Path(words[0]).is_file()):
@@ -73,22 +73,20 @@ def train(
         raise InputError(f"{run} has no run to resume: name a recipe to start one")
     else:
         source = str(run / "recipe.yaml")
-    find_recipe(source)
-    from diffclip.training.launch import Hardware, launch
-    from diffclip.training.recipe import read_recipe
-
     resolved = read_recipe(source, words)
     run = run or Path("runs") / f"{Path(source).stem}-{resolved.model}-s{resolved.seed}"
     if devices != "auto" and not (devices.isdecimal() and int(devices)):
         raise InputError(f"--devices {devices} is not a number of processes: give a number or auto")
+    if as_json and not dry_run:
+        raise InputError("--json belongs to --dry-run: add it, or leave it out")
+    from diffclip.training.launch import Hardware, launch
+
     hardware = Hardware("auto" if devices == "auto" else int(devices), nodes, strategy, accelerator)
     if dry_run:
         from diffclip.cli.train_plan import show_dry_run
 
         show_dry_run(resolved, run, resume, hardware, gpu, as_json)
         return
-    if as_json:
-        raise InputError("--json belongs to --dry-run: add it, or leave it out")
     hardware = hardware.resolved()
     if hardware.must_launch:
         launch(hardware)

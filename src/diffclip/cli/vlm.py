@@ -72,9 +72,11 @@ def train(
 
 @vlm.command("ask")
 def ask(
-    image: Annotated[Path, typer.Argument(help="An image file.")],
+    image: Annotated[Path, typer.Argument(help="An image file.", exists=True)],
     questions: Annotated[list[str], typer.Argument(help="Each is asked alone.", metavar="QUESTION...")],
-    model: Annotated[Path, typer.Option(help="A run of `diffclip vlm train`, or a model that it saved.")],
+    model: Annotated[
+        Path, typer.Option(help="A run of `diffclip vlm train`, or a model that it saved.", exists=True)
+    ],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Cut answers off after this many tokens.")] = 128,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each answer.")] = False,

@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from diffclip.data.images import IMAGE, image_member, read_pixels
 from diffclip.data.index import (
@@ -30,6 +29,9 @@ from diffclip.data.remote import RemoteShards, expand_remote, is_remote, shown
 from diffclip.data.shards import expand_shards
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import cache_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CAPTION_KEY = "caption"
 # Shards that a process shuffles together where not all are at hand.

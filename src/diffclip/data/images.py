@@ -8,15 +8,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torchvision
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from diffclip.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGE = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """The extensions of images in shards."""
@@ -72,6 +72,9 @@ def read_pixels(data: bytes, name: str = "the image") -> Tensor:
     Raises:
         InputError: as `read_image`.
     """
+    import torch  # here, so that commands find wrong arguments without it
+    import torchvision
+
     image = _open(io.BytesIO(data), name)
     if image.format == "JPEG" and image.mode in ("RGB", "L") and orientation_of(image) == 1:
         coded = torch.frombuffer(bytearray(data), dtype=torch.uint8)

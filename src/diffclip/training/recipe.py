@@ -21,21 +21,21 @@ from pydantic import (
     field_validator,
 )
 
-from diffclip.attention.dispatch import check_backend
 from diffclip.config import (
     ABLATIONS,
     MODEL_NAMES,
     STATISTICS,
     VARIANTS,
+    Backend,
     CLIPConfig,
+    Init,
     explain,
     named_config,
     resized,
     variant_config,
     variant_of,
 )
-from diffclip.errors import InputError, unknown
-from diffclip.initialisation import INITS
+from diffclip.errors import InputError
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
 OF_WEIGHTS = "of-weights"
@@ -101,7 +101,7 @@ class Recipe(Keys):
 
     model: str
     architecture: dict[str, Any] | None = None  # fields of CLIPConfig, sizes only
-    init: str = "matched"
+    init: Init = "matched"
     weights: str | None = None  # a saved model to go on from; None: fresh values by `init`
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
     epochs: PositiveInt
@@ -119,7 +119,7 @@ class Recipe(Keys):
     clip_grad_norm: PositiveFloat | None = None
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the hardware computes it natively
     image_size: PositiveInt | None = None  # None: the model's own
-    attention_backend: str = "auto"
+    attention_backend: Backend = "auto"
     grad_checkpointing: bool = False  # compute blocks again in the backward pass
     compile: bool = False  # torch.compile, block by block
     checkpoint_every: PositiveInt | None = None  # steps; None: epochs. The best and the last are always kept
@@ -173,9 +173,6 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
     if fields.get("model") == OF_WEIGHTS:
         fields = _with_model_of_weights(fields, source)
     recipe = parse(Recipe, fields, source, "recipe", changes)
-    if recipe.init not in INITS:
-        raise unknown("init", recipe.init, INITS)
-    check_backend(recipe.attention_backend)
     if recipe.architecture is not None and recipe.model in MODEL_NAMES:
         raise InputError(
             f"{source}: model {recipe.model} has sizes of its own: leave architecture out (architecture=null), "

@@ -16,10 +16,11 @@ from diffclip.demo import MODELS, train_on_scenes
 from diffclip.scenes import write_scenes
 from diffclip.scenes.export import write_questions
 from diffclip.scenes.questions import TOPICS
+from diffclip.scenes.write import Progress
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.run import is_finished
-from diffclip.vlm.scenes import STAGE_FILES, Progress, write_conversations
+from diffclip.vlm.scenes import STAGE_FILES, write_conversations
 from diffclip.vlm.train import train_stage
 
 RECIPE = "vlm_scenes"

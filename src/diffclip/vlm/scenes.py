@@ -9,7 +9,7 @@ to look.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.phrases import NUMBERS, join, noun_phrase, with_article
 from diffclip.scenes.questions import EACH, NEGATIVES, TOPICS, image_name, most_frequent
 from diffclip.scenes.vocabulary import COLORS, SHAPES
+from diffclip.scenes.write import Progress
 from diffclip.vlm.conversations import IMAGE, Turn
 
 STAGE_FILES = ("stage1.json", "stage2.json")
 _REQUEST = "Describe the picture."
 _CAPTION_SHARE, _OPEN_SHARE = 0.1, 0.7
-Progress = Callable[[str, int, int | None], None]
 
 
 def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
