@@ -155,6 +155,6 @@ def test_bad_questions_are_one_line(
 ) -> None:
     shades[0].save(tmp_path / "dark.png")
     with pytest.raises(InputError) as error:
-        in_process.call("vlm", "ask", tmp_path / image, question, "--model", "x", "--device", "tpu9")
+        in_process.call("vlm", "ask", tmp_path / image, question, "--model", tmp_path, "--device", "tpu9")
     assert message in str(error.value)
     assert "\n" not in str(error.value)

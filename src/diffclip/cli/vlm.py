@@ -72,7 +72,7 @@ def train(
 
 @vlm.command("ask")
 def ask(
-    image: Annotated[Path, typer.Argument(help="An image file.", exists=True)],
+    image: Annotated[Path, typer.Argument(help="An image file.")],
     questions: Annotated[list[str], typer.Argument(help="Each is asked alone.", metavar="QUESTION...")],
     model: Annotated[
         Path, typer.Option(help="A run of `diffclip vlm train`, or a model that it saved.", exists=True)
