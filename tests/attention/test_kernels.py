@@ -108,11 +108,13 @@ def test_scores_far_from_zero(
     assert_near(fused(inputs, causal), exact(inputs, causal), tolerance)
 
 
-@pytest.mark.parametrize("tokens", [21, 258])
-def test_strided_views(tokens: int) -> None:
-    qkv = torch.randn(2, tokens, 3 * 64, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
-    inputs = draw(2, 2, tokens, 16, 32)
-    inputs.q, inputs.k, inputs.v = (part.detach().requires_grad_() for part in split_heads(qkv, 4, 2))
+@pytest.mark.parametrize(("batch", "pairs", "tokens"), [(2, 2, 21), (1, 1, 258)])
+def test_strided_views(batch: int, pairs: int, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    qkv = torch.randn(batch, tokens, 3 * 32 * pairs, generator=generator).to(DEVICE)
+    inputs = draw(batch, pairs, tokens, 16, 32)
+    parts = split_heads(qkv, 2 * pairs, pairs)
+    inputs.q, inputs.k, inputs.v = (part.detach().requires_grad_() for part in parts)
     assert not inputs.q.is_contiguous()
     assert_near(fused(inputs, False), exact(inputs, False), 1e-5)
 
@@ -131,28 +133,27 @@ def test_last_dimensions_that_are_not_contiguous_shared_heads_and_gains_that_are
 
 @pytest.mark.parametrize("shape", ["sum", "rows", "transposed"])
 def test_gradients_of_any_layout(shape: str) -> None:
-    inputs = draw(2, 2, 35, 16, 32)
+    inputs = draw(1, 2, 35, 16, 32)
     inputs.grad = {
-        "sum": torch.ones((), device=DEVICE).expand(2, 2, 35, 32),
-        "rows": inputs.grad[:1, :1, :1].expand(2, 2, 35, 32),
+        "sum": torch.ones((), device=DEVICE).expand(1, 2, 35, 32),
+        "rows": inputs.grad[:, :1, :1].expand(1, 2, 35, 32),
         "transposed": inputs.grad.mT.contiguous().mT,
     }[shape]
     assert_near(fused(inputs, False, 0.2), exact(inputs, False, 0.2), 1e-5)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "causal", "dtype"),
+    ("batch", "tokens", "causal", "dtype"),
     [
-        (50, False, torch.bfloat16),
-        (77, True, torch.float16),
-        (77, True, torch.float32),
-        (259, False, torch.float32),
+        (2, 50, False, torch.bfloat16),
+        (2, 77, True, torch.float16),
+        (1, 259, False, torch.float32),
     ],
 )
-def test_packed_is_the_same_without_a_copy(tokens: int, causal: bool, dtype: torch.dtype) -> None:
+def test_packed_is_the_same_without_a_copy(batch: int, tokens: int, causal: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(tokens)
-    qkv = torch.randn(2, tokens, 3 * 64, generator=generator).to(DEVICE, dtype).requires_grad_()
-    grad = torch.randn(2, tokens, 64, generator=generator).to(DEVICE, dtype)
+    qkv = torch.randn(batch, tokens, 3 * 64, generator=generator).to(DEVICE, dtype).requires_grad_()
+    grad = torch.randn(batch, tokens, 64, generator=generator).to(DEVICE, dtype)
     lam = torch.tensor(0.7, device=DEVICE, requires_grad=True)
     gain = (torch.rand(32, generator=generator) + 0.5).to(DEVICE).requires_grad_()
     with poisoned():
