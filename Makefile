@@ -24,7 +24,7 @@ help:
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
 	@echo "make study-cpu  does differential attention help? a grid of models and seeds on Flickr8k; hours, goes on where it was stopped"
 	@echo "make study-a, study-b, study-c  the experiments of docs/experiments.md: hours, hours, half an hour"
-	@echo "make study-gpu  experiment A or B on a GPU, MINUTES of it, with STUDY=, PYTHON=, DATA=, OUT=, DONE= and SET="
+	@echo "make study-gpu  experiment A or B on a GPU, with STUDY=, MINUTES=, PYTHON=, DATA=, OUT=, DONE= and SET="
 
 demo: $(READY)
 	$(VENV)/bin/diffclip demo --folder runs/demo
@@ -108,15 +108,15 @@ BARE := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m
 bench-gpu:
 	DEVICE=$(DEVICE) PYTHON=$(PYTHON) benchmarks/gpu.sh $(PART) $(OUT)
 
-# In parts of MINUTES, for machines that are lent for a while: make study-gpu PYTHON=python3 DATA=… OUT=… DONE=…, where OUT/study.tgz of the part before is
-# DONE; the last one is unpacked in benchmarks/results/. SET='scenes.distractors=4' changes the study. Checkpoints are in RUNS.
-MINUTES ?= 9
+# A call stops after MINUTES (without it, at the end) and writes OUT/study.tgz; the next call goes on from it:
+# make study-gpu PYTHON=python3 DATA=… OUT=… DONE=OUT/study.tgz. The last one is unpacked in benchmarks/results/.
+# SET='scenes.distractors=4' changes the study. Checkpoints are in RUNS.
 STUDY ?= study_b_gpu
 RUNS ?= /tmp/diffclip-study
 study-gpu:
 	mkdir -p $(OUT)/results
 	$(if $(DONE),tar -xzf $(DONE) -C $(OUT)/results)
-	$(BARE) diffclip.cli study $(STUDY) $(SET) --data $(DATA) --device $(DEVICE) --minutes $(MINUTES) \
+	$(BARE) diffclip.cli study $(STUDY) $(SET) --data $(DATA) --device $(DEVICE) $(if $(MINUTES),--minutes $(MINUTES)) \
 		--runs $(RUNS)/$(basename $(notdir $(STUDY))) --output $(OUT)/results/$(basename $(notdir $(STUDY))); \
 		code=$$?; tar -czf $(OUT)/study.tgz -C $(OUT)/results . && exit $$code
 
