@@ -216,6 +216,31 @@ def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: 
     assert len(batches[1].faults) == 2
 
 
+@pytest.mark.parametrize(("workers", "window"), [(0, None), (1, 2)])
+def test_decoded_images_make_the_same_batches(
+    tmp_path: Path, write_shard: WriteShard, workers: int, window: int | None
+) -> None:
+    path = write_shard(tmp_path / "0.tar", 23, changes={3: {"jpg": b"broken"}, 5: {"txt": b"one\n"}})
+    expected = list(loader_of([path], window=window).epoch(1, 2))
+    loader = loader_of([path], window=window, workers=workers)
+    loader.corpus.decode()
+    path.write_bytes(b"no tar")
+    found = list(loader.epoch(1, 2))
+    assert same(found, expected)
+    assert [batch.faults for batch in found] == [batch.faults for batch in expected]
+
+
+def test_decoded_images_that_are_larger_than_the_memory(
+    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "os.sysconf", lambda name: {"SC_PAGE_SIZE": 2 * 10 * 12 * 3, "SC_PHYS_PAGES": 50}[name]
+    )
+    corpus = Corpus(write_shard(tmp_path / "0.tar", 101))
+    with pytest.raises(InputError, match=r"101 images take .* --edge, or data\.memory=false"):
+        corpus.decode()
+
+
 def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5, changes={1: {"txt": None}})
     words = r"4 samples with .* are fewer than the batch size 8.*s0000001 has no caption"
