@@ -198,7 +198,7 @@ def test_a_header_with_an_impossible_size_ends_the_reading(
     path.write_bytes(data)
     shards = Shards([path])
     assert len(shards) == 3
-    assert "cut short, 3 samples are left" in str(shards.faults[0])
+    assert ", 3 samples before it are left" in str(shards.faults[0])
 
 
 def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteShard) -> None:

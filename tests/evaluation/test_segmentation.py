@@ -19,8 +19,8 @@ from diffclip.evaluation.suite import Entry
 from diffclip.evaluation.tasks import open_for, run_task
 from diffclip.model_source import Loaded
 from diffclip.scenes import draw_scene
-from diffclip.scenes.export import write_shard
 from diffclip.scenes.vocabulary import SHAPES
+from diffclip.scenes.write import write_shard
 
 CLASSES = ("cat", "dog", "owl")
 
