@@ -190,8 +190,10 @@ def test_built_in_sets_are_drawn_once_into_the_cache(
     cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from diffclip import scenes
+    from diffclip.scenes import write
 
     # Fewer and smaller images.
+    monkeypatch.setattr(write, "PAIRS", 1)
     draw = scenes.write_scenes
     calls = []
 

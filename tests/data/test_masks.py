@@ -13,7 +13,7 @@ from diffclip.data.images import image_member
 from diffclip.data.masks import Thing, coverage, crop_box, read_mask
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.scenes import write_scenes
+from diffclip.scenes.write import write_shard
 
 
 def blob(width: int, height: int) -> np.ndarray:
@@ -142,8 +142,8 @@ def test_texts_of_classes_and_of_first_lines(tmp_path):
 
 
 def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
-    write_scenes(tmp_path / "scenes", size=32, train=1, val=1, test=16, seed=0)
-    data = open_set(tmp_path / "scenes" / "captions", "test", kind="masks")
+    write_shard(tmp_path / "test" / "0.tar", "captions", "test", "plain", 32, 0, 0, range(16))
+    data = open_set(tmp_path, "test", kind="masks")
     several = next(i for i, own in enumerate(data.things) if any(len(one.values) > 1 for one in own))
     for position in (0, several):
         things, found = data.coverages(position, 32, 32, 32)
