@@ -42,7 +42,7 @@ _MEASURED = 100
 
 
 class Sample(NamedTuple):
-    """A sample's key, its name for people (shard and key), its captions, and its image, uint8 [3, H, W]."""
+    """A sample: `name` is its shard and key, for people; `pixels` are uint8 [3, H, W]."""
 
     key: str
     name: str
@@ -62,10 +62,9 @@ class _Shard(NamedTuple):
 class Corpus:
     """The usable samples, those with an image and a caption, of weighted sources; numbered through all shards.
 
-    Samples are counted from the indexes beside the shards where there are any; nothing is written there before
-    `keep_indexes`. Without a window the indexes of all shards are in memory, which forked data workers share; with one,
-    only how many samples each shard has, and the indexes of the shards that are being read. An object may be forked or,
-    before it is read, pickled to data workers; it is not for several threads at once.
+    Without a window the indexes of all shards are in memory, which forked data workers share; with one, only how many
+    samples each shard has, and the indexes of the shards that are being read. An object may be forked or, before it is
+    read, pickled to data workers; it is not for several threads at once.
 
     Args:
         train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
