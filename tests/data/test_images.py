@@ -175,7 +175,7 @@ def test_damaged_jpegs_are_those_of_pillow() -> None:
     """Ends cut off with and without a new end, bytes changed, cut out and put in."""
     rng = np.random.default_rng(0)
     read = []
-    for number in range(400):
+    for number in range(160):
         data = encoded(photograph(47, 33, number), "JPEG", progressive=number % 2 == 0)
         at, other = sorted(rng.integers(2, len(data), size=2).tolist())
         changed = (
@@ -185,4 +185,4 @@ def test_damaged_jpegs_are_those_of_pillow() -> None:
             data[:at] + bytes([rng.integers(256)]) + data[at + 1 :],
         )[number // 2 % 4]
         read.append(agree(changed))
-    assert 50 < sum(read) < 350
+    assert 20 < sum(read) < 140
