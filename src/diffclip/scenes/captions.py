@@ -70,7 +70,11 @@ class _Writer:
 
     def extras(self, group: Sequence[Spec], names: Sequence[str], share: float) -> frozenset[str]:
         """Choose what to say of a group beside color and shape: a random part of what its members share."""
-        attributes = {name for name in shared(group, self.allowed(names)) if self.dice.chance(share)}
+        attributes = {
+            name
+            for name in self.allowed(names)
+            if len({getattr(spec, name) for spec in group}) == 1 and self.dice.chance(share)
+        }
         if any(spec.detail for spec in group) or (group[0].texture == "plain" and self.dice.chance(0.6)):
             attributes.discard("texture")
         if group[0].size == "medium" and self.dice.chance(0.4):
@@ -151,7 +155,8 @@ class _Writer:
         """Say where each thing is, as far as it is clear; those without a place come last."""
         placed, rest = [], []
         for group in self.dice.shuffle(self.groups):
-            place = place_of_all(group)
+            shared = {place_of(spec) for spec in group}
+            place = shared.pop() if len(shared) == 1 else None
             phrase = noun_phrase(group, self.extras(group, _BEFORE, 0.3))
             if place is None:
                 rest.append(phrase)
@@ -252,12 +257,6 @@ def _direction(spec: Spec) -> tuple[str, str]:
     return "", f"pointing {spec.orientation}"
 
 
-def shared(group: Sequence[Spec], attributes: Sequence[str]) -> list[str]:
-    """List those of `attributes`, in order, on which the whole group agrees: one phrase can say them of all."""
-    first = group[0]
-    return [name for name in attributes if all(getattr(spec, name) == getattr(first, name) for spec in group)]
-
-
 def place_of(spec: Spec) -> str | None:
     """Say where an object is in the image, "at the top left" or "on the right"; None if it is not clear."""
     across = "left" if spec.x < _EDGE else "right" if spec.x > 1 - _EDGE else ""
@@ -268,12 +267,6 @@ def place_of(spec: Spec) -> str | None:
         return f"on the {across}"
     low, high = _MIDDLE
     return "in the middle" if low < spec.x < high and low < spec.y < high else None
-
-
-def place_of_all(group: Sequence[Spec]) -> str | None:
-    """Say the place that all of a group share; None if they do not."""
-    places = {place_of(spec) for spec in group}
-    return places.pop() if len(places) == 1 else None
 
 
 def relation(a: Spec, b: Spec) -> str | None:
