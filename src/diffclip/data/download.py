@@ -105,6 +105,8 @@ def prepare_list(name: str, place: Path) -> Path:
     from torch.hub import download_url_to_file
 
     entry, cleaned = CAPTION_SETS[name], place / "urls.tsv"
+    if cleaned.exists():
+        return cleaned
     found = place / (entry.address.rpartition("/")[2] or "list")
     if not entry.address and not found.exists():
         raise InputError(f"{name}: {entry.wants}; put its .parquet files into {found} and start again")
@@ -114,8 +116,7 @@ def prepare_list(name: str, place: Path) -> Path:
             download_url_to_file(entry.address, str(found))
     if found.suffix != ".tsv":
         return found
-    if not cleaned.exists():
-        _clean(found, cleaned, entry.columns)
+    _clean(found, cleaned, entry.columns)
     return cleaned
 
 

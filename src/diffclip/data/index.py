@@ -100,9 +100,8 @@ class Tar(NamedTuple):
             InputError, OSError: the file ends before a member does, or cannot be read.
         """
         found, places = {}, self.table[row]
-        file = self.file or _open_file(
-            self.path, self.header.stamp
-        )  # named, so that no thread's turn closes it
+        # named, so that no thread's turn closes it
+        file = self.file or _open_file(self.path, self.header.stamp)
         for extension in extensions:
             block, size = places[extension].tolist() if extension in places.dtype.names else (0, 0)
             if size:
