@@ -126,8 +126,8 @@ def test_what_is_missing_or_broken_is_named(
 
 def test_shards_may_lie_beside_the_images(kaggle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = kaggle / "Images"
-    (kaggle / "captions.txt").rename(photos / "texts.txt")
-    for _ in range(2):  # what it leaves is no file of captions
+    (kaggle / "captions.txt").rename(photos / "captions.txt")
+    for _ in range(2):
         make_shards(photos, photos, workers=1)
     first, second = (line for line in capsys.readouterr().out.splitlines() if "images with" in line)
     assert first == second

@@ -94,19 +94,3 @@ def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
     for name in ("1000.jpg", "30.jpg"):
         (place / name).unlink()
     assert "not one image in" in refusal("flickr8k", "test", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("flickr8k", b"image,caption\nno comma\n", "has no caption"),
-        ("flickr8k", b"no header,a\n1000.jpg,a\n", "has no column of images"),
-        ("flickr8k", b"a,b\n1000.jpg,\xff\xfe", "should be UTF-8"),
-        ("mscoco_captions", b"{", "is not valid JSON"),
-        ("mscoco_captions", b'{"images": []}', "is not COCO's JSON of captions (KeyError: 'annotations')"),
-    ],
-)
-def test_bad_lists_of_captions(tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    write = write_flickr if name == "flickr8k" else write_coco
-    write(tmp_path / name).write_bytes(content)
-    assert words in refusal(name, "test", tmp_path)

@@ -26,28 +26,12 @@ def one_line(raised: pytest.ExceptionInfo[InputError]) -> str:
     return message
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([0.0, 0.5, 1.0], [0, 128, 255]),
-        ([0.0, 100.0, 255.0], [0, 100, 255]),
-        ([0.0, 25700.0, 65535.0], [0, 100, 255]),
-        ([-1.0, 0.0, 1.0], [0, 128, 255]),
-        ([float("nan"), 0.0, 1.0], [0, 0, 255]),
-        ([0.0, 0.0, 0.0], [0, 0, 0]),
-    ],
-)
-def test_floating_point_grey(values: list[float], expected: list[int]) -> None:
-    picture = Image.fromarray(np.array([values], dtype=np.float32))
-    assert [row[0] for row in pixels(encoded(picture, "TIFF"))[0]] == expected
-
-
-def test_grey_of_16_and_32_bits_is_scaled_and_not_clipped() -> None:
+def test_gray_of_more_than_8_bits_is_scaled_and_not_clipped() -> None:
     values = np.array([[0, 257, 32768, 65535, 300]], dtype=np.uint16)
     for kind in ("PNG", "TIFF", "PPM"):
         assert [row[0] for row in pixels(encoded(Image.fromarray(values), kind))[0]] == [0, 1, 128, 255, 1]
-    wide = Image.fromarray(np.array([[-1000, 0, 1_000_000]], dtype=np.int32))
-    assert [row[0] for row in pixels(encoded(wide, "TIFF"))[0]] == [0, 0, 255]
+    for values in (np.int32([[-1000, 0, 1_000_000]]), np.float32([[np.nan, 0, 1]]), np.float32([[0, 0, 9]])):
+        assert [row[0] for row in pixels(encoded(Image.fromarray(values), "TIFF"))[0]] == [0, 0, 255]
 
 
 def test_cmyk_and_the_first_frame_of_an_animation() -> None:
@@ -191,7 +175,7 @@ def test_damaged_jpegs_are_those_of_pillow() -> None:
     """Ends cut off with and without a new end, bytes changed, cut out and put in."""
     rng = np.random.default_rng(0)
     read = []
-    for number in range(400):
+    for number in range(160):
         data = encoded(photograph(47, 33, number), "JPEG", progressive=number % 2 == 0)
         at, other = sorted(rng.integers(2, len(data), size=2).tolist())
         changed = (
@@ -201,4 +185,4 @@ def test_damaged_jpegs_are_those_of_pillow() -> None:
             data[:at] + bytes([rng.integers(256)]) + data[at + 1 :],
         )[number // 2 % 4]
         read.append(agree(changed))
-    assert 50 < sum(read) < 350
+    assert 20 < sum(read) < 140

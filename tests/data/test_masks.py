@@ -13,7 +13,7 @@ from diffclip.data.images import image_member
 from diffclip.data.masks import Thing, coverage, crop_box, read_mask
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.scenes import write_scenes
+from diffclip.scenes.write import write_shard
 
 
 def blob(width: int, height: int) -> np.ndarray:
@@ -26,9 +26,8 @@ def test_any_value_but_0_is_object_in_every_kind_of_png():
     # the second color of the palette is black as well: the index counts
     palette = Image.fromarray(wanted.astype(np.uint8), "P")
     palette.putpalette([0, 0, 0, 0, 0, 0, 255, 255, 255])
-    blue = np.stack([0 * wanted, 0 * wanted, wanted], -1).astype(np.uint8)
     bits, gray16 = png(wanted.astype(np.uint8) * 255, "1"), png(wanted.astype(np.uint16) * 300)
-    for data in (encoded(palette), png(blue), bits, gray16):
+    for data in (encoded(palette), bits, gray16):
         values, size = read_mask(data, png(noise(0, 12, 10)))
         np.testing.assert_array_equal(values != 0, wanted)
         assert size == (12, 10)
@@ -39,7 +38,8 @@ def test_any_value_but_0_is_object_in_every_kind_of_png():
     [
         (b"GIF89a, which is not one", "no PNG"),
         (png(noise(0))[:-60], "image or mask that is broken"),
-        (png(np.zeros((4, 4, 4), np.uint8)), "transparency"),
+        (png(np.zeros((4, 4, 4), np.uint8)), "in color or with transparency"),
+        (png(np.zeros((4, 4, 3), np.uint8)), "in color or with transparency"),
     ],
 )
 def test_what_is_no_mask_says_so(data, words):
@@ -142,8 +142,8 @@ def test_texts_of_classes_and_of_first_lines(tmp_path):
 
 
 def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
-    write_scenes(tmp_path / "scenes", size=32, train=1, val=1, test=16, seed=0)
-    data = open_set(tmp_path / "scenes" / "captions", "test", kind="masks")
+    write_shard(tmp_path / "test" / "0.tar", "captions", "test", "plain", 32, 0, 0, range(16))
+    data = open_set(tmp_path, "test", kind="masks")
     several = next(i for i, own in enumerate(data.things) if any(len(one.values) > 1 for one in own))
     for position in (0, several):
         things, found = data.coverages(position, 32, 32, 32)

@@ -15,7 +15,7 @@ from diffclip.evaluation.mmvp import COLUMNS, group_hits, mmvp, open_pairs, stat
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.tasks import open_for
 from diffclip.scenes import PATTERNS
-from diffclip.scenes.export import write_pairs
+from diffclip.scenes.write import write_pairs
 from diffclip.tokenizer import Tokenizer
 
 

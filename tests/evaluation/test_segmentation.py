@@ -19,8 +19,8 @@ from diffclip.evaluation.suite import Entry
 from diffclip.evaluation.tasks import open_for, run_task
 from diffclip.model_source import Loaded
 from diffclip.scenes import draw_scene
-from diffclip.scenes.export import write_shard
 from diffclip.scenes.vocabulary import SHAPES
+from diffclip.scenes.write import write_shard
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -127,7 +127,7 @@ def test_files_that_do_not_fit_are_left_out_and_named(loaded, tmp_path) -> None:
     bad = [
         (png(np.full((24, 40), 4, np.uint8)), "has class 4 in its segmentation, and classnames.txt has 3"),
         (png(np.zeros((24, 40), np.uint8)), "has no labeled pixel"),
-        (png(noise(0, 40, 24)), "one bit or in color"),
+        (png(noise(0, 40, 24)), "in color or with transparency"),
         (png(labels(0, 24, 40)), "another shape than its image's"),
         (b"no PNG", "no PNG"),
     ]

@@ -18,7 +18,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.tasks import open_for, pick_task, run_task
 from diffclip.scenes import PATTERNS, minimal_pair
-from diffclip.scenes.export import write_choices
+from diffclip.scenes.write import write_choices
 
 COLOURS = ("red", "green", "blue")
 FILES = [name.removesuffix(".json") for name in PUBLISHED["sugarcrepe"].files]

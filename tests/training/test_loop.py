@@ -293,7 +293,7 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     assert (outcome.progress.samples, outcome.progress.step) == (2 * 39, 10)
     first, second = (Shards([folder / "0.tar"]) for folder in (train, val))
     assert [fault.reason for fault in outcome.skipped if fault.name == str(cut)] == [
-        "is cut short, 1 samples are left",
+        "is cut short or broken at byte 1537 of 1537, 1 samples before it are left",
         "holds 1 samples without an image or a caption",
     ]
     assert {fault.name for fault in outcome.skipped} == {

@@ -18,7 +18,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.statistics import mean_interval
-from diffclip.scenes.export import write_questions
+from diffclip.scenes.write import write_questions
 from diffclip.vlm import chat
 from diffclip.vlm.llava import connect
 from diffclip.vlm.pope import (

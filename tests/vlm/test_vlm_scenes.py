@@ -16,9 +16,9 @@ from PIL import Image
 
 from diffclip.errors import StoppedError
 from diffclip.scenes import COLORS, questions
-from diffclip.scenes.export import write_questions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import NEGATIVES, TOPICS, question_indices, question_scene
+from diffclip.scenes.write import write_questions
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import open_conversations
 from diffclip.vlm.files import load_language_model

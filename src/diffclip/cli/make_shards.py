@@ -15,7 +15,7 @@ def make_shards(
     captions: Annotated[
         Path | None,
         typer.Option(
-            help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file. Default: the file in "
+            help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file. Default: captions.… in "
             "SOURCE, or one file per split (…_train_….txt), each with a folder of its own.",
             metavar="FILE",
         ),
@@ -23,8 +23,6 @@ def make_shards(
     edge: Annotated[
         int | None, typer.Option(help="Scale images down to this shorter edge, in pixels.", min=1)
     ] = None,
-    image_key: Annotated[str | None, typer.Option(help="Column or key of the images.")] = None,
-    caption_key: Annotated[str | None, typer.Option(help="Column or key of the captions.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.", min=1)] = None,
 ) -> None:
     """Make shards to train on from a folder of images with captions.
@@ -43,7 +41,7 @@ def make_shards(
     from diffclip.files import cores, write_text
 
     files = {"": captions} if captions else find_captions(source)
-    found = {split: read_captions(file, image_key, caption_key) for split, file in files.items()}
+    found = {split: read_captions(file) for split, file in files.items()}
     for split, texts in found.items():
         place = folder / split
         with showing_progress(f"Writing {place.name}", {"images": len(texts)}) as advance:

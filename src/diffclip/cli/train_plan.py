@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffclip.cli.console import print_table
-from diffclip.data.memory import check_whole
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import printable
 from diffclip.training.logging import duration
@@ -82,8 +81,6 @@ def _look_at_training_data(recipe: Recipe, world: int, found: list[str]) -> int:
         loader = open_training_data(recipe.model_copy(update={"data": data}), 0, world)
     except DiffCLIPError as error:
         raise InputError(f"training data: {error}") from None
-    if recipe.data.memory:
-        check_whole(loader.corpus)
     corpus, expected = loader.corpus, recipe.data.expected_samples
     found.append(
         f"training data: {loader.samples:,} samples per epoch in {loader.batches_per_epoch:,} batches, "

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +24,30 @@ _USUAL = {
 _TOKEN = re.compile(r"(?P<image>[^\t]+)#\d+\t(?P<caption>.*)")
 
 
-def read_captions(file: Path, image_key: str | None = None, caption_key: str | None = None) -> Captions:
+def read_captions(file: Path) -> Captions:
     """Read the captions of images from a file of any of these kinds; an image may have none but blank ones.
 
     Args:
         file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl`
-            with one object per line; `.json` with a list of such objects, or as COCO's. Captions may be a list.
-        image_key, caption_key: names of the columns or keys; None: the first usual one that is there.
+            with one object per line; `.json` with a list of such objects, or as COCO's. Captions may be a list. Columns
+            and keys have one of the usual names.
 
     Raises:
         InputError: the file cannot be read, has no such column, or not one caption.
     """
-    text, keys, ending = read_text(file), {"image": image_key, "caption": caption_key}, file.suffix.lower()
+    text, ending = read_text(file), file.suffix.lower()
     pairs: Iterable[tuple[Any, ...]]
     if ending == ".jsonl":
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-        pairs = _pairs_of([_json(line, f"{file}, line {number}") for number, line in lines], file, keys)
+        pairs = _pairs_of([_json(line, f"{file}, line {number}") for number, line in lines], file)
     elif ending == ".json":
         found = _json(text, str(file))
-        pairs = _pairs_of(found, file, keys) if isinstance(found, list) else _coco(found, file).items()
+        pairs = _pairs_of(found, file) if isinstance(found, list) else _coco(found, file).items()
     elif _TOKEN.match(text):
         matches = [_TOKEN.match(line) for line in text.split("\n")]
         pairs = [(match["image"], match["caption"]) for match in matches if match]
     else:
-        pairs = _table(text, file, keys)
+        pairs = _table(text, file)
     captions: Captions = {}
     for image, texts in pairs:
         own = texts if isinstance(texts, list) else [texts]
@@ -93,7 +93,7 @@ def _coco(content: Any, file: Path) -> Captions:
     return captions
 
 
-def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[str, str]]:
+def _table(text: str, file: Path) -> list[tuple[str, str]]:
     first = text.partition("\n")[0]
     # behind its delimiter, the first line may have other marks in a caption
     delimiter = "\t" if "\t" in first else next((mark for mark in first if mark in "|;,"), ",")
@@ -106,7 +106,7 @@ def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[
     except csv.Error as error:
         raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
     head = rows[0] if rows else [""]
-    image, caption = (head.index(_column(head, what, keys, file)) for what in keys)
+    image, caption = (head.index(_column(head, what, file)) for what in _USUAL)
     # a last column goes on behind a delimiter in a caption that nobody quoted
     end = None if caption == len(head) - 1 else caption + 1
     return [
@@ -114,19 +114,16 @@ def _table(text: str, file: Path, keys: Mapping[str, str | None]) -> list[tuple[
     ]
 
 
-def _pairs_of(found: list[Any], file: Path, keys: Mapping[str, str | None]) -> list[tuple[Any, ...]]:
-    if not all(isinstance(one, Mapping) for one in found):
+def _pairs_of(found: list[Any], file: Path) -> list[tuple[Any, ...]]:
+    if not all(isinstance(one, dict) for one in found):
         raise InputError(f"{file} is not a list of objects: give one object per image, with its captions")
-    return [tuple(one[_column(one, what, keys, file)] for what in keys) for one in found]
+    return [tuple(one[_column(one, what, file)] for what in _USUAL) for one in found]
 
 
-def _column(names: Iterable[str], what: str, keys: Mapping[str, str | None], file: Path) -> str:
+def _column(names: Iterable[str], what: str, file: Path) -> str:
     """Find the name of the images or the captions among those of columns or keys."""
-    found, wanted = {name.strip().lower(): name for name in names}, keys[what]
-    for name in (wanted.lower(),) if wanted else _USUAL[what]:
+    found = {name.strip().lower(): name for name in names}
+    for name in _USUAL[what]:
         if name in found:
             return found[name]
-    raise InputError(
-        f"{file} has no column of {what}s among {', '.join(found)}: name the columns in its first line, or this one "
-        f"with --{what}-key NAME"
-    )
+    raise InputError(f"{file} has no column of {what}s among {', '.join(found)}: call one of them {what!r}")

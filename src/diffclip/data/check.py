@@ -85,7 +85,9 @@ def check(
     numbers = np.arange(corpus.samples)
     if sample is not None and sample < corpus.samples:
         numbers = np.sort(np.random.default_rng(0).choice(corpus.samples, sample, replace=False))
-    loader = data_loader(_Samples(corpus, numbers), workers, batch_size=_CHUNK, collate_fn=_rows)
+    loader = data_loader(
+        _Samples(corpus), workers, sampler=numbers.tolist(), batch_size=_CHUNK, collate_fn=_rows
+    )
     parts: list[tuple[NDArray[Any], NDArray[Any], list[Fault]]] = []
     for part in watched(loader):
         parts.append(part)
@@ -121,16 +123,11 @@ def _spread(values: NDArray[Any]) -> Spread:
 
 
 class _Samples(Dataset[Any]):
-    def __init__(self, corpus: Corpus, numbers: NDArray[np.int64]) -> None:
-        self.corpus, self.numbers = corpus, numbers
-        self.tokenizer = Tokenizer(TextConfig(context_length=_MOST_TOKENS))
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus, self.tokenizer = corpus, Tokenizer(TextConfig(context_length=_MOST_TOKENS))
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, place: int) -> tuple[tuple[int, ...], list[int]] | Fault:
+    def __getitem__(self, number: int) -> tuple[tuple[int, ...], list[int]] | Fault:
         """The row of a sample, see `_SAMPLE`, and the tokens of each of its captions."""
-        number = int(self.numbers[place])
         found = self.corpus.read(number)
         if isinstance(found, Fault):
             return found

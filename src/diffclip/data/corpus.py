@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
 CAPTION_KEY = "caption"
 # Shards that a process shuffles together where not all are at hand.
 _WINDOW = 16
+# Images after which the memory of all is estimated.
+_MEASURED = 100
 
 
 class Sample(NamedTuple):
-    """A sample's key, its name for people (shard and key), its captions, and its image, uint8 [3, H, W]."""
+    """A sample: `name` is its shard and key, for people; `pixels` are uint8 [3, H, W]."""
 
     key: str
     name: str
@@ -59,10 +62,9 @@ class _Shard(NamedTuple):
 class Corpus:
     """The usable samples, those with an image and a caption, of weighted sources; numbered through all shards.
 
-    Samples are counted from the indexes beside the shards where there are any; nothing is written there before
-    `keep_indexes`. Without a window the indexes of all shards are in memory, which forked data workers share; with one,
-    only how many samples each shard has, and the indexes of the shards that are being read. An object may be forked or,
-    before it is read, pickled to data workers; it is not for several threads at once.
+    Without a window the indexes of all shards are in memory, which forked data workers share; with one, only how many
+    samples each shard has, and the indexes of the shards that are being read. An object may be forked or, before it is
+    read, pickled to data workers; it is not for several threads at once.
 
     Args:
         train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
@@ -111,6 +113,7 @@ class Corpus:
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
         # for each shard at hand the rows of its usable samples
         self._opened: dict[int, tuple[Tar, NDArray[np.int64]]] = {}
+        self._decoded: list[Sample | Fault] = []
         for number, shard in enumerate(self._shards):
             if self.window is None:
                 tar = tars[Path(shard.place)]
@@ -159,6 +162,8 @@ class Corpus:
         Raises:
             DiffCLIPError: a remote shard cannot be copied.
         """
+        if self._decoded:
+            return self._decoded[i]
         number = int(self._ends.searchsorted(i, side="right"))
         shard, (tar, rows) = self._shards[number], self._open(number)
         place = i - int(self._ends[number]) + shard.usable
@@ -177,6 +182,25 @@ class Corpus:
         except InputError as error:
             return sample_fault(name, error, "caption")
 
+    def decode(self) -> None:
+        """Decode all samples once and keep them in memory, which forked data workers share.
+
+        Raises:
+            InputError: they are larger than the memory of the machine.
+            DiffCLIPError: a remote shard cannot be copied.
+        """
+        limit, size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
+        decoded = []
+        for i in range(self.samples):
+            decoded.append(sample := self.read(i))
+            size += sample.pixels.nbytes if isinstance(sample, Sample) else 0
+            if i + 1 >= _MEASURED and (needed := size / (i + 1) * self.samples) > limit:
+                raise InputError(
+                    f"{self.samples} images take {needed / 1e9:.3g} GB of memory, with {limit / 1e9:.3g} GB: shrink "
+                    "them with diffclip data make-shards --edge, or data.memory=false"
+                )
+        self._decoded = decoded
+
     def keep_indexes(self) -> None:
         """Write the indexes of local shards beside them, where that folder can be written."""
         for shard in self._shards:
@@ -187,12 +211,12 @@ class Corpus:
                 write_index(file, tar.header, tar.table)
 
     def fetch(self, number: int) -> None:
-        """Copy a shard that is remote.
+        """Copy a shard that is remote, unless its samples are in memory.
 
         Raises:
             DiffCLIPError: it cannot be copied.
         """
-        if is_remote(self._shards[number].place):
+        if is_remote(self._shards[number].place) and not self._decoded:
             self._copies.copy(self._shards[number].place)
 
     def _open(self, number: int) -> tuple[Tar, NDArray[np.int64]]:

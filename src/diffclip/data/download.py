@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import csv
-import json
-import os
-import re
-import shutil
-import signal
-import subprocess
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from diffclip.data.published_sets import HUB, PUBLISHED, place_of, publishers_split
-from diffclip.errors import DiffCLIPError, InputError, StoppedError, explained, require_group
-from diffclip.files import write_atomically, write_text
+from diffclip.errors import DiffCLIPError, InputError, explained, require_group
+from diffclip.files import cores, write_atomically
 
 _AGAIN = "check the network and the folder, and start again"
-_WEB = re.compile(r"https?://", re.IGNORECASE)
 # of img2dataset, by the paper's authors
 _SETTINGS = (
     "--image_size 224 --resize_mode keep_ratio --resize_only_if_bigger True --encode_format jpg --encode_quality 95 "
-    "--extract_exif False --output_format webdataset --incremental_mode incremental --enable_wandb False"
+    "--extract_exif False --output_format webdataset --incremental_mode incremental --enable_wandb False "
+    "--thread_count 64"
 )
 
 
 class CaptionSet(NamedTuple):
     """A published list of addresses with captions to train on.
 
-    `columns` are the names of the columns of addresses and captions in its parquet files; for a TSV, which has no
-    header, "url" and "caption" in the order of its columns. `address` is empty where the list must be fetched by hand,
-    and `wants` says why.
+    `columns` are the columns of addresses and captions: of a TSV, which has no header, in its order. `address` is empty
+    where the list must be fetched by hand, and `wants` says why.
     """
 
     title: str
@@ -102,56 +92,36 @@ def fetch(name: str, root: str | Path) -> Path:
     return place
 
 
-def prepare_list(entry: CaptionSet, place: Path, own: str | None = None) -> tuple[Path, tuple[str, str]]:
-    """Fetch the list of a set into its folder `place`, unless it is there.
+def prepare_list(name: str, place: Path) -> Path:
+    """Fetch the list of a set to train on into its folder `place`, unless it is there.
 
     A TSV is rewritten as `urls.tsv`, with a header and quotes as CSV readers want it; lines without an address or a
     caption are left out. Parquet files are used as they are.
 
-    Args:
-        own: a list with the same columns to use instead: an address, a .tsv, a .parquet file or a folder of them.
-
-    Returns:
-        The list, and the names of its columns of addresses and captions.
-
     Raises:
-        InputError: `own` is missing or of another kind, or holds no line of use; the set was begun with another list.
+        InputError: the list must be fetched by hand, or holds no line of use.
         DiffCLIPError: the list cannot be fetched.
     """
-    source, cleaned, begun = own or entry.address, place / "urls.tsv", place / "list.txt"
-    if begun.exists() and (before := begun.read_text(encoding="utf-8")) != source:
-        raise InputError(f"{place} holds shards of another list ({before}): choose another --root")
+    from torch.hub import download_url_to_file
+
+    entry, cleaned = CAPTION_SETS[name], place / "urls.tsv"
     if cleaned.exists():
-        return cleaned, ("url", "caption")
-    found = Path(source)
-    if _WEB.match(source):
-        from torchvision.datasets.utils import download_url
-
-        found = place / "list" / source.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
-        if not found.exists():
-            what = f"cannot fetch {source}"
-            with write_atomically(found) as temporary, explained(what, _AGAIN, DiffCLIPError):
-                download_url(source, temporary.parent, temporary.name)
-    elif not found.exists():
-        raise InputError(f"the list {source} does not exist: give a .tsv, .parquet files, or an address")
-    if found.is_dir() or found.suffix == ".parquet":
-        write_text(begun, source)
-        return found, entry.columns
-    if found.suffix not in (".tsv", ".txt"):
-        raise InputError(f"the list {found} is neither .tsv nor .parquet: convert it to one of these")
-    try:
-        _clean(found, cleaned, entry)
-    except InputError:
-        if _WEB.match(source):  # perhaps a page of an error, and the list is there the next time
-            found.unlink()
-        raise
-    write_text(begun, source)
-    return cleaned, ("url", "caption")
+        return cleaned
+    found = place / (entry.address.rpartition("/")[2] or "list")
+    if not entry.address and not found.exists():
+        raise InputError(f"{name}: {entry.wants}; put its .parquet files into {found} and start again")
+    if not found.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        with explained(f"cannot fetch {entry.address}", _AGAIN, DiffCLIPError):
+            download_url_to_file(entry.address, str(found))
+    if found.suffix != ".tsv":
+        return found
+    _clean(found, cleaned, entry.columns)
+    return cleaned
 
 
-def _clean(source: Path, target: Path, entry: CaptionSet) -> None:
-    url = entry.columns.index("url") if "url" in entry.columns else 0
-    pairs = 0
+def _clean(source: Path, target: Path, columns: tuple[str, str]) -> None:
+    url, pairs = columns.index("url"), 0
     # only at \n: a caption may hold what Python takes for the end of a line
     with (
         source.open(encoding="utf-8", errors="replace", newline="\n") as lines,
@@ -160,66 +130,22 @@ def _clean(source: Path, target: Path, entry: CaptionSet) -> None:
     ):
         # quotes within captions would otherwise swallow what follows them
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(("url", "caption"))
+        writer.writerow(columns)
         for line in lines:
             cells = [" ".join(cell.replace("\0", "").split()) for cell in line.split("\t")]
-            if len(cells) == 2 and _WEB.match(cells[url]) and cells[1 - url]:
-                writer.writerow((cells[url], cells[1 - url]))
+            if len(cells) == 2 and cells[url].lower().startswith("http") and cells[1 - url]:
+                writer.writerow(cells)
                 pairs += 1
         if not pairs:
             raise InputError(
-                f"{source} holds no line with an address and a caption: give two columns with a tab between"
+                f"{source} holds no line with an address and a caption: remove it and start again"
             )
 
 
-def require_tool() -> None:
-    """Raise `InputError` if img2dataset is not installed."""
-    if not shutil.which("img2dataset"):
-        raise InputError(
-            "img2dataset, which fetches the images, is not installed: run pipx install img2dataset"
-        )
-
-
-def command_of(path: Path, columns: tuple[str, str], shards: Path, processes: int, threads: int) -> list[str]:
-    """Write the command of img2dataset for the list at `path`."""
+def img2dataset_command(name: str, path: Path, shards: Path) -> list[str]:
+    """Write the command that fetches the images of the list at `path` into shards."""
+    url, caption = sorted(CAPTION_SETS[name].columns, key=lambda column: column.lower() != "url")
     kind = "tsv" if path.suffix == ".tsv" else "parquet"
-    columns_of_list = f"--input_format {kind} --url_col {columns[0]} --caption_col {columns[1]}"
-    at_once = f"--processes_count {processes} --thread_count {threads}"
     places = ["--url_list", str(path), "--output_folder", str(shards)]
-    return ["img2dataset", *places, *f"{columns_of_list} {at_once} {_SETTINGS}".split()]
-
-
-def run_tool(command: Sequence[str], shards: Path) -> Counter[str]:
-    """Run img2dataset to its end; it writes to the terminal. Ctrl-C, SIGTERM and a closed terminal end img2dataset too.
-
-    Returns:
-        The number of pairs done so far: "success", and each failure in img2dataset's words.
-
-    Raises:
-        DiffCLIPError: the tool failed.
-        StoppedError: SIGTERM or SIGHUP.
-    """
-
-    def stop(*_: object) -> None:
-        raise StoppedError(f"asked to stop: the same command goes on with what is in {shards}")
-
-    shards.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"NO_ALBUMENTATIONS_UPDATE": "1"}
-    heard = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    # a session of its own, so that its workers can be ended with it
-    tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
-    before = {one: signal.signal(one, stop) for one in heard}
-    try:
-        code = tool.wait()
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(tool.pid, signal.SIGKILL)
-        tool.wait()
-        for one, handler in before.items():
-            signal.signal(one, handler)
-    if code:
-        raise DiffCLIPError(f"img2dataset failed with exit code {code}: see its messages above")
-    outcome: Counter[str] = Counter()
-    for stats in shards.glob("*_stats.json"):
-        outcome.update(json.loads(stats.read_text(encoding="utf-8"))["status_dict"])
-    return outcome
+    columns = f"--input_format {kind} --url_col {url} --caption_col {caption}"
+    return ["img2dataset", *places, *f"{columns} --processes_count {cores()} {_SETTINGS}".split()]

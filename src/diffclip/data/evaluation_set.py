@@ -98,7 +98,6 @@ class EvaluationSet:
         labels: one per sample for classification, else empty.
         captions: one or more per sample for retrieval, the texts of its masks for masks, else empty.
         faults: the samples skipped so far; `batches` adds the broken images that it meets.
-        folder: where the splits may lie as folders of shards.
         beside: opens another split of the set; None if there is none.
     """
 
@@ -112,7 +111,6 @@ class EvaluationSet:
     labels: list[int] = field(default_factory=list)
     captions: list[list[str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    folder: Path | None = None
     beside: Callable[[str], EvaluationSet | None] = lambda split: None
     BY_SAMPLE: ClassVar[tuple[str, ...]] = ("indices", "labels", "captions")
 

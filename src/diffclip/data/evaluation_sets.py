@@ -21,7 +21,7 @@ from diffclip.data.images import IMAGE
 from diffclip.data.masks import CROWD, MASK, SEGMENTS, SegmentedSet, label_of, masked_set
 from diffclip.data.published_files import open_choices, open_files
 from diffclip.data.published_sets import PUBLISHED, SHIFTS, is_there, not_there, parts_of, place_of
-from diffclip.data.shards import MANIFEST, Shards, expand_shards, tar_files
+from diffclip.data.shards import MANIFEST, Shards, tar_files
 from diffclip.errors import Fault, InputError, unknown
 from diffclip.files import cache_folder
 
@@ -82,7 +82,7 @@ def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
         there = _has_shards(folder, other) or _has_files(name, other, folder)
         return _open(name, other, folder, kind) if there else None
 
-    return replace(_read(name, split, folder, kind), folder=folder, beside=beside)
+    return replace(_read(name, split, folder, kind), beside=beside)
 
 
 def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
@@ -200,16 +200,14 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
         return place_of(name, root)
     if folder.is_dir():
         return folder
-    if root is not None and os.sep not in name and (Path(root) / name).is_dir():
+    if root is not None and (Path(root) / name).is_dir():
         return Path(root) / name
     if name in PUBLISHED:
         raise not_there(name, root)
-    if folder.exists():
-        raise InputError(f"{source} is a file: give the folder that holds the splits of a set")
-    if os.sep not in name:
-        names = [*BUILT_IN, *PUBLISHED]
-        raise InputError(f"{unknown('set', name, names)}; or give a folder in clip_benchmark's layout")
-    raise InputError(f"folder {source} does not exist: give a set in clip_benchmark's layout, or 'scenes'")
+    if os.sep in name or folder.exists():
+        raise InputError(f"{source} is no folder: give a set in clip_benchmark's layout, or 'scenes'")
+    names = [*BUILT_IN, *PUBLISHED]
+    raise InputError(f"{unknown('set', name, names)}; or give a folder in clip_benchmark's layout")
 
 
 def draw_built_in(workers: int = 1) -> Path:
@@ -251,14 +249,12 @@ def _shards(folder: Path, split: str) -> list[Path]:
         splits = _shard_splits(folder)
         choice = f"choose from {', '.join(splits)}" if splits else "give a folder of folders with .tar shards"
         raise InputError(f"{folder} has no split {split!r}: {choice}")
-    count = _lines(inside / "nshards.txt")
-    if not count:
-        return tar_files(inside)
-    if not count[0].isdecimal() or int(count[0]) == 0:
+    found, count = tar_files(inside), _lines(inside / "nshards.txt")
+    if count and count[0] != str(len(found)):
         raise InputError(
-            f"{inside / 'nshards.txt'} holds {count[0]!r} instead of the number of shards: correct it"
+            f"{inside} has {len(found)} shards, and its nshards.txt says {count[0]!r}: fetch it again"
         )
-    return expand_shards([inside / f"{number}.tar" for number in range(int(count[0]))])
+    return found
 
 
 def _shard_splits(folder: Path) -> list[str]:

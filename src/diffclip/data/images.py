@@ -176,13 +176,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _gray_to_8_bit(image: Image.Image) -> Image.Image:
-    """Convert gray of 16 bits, 32 bits or floats to L; values beyond the usual ranges are stretched to it."""
+    """Convert gray of 16 bits to L; of 32 bits or floats, the range of the image becomes 0 … 255."""
     values: Any = np.asarray(image)
     if image.mode.startswith("I;16"):
         return Image.fromarray(_TO_8_BIT[values])
     values = np.where(np.isfinite(values), values, 0)
     low, high = float(values.min()), float(values.max())
-    usual = (65535.0,) if image.mode == "I" else (1.0, 255.0, 65535.0)
-    if low >= 0 and high <= usual[-1]:
-        low, high = 0.0, next(top for top in usual if high <= top)
     return Image.fromarray(np.round((values - low) * (255 / ((high - low) or 1.0))).astype(np.uint8))

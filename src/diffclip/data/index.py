@@ -100,9 +100,8 @@ class Tar(NamedTuple):
             InputError, OSError: the file ends before a member does, or cannot be read.
         """
         found, places = {}, self.table[row]
-        file = self.file or _open_file(
-            self.path, self.header.stamp
-        )  # named, so that no thread's turn closes it
+        # named, so that no thread's turn closes it
+        file = self.file or _open_file(self.path, self.header.stamp)
         for extension in extensions:
             block, size = places[extension].tolist() if extension in places.dtype.names else (0, 0)
             if size:
@@ -151,12 +150,11 @@ def scan(path: Path) -> tuple[Header, Table]:
     """Read the headers of the tar at `path`, seeking over the contents."""
     mark = stamp(path)
     rows: Rows = []
-    faults: list[str] = []
     try:
         with path.open("rb") as file:
-            _scan(file, path.stat().st_size, rows, faults)
+            fault = _read_headers(file, path.stat().st_size, rows)
     except OSError as error:
-        rows, faults = [], [f"cannot be read ({error.strerror or error})"]
+        rows, fault = [], f"cannot be read ({error.strerror or error})"
     names = [name for name in MEMBERS if any(name in members for _, members in rows)]
     longest = max([1, *(len(key) for key, _ in rows)])
     table = np.zeros(len(rows), [("key", f"S{longest}"), *((name, "<u4", 2) for name in names)])
@@ -164,43 +162,35 @@ def scan(path: Path) -> tuple[Header, Table]:
     for name in names:
         table[name] = [members.get(name, (0, 0)) for _, members in rows]
     held = (" ".join(name for name in names if members.get(name, (0, 0))[1]) for _, members in rows)
-    return Header(mark, dict(Counter(held)), faults), table
+    return Header(mark, dict(Counter(held)), [fault] if fault else []), table
 
 
-def _scan(file: IO[bytes], length: int, rows: Rows, faults: list[str]) -> None:
-    """Add the whole samples of a tar of `length` bytes to `rows`, and its faults to `faults`."""
+def _read_headers(file: IO[bytes], length: int, rows: Rows) -> str | None:
+    """Add the whole samples of a tar of `length` bytes to `rows`, and return its fault."""
     if not length:
-        faults.append("is empty (0 bytes)")
-        return
+        return "is empty (0 bytes)"
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except tarfile.ReadError:
         file.seek(0)
-        compressed = file.read(2) == b"\x1f\x8b"
-        faults.append("is compressed: unpack it with gunzip" if compressed else "is not a tar")
-        return
-    whole = True
-    try:
+        return "is compressed: unpack it with gunzip" if file.read(2) == b"\x1f\x8b" else "is not a tar"
+    whole = False
+    # what tarfile raises for a damaged header
+    with suppress(tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError):
         while (member := tar.next()) is not None:
             # the archive would otherwise keep every header
             tar.members = []  # type: ignore[attr-defined]
             # a damaged size may be negative or huge, and then the reader stays where it is
-            forward = member.size >= 0 and tar.offset > member.offset
-            whole = forward and member.offset_data + member.size <= length
-            if not whole:
+            if member.size < 0 or tar.offset <= member.offset or member.offset_data + member.size > length:
                 break
             _add_member(member, rows)
-    except tarfile.ReadError as error:
-        whole = "end of data" not in str(error)
-    # A damaged field of a header; the reader then stands at its byte.
-    except (tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError):
-        pass
-    file.seek(min(tar.offset, length))
+        else:
+            whole = True
+    at = file.seek(min(tar.offset, length))
     end = file.read(_PADDING + 1)
-    if not whole or len(end) < BLOCK:
-        faults.append(f"is cut short, {len(rows)} samples are left")
-    elif len(end) > _PADDING or end.strip(b"\0"):
-        faults.append(f"is broken at byte {tar.offset} of {length}, {len(rows)} samples before it are left")
+    if whole and BLOCK <= len(end) <= _PADDING and not end.strip(b"\0"):
+        return None
+    return f"is cut short or broken at byte {at} of {length}, {len(rows)} samples before it are left"
 
 
 def _add_member(member: tarfile.TarInfo, rows: Rows) -> None:

@@ -6,10 +6,10 @@ reading those before it. `_Batches.__getitem__` makes a batch from top to bottom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ _FETCHES = 4
 
 CropTransform = Callable[[Tensor, int], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
-Caption = TypeVar("Caption")
 
 
 @dataclass
@@ -178,7 +177,8 @@ class _Batches(Dataset[Any]):
                     continue
                 keys.append(sample.key)
                 images.append(self.transform(sample.pixels, seed))
-                captions.append(caption_of(seed, sample.captions))
+                # the upper bits of the seed choose one
+                captions.append(sample.captions[(seed >> 32) % len(sample.captions)])
         except DiffCLIPError as error:
             return error
         if not keys:
@@ -186,8 +186,3 @@ class _Batches(Dataset[Any]):
             return Batch(blank[None][:0], self.tokenizer([""])[:0], [], faults)
         # In a worker it collates straight into the memory that the processes share.
         return Batch(default_collate(images), self.tokenizer(captions), keys, faults)
-
-
-def caption_of(seed: int, captions: Sequence[Caption]) -> Caption:
-    """Choose one of a sample's captions by the upper bits of its seed."""
-    return captions[(seed >> 32) % len(captions)]

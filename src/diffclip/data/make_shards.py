@@ -29,8 +29,7 @@ SAMPLES = 1000
 """Samples a shard."""
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:idation|\d{4})?(?:[_.-]|$)")
 _SPLITS = ("", "train", "val", "test")
-# hidden files, notes, and what this module leaves
-_NO_CAPTIONS = re.compile(r"\..*|readme.*|make-shards\.json|\d+\.json|nshards\.txt|dataset_type\.txt")
+_NAMED = re.compile(r"(?!\.).*(caption|token|karpathy|metadata)")
 _QUALITY = 95
 
 Job = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
@@ -56,19 +55,18 @@ def find_captions(source: Path) -> dict[str, Path]:
     """
     if not source.is_dir():
         raise InputError(f"{source} is not a folder: give the folder that holds the images")
-    files = sorted(
+    named = sorted(
         file
         for folder in (source, source / "annotations")
         if folder.is_dir()
         for file in folder.iterdir()
-        if file.suffix.lower() in SUFFIXES_OF_CAPTIONS and not _NO_CAPTIONS.fullmatch(file.name.lower())
+        if file.suffix.lower() in SUFFIXES_OF_CAPTIONS and _NAMED.match(file.name.lower())
     )
-    named = [file for file in files if re.search("caption|token|karpathy|metadata", file.name.lower())]
     of_splits = [(match[1], file) for file in named if (match := _SPLIT.search(file.stem.lower()))]
-    chosen = of_splits or [("", file) for file in named or files]
+    chosen = of_splits or [("", file) for file in named]
     found = dict(sorted(chosen, key=lambda one: _SPLITS.index(one[0])))
     if len(found) != len(chosen) or not found:
-        which = ", ".join(file.name for file in files[:5]) or "none"
+        which = ", ".join(file.name for file in named[:5]) or "none"
         raise InputError(
             f"{source} has no file of captions, or several ({which}): name one with --captions FILE"
         )

@@ -101,8 +101,6 @@ class SegmentedSet(EvaluationSet):
         """
         try:
             values, _ = _read_member(self, position, SEGMENTS)
-            if values.dtype == bool:
-                raise InputError("has a segmentation of one bit or in color: save it as gray or palette")
             classes = np.where(values == CROWD, 0, values).astype(np.int64) - 1
             highest = int(classes.max())
             if highest == NOT_LABELED:
@@ -198,7 +196,7 @@ def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]
         The values, numbers or booleans [H, W], of a palette the index; and width and height of the upright image.
 
     Raises:
-        InputError: no PNG, cut short or broken, with transparency, or of another shape than the image.
+        InputError: no PNG, cut short or broken, in color, with transparency, or of another shape than the image.
     """
     try:
         with Image.open(io.BytesIO(image)) as header:
@@ -210,8 +208,8 @@ def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]
         raise InputError(
             f"has a mask that is no PNG, or an image or mask that is broken ({error})"
         ) from error
-    if mask.mode in ("LA", "RGBA"):
-        raise InputError("has a mask with transparency: save it as 1-bit, gray or palette")
+    if mask.mode in ("LA", "RGB", "RGBA"):
+        raise InputError("has a mask in color or with transparency: save it as 1-bit, gray or palette")
     size = stored if orientation < 5 else stored[::-1]
     if _same_aspect(mask.size, stored):
         mask.getexif()[_ORIENTATION] = orientation
@@ -219,12 +217,11 @@ def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]
     elif not _same_aspect(mask.size, size):
         own, wanted = ("{}×{}".format(*shape) for shape in (mask.size, size))
         raise InputError(f"has a mask of {own} pixels, another shape than its image's {wanted}")
-    values = np.asarray(mask)
-    return (np.any(values, axis=-1) if values.ndim == 3 else values), size
+    return np.asarray(mask), size
 
 
 def _same_aspect(mask: tuple[int, int], image: tuple[int, int]) -> bool:
-    """Tell whether a mask has the shape of an image (both width, height), but for rounding where it was scaled."""
+    """Tell whether a mask has the shape of an image, but for rounding where it was scaled."""
     if mask[0] == image[0] or mask[1] == image[1]:
         return mask == image
     return abs(mask[0] * image[1] - mask[1] * image[0]) < max(image)

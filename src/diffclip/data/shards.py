@@ -112,13 +112,9 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
         names = [text] if os.path.exists(text) else expand_braces(text)
         found = {name: [name] if os.path.exists(name) else glob.glob(name) for name in names}
         missing = [name for name, paths in found.items() if not paths]
-        if missing and len(names) == 1:
-            raise InputError(f"shard {text} does not exist: check the path")
         if missing:
-            raise InputError(
-                f"{len(missing)} of the {len(names)} shards in {text} do not exist, first {missing[0]}: "
-                "check the range and the folder"
-            )
+            which = f", one of {len(missing)} missing in {text}" if len(names) > 1 else ""
+            raise InputError(f"shard {missing[0]} does not exist{which}: check the path")
         for paths in found.values():
             for path in sorted(map(Path, sorted(paths)), key=natural):
                 shards += tar_files(path) if path.is_dir() else [path]

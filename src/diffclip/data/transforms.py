@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -27,16 +26,6 @@ LONGEST_RATIO = 64
 # Of the sides of a training crop, as in torchvision, which also tries ten times to find one that fits.
 _RATIO, _TRIES = 4 / 3, 10
 _MASK = 2**64 - 1
-
-
-class Crop(NamedTuple):
-    """A part of an image, in its pixels, and whether it is mirrored."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-    mirrored: bool
 
 
 class TrainTransform:
@@ -60,15 +49,23 @@ class TrainTransform:
         flip: float = 0.0,
     ) -> None:
         self.image_size, self.scale, self.flip = image_size, scale, flip
-        self.interpolation = preprocess.interpolation
         self._interpolation = InterpolationMode(preprocess.interpolation)
 
     def __call__(self, image: Tensor, seed: int) -> Tensor:
-        return self.cut(image, self.draw(seed, image.shape[1], image.shape[2]))
+        top, left, height, width, mirrored = self.draw(seed, image.shape[1], image.shape[2])
+        view = image[:, top : top + height, left : left + width]
+        # The kernel is called directly: finding it by the input's type takes as long as a tenth of its work.
+        result: Tensor = F.resize_image(view, [self.image_size] * 2, self._interpolation, antialias=True)
+        return F.horizontal_flip_image(result) if mirrored else result
 
-    def draw(self, seed: int, height: int, width: int) -> Crop:
-        """Draw the crop of an image of `height` × `width` as torchvision's `RandomResizedCrop` does; nothing but these
-        numbers decides."""
+    def draw(self, seed: int, height: int, width: int) -> tuple[int, int, int, int, bool]:
+        """Draw the crop of an image of `height` × `width` as torchvision's `RandomResizedCrop` does.
+
+        Nothing but these numbers decides.
+
+        Returns:
+            top, left, height and width in pixels, and whether the crop is mirrored.
+        """
         numbers = _uniform(seed)
         low, high = self.scale
         for _ in range(_TRIES):
@@ -81,15 +78,7 @@ class TrainTransform:
         else:  # the middle, as far as the ratio allows
             wide, tall = min(width, round(height * _RATIO)), min(height, round(width * _RATIO))
             top, left = (height - tall) // 2, (width - wide) // 2
-        return Crop(top, left, tall, wide, next(numbers) < self.flip)
-
-    def cut(self, image: Tensor, crop: Crop) -> Tensor:
-        """Resize `crop` of a uint8 image [3, H, W] to [3, S, S]."""
-        top, left, height, width, mirrored = crop
-        view = image[:, top : top + height, left : left + width]
-        # The kernel is called directly: finding it by the input's type takes as long as a tenth of its work.
-        result: Tensor = F.resize_image(view, [self.image_size] * 2, self._interpolation, antialias=True)
-        return F.horizontal_flip_image(result) if mirrored else result
+        return top, left, tall, wide, next(numbers) < self.flip
 
 
 def _uniform(seed: int) -> Iterator[float]:

@@ -8,18 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from diffclip.scenes.layout import Dice, Spec
-from diffclip.scenes.phrases import (
-    NUMBERS,
-    join,
-    lacking,
-    noun_phrase,
-    place_of,
-    place_of_all,
-    plural,
-    relation,
-    shared,
-)
-from diffclip.scenes.vocabulary import BACKGROUNDS, COMMON_DETAILS
+from diffclip.scenes.vocabulary import BACKGROUNDS, COMMON_DETAILS, DETAILS
 
 CAPTIONS = 5
 """Captions of an image, as in Flickr8k and COCO."""
@@ -29,6 +18,13 @@ _SENTENCES = ("there is ", "there are ")
 _BEFORE = ("size", "texture")
 _EXTRAS = ("size", "texture", "orientation", "detail")
 _LOOKS = ("texture", "detail")
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
+_PLURALS = {"cross": "crosses"}
+_STANDING = {"up": "upright", "down": "upside-down"}
+_OPENING = {"up": "upwards", "down": "downwards", "left": "to the left", "right": "to the right"}
+
+_EDGE = 0.36  # nearer to an edge than this share is on that side
+_MIDDLE = (0.42, 0.58)  # between edge and middle no place is named
 
 
 def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: bool = True) -> tuple[str, ...]:
@@ -74,7 +70,11 @@ class _Writer:
 
     def extras(self, group: Sequence[Spec], names: Sequence[str], share: float) -> frozenset[str]:
         """Choose what to say of a group beside color and shape: a random part of what its members share."""
-        attributes = {name for name in shared(group, self.allowed(names)) if self.dice.chance(share)}
+        attributes = {
+            name
+            for name in self.allowed(names)
+            if len({getattr(spec, name) for spec in group}) == 1 and self.dice.chance(share)
+        }
         if any(spec.detail for spec in group) or (group[0].texture == "plain" and self.dice.chance(0.6)):
             attributes.discard("texture")
         if group[0].size == "medium" and self.dice.chance(0.4):
@@ -155,7 +155,8 @@ class _Writer:
         """Say where each thing is, as far as it is clear; those without a place come last."""
         placed, rest = [], []
         for group in self.dice.shuffle(self.groups):
-            place = place_of_all(group)
+            shared = {place_of(spec) for spec in group}
+            place = shared.pop() if len(shared) == 1 else None
             phrase = noun_phrase(group, self.extras(group, _BEFORE, 0.3))
             if place is None:
                 rest.append(phrase)
@@ -196,3 +197,84 @@ class _Writer:
         noun = self.dice.pick(("shapes", "objects"))
         parts = join(self.parts(0.15, _BEFORE))
         return f"{total} {noun}{self.ground(0.4)}: {parts}"
+
+
+def plural(noun: str) -> str:
+    return _PLURALS.get(noun, noun + "s")
+
+
+def with_article(words: str) -> str:
+    """Write "a" or "an" before a phrase, by its first sound (no word of the vocabulary breaks the vowel rule)."""
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def join(items: Sequence[str]) -> str:
+    """List in English: a, b and c."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def lacking(detail: str) -> str:
+    """Name the attribute that an object lacks `detail`."""
+    return f"no {detail}"
+
+
+def noun_phrase(group: Sequence[Spec], attributes: frozenset[str], determiner: str | None = None) -> str:
+    """Name one or several objects that agree in all `attributes`: "a small red star", "two stars pointing up"."""
+    spec, count = group[0], len(group)
+    before, behind = _words_around_noun(spec, attributes)
+    words = [*before, spec.shape if count == 1 else plural(spec.shape), *behind]
+    text = " ".join(word for word in words if word)
+    if count > 1:
+        return f"{NUMBERS[count]} {text}"
+    return with_article(text) if determiner is None else f"{determiner} {text}"
+
+
+def _words_around_noun(spec: Spec, attributes: frozenset[str]) -> tuple[list[str], list[str]]:
+    details = [
+        DETAILS[name.removeprefix("no ")].without for name in sorted(attributes) if name.startswith("no ")
+    ]
+    if "detail" in attributes and spec.detail is not None:
+        details.insert(0, (DETAILS[spec.detail].before, DETAILS[spec.detail].after))
+    direction = _direction(spec) if "orientation" in attributes else ("", "")
+    before = [
+        ("medium-sized" if spec.size == "medium" else spec.size) if "size" in attributes else "",
+        spec.texture if "texture" in attributes else "",
+        *(words[0] for words in details),
+        direction[0],
+        spec.color if "color" in attributes else "",
+    ]
+    return before, [direction[1], *(words[1] for words in details)]
+
+
+def _direction(spec: Spec) -> tuple[str, str]:
+    """Say before or behind the noun where `spec` points."""
+    if spec.orientation is None:
+        return "", ""
+    if spec.shape == "heart":
+        return _STANDING[spec.orientation], ""
+    if spec.shape == "crescent":
+        return "", f"opening {_OPENING[spec.orientation]}"
+    return "", f"pointing {spec.orientation}"
+
+
+def place_of(spec: Spec) -> str | None:
+    """Say where an object is in the image, "at the top left" or "on the right"; None if it is not clear."""
+    across = "left" if spec.x < _EDGE else "right" if spec.x > 1 - _EDGE else ""
+    down = "top" if spec.y < _EDGE else "bottom" if spec.y > 1 - _EDGE else ""
+    if down:
+        return f"at the {down} {across}".rstrip()
+    if across:
+        return f"on the {across}"
+    low, high = _MIDDLE
+    return "in the middle" if low < spec.x < high and low < spec.y < high else None
+
+
+def relation(a: Spec, b: Spec) -> str | None:
+    """Say how `a` lies to `b` where nobody would doubt it, else None."""
+    right, down = b.x - a.x, b.y - a.y
+    reach = 0.5 * (a.radius + b.radius)
+    if abs(right) > max(0.22, 2 * abs(down), reach):
+        return "to the left of" if right > 0 else "to the right of"
+    if abs(down) > max(0.22, 2 * abs(right), reach):
+        return "above" if down > 0 else "below"
+    return None

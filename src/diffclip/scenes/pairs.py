@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from diffclip.data.published_sets import PATTERNS
 from diffclip.errors import unknown
+from diffclip.scenes.captions import NUMBERS, lacking, noun_phrase, place_of, plural
 from diffclip.scenes.layout import Dice, Spec, at_distance, choose_kind, place, stream
-from diffclip.scenes.phrases import NUMBERS, lacking, noun_phrase, place_of, plural
 from diffclip.scenes.scene import compose
 from diffclip.scenes.vocabulary import (
     BACKGROUNDS,

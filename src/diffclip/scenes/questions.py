@@ -10,8 +10,8 @@ from itertools import chain, count, islice, product
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from diffclip.errors import InputError, unknown
+from diffclip.scenes.captions import with_article
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
-from diffclip.scenes.phrases import with_article
 from diffclip.scenes.scene import Scene, draw_scene
 from diffclip.scenes.vocabulary import COLORS, SHAPES
 

@@ -31,7 +31,6 @@ from diffclip.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from diffclip.data.loader import CaptionLoader
-    from diffclip.data.memory import MemoryLoader
     from diffclip.model import CLIP
     from diffclip.training.logging import RunLogger
     from diffclip.training.validation import Validation
@@ -50,7 +49,7 @@ class Trainer:
     run: Path
     fabric: Any
     stop: StopRequest
-    loader: CaptionLoader | MemoryLoader
+    loader: CaptionLoader
     validate: Callable[[], Validation] | None
     model: CLIP
     wrapped: Any

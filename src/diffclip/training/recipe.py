@@ -64,7 +64,7 @@ class DataRecipe(Keys):
     scale: tuple[float, float] = (0.5, 1.0)  # the share of the image that a crop covers
     flip: float = Field(default=0.0, ge=0, le=1)  # the probability of a mirror image
     statistics: Literal["imagenet", "openai"] = "imagenet"
-    memory: bool = False  # decode all images once and keep them in memory, on a GPU if it trains there
+    memory: bool = False  # decode all images once and keep them in memory
     # shards of a process that are shuffled together; None: all samples, or 16 where shards are remote
     window: PositiveInt | None = None
     cache: str | None = None  # folder for copies of remote shards; None: the user's cache

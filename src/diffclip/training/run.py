@@ -19,7 +19,6 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.index import digest_of
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.memory import MemoryLoader
 from diffclip.data.remote import is_remote, shown
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.data.transforms import TrainTransform
@@ -117,24 +116,21 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         return Outcome(trainer.progress, trainer.all_skipped(), fabric.global_rank)
 
 
-def open_training_data(
-    recipe: Recipe, rank: int = 0, world: int = 1, device: torch.device | None = None
-) -> CaptionLoader | MemoryLoader:
+def open_training_data(recipe: Recipe, rank: int = 0, world: int = 1) -> CaptionLoader:
     """Open the training shards of `recipe` as a loader of this process's share of uint8 batches.
 
-    Nothing is written beside the shards. With `data.memory` all images are decoded here and kept, on `device` if that
-    is a GPU, which rounds the crops in another way; no workers are needed then.
+    Nothing is written beside the shards. With `data.memory` all images are decoded here and kept.
 
     Raises:
         InputError: shards are missing or empty, hold fewer samples than a batch, a batch cannot be shared out, or
-            `data.memory` is asked for data that is remote or read window by window.
+            the images that `data.memory` keeps are larger than the memory.
     """
     config, data = recipe.config(), recipe.data
     corpus = Corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
     transform = TrainTransform(config.vision.image_size, config.preprocess, data.scale, data.flip)
     tokenizer, size, seed = Tokenizer(config.text), recipe.batch_size, recipe.seed
     if data.memory:
-        return MemoryLoader(corpus, transform, tokenizer, size, seed, rank, world, device)
+        corpus.decode()
     return CaptionLoader(
         corpus, transform, tokenizer, size, seed, data.workers, rank, world, timeout=data.timeout
     )
@@ -208,7 +204,7 @@ def _prepare(
     rank, world = fabric.global_rank, fabric.world_size
     # the first process of a node copies remote shards for the others
     loader, validation = one_by_one(
-        fabric, lambda: (open_training_data(recipe, rank, world, fabric.device), open_validation_data(recipe))
+        fabric, lambda: (open_training_data(recipe, rank, world), open_validation_data(recipe))
     )
     held.enter_context(closing(loader))
     tokenizer = Tokenizer(recipe.config().text)
@@ -255,7 +251,7 @@ def _prepare(
     )
 
 
-def _check_order(progress: Progress, loader: CaptionLoader | MemoryLoader, fabric: Any, run: Path) -> None:
+def _check_order(progress: Progress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
     """See that the samples still to come are those that the run had still to see, in every process.
 
     Raises:

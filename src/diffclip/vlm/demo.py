@@ -14,9 +14,8 @@ from pathlib import Path
 
 from diffclip.demo import MODELS, train_on_scenes
 from diffclip.scenes import write_scenes
-from diffclip.scenes.export import write_questions
 from diffclip.scenes.questions import TOPICS
-from diffclip.scenes.write import Progress
+from diffclip.scenes.write import Progress, write_questions
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.run import is_finished

@@ -22,7 +22,7 @@ from diffclip.errors import InputError, explained
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.statistics import sums_interval
 from diffclip.files import printable
-from diffclip.scenes.export import QUESTION_IMAGES
+from diffclip.scenes.write import QUESTION_IMAGES
 from diffclip.vlm.chat import MAX_NEW_TOKENS
 
 SPLITS = ("random", "popular", "adversarial")

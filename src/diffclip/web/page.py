@@ -19,7 +19,7 @@ from diffclip.errors import InputError
 from diffclip.focus.maps import visible_part
 from diffclip.model_source import Loaded
 from diffclip.scenes import COLORS, SHAPES, draw_scene
-from diffclip.scenes.phrases import with_article
+from diffclip.scenes.captions import with_article
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
 from diffclip.web.results import Shown, gallery, image_uri, message, readable, results
