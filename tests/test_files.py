@@ -16,7 +16,7 @@ import torch
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import variant_config
-from diffclip.files import cache_folder, check_writable, disk_errors, write_atomically, write_text
+from diffclip.files import check_writable, disk_errors, write_atomically, write_text
 from diffclip.weights import save_published
 
 
@@ -27,16 +27,6 @@ def test_whatever_the_system_refuses_is_one_line(code: int, tmp_path: Path) -> N
     wanted = f"cannot write {tmp_path / 'file'}: {os.strerror(code)}; choose another place"
     assert str(error.value) == wanted
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_user_without_a_home_folder_has_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", none)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_folder() == tmp_path / f"diffclip-{os.getuid()}"
 
 
 def test_what_is_no_fault_of_the_target_passes() -> None:

@@ -78,8 +78,6 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path
         "| zero-shot | cifar10, test | acc1 | 0.5000 | 0.4000 to 0.6000 | 10 |",
         "| zero-shot | cifar10, test, corruption fog, severity 3 | acc1 |",
         'diffclip.load("hf-hub:me/mine")',
-        "import open_clip",
-        "integrations.transformers",
     ):
         assert part in shown.stdout
     # another model, and the same run before it went on

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin, snapshot_download
 
-from diffclip.config import VOCABULARY, Differential, name_of
+from diffclip.config import name_of
 
 if TYPE_CHECKING:
     from diffclip.evaluation.records import Record
@@ -38,25 +38,9 @@ import diffclip
 model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 ```
 
-```python
-import open_clip
-from diffclip.integrations.open_clip import register
-
-register({{"ViT-mine": diffclip.CLIP.from_pretrained("{repo}").config}})
-model, _, preprocess = open_clip.create_model_and_transforms("ViT-mine", pretrained="hf-hub:{repo}")
-```
-{transformers}
 ## License
 
 {license}
-"""
-_TRANSFORMERS = """
-```python
-from diffclip.integrations.transformers import from_diffclip, processor_of
-
-model = from_diffclip(diffclip.CLIP.from_pretrained("{repo}"))
-processor = processor_of(diffclip.CLIP.from_pretrained("{repo}").config)
-```
 """
 _FACTS = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
 
@@ -113,8 +97,6 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
             license: of the weights, as the hub calls it.
         """
         model: Any = self
-        # transformers has no ablations, and its tokenizer is the whole one
-        usual = model.config.differential == Differential() and model.config.text.vocab_size >= VOCABULARY
         metadata = ModelCardData(
             license=license,
             library_name="diffclip",
@@ -131,7 +113,6 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
                 training=_training(recipe),
                 results=_results(records),
                 repo=repo_id,
-                transformers=_TRANSFORMERS.format(repo=repo_id) if usual else "",
                 license=license or "Not stated.",
             )
         )

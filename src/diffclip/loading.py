@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from diffclip.config import HUB_PREFIX, CLIPConfig, name_of, named_config, resized
+from diffclip.config import HUB_PREFIX, OPEN_CLIP, TRANSFORMERS, CLIPConfig, name_of, named_config, resized
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError, explained
 from diffclip.hub import fetch
@@ -22,13 +22,20 @@ def load(
 
     Args:
         source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
-            file, or `hf-hub:OWNER/NAME`, with `@REVISION` after it where it is not the newest.
+            file, or `hf-hub:OWNER/NAME`, with `@REVISION` after it where it is not the newest; also a model of another
+            library, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER`, converted on the way.
         model: the model's name, where the file cannot tell it (a published DiffCLIP-dynamic).
         image_size: take images of this size; position embeddings are resampled.
 
     Raises:
         InputError: nothing usable at `source`, or it holds another model than `model`.
     """
+    if str(source).startswith((OPEN_CLIP, TRANSFORMERS)):
+        from diffclip.convert.from_libraries import read_foreign
+
+        if model is not None:
+            raise InputError(f"{source} tells what it is: leave the model's name out")
+        return prepared(read_foreign(str(source)), image_size)
     path = locate(source)
     weights = read_weights(path)
     loaded = CLIP.unfilled(_config(weights, path, model))

@@ -55,16 +55,14 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
     """Load the model that `source` names.
 
     Args:
-        source: a run folder (its best checkpoint, else its last), a saved folder, a published file,
-            `hf-hub:OWNER/NAME`, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER` (converted on the way), or a
-            model's name, which has random weights: a line on stderr says so.
+        source: as for `diffclip.load`, or a model's name, which has random weights: a line on stderr says so.
         model_name: what a file holds, where it cannot tell (a published DiffCLIP-dynamic).
         image_size: take images of this size; None: the model's own.
 
     Raises:
         InputError: nothing has that name (the nearest model is offered), or it holds no usable weights.
     """
-    from diffclip.config import OPEN_CLIP, TRANSFORMERS, name_of
+    from diffclip.config import name_of
     from diffclip.loading import load, prepared
 
     path = find_model(source)
@@ -78,15 +76,9 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
             f"diffclip: WARNING: {source} has random weights, expect results at chance level", file=sys.stderr
         )
         path, read = RANDOM, prepared(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
-    elif path.startswith((OPEN_CLIP, TRANSFORMERS)):
-        from diffclip.convert.sources import read_foreign
-
-        if model_name is not None:
-            raise InputError(f"{source} tells what it is: leave the model's name out")
-        read = prepared(read_foreign(path), image_size)
     else:
         checkpoint = Path(path).resolve()  # of a run that still trains, `best` may move meanwhile
-        in_run = checkpoint.parent.name == "checkpoints"
+        in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
         read = load(checkpoint if in_run else path, model=model_name, image_size=image_size)
         facts = _facts(checkpoint) if in_run else {}
     return Loaded(*read, weights=path, **({"label": name_of(read[0].config)} | facts))

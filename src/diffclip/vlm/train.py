@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -29,7 +28,6 @@ from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, l
 from diffclip.vlm.llava import connect, connector_of, freeze
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe
 from diffclip.vlm.run import Reporter, check_run, checkpoints, claim_run, is_finished
-from diffclip.weights import as_disk_error
 
 
 def train_stage(
@@ -177,8 +175,6 @@ class StageTrainer(Trainer):
                     "a GPU's memory is too small: try a per_device_batch_size below "
                     f"{self.args.per_device_train_batch_size}, or gradient_checkpointing=true"
                 ) from error
-            except (RuntimeError, SafetensorError) as error:
-                raise as_disk_error(error) from error
         if self.state.global_step < self.state.max_steps:
             stopped = StoppedError(
                 f"{self._run}: asked to stop at step {self.state.global_step}, which is saved: go on with --resume"

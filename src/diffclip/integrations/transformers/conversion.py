@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from PIL.Image import Resampling
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoImageProcessor, CLIPProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -24,7 +23,6 @@ from diffclip.integrations.transformers.configuration import DiffCLIPConfig, Dif
 from diffclip.integrations.transformers.models import DiffCLIPModel, DiffCLIPVisionModel
 from diffclip.integrations.transformers.tokens import tokenizer_of
 from diffclip.model import CLIP
-from diffclip.weights import as_disk_error
 
 Made = TypeVar("Made", bound=DiffCLIPPreTrainedModel)
 
@@ -153,10 +151,7 @@ def save_transformers(model: CLIP, folder: str | Path) -> None:
     config = model.config
     whole = config.text.vocab_size >= VOCABULARY
     with write_atomically(folder) as temporary, no_progress_bar():
-        try:
-            from_diffclip(model).save_pretrained(temporary)
-        except SafetensorError as error:
-            raise as_disk_error(error) from error
+        from_diffclip(model).save_pretrained(temporary)
         (processor_of(config) if whole else image_processor_of(config)).save_pretrained(temporary)
 
 
