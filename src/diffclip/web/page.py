@@ -16,13 +16,14 @@ from PIL import Image
 
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
+from diffclip.files import printable
 from diffclip.focus.maps import visible_part
 from diffclip.model_source import Loaded
 from diffclip.scenes import COLORS, SHAPES, draw_scene
 from diffclip.scenes.phrases import with_article
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
-from diffclip.web.results import Shown, gallery, image_uri, message, readable, results
+from diffclip.web.results import Shown, gallery, image_uri, message, results
 
 MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000
 """Of an image that a visitor uploads."""
@@ -233,7 +234,7 @@ def _read(path: str | None) -> Image.Image:
 
 
 def _status(folder: SearchedFolder) -> str:
-    return f'<p class="dc-hint">{escape(readable(f"{folder.folder.name}: {folder.status()}"))}</p>'
+    return f'<p class="dc-hint">{escape(printable(f"{folder.folder.name}: {folder.status()}"))}</p>'
 
 
 def _with_notice(run: Callable[..., tuple[Any, ...]], outputs: int) -> Callable[..., tuple[Any, ...]]:
