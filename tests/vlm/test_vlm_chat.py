@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from PIL import Image
-from qwen_like import SPECIAL, make_processor, make_tokenizer
+from tiny_vlm import SPECIAL, make_processor, make_tokenizer
 
 from diffclip.errors import InputError
 from diffclip.vlm.chat import IGNORED, chat_template, encode, image_tokens, prompt
@@ -16,7 +16,7 @@ SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return make_tokenizer(eos_token="<|im_end|>")
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")

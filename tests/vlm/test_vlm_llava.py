@@ -16,7 +16,7 @@ from diffclip.vlm.chat import IGNORED, encode
 from diffclip.vlm.conversations import Conversation, Turn
 from diffclip.vlm.llava import CONNECTORS, connect, connector_of
 
-SMALL = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {"vocab_size": 440, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL |= {"intermediate_size": 64}
 PIXELS = torch.linspace(-2, 2, 3 * 16 * 16).reshape(1, 3, 16, 16)
 

@@ -1,5 +1,0 @@
-"""`python -m diffclip`: the command line."""
-
-from diffclip.cli.main import main
-
-main()
