@@ -20,11 +20,10 @@ from diffclip.files import check_writable, disk_errors, write_atomically, write_
 from diffclip.weights import save_published
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
-def test_whatever_the_system_refuses_is_one_line(code: int, tmp_path: Path) -> None:
+def test_whatever_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error, write_atomically(tmp_path / "file"):
-        raise OSError(code, "x")
-    wanted = f"cannot write {tmp_path / 'file'}: {os.strerror(code)}; choose another place"
+        raise OSError(errno.EROFS, "x")
+    wanted = f"cannot write {tmp_path / 'file'}: {os.strerror(errno.EROFS)}; choose another place"
     assert str(error.value) == wanted
     assert list(tmp_path.iterdir()) == []
 
@@ -102,15 +101,6 @@ def test_what_cannot_be_written_is_found_before(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="in the way"):
         write_text(tmp_path / "file" / "inner", "x")
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system without new files")
-def test_a_place_that_takes_no_files(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("/proc")
-    for check in (check_writable, lambda path: write_text(path, "text")):
-        for target in (Path("/proc/new"), tmp_path / "link" / "a" / "new"):
-            with pytest.raises(InputError, match=f"cannot write {target}: .*; choose another place"):
-                check(target)
 
 
 @pytest.fixture

@@ -102,6 +102,4 @@ def test_folders_are_those_of_save_weights(model_folder: Path, tmp_path: Path) -
     model = diffclip.load(model_folder)[0]
     model.save_pretrained(tmp_path)
     assert diffclip.load(tmp_path)[0].config == model.config
-    loaded = diffclip.CLIP.from_pretrained(tmp_path, attention_backend="eager")
-    assert loaded.config == model.config
-    assert loaded.attention_layers()["visual"][0].backend == "eager"
+    assert diffclip.CLIP.from_pretrained(tmp_path).config == model.config

@@ -144,9 +144,8 @@ def test_safetensors_in_either_layout(tmp_path: Path) -> None:
         assert loaded.config.vision.norm_eps == eps
 
 
-@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP-vision"])
-def test_a_bare_published_file_tells_its_model(variant: str, tmp_path: Path) -> None:
-    config = named_config(f"{variant}-ViT-Ti-16")
+def test_a_bare_published_file_tells_its_model(tmp_path: Path) -> None:
+    config = named_config("DiffCLIP-vision-ViT-Ti-16")
     model = CLIP(config, init="published", seed=0)
     (tmp_path / "hub").mkdir()
     published_file(model, tmp_path / "hub" / "checkpoint_best.pt")
@@ -160,7 +159,7 @@ def test_a_bare_published_file_tells_its_model(variant: str, tmp_path: Path) -> 
 
 
 def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
-    model = CLIP(named_config("DiffCLIP-dynamic-ViT-Ti-16"), seed=0)
+    model = CLIP.unfilled(named_config("DiffCLIP-dynamic-ViT-Ti-16"))
     published_file(model, tmp_path / "c.pt")
     assert diffclip.load(tmp_path / "c.pt")[0].config.lambda_init == 0.8
     name = "DiffCLIP-dynamic-ViT-Ti-16"
@@ -168,7 +167,7 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
     assert loaded.config.lambda_init == "dynamic"
     assert loaded.visual.pos_embed.shape[1] == 17
     assert preprocess.image_size == 64
-    published_file(CLIP(resized(model.config, 64), seed=0), tmp_path / "small.pt")
+    published_file(CLIP.unfilled(resized(model.config, 64)), tmp_path / "small.pt")
     assert diffclip.load(tmp_path / "small.pt", model=name)[1].image_size == 64
     diffclip.save_weights(tiny("CLIP"), tmp_path / "saved")
     with pytest.raises(InputError, match="not DiffCLIP-ViT-B-16"):
@@ -255,7 +254,7 @@ def test_damaged_files_never_raise_anything_else(legacy: bool, tmp_path: Path) -
     )
     whole = (tmp_path / "f.pt").read_bytes()
     rng = np.random.default_rng(0)
-    for _ in range(150):
+    for _ in range(40):
         damaged = bytearray(whole[: rng.integers(1, len(whole))])
         for place in rng.integers(0, len(damaged), 3):
             damaged[place] = rng.integers(256)
@@ -265,9 +264,9 @@ def test_damaged_files_never_raise_anything_else(legacy: bool, tmp_path: Path) -
 
 
 def test_a_mismatch_lists_what_differs_and_names_the_model_that_fits(tmp_path: Path) -> None:
-    file = published_file(CLIP(named_config("CLIP-ViT-Ti-16"), seed=0), tmp_path / "clip.pt")
+    file = published_file(CLIP.unfilled(named_config("CLIP-ViT-Ti-16")), tmp_path / "clip.pt")
     with pytest.raises(InputError) as error:
-        diffclip.load_weights(CLIP(named_config("DiffCLIP-ViT-Ti-16"), seed=0), file)
+        diffclip.load_weights(CLIP.unfilled(named_config("DiffCLIP-ViT-Ti-16")), file)
     message = str(error.value)
     assert re.search(r"120 missing \(transformer\.resblocks\.0\.attn\.diff_norm\.weight, .*…\)", message)
     assert "they fit CLIP-ViT-Ti-16 at 224 px" in message

@@ -70,16 +70,14 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
         save_weights(model, save_directory)
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, attention_backend: str = "auto", **options: Any) -> Any:
-        from diffclip.loading import load
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
+        from diffclip.model_source import load
 
         kept = ("revision", "cache_dir", "force_download", "local_files_only", "token")
         folder = Path(model_id)
         if not folder.is_dir():
             folder = fetch(model_id, **{key: options[key] for key in kept})
-        model = load(folder)[0]
-        model.set_attention_backend(attention_backend)
-        return model
+        return load(folder)[0]
 
     def generate_model_card(
         self,

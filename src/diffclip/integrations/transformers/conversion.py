@@ -18,9 +18,14 @@ from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig
 from diffclip.convert.from_libraries import check_end_of_text
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
-from diffclip.integrations.transformers.base import PROJECTIONS, DiffCLIPPreTrainedModel, core_name
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
-from diffclip.integrations.transformers.models import DiffCLIPModel, DiffCLIPVisionModel
+from diffclip.integrations.transformers.models import (
+    PROJECTIONS,
+    DiffCLIPModel,
+    DiffCLIPPreTrainedModel,
+    DiffCLIPVisionModel,
+    core_name,
+)
 from diffclip.integrations.transformers.tokens import tokenizer_of
 from diffclip.model import CLIP
 
