@@ -46,21 +46,22 @@ class Shown:
     name: str
     source: str
     color: str
+    loaded: Loaded
 
 
-def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[tuple[Shown, Loaded]]:
+def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[Shown]:
     """Give each model, which comes with its source, a name and a color of its own."""
     names = [printable(Path(source).name or source) for source, _ in models]
     if len(set(names)) < len(names):
         names = [f"{printable(source)} ({place})" for place, (source, _) in enumerate(models, 1)]
-    shown: list[tuple[Shown, Loaded]] = []
+    shown: list[Shown] = []
     others = iter(OTHERS)
     for name, (source, loaded) in zip(names, models, strict=True):
         color = COLORS.get(variant_of(loaded.model.config))
-        if color is None or any(other.color == color for other, _ in shown):
+        if color is None or any(other.color == color for other in shown):
             color = next(others)
         where = "random weights" if loaded.weights == RANDOM else source
-        shown.append((Shown(name, printable(f"{loaded.label} · {where}"), color), loaded))
+        shown.append(Shown(name, printable(f"{loaded.label} · {where}"), color, loaded))
     return shown
 
 

@@ -97,7 +97,7 @@ def served(
         from diffclip.web.results import shown_models
 
         shown = shown_models(models)
-        searched = SearchedFolder(folder, [(one.name, loaded) for one, loaded in shown]) if folder else None
+        searched = SearchedFolder(folder, shown) if folder else None
         fonts = [gr.themes.Font(name) for name in ("system-ui", "-apple-system", "Segoe UI", "sans-serif")]
         mono = [gr.themes.Font(name) for name in ("ui-monospace", "Menlo", "monospace")]
         page = build(shown, searched)
