@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin, snapshot_download
 
 from diffclip.config import name_of
+from diffclip.model_source import load
+from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, save_weights
 
 if TYPE_CHECKING:
     from diffclip.evaluation.records import Record
@@ -51,8 +53,6 @@ def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
     Args:
         options: of `huggingface_hub.snapshot_download`.
     """
-    from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE
-
     files = [CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE]
     return Path(snapshot_download(repository, revision=revision, allow_patterns=files, **options))
 
@@ -64,15 +64,11 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
     """
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        from diffclip.weights import save_weights
-
         model: Any = self
         save_weights(model, save_directory)
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
-        from diffclip.model_source import load
-
         kept = ("revision", "cache_dir", "force_download", "local_files_only", "token")
         folder = Path(model_id)
         if not folder.is_dir():

@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.evaluation.records import read_records
-from diffclip.vlm import demo
 from diffclip.vlm.files import load_vlm, save_vlm
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
 from diffclip.vlm.train import Reporter, checkpoints, train_stage
@@ -322,15 +321,6 @@ def test_the_papers_recipes_have_its_settings(stage: int, lr: float) -> None:
     assert (recipe.stage2 if stage == 1 else recipe.stage1) is None
 
 
-def test_a_folder_of_the_demo_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, trained = tmp_path / "runs: 2026", []
-    monkeypatch.setattr(demo, "train_on_scenes", lambda *arguments: None)
-    monkeypatch.setattr(demo, "train_stage", lambda recipe, *arguments, **options: trained.append(recipe))
-    demo._train_model(folder, "CLIP", 0, print, demo.DemoSettings())
-    assert trained[0].vision == str(folder / "CLIP-s0")
-    assert trained[1].stage(2).start == str(folder / "CLIP-s0-stage1")
-
-
 PARTS = (
     *("scenes", "conversations", "questions about colours", "questions about kinds", "language model"),
     *(f"{model}-s0{part}" for model in ("CLIP", "DiffCLIP") for part in ("-stage1", "-stage2")),
@@ -349,10 +339,11 @@ def test_everything_is_made_and_evaluated_once(tmp_path: Path) -> None:
         tower=["epochs=1", "batch_size=32", "warmup_epochs=0"],
         recipe=[f"stage{one}.{key}=8" for one in (1, 2) for key in ("batch_size", "per_device_batch_size")],
     )
+    folder = tmp_path / "runs: 2026"  # of any name
     first: list[str] = []
-    page = run_vlm_demo(tmp_path / "demo", [0], first.append, settings)
+    page = run_vlm_demo(folder, [0], first.append, settings)
     assert "POPE" in page.read_text()
-    records = read_records(tmp_path / "demo" / "pope.jsonl")
+    records = read_records(folder / "pope.jsonl")
     accuracies = [one for one in records if one.metric == "accuracy" and one.split == "random"]
     # two models, two sets of questions, with the images and without
     assert len(accuracies) == 8
@@ -361,6 +352,6 @@ def test_everything_is_made_and_evaluated_once(tmp_path: Path) -> None:
     assert not [line for line in first if "reusing" in line]
 
     second: list[str] = []
-    run_vlm_demo(tmp_path / "demo", [0], second.append, settings)
+    run_vlm_demo(folder, [0], second.append, settings)
     assert [line.split(":")[0] for line in second if "reusing" in line] == list(PARTS)
-    assert read_records(tmp_path / "demo" / "pope.jsonl") == records
+    assert read_records(folder / "pope.jsonl") == records

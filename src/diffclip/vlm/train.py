@@ -182,9 +182,8 @@ def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)
     file, whole = run / _SAMPLES_FILE, checkpoints(run)
-    for folder in run.glob(
-        "checkpoint-*"
-    ):  # cut off while it was written, perhaps at a step that does not come again
+    # cut off while it was written, perhaps at a step that does not come again
+    for folder in run.glob("checkpoint-*"):
         if folder.name.partition("-")[2].isdecimal() and folder not in whole:
             shutil.rmtree(folder)
     if not whole:

@@ -166,24 +166,19 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
     Raises:
         InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be.
     """
-    options: dict[str, Any] = {"output_loading_info": True, "dtype": torch.float32}
-    read: Any = DiffCLIPModel.from_pretrained(place, use_safetensors=True, **options)
-    loaded, faults = read
-    listed = "; ".join(
-        f"{kind.replace('_', ' ')} {', '.join(sorted(map(str, names))[:4])}"
-        for kind, names in faults.items()
-        if names
-    )
-    if listed:
-        raise InputError(f"{source} does not hold what its config.json says ({listed}): save it again")
+    loaded = read_whole(DiffCLIPModel, place, source, exact=True, dtype=torch.float32)
     return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
 
 
-def read_whole(kind: Any, place: str | Path, source: str | Path, **options: Any) -> Any:
-    """Load a model of a class of transformers, in evaluation mode; its files must have all weights."""
+def read_whole(kind: Any, place: str | Path, source: str | Path, exact: bool = False, **options: Any) -> Any:
+    """Load a model of a class of transformers, in evaluation mode; its files must have all weights, and no others if
+    `exact`: files of other people have some that newer releases do not use."""
     model, report = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
-    if lacking := sorted(report["missing_keys"]):
-        raise InputError(f"{source} is damaged, its weights lack {lacking[0]}: save or fetch it again")
+    faults = [f"lack {name}" for name in sorted(report["missing_keys"])]
+    if exact:
+        faults += [f"have an unexpected {name}" for name in sorted(report["unexpected_keys"])]
+    if faults:
+        raise InputError(f"{source} is damaged, its weights {faults[0]}: save or fetch it again")
     return model.eval()
 
 
