@@ -46,7 +46,7 @@ def test_a_run_is_pushed_and_loaded_again(
 
     monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: SimpleNamespace(repo_id="me/mine"))
     monkeypatch.setattr(HfApi, "upload_folder", upload)
-    monkeypatch.setattr("diffclip.hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", lambda **_: str(hub / "config.json"))
     run = run_folder(model_folder, tmp_path / "run")
     pushed = diffclip_command("push", run, "me/mine", "--license", "apache-2.0")

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin, snapshot_download
+from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin
 
 from diffclip.config import name_of
-from diffclip.model_source import load
-from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, save_weights
+from diffclip.model_source import fetch, load
+from diffclip.weights import save_weights
 
 if TYPE_CHECKING:
     from diffclip.evaluation.records import Record
@@ -45,16 +45,6 @@ model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 {license}
 """
 _FACTS = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
-
-
-def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
-    """Return the folder on this machine with the weights of a repository, fetched or found in the hub's cache.
-
-    Args:
-        options: of `huggingface_hub.snapshot_download`.
-    """
-    files = [CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE]
-    return Path(snapshot_download(repository, revision=revision, allow_patterns=files, **options))
 
 
 class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types here

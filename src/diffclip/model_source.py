@@ -117,11 +117,23 @@ def locate(source: str | Path, cache_dir: str | None = None) -> Path:
 
     if not str(source).startswith(HUB_PREFIX):
         return Path(source)
-    from diffclip.hub import fetch
-
     repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
     with explained(f"{source} cannot be fetched", "check the name and the connection"):
         return fetch(repository, revision or None, cache_dir=cache_dir)
+
+
+def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
+    """Return the folder on this machine with the weights of a repository, fetched or found in the hub's cache.
+
+    Args:
+        options: of `huggingface_hub.snapshot_download`.
+    """
+    from huggingface_hub import snapshot_download
+
+    from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE
+
+    files = [CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE]
+    return Path(snapshot_download(repository, revision=revision, allow_patterns=files, **options))
 
 
 def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
