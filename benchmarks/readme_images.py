@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from diffclip.data.evaluation_sets import open_set
 from diffclip.files import write_atomically
-from diffclip.loading import load
+from diffclip.model_source import load
 from diffclip.report.examples import attention_examples
 from diffclip.report.style import with_palette
 from diffclip.scenes import draw_scene

@@ -11,9 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.about import parser_of
-from diffclip.loading import load
 from diffclip.model import CLIP
-from diffclip.model_source import find_model
+from diffclip.model_source import find_model, load
 from diffclip.weights import save_weights
 
 

@@ -19,7 +19,6 @@ from diffclip.attention import DifferentialAttention
 from diffclip.config import (
     ABLATIONS,
     VARIANTS,
-    CLIPConfig,
     parse_config,
     variant_config,
     variant_of,
@@ -27,7 +26,7 @@ from diffclip.config import (
 from diffclip.convert.onnx import Tower
 from diffclip.focus.recording import recording
 from diffclip.integrations import timm, transformers
-from diffclip.integrations.open_clip.model import OpenCLIPModel
+from diffclip.integrations.open_clip import OpenCLIPModel
 from diffclip.published import infer_config
 from diffclip.report.names import variant_of as variant_of_label
 from diffclip.training.recipe import model_fields, parse_recipe
@@ -87,8 +86,7 @@ def gradients(out: Tensor, layer: DifferentialAttention, x: Tensor) -> dict[str,
     return dict(zip(leaves, grads, strict=True))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(("settings", "causal"), zip(SETTINGS, [False, True] * 2, strict=True), ids=str)
 def test_every_backend_is_the_formula(settings: dict[str, Any], causal: bool) -> None:
     for backend, dtype in (("eager", torch.float64), ("sdpa", torch.float64), ("triton", torch.float32)):
         layer, x = made(settings, dtype)
@@ -116,15 +114,10 @@ def test_an_ablation_computes_what_its_name_says(name: str) -> None:
         assert parts == tuple(wanted.values())
         assert layer.out_scale == pytest.approx(1 - start if layer.factor else 1.0)
     assert not any(torch.equal(a, b) for a, b in zip(outputs(model), outputs(whole), strict=True))
-
-
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_names_are_found_again(name: str) -> None:
     config = variant_config(name, SIZES)
     assert diffclip.config.name_of(config) == f"{name}-v32x3x4p8-t32x3x4"
     for label in (name, f"{name}-v32x3x4p8-t32x3x4"):
         assert variant_of_label(label) == variant_of(config) == name
-    assert CLIPConfig.model_validate_json(config.model_dump_json()) == config
     assert model_fields(config, "w")["model"] == name
 
 
@@ -184,9 +177,8 @@ def test_other_layouts_take_what_they_can_say_and_refuse_the_rest(name: str, tmp
     assert file.exists() == (name == "DiffCLIP-lambda0.5")
 
 
-@pytest.mark.parametrize("name", ["DiffCLIP-no-norm", "DiffCLIP-one-map"])
-def test_what_looks_into_a_model_works(name: str) -> None:
-    model = tiny(name)
+def test_what_looks_into_a_model_works() -> None:
+    model = tiny("DiffCLIP-no-norm")
     with recording(model, "visual") as seen:
         seen_through_maps = model.encode_image(pictures())
     torch.testing.assert_close(seen_through_maps, model.encode_image(pictures()))

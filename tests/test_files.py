@@ -16,27 +16,16 @@ import torch
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import variant_config
-from diffclip.files import cache_folder, check_writable, disk_errors, write_atomically, write_text
+from diffclip.files import check_writable, disk_errors, write_atomically, write_text
 from diffclip.weights import save_published
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
-def test_whatever_the_system_refuses_is_one_line(code: int, tmp_path: Path) -> None:
+def test_whatever_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error, write_atomically(tmp_path / "file"):
-        raise OSError(code, "x")
-    wanted = f"cannot write {tmp_path / 'file'}: {os.strerror(code)}; choose another place"
+        raise OSError(errno.EROFS, "x")
+    wanted = f"cannot write {tmp_path / 'file'}: {os.strerror(errno.EROFS)}; choose another place"
     assert str(error.value) == wanted
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_user_without_a_home_folder_has_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", none)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_folder() == tmp_path / f"diffclip-{os.getuid()}"
 
 
 def test_what_is_no_fault_of_the_target_passes() -> None:
@@ -112,15 +101,6 @@ def test_what_cannot_be_written_is_found_before(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="in the way"):
         write_text(tmp_path / "file" / "inner", "x")
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system without new files")
-def test_a_place_that_takes_no_files(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("/proc")
-    for check in (check_writable, lambda path: write_text(path, "text")):
-        for target in (Path("/proc/new"), tmp_path / "link" / "a" / "new"):
-            with pytest.raises(InputError, match=f"cannot write {target}: .*; choose another place"):
-                check(target)
 
 
 @pytest.fixture

@@ -92,7 +92,8 @@ def check(name: str, case: Case, backends: Sequence[str], folder: Path, scratch:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_agrees_with_the_published_implementations(name: str, shared: Path, tmp_path: Path) -> None:
-    check(name, PUBLISHED[name], ["eager", "sdpa"], shared / "golden", tmp_path)
+    backends = ["eager", "sdpa"] if "tiny" in name else ["sdpa"]
+    check(name, PUBLISHED[name], backends, shared / "golden", tmp_path)
 
 
 @pytest.mark.parametrize("name", OURS)

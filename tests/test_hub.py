@@ -46,7 +46,7 @@ def test_a_run_is_pushed_and_loaded_again(
 
     monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: SimpleNamespace(repo_id="me/mine"))
     monkeypatch.setattr(HfApi, "upload_folder", upload)
-    monkeypatch.setattr("diffclip.hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", lambda **_: str(hub / "config.json"))
     run = run_folder(model_folder, tmp_path / "run")
     pushed = diffclip_command("push", run, "me/mine", "--license", "apache-2.0")
@@ -78,8 +78,6 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path
         "| zero-shot | cifar10, test | acc1 | 0.5000 | 0.4000 to 0.6000 | 10 |",
         "| zero-shot | cifar10, test, corruption fog, severity 3 | acc1 |",
         'diffclip.load("hf-hub:me/mine")',
-        "import open_clip",
-        "integrations.transformers",
     ):
         assert part in shown.stdout
     # another model, and the same run before it went on
@@ -104,6 +102,4 @@ def test_folders_are_those_of_save_weights(model_folder: Path, tmp_path: Path) -
     model = diffclip.load(model_folder)[0]
     model.save_pretrained(tmp_path)
     assert diffclip.load(tmp_path)[0].config == model.config
-    loaded = diffclip.CLIP.from_pretrained(tmp_path, attention_backend="eager")
-    assert loaded.config == model.config
-    assert loaded.attention_layers()["visual"][0].backend == "eager"
+    assert diffclip.CLIP.from_pretrained(tmp_path).config == model.config

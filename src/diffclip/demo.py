@@ -17,8 +17,7 @@ from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
-from diffclip.loading import load
-from diffclip.model_source import load_for_use
+from diffclip.model_source import load, load_for_use
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.scenes import write_scenes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 import shutil
 import tempfile
 import uuid
@@ -13,18 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from safetensors import SafetensorError
+
 from diffclip.errors import InputError
 
 
 def cache_folder() -> Path:
-    """Return the folder of files that can be made again: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`.
-
-    A user without a home folder has one of their own among the temporary files.
-    """
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
-    except RuntimeError:
-        return Path(tempfile.gettempdir()) / f"diffclip-{os.getuid()}"
+    """Return the folder of files that can be made again: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
 
 
 def printable(name: str) -> str:
@@ -42,15 +39,27 @@ def disk_errors(target: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) or error.errno is None:
+    except (OSError, RuntimeError, SafetensorError) as error:
+        number = _system_error(error)
+        if number is None or number == errno.EPIPE:
             raise
-        fault = f"cannot write {target}: {os.strerror(error.errno)}; choose another place"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fault = f"cannot write {target}: {os.strerror(number)}; choose another place"
+        if number in (errno.ENOSPC, errno.EDQUOT):
             fault = f"no space left on device while writing {target}: free some space or choose another place"
-        elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
+        elif number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
             fault = f"cannot write {target}: a file or folder of that name is in the way"
         raise InputError(fault) from error
+
+
+def _system_error(error: BaseException) -> int | None:
+    """Return the number of the system's error, which torch and safetensors put into the text of their own."""
+    if isinstance(error, OSError):
+        return error.errno
+    if match := re.search(r"os error (\d+)", str(error)):
+        return int(match.group(1))
+    if "PytorchStreamWriter" in str(error) or "unexpected pos" in str(error):
+        return errno.ENOSPC
+    return None
 
 
 @contextmanager

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin, snapshot_download
+from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin
 
-from diffclip.config import VOCABULARY, Differential, name_of
+from diffclip.config import name_of
+from diffclip.model_source import fetch, load
+from diffclip.weights import save_weights
 
 if TYPE_CHECKING:
     from diffclip.evaluation.records import Record
@@ -38,39 +40,11 @@ import diffclip
 model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 ```
 
-```python
-import open_clip
-from diffclip.integrations.open_clip import register
-
-register({{"ViT-mine": diffclip.CLIP.from_pretrained("{repo}").config}})
-model, _, preprocess = open_clip.create_model_and_transforms("ViT-mine", pretrained="hf-hub:{repo}")
-```
-{transformers}
 ## License
 
 {license}
 """
-_TRANSFORMERS = """
-```python
-from diffclip.integrations.transformers import from_diffclip, processor_of
-
-model = from_diffclip(diffclip.CLIP.from_pretrained("{repo}"))
-processor = processor_of(diffclip.CLIP.from_pretrained("{repo}").config)
-```
-"""
 _FACTS = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
-
-
-def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
-    """Return the folder on this machine with the weights of a repository, fetched or found in the hub's cache.
-
-    Args:
-        options: of `huggingface_hub.snapshot_download`.
-    """
-    from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE
-
-    files = [CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE]
-    return Path(snapshot_download(repository, revision=revision, allow_patterns=files, **options))
 
 
 class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types here
@@ -80,22 +54,16 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
     """
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        from diffclip.weights import save_weights
-
         model: Any = self
         save_weights(model, save_directory)
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, attention_backend: str = "auto", **options: Any) -> Any:
-        from diffclip.loading import load
-
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
         kept = ("revision", "cache_dir", "force_download", "local_files_only", "token")
         folder = Path(model_id)
         if not folder.is_dir():
             folder = fetch(model_id, **{key: options[key] for key in kept})
-        model = load(folder)[0]
-        model.set_attention_backend(attention_backend)
-        return model
+        return load(folder)[0]
 
     def generate_model_card(
         self,
@@ -113,8 +81,6 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
             license: of the weights, as the hub calls it.
         """
         model: Any = self
-        # transformers has no ablations, and its tokenizer is the whole one
-        usual = model.config.differential == Differential() and model.config.text.vocab_size >= VOCABULARY
         metadata = ModelCardData(
             license=license,
             library_name="diffclip",
@@ -131,7 +97,6 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
                 training=_training(recipe),
                 results=_results(records),
                 repo=repo_id,
-                transformers=_TRANSFORMERS.format(repo=repo_id) if usual else "",
                 license=license or "Not stated.",
             )
         )

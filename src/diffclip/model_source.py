@@ -1,8 +1,12 @@
-"""Models and devices by the names that a user gives."""
+"""`load`: a model ready for use, with the preparation of its images and texts; models and devices by their names.
+
+Nothing heavy is imported before it is needed: commands check names first.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -11,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, explained, unknown
 
 if TYPE_CHECKING:
     import torch
 
+    from diffclip.config import CLIPConfig
     from diffclip.data.transforms import EvalTransform
     from diffclip.model import CLIP
     from diffclip.tokenizer import Tokenizer
+    from diffclip.weights import Weights
 
 MODEL_HELP = (
     "A run folder, a saved folder, a published file, hf-hub:OWNER/NAME, open_clip:NAME/PRETRAINED, "
@@ -51,21 +57,116 @@ class Loaded:
     recipe: dict[str, Any] | None = None
 
 
+def load(
+    source: str | Path, model: str | None = None, image_size: int | None = None
+) -> tuple[CLIP, EvalTransform, Tokenizer]:
+    """Load a model in evaluation mode on the CPU, its `preprocess` (PIL image to [3, S, S]) and its tokenizer.
+
+    Args:
+        source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
+            file, or `hf-hub:OWNER/NAME`, with `@REVISION` after it where it is not the newest; also a model of another
+            library, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER`, converted on the way.
+        model: the model's name, where the file cannot tell it (a published DiffCLIP-dynamic).
+        image_size: take images of this size; position embeddings are resampled.
+
+    Raises:
+        InputError: nothing usable at `source`, or it holds another model than `model`.
+    """
+    from diffclip.config import OPEN_CLIP, TRANSFORMERS
+    from diffclip.model import CLIP
+    from diffclip.weights import put_weights, read_weights
+
+    if str(source).startswith((OPEN_CLIP, TRANSFORMERS)):
+        from diffclip.convert.from_libraries import read_foreign
+
+        if model is not None:
+            raise InputError(f"{source} tells what it is: leave the model's name out")
+        return prepared(read_foreign(str(source)), image_size)
+    path = locate(source)
+    weights = read_weights(path)
+    loaded = CLIP.unfilled(_config(weights, path, model))
+    put_weights(loaded, weights, path)
+    return prepared(loaded, image_size)
+
+
+def prepared(model: CLIP, image_size: int | None = None) -> tuple[CLIP, EvalTransform, Tokenizer]:
+    """`model` in evaluation mode, taking images of `image_size`, with its image and text preparation."""
+    from diffclip.data.transforms import EvalTransform
+    from diffclip.tokenizer import Tokenizer
+
+    if image_size is not None and image_size != model.config.vision.image_size:
+        model.set_image_size(image_size)
+    model.eval()
+    preprocess = EvalTransform(model.config.vision.image_size, model.config.preprocess)
+    return model, preprocess, Tokenizer(model.config.text)
+
+
+def read_config(source: str | Path) -> CLIPConfig:
+    """Return the configuration of the model that `load` would read at `source`."""
+    from diffclip.weights import read_weights
+
+    path = locate(source)
+    return _config(read_weights(path), path, None)
+
+
+def locate(source: str | Path, cache_dir: str | None = None) -> Path:
+    """Return `source` as a path; a name on the hub is fetched into a local folder first, in
+    `cache_dir` or the hub's own cache.
+    """
+    from diffclip.config import HUB_PREFIX
+
+    if not str(source).startswith(HUB_PREFIX):
+        return Path(source)
+    repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
+    with explained(f"{source} cannot be fetched", "check the name and the connection"):
+        return fetch(repository, revision or None, cache_dir=cache_dir)
+
+
+def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
+    """Return the folder on this machine with the weights of a repository, fetched or found in the hub's cache.
+
+    Args:
+        options: of `huggingface_hub.snapshot_download`.
+    """
+    from huggingface_hub import snapshot_download
+
+    from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE
+
+    files = [CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE]
+    return Path(snapshot_download(repository, revision=revision, allow_patterns=files, **options))
+
+
+def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
+    from diffclip.config import name_of, named_config, resized
+    from diffclip.published import infer_config
+
+    saved = weights.config
+    if saved is not None:
+        if model is not None and name_of(saved) != model:
+            raise InputError(f"{path} holds {name_of(saved)}, not {model}: leave the model's name out")
+        return saved
+    if model is None:
+        return infer_config(weights.state)
+    named, positions = named_config(model), weights.state.get("visual.pos_embed")
+    if positions is None or positions.ndim != 3:
+        return named
+    # the image size that it was trained with, which the name does not tell
+    grid = math.isqrt(max(positions.shape[1] - 1 - named.vision.registers, 0))
+    return resized(named, grid * named.vision.patch_size) if grid else named
+
+
 def load_for_use(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
     """Load the model that `source` names.
 
     Args:
-        source: a run folder (its best checkpoint, else its last), a saved folder, a published file,
-            `hf-hub:OWNER/NAME`, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER` (converted on the way), or a
-            model's name, which has random weights: a line on stderr says so.
+        source: as for `diffclip.load`, or a model's name, which has random weights: a line on stderr says so.
         model_name: what a file holds, where it cannot tell (a published DiffCLIP-dynamic).
         image_size: take images of this size; None: the model's own.
 
     Raises:
         InputError: nothing has that name (the nearest model is offered), or it holds no usable weights.
     """
-    from diffclip.config import OPEN_CLIP, TRANSFORMERS, name_of
-    from diffclip.loading import load, prepared
+    from diffclip.config import name_of
 
     path = find_model(source)
     facts: dict[str, Any] = {}
@@ -78,15 +179,9 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
             f"diffclip: WARNING: {source} has random weights, expect results at chance level", file=sys.stderr
         )
         path, read = RANDOM, prepared(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
-    elif path.startswith((OPEN_CLIP, TRANSFORMERS)):
-        from diffclip.convert.sources import read_foreign
-
-        if model_name is not None:
-            raise InputError(f"{source} tells what it is: leave the model's name out")
-        read = prepared(read_foreign(path), image_size)
     else:
         checkpoint = Path(path).resolve()  # of a run that still trains, `best` may move meanwhile
-        in_run = checkpoint.parent.name == "checkpoints"
+        in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
         read = load(checkpoint if in_run else path, model=model_name, image_size=image_size)
         facts = _facts(checkpoint) if in_run else {}
     return Loaded(*read, weights=path, **({"label": name_of(read[0].config)} | facts))
@@ -132,8 +227,6 @@ def recipe_of(run: Path) -> dict[str, Any] | None:
 
 def _facts(checkpoint: Path) -> dict[str, Any]:
     """Label, recipe, seed, init, data (the training set) and steps of the run that wrote `checkpoint`."""
-    from diffclip.data.remote import is_remote, shown
-
     run = checkpoint.parent.parent
     facts: dict[str, Any] = {"recipe": (recipe := recipe_of(run)), "steps": None}
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -145,10 +238,9 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
     while isinstance(train, list | dict):  # of several sources the first
         train = train.get("shards") if isinstance(train, dict) else next(iter(train), None)
     text = str(train or "")
-    shards = Path(shown(text).partition("?")[0].replace("…@", "") if is_remote(text) else text)
-    folders = [
-        part for part in shards.parts if part not in ("train", shards.anchor) and not part.endswith(".tar")
-    ]
+    if "://" in text:  # without credentials and a query
+        text = re.sub(r"^.*?://([^/]*@)?", "", text).partition("?")[0]
+    folders = [part for part in Path(text).parts if part not in ("train", "/") and not part.endswith(".tar")]
     return facts | {
         "label": re.sub(r"-s\d+$", "", run.name),
         "seed": recipe.get("seed"),

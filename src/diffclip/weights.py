@@ -6,10 +6,8 @@ A saved folder holds `config.json` (the model's configuration with its image and
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -242,33 +240,12 @@ def save_published(model: CLIP, file: str | Path) -> None:
     }
     # torch keeps a file that it opened itself open when writing fails; ours is closed
     with write_atomically(file) as temporary, temporary.open("wb", buffering=0) as handle:
-        try:
-            torch.save(contents, handle)
-        except RuntimeError as error:
-            raise as_disk_error(error) from error
+        torch.save(contents, handle)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file with the permissions of the umask; the library itself lets only the owner read it."""
-    try:
-        save_file(dict(tensors), file, metadata=metadata)
-    except SafetensorError as error:
-        raise as_disk_error(error) from error
+    save_file(dict(tensors), file, metadata=metadata)
     mask = os.umask(0)
     os.umask(mask)
     file.chmod(0o666 & ~mask)
-
-
-def as_disk_error(error: Exception) -> Exception:
-    """Return the error of the system that torch and safetensors hide behind their own."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    text = str(error)
-    if match := re.search(r"os error (\d+)", text):
-        return OSError(int(match.group(1)), text)
-    if "PytorchStreamWriter" in text or "unexpected pos" in text:
-        return OSError(errno.ENOSPC, text)
-    return error

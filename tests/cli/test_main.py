@@ -143,7 +143,7 @@ def test_only_a_training_ends_early_with_code_75(command: str, is_training: bool
 def test_output_that_nothing_takes(shell: str, code: int, said: str) -> None:
     if "full" in shell and not Path("/dev/full").exists():
         pytest.skip("needs a device that is always full")
-    command = ["sh", "-c", shell, "sh", sys.executable, "-m", "diffclip", "--help"]
+    command = ["sh", "-c", shell, "sh", sys.executable, "-m", "diffclip.cli", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == code
     assert len(done.stderr.splitlines()) == bool(said)

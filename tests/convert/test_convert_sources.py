@@ -18,7 +18,7 @@ from test_conversions import IMAGES, TEXT, VISION, open_clip_model, transformers
 import diffclip
 from diffclip import InputError
 from diffclip.config import name_of
-from diffclip.convert.sources import read_foreign
+from diffclip.convert.from_libraries import read_foreign
 from diffclip.data.transforms import EvalTransform
 from diffclip.model_source import load_for_use
 
@@ -118,7 +118,7 @@ def test_every_tag_of_open_clip_gets_the_activation_that_it_was_trained_with(mon
         asked[architecture, pretrained] = quick_gelu
 
     monkeypatch.setattr(open_clip, "create_model", create_model)
-    monkeypatch.setattr("diffclip.convert.sources.from_open_clip", lambda *_: None)
+    monkeypatch.setattr("diffclip.convert.from_libraries.from_open_clip", lambda *_: None)
     for architecture, tag in open_clip.list_pretrained():
         with contextlib.suppress(InputError):  # with a tower of another library: before a download
             read_foreign(f"open_clip:{architecture}:{tag}")

@@ -20,7 +20,7 @@ from diffclip.config import (
     named_config,
     variant_config,
 )
-from diffclip.loading import read_config
+from diffclip.model_source import read_config
 from diffclip.training.logging import duration
 from diffclip.training.plan import plan_run
 from diffclip.training.recipe import Recipe, model_fields, parse_recipe, read_recipe, to_yaml

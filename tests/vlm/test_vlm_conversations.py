@@ -10,10 +10,8 @@ from typing import Any
 import in_process
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from qwen_like import make_processor, make_tokenizer
-from torch.utils.data import DataLoader
+from tiny_vlm import make_processor, make_tokenizer
 
 from diffclip.errors import InputError
 from diffclip.vlm.chat import IGNORED, encode
@@ -180,15 +178,8 @@ def test_a_batch_is_padded_on_the_right(processor: Any, shown: tuple[list[Conver
     # in the samples' order: white, then red
     assert [float(image.min()) > 0 for image in batch["pixel_values"]] == [True, False]
     assert "pixel_values" not in collate([items[1]])
-
-
-def test_workers_give_the_same_and_name_samples_with_a_fault(processor: Any, shown) -> None:
-    items = ConversationSet(*shown, processor, "plain", 2048)
-    loader = DataLoader(items, batch_sampler=[[0], [0, 3]], collate_fn=collate, num_workers=1)
-    batches = iter(loader)
-    torch.testing.assert_close(next(batches), collate([items[0]]), rtol=0, atol=0)
     with pytest.raises(InputError, match=r"broken\.png"):
-        next(batches)
+        items[3]
 
 
 def test_batches_are_random_and_sorted_by_length() -> None:

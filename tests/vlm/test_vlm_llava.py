@@ -12,11 +12,11 @@ from tiny_vlm import PATCHES, SPECIAL, make_language_model, make_tokenizer, make
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from diffclip.errors import InputError
-from diffclip.vlm.chat import IGNORED, encode
+from diffclip.vlm.chat import IGNORED, encode, prompt
 from diffclip.vlm.conversations import Conversation, Turn
 from diffclip.vlm.llava import CONNECTORS, connect, connector_of
 
-SMALL = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {"vocab_size": 440, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL |= {"intermediate_size": 64}
 PIXELS = torch.linspace(-2, 2, 3 * 16 * 16).reshape(1, 3, 16, 16)
 
@@ -52,6 +52,9 @@ def test_a_connected_model_is_its_parts_and_loads_with_auto_classes(
     assert loaded.generation_config.eos_token_id == model.generation_config.eos_token_id
     again = AutoProcessor.from_pretrained(tmp_path)
     assert (again.image_token, again.chat_template) == (processor.image_token, processor.chat_template)
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Is it red?"}]}]
+    written = again.apply_chat_template(asked, add_generation_prompt=True)
+    assert written == prompt(processor, "Is it red?", True)
 
 
 def test_the_seed_decides_the_connectors_start(parts: Any) -> None:

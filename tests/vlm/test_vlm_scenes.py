@@ -22,7 +22,7 @@ from diffclip.scenes.write import write_questions
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import open_conversations
 from diffclip.vlm.files import load_language_model
-from diffclip.vlm.language_model import LanguageSettings, make_language_model, make_tokenizer
+from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.scenes import (
     color_turn,
     count_things,
@@ -142,8 +142,6 @@ def test_color_questions_are_true_and_balanced(negatives: Any) -> None:
 def test_the_language_model_has_whole_words(tmp_path: Path) -> None:
     make_language_model(tmp_path / "made", LanguageSettings(32, 1, 2, first_steps=2, steps=5, batch_size=4))
     model, tokenizer = load_language_model(str(tmp_path / "made"))
-    sentences = "\n".join(describe(scene(index), dice(index)) for index in range(50))
-    assert make_tokenizer()(sentences).input_ids == tokenizer(sentences).input_ids
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert (model.config.model_type, model.config.vocab_size) == ("qwen2", len(tokenizer))
     for word in ("yes", "no", IMAGE, "<|im_end|>", *(f" {word}" for word in (*COLORS, "teardrop"))):

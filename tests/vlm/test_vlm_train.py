@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,24 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_vlm import make_language_model, make_tokenizer, write_conversations
+from tiny_vlm import write_conversations
 from typer.testing import CliRunner
 
 from diffclip.cli.main import app
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.evaluation.records import read_records
-from diffclip.training.launch import StopRequest
-from diffclip.vlm import demo
-from diffclip.vlm.dataset import GroupedOrder
 from diffclip.vlm.files import load_vlm, save_vlm
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
-from diffclip.vlm.run import checkpoints
-from diffclip.vlm.train import StageTrainer, train_stage
+from diffclip.vlm.train import Reporter, checkpoints, train_stage
 
 Read = Callable[..., VLMRecipe]
 
@@ -141,51 +137,61 @@ def test_a_batch_is_the_same_in_any_passes(read: Read, tmp_path: Path) -> None:
     torch.testing.assert_close(whole, single, rtol=1e-5, atol=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("connector", "sign"),
-    [("linear", signal.SIGTERM), pytest.param("mlp2x_gelu", signal.SIGKILL, marks=pytest.mark.slow)],
-)
 def test_a_stopped_run_ends_as_one_that_was_not(
-    connector: str, sign: signal.Signals, read: Read, file: Path, tmp_path: Path
+    first: Path, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = [f"connector={connector}", "stage1.epochs=8", "stage1.per_device_batch_size=4"]
-    recipe = read(*changes)
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train_stage(recipe, 1, whole)
-    command = [sys.executable, "-m", "diffclip.cli", "vlm", "train", "--stage", "1", str(file), *changes]
-    with subprocess.Popen([*command, "--run", str(stopped)], stderr=subprocess.PIPE, text=True) as process:
-        while not checkpoints(stopped) and process.poll() is None:
-            time.sleep(0.02)
-        process.send_signal(sign)
-        error = process.communicate()[1]
-    steps = metrics(stopped)[-1]["step"]
-    assert 2 <= steps < 24
-    if sign == signal.SIGTERM:
-        assert process.returncode == 75
-        assert f"asked to stop at step {steps}" in error
-        assert checkpoints(stopped)[-1] == stopped / f"checkpoint-{steps}"
-        with pytest.raises(InputError, match="add --resume"):
-            train_stage(recipe, 1, stopped)
+    changes, run, on_save = "stage1.epochs=4", tmp_path / "stopped", Reporter.on_save
+    recipe = read(changes)
+
+    def save_and_stop(*arguments: Any, **more: Any) -> None:
+        on_save(*arguments, **more)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "on_save", save_and_stop)
+        with pytest.raises(StoppedError, match="asked to stop at step 3"):
+            train_stage(recipe, 1, run)
+    assert checkpoints(run)[-1] == run / "checkpoint-3"
+    with pytest.raises(InputError, match="add --resume"):
+        train_stage(recipe, 1, run)
     other = tmp_path / "mended.json"
     found = json.loads(Path(recipe.stage(1).json_file).read_text())
     answer = found[0]["conversations"][1]
     answer["value"] = answer["value"].swapcase()  # of the same length
     other.write_text(json.dumps(found))
     with pytest.raises(InputError, match="was started with other conversations"):
-        train_stage(read(*changes, f"stage1.json={other}"), 1, stopped, resume=True)
-    kept = [stopped / name for name in ("checkpoint-1-keep", "checkpoint-best")]
+        train_stage(read(changes, f"stage1.json={other}"), 1, run, resume=True)
+    kept = [run / name for name in ("checkpoint-1-keep", "checkpoint-best")]
     for folder in kept:
         folder.mkdir()
     (kept[0] / "trainer_state.json").write_text("{}")
     # checkpoints that were cut off are passed over and removed
     for name in ("checkpoint-98", "checkpoint-99"):
-        (stopped / name).mkdir()
-    (stopped / "checkpoint-98" / "trainer_state.json").write_text("")
-    assert train_stage(recipe, 1, stopped, resume=True) == 24
-    assert not list(stopped.glob("checkpoint-9*"))
+        (run / name).mkdir()
+    (run / "checkpoint-98" / "trainer_state.json").write_text("")
+    assert train_stage(recipe, 1, run, resume=True) == 12
+    assert not list(run.glob("checkpoint-9*"))
     assert all(folder.is_dir() for folder in kept)
-    assert [record["step"] for record in metrics(stopped)] == list(range(1, 25))
-    assert not changed(weights(whole), weights(stopped))
+    assert [record["step"] for record in metrics(run)] == list(range(1, 13))
+    assert not changed(weights(first), weights(run))
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_as_one_that_was_not(read: Read, file: Path, tmp_path: Path) -> None:
+    changes, whole, killed = (
+        ["connector=mlp2x_gelu", "stage1.epochs=8"],
+        tmp_path / "whole",
+        tmp_path / "killed",
+    )
+    train_stage(read(*changes), 1, whole)
+    command = [sys.executable, "-m", "diffclip.cli", "vlm", "train", "--stage", "1", str(file), *changes]
+    with subprocess.Popen([*command, "--run", str(killed)]) as process:
+        while not checkpoints(killed) and process.poll() is None:
+            time.sleep(0.02)
+        process.kill()
+    assert 2 <= metrics(killed)[-1]["step"] < 24
+    assert train_stage(read(*changes), 1, killed, resume=True) == 24
+    assert not changed(weights(whole), weights(killed))
 
 
 def test_folders_that_are_taken(first: Path, read: Read, tmp_path: Path) -> None:
@@ -232,7 +238,7 @@ def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path) -> None:
     assert "cannot read nowhere.json" in said("stage1.json=nowhere.json")
     shutil.copytree(file.parent / "images", tmp_path / "images")
     (tmp_path / "images" / "3.png").write_bytes(b"no image")
-    assert "3.png" in said(f"stage1.images={tmp_path / 'images'}", run="broken")
+    assert "3.png" in said(f"stage1.images={tmp_path / 'images'}", "workers=1", run="broken")
     assert "step 2: " in said("stage1.lr=1e38", "stage1.warmup_ratio=0", run="far")
     # a run that ended before its first checkpoint is started again, here with other images
     assert train_stage(read(), 1, tmp_path / "broken", resume=True) == 3
@@ -253,16 +259,6 @@ def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not checkpoints(tmp_path / "run")
     assert train_stage(read(), 1, tmp_path / "run", resume=True) == 3
-
-
-def test_the_order_is_told_its_epoch(tmp_path: Path) -> None:
-    """No DataLoader does, in a resumed run of several processes."""
-    order = GroupedOrder(np.ones(4), 2, 0)
-    model = make_language_model(make_tokenizer())
-    trainer = StageTrainer(tmp_path, model, [{}], 0, order, StopRequest(tmp_path))
-    trainer.state.epoch = 1.4
-    trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-    assert order._epoch == 1
 
 
 @pytest.mark.slow
@@ -325,15 +321,6 @@ def test_the_papers_recipes_have_its_settings(stage: int, lr: float) -> None:
     assert (recipe.stage2 if stage == 1 else recipe.stage1) is None
 
 
-def test_a_folder_of_the_demo_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, trained = tmp_path / "runs: 2026", []
-    monkeypatch.setattr(demo, "train_on_scenes", lambda *arguments: None)
-    monkeypatch.setattr(demo, "train_stage", lambda recipe, *arguments, **options: trained.append(recipe))
-    demo._train_model(folder, "CLIP", 0, print, demo.DemoSettings())
-    assert trained[0].vision == str(folder / "CLIP-s0")
-    assert trained[1].stage(2).start == str(folder / "CLIP-s0-stage1")
-
-
 PARTS = (
     *("scenes", "conversations", "questions about colours", "questions about kinds", "language model"),
     *(f"{model}-s0{part}" for model in ("CLIP", "DiffCLIP") for part in ("-stage1", "-stage2")),
@@ -352,10 +339,11 @@ def test_everything_is_made_and_evaluated_once(tmp_path: Path) -> None:
         tower=["epochs=1", "batch_size=32", "warmup_epochs=0"],
         recipe=[f"stage{one}.{key}=8" for one in (1, 2) for key in ("batch_size", "per_device_batch_size")],
     )
+    folder = tmp_path / "runs: 2026"  # of any name
     first: list[str] = []
-    page = run_vlm_demo(tmp_path / "demo", [0], first.append, settings)
+    page = run_vlm_demo(folder, [0], first.append, settings)
     assert "POPE" in page.read_text()
-    records = read_records(tmp_path / "demo" / "pope.jsonl")
+    records = read_records(folder / "pope.jsonl")
     accuracies = [one for one in records if one.metric == "accuracy" and one.split == "random"]
     # two models, two sets of questions, with the images and without
     assert len(accuracies) == 8
@@ -364,6 +352,6 @@ def test_everything_is_made_and_evaluated_once(tmp_path: Path) -> None:
     assert not [line for line in first if "reusing" in line]
 
     second: list[str] = []
-    run_vlm_demo(tmp_path / "demo", [0], second.append, settings)
+    run_vlm_demo(folder, [0], second.append, settings)
     assert [line.split(":")[0] for line in second if "reusing" in line] == list(PARTS)
-    assert read_records(tmp_path / "demo" / "pope.jsonl") == records
+    assert read_records(folder / "pope.jsonl") == records

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from diffclip.cli.console import say_skipped
-from diffclip.cli.images import read_images
+from diffclip.cli.console import read_images, say_skipped
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device

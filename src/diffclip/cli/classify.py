@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.console import say_skipped
-from diffclip.cli.images import read_images
-from diffclip.errors import InputError
+from diffclip.cli.console import read_images, say_skipped
+from diffclip.errors import InputError, explained
 from diffclip.files import printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 
@@ -79,11 +78,8 @@ def parse_labels(labels: str) -> list[str]:
     """
     if labels.startswith("@"):
         file = Path(labels[1:])
-        try:
+        with explained(f"cannot read labels from {file}", "give a text file with one label per line"):
             lines = file.read_text(encoding="utf-8-sig").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise InputError(f"cannot read labels from {file}: {reason}") from error
         names = [line.strip() for line in lines if line.strip()]
         if not names:
             raise InputError(f"{file} has no label in it: write one per line")

@@ -1,17 +1,21 @@
-"""Tables on the terminal, and skipped files in one line."""
+"""Tables on the terminal, images that a user names, and skipped files in one line."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffclip.errors import Fault, InputError
+from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import printable
 
 if TYPE_CHECKING:
+    from PIL import Image
     from rich.console import Console, RenderableType
+
+    from diffclip.evaluation.embed import Progress
 
 _NAMED = 5
 
@@ -59,3 +63,28 @@ def none_readable(faults: Sequence[Fault]) -> InputError:
     others = len(faults) - 1
     more = f"; the other {others} cannot be read either" if others else ""
     return InputError(f"{printable(str(faults[0]))}{more}")
+
+
+def read_images(
+    files: Sequence[Path], named: Sequence[Path], progress: Progress, faults: list[Fault]
+) -> Iterator[tuple[Path, Image.Image]]:
+    """Yield each of `files` that can be read with its image, RGB; add the others to `faults`.
+
+    Raises:
+        InputError: one of the files in `named`, or all others, cannot be read.
+    """
+    from diffclip.data.images import read_image
+
+    given = set(named)
+    for file in files:
+        try:
+            image = read_image(file)
+        except InputError as error:
+            if file in given:
+                raise
+            faults.append(sample_fault(str(file), error))
+        else:
+            yield file, image
+        progress("images", 1, None)
+    if len(faults) == len(files):
+        raise none_readable(faults)

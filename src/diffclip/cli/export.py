@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,6 @@ def export(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     image_size: Annotated[int | None, typer.Option(min=1, help="Fixed image size in pixels.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     model_name: Annotated[
         str | None, typer.Option(help="Model in a published file that fits several.")
     ] = None,
@@ -34,7 +32,7 @@ def export(
     require_group("export", "onnx", "onnxruntime", "onnxscript")
     check_new(folder)
     loaded = load_for_use(model, model_name, image_size)
-    from diffclip.convert.onnx import OPSET, TOKENIZER_FILE, export_onnx
+    from diffclip.convert.onnx import TOKENIZER_FILE, export_onnx
 
     tokenizer = None
     try:
@@ -46,18 +44,5 @@ def export(
         print(f"diffclip: no {TOKENIZER_FILE}: {error}", file=sys.stderr)
     with showing_progress("export", {"towers": 2}) as progress:
         exported = export_onnx(loaded.model, folder, tokenizer, on_tower=lambda: progress("towers", 1, None))
-    if as_json:
-        towers = [
-            {
-                "tower": one.tower.name,
-                "file": str(one.file),
-                "opset": OPSET,
-                "bytes": one.size,
-                "error": one.error,
-            }
-            for one in exported
-        ]
-        print(json.dumps({"folder": str(folder), "model": loaded.label, "towers": towers}))
-    else:
-        for one in exported:
-            print(f"{one.file}: {one.size / 1e6:,.1f} MB, error {one.error:.0e}")
+    for one in exported:
+        print(f"{one.file}: {one.size / 1e6:,.1f} MB, error {one.error:.0e}")

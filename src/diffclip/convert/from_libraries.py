@@ -1,4 +1,4 @@
-"""Convert ViT CLIPs of open_clip and transformers to our plain `CLIP` with the same outputs.
+"""Read ViT CLIPs of open_clip and transformers, and convert them to our plain `CLIP` with the same outputs.
 
 A part without a counterpart here is found by the weights that it brings, or by the outputs of both models.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from diffclip.config import STATISTICS, VOCABULARY, mlp_ratio, parse_config
-from diffclip.errors import InputError
+from diffclip.config import OPEN_CLIP, STATISTICS, TRANSFORMERS, VOCABULARY, mlp_ratio, parse_config
+from diffclip.errors import InputError, explained, require_group, unknown
 from diffclip.model import CLIP
 from diffclip.published import from_published
 
@@ -59,6 +61,81 @@ _TRANSFORMERS_NAMES = (
 )
 # configurations from before transformers 4.31 have it whatever the tokenizer says; the largest id is then read
 _OLD_END = 2
+_WAY_OUT = "check the name, the files and the connection"
+
+
+def read_foreign(source: str) -> CLIP:
+    """Read the model that `source` names, and convert it to ours. No code that comes with weights is run.
+
+    Args:
+        source: `open_clip:ViT-B-16/laion2b_s34b_b88k` (or a file in place of the tag; `:` does in place of `/`), or
+            `transformers:NAME`, a saved folder or a name on the hub.
+
+    Raises:
+        InputError: no such model, weights that cannot be read, or a model that cannot be converted.
+    """
+    return _read_open_clip(source) if source.startswith(OPEN_CLIP) else _read_transformers(source)
+
+
+def _read_open_clip(source: str) -> CLIP:
+    import open_clip
+
+    architecture, weights = (*re.split("[/:]", source.removeprefix(OPEN_CLIP), maxsplit=1), "")[:2]
+    if architecture not in open_clip.list_models():
+        raise unknown("architecture of open_clip", architecture, open_clip.list_models())
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    tag = open_clip.get_pretrained_cfg(architecture, weights)
+    if not tag and not Path(weights).is_file():
+        fault = f"{weights} is neither a file nor a tag" if weights else "it names no weights"
+        raise InputError(
+            f"{source}: {fault}: give a file, or a tag of {architecture}: {', '.join(tags) or '(none)'}"
+        )
+    config = open_clip.get_model_config(architecture)
+    for tower, key in (("vision", "timm_model_name"), ("text", "hf_model_name")):
+        if name := config.get(f"{tower}_cfg", {}).get(key):  # before a download
+            raise _refuse(source, f"the {tower} tower {name} of another library")
+    # OpenAI's weights and many others are offered under architectures with GELU and with QuickGELU, and open_clip
+    # follows the architecture: the tag says what the weights were trained with
+    of_architecture = bool(config.get("quick_gelu", False))
+    quick = bool(tag.get("quick_gelu", False)) if tag else of_architecture
+    with quiet(), explained(f"{source} cannot be read", _WAY_OUT):
+        model = open_clip.create_model(architecture, pretrained=weights, weights_only=True, quick_gelu=quick)
+    converted = from_open_clip(model, source)
+    if quick != of_architecture:
+        taken = "QuickGELU" if quick else "GELU"
+        print(
+            f"diffclip: {weights} was trained with {taken}, which is taken in place of {architecture}'s activation",
+            file=sys.stderr,
+        )
+    return converted
+
+
+def _read_transformers(source: str) -> CLIP:
+    require_group("vlm", "transformers")
+    from transformers import CLIPModel, PreTrainedConfig
+
+    from diffclip.integrations.transformers.conversion import (
+        load_transformers,
+        no_progress_bar,
+        read_preprocess,
+        read_whole,
+    )
+
+    place = source.removeprefix(TRANSFORMERS)
+    with quiet(), no_progress_bar(), explained(f"{source} cannot be read", _WAY_OUT):
+        kind = PreTrainedConfig.get_config_dict(place)[0].get("model_type")
+        if kind == "diffclip":
+            return load_transformers(place, source)
+        if kind != "clip":
+            raise InputError(f"{source} has the model_type {kind!r}, not 'clip': give a CLIP of transformers")
+        model = read_whole(CLIPModel, place, source, dtype=torch.float32)
+        preprocess = read_preprocess(place, model.config.vision_config.image_size, source)
+    converted = from_transformers(model, source)
+    if preprocess is None:
+        print(f"diffclip: {source} has no image processor: images are prepared as OpenAI's", file=sys.stderr)
+    else:
+        converted.config.preprocess = preprocess
+    return converted
 
 
 def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
@@ -73,7 +150,7 @@ def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
     if getattr(visual, "proj", None) is None or not isinstance(
         getattr(text, "text_projection", None), Tensor
     ):
-        raise refuse(source, f"the towers {type(visual).__name__} and {type(text).__name__}")
+        raise _refuse(source, f"the towers {type(visual).__name__} and {type(text).__name__}")
     fields: dict[str, Any] = {
         "embed_dim": visual.proj.shape[1],
         "logit_bias": getattr(model, "logit_bias", None) is not None,
@@ -109,7 +186,7 @@ def _preprocess(model: nn.Module, source: str) -> dict[str, Any]:
 
     prepared = merge_preprocess_dict(PreprocessCfg(), get_model_preprocess_cfg(model))
     if prepared["resize_mode"] == "longest":
-        raise refuse(source, "images with borders (resize_mode longest)")
+        raise _refuse(source, "images with borders (resize_mode longest)")
     return {
         "mean": prepared["mean"],
         "std": prepared["std"],
@@ -142,7 +219,7 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
     if kind != "clip":
-        raise refuse(source, f"the kind {kind!r} instead of 'clip'")
+        raise _refuse(source, f"the kind {kind!r} instead of 'clip'")
     vision, text = config.vision_config, config.text_config
     end = None if text.eos_token_id == _OLD_END else text.eos_token_id
     check_end_of_text(end, text.vocab_size, source)
@@ -212,7 +289,7 @@ def _assemble(
         {(name, t.shape) for name, t in tensors.items()} for tensors in (model.state_dict(), state)
     )
     if odd := sorted(name for name, _ in ours ^ given):
-        raise refuse(source, f"weights that differ from ours ({', '.join(odd[:3])})")
+        raise _refuse(source, f"weights that differ from ours ({', '.join(odd[:3])})")
     model.load_state_dict(state)
     return model
 
@@ -244,7 +321,7 @@ def _check_outputs(
     for what, (ours, theirs) in pairs.items():
         gap = float((ours - theirs.float()).abs().max())
         if not gap <= _TOLERANCE * float(theirs.abs().max()):
-            raise refuse(
+            raise _refuse(
                 source, f"a part that is not looked for: its {what} features would differ by {gap:.2g}"
             )
 
@@ -261,7 +338,7 @@ def check_end_of_text(end: int | None, vocabulary: int, source: str) -> None:
         )
 
 
-def refuse(source: str, part: str) -> InputError:
+def _refuse(source: str, part: str) -> InputError:
     """Make the error for a part that has no counterpart here."""
     return InputError(
         f"{source} has {part}, which cannot be converted: use a ViT CLIP with class-token pooling, GELU or "
@@ -276,7 +353,7 @@ def _activation_of(module: nn.Module | str, source: str) -> str:
         name = f"GELU approximated by {module.approximate}"
     known = {"GELU": "gelu", "gelu": "gelu", "QuickGELU": "quick_gelu", "quick_gelu": "quick_gelu"}
     if name not in known:
-        raise refuse(source, f"the activation {name}")
+        raise _refuse(source, f"the activation {name}")
     return known[name]
 
 

@@ -24,8 +24,8 @@ from diffclip.data.shards import Shards, expand_shards
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import disk_errors, write_text
-from diffclip.loading import load
 from diffclip.model import CLIP
+from diffclip.model_source import load
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.checkpoint import Progress, choose_checkpoint, read_state, restore_checkpoint
 from diffclip.training.distributed import (

@@ -18,9 +18,8 @@ from diffclip.scenes.questions import TOPICS
 from diffclip.scenes.write import Progress, write_questions
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
-from diffclip.vlm.run import is_finished
 from diffclip.vlm.scenes import STAGE_FILES, write_conversations
-from diffclip.vlm.train import train_stage
+from diffclip.vlm.train import is_finished, train_stage
 
 RECIPE = "vlm_scenes"
 _SIZE, _SEED = 64, 0

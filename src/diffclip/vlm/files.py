@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
 from diffclip.errors import InputError, explained
 from diffclip.files import write_atomically
@@ -17,7 +16,6 @@ from diffclip.integrations.transformers.conversion import read_whole
 from diffclip.model_source import find_model, load_for_use, recipe_of
 from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.llava import connector_of
-from diffclip.weights import as_disk_error
 
 MODEL_FOLDER = "model"
 """The folder of a run's model."""
@@ -34,11 +32,8 @@ def save_vlm(model: Any, processor: Any, folder: str | Path) -> None:
         InputError: `folder` exists, or cannot be written.
     """
     with write_atomically(folder) as temporary:
-        try:
-            model.save_pretrained(temporary)
-            processor.save_pretrained(temporary)
-        except SafetensorError as error:
-            raise as_disk_error(error) from error
+        model.save_pretrained(temporary)
+        processor.save_pretrained(temporary)
 
 
 def load_vlm(source: str | Path) -> tuple[Any, Any]:

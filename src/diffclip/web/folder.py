@@ -13,9 +13,8 @@ from PIL import Image
 
 from diffclip.data.images import find_images, read_image
 from diffclip.errors import InputError, StoppedError
-from diffclip.model_source import Loaded
 from diffclip.search import ImageIndex
-from diffclip.web.results import image_uri
+from diffclip.web.results import Shown, image_uri
 
 _THUMBNAIL = 240
 
@@ -27,12 +26,12 @@ class SearchedFolder:
         InputError: `folder` does not exist, or holds no image.
     """
 
-    def __init__(self, folder: Path, models: Sequence[tuple[str, Loaded]]) -> None:
+    def __init__(self, folder: Path, models: Sequence[Shown]) -> None:
         find_images([folder])
         # a look records attention in the layers of its model, so an index has a copy
         self._indexes = {
-            name: ImageIndex(folder, replace(loaded, model=copy.deepcopy(loaded.model)))
-            for name, loaded in models
+            one.name: ImageIndex(folder, replace(one.loaded, model=copy.deepcopy(one.loaded.model)))
+            for one in models
         }
         self.folder = folder.resolve()
         self.updating = True

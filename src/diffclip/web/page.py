@@ -16,13 +16,13 @@ from PIL import Image
 
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
+from diffclip.files import printable
 from diffclip.focus.maps import visible_part
-from diffclip.model_source import Loaded
 from diffclip.scenes import COLORS, SHAPES, draw_scene
 from diffclip.scenes.captions import with_article
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
-from diffclip.web.results import Shown, gallery, image_uri, message, readable, results
+from diffclip.web.results import Shown, gallery, image_uri, message, results
 
 MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000
 """Of an image that a visitor uploads."""
@@ -81,10 +81,10 @@ def shown_scenes() -> list[ShownScene]:
     return scenes
 
 
-def build(models: Sequence[tuple[Shown, Loaded]], folder: SearchedFolder | None) -> gr.Blocks:
+def build(models: Sequence[Shown], folder: SearchedFolder | None) -> gr.Blocks:
     """Build the page of one or two models with its events."""
     with gr.Blocks(title="DiffCLIP · explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        names = " and ".join(shown.name for shown, _ in models)
+        names = " and ".join(shown.name for shown in models)
         gr.HTML(
             f'<header class="dc-head"><h1>Where does it look?</h1><p>{escape(names)}: which text fits an image, which '
             "patches speak for it, and how far the attention spreads.</p></header>"
@@ -92,7 +92,7 @@ def build(models: Sequence[tuple[Shown, Loaded]], folder: SearchedFolder | None)
         with gr.Tab("See"):
             image = _see(models)
         with gr.Tab("Search"):
-            status = _search([shown.name for shown, _ in models], folder)
+            status = _search([shown.name for shown in models], folder)
         # the first image is no initial value: that would be a file, and files are removed after a while
         page.load(lambda: shown_scenes()[0].image, None, image, **_QUICK)
         if folder is not None:
@@ -119,7 +119,7 @@ def parse_texts(lines: str) -> list[str]:
     return texts
 
 
-def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
+def _see(models: Sequence[Shown]) -> gr.Image:
     scenes = shown_scenes()
     first = "\n".join(scenes[0].texts)
     thumbs = "".join(
@@ -139,8 +139,7 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
             texts = gr.Textbox(first, label=label, lines=5, max_lines=8, elem_id="dc-texts")
             button = gr.Button("Look", variant="primary", elem_id="dc-look")
     notice = gr.HTML(elem_id="dc-told")
-    kinds = [loaded.model.config.vision.attention for _, loaded in models]
-    has_pairs = any(kind.startswith("differential") for kind in kinds)
+    has_pairs = any(shown.loaded.model.config.vision.attention.startswith("differential") for shown in models)
     maps = [(title, name) for name, title in METHODS.items() if has_pairs or name not in PAIR_MAPS]
     with gr.Row(elem_classes="dc-controls"):
         method = gr.Radio(maps, value="relevance", label="Map", min_width=320, elem_id="dc-method")
@@ -153,8 +152,8 @@ def _see(models: Sequence[tuple[Shown, Loaded]]) -> gr.Image:
         given, masks = (chosen.image, chosen.masks) if chosen else (_read(path), {})
         edge = min(_IMAGE_EDGE, max(32, min(given.size)))
         seen = [
-            (shown, look(loaded, given, asked, masks), visible_part(given, loaded.preprocess, edge))
-            for shown, loaded in models
+            (one, look(one.loaded, given, asked, masks), visible_part(given, one.loaded.preprocess, edge))
+            for one in models
         ]
         html = results(seen, asked, method, opacity / 100, chosen is not None)
         return "", html, gr.update(choices=[(text, place) for place, text in enumerate(asked)], value=0)
@@ -233,7 +232,7 @@ def _read(path: str | None) -> Image.Image:
 
 
 def _status(folder: SearchedFolder) -> str:
-    return f'<p class="dc-hint">{escape(readable(f"{folder.folder.name}: {folder.status()}"))}</p>'
+    return f'<p class="dc-hint">{escape(printable(f"{folder.folder.name}: {folder.status()}"))}</p>'
 
 
 def _with_notice(run: Callable[..., tuple[Any, ...]], outputs: int) -> Callable[..., tuple[Any, ...]]:

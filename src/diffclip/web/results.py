@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.config import variant_of
+from diffclip.files import printable
 from diffclip.model_source import RANDOM, Loaded
 from diffclip.report.attention import RELEVANCE_FLOOR, Scale, scale_of
 from diffclip.report.style import COLORS, OTHERS
@@ -46,21 +46,22 @@ class Shown:
     name: str
     source: str
     color: str
+    loaded: Loaded
 
 
-def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[tuple[Shown, Loaded]]:
+def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[Shown]:
     """Give each model, which comes with its source, a name and a color of its own."""
-    names = [readable(Path(source).name or source) for source, _ in models]
+    names = [printable(Path(source).name or source) for source, _ in models]
     if len(set(names)) < len(names):
-        names = [f"{readable(source)} ({place})" for place, (source, _) in enumerate(models, 1)]
-    shown: list[tuple[Shown, Loaded]] = []
+        names = [f"{printable(source)} ({place})" for place, (source, _) in enumerate(models, 1)]
+    shown: list[Shown] = []
     others = iter(OTHERS)
     for name, (source, loaded) in zip(names, models, strict=True):
         color = COLORS.get(variant_of(loaded.model.config))
-        if color is None or any(other.color == color for other, _ in shown):
+        if color is None or any(other.color == color for other in shown):
             color = next(others)
         where = "random weights" if loaded.weights == RANDOM else source
-        shown.append((Shown(name, readable(f"{loaded.label} · {where}"), color), loaded))
+        shown.append(Shown(name, printable(f"{loaded.label} · {where}"), color, loaded))
     return shown
 
 
@@ -137,7 +138,7 @@ def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
     """Show search results: file name, cosine and the thumbnail's address, None where the image cannot be shown."""
     items = []
     for name, cosine, uri in hits:
-        safe = escape(readable(name))
+        safe = escape(printable(name))
         thumb = f'<img src="{uri}" alt="{safe}">' if uri else "cannot be read"
         number = f"{cosine:.3f}".replace("-", "−")
         items.append(
@@ -150,12 +151,7 @@ def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
 def message(text: str, bad: bool = True) -> str:
     """A line for the visitor."""
     kind = 'dc-message dc-bad" role="alert' if bad else 'dc-message" role="status'
-    return f'<p class="{kind}">{escape(readable(text))}</p>'
-
-
-def readable(text: str) -> str:
-    """`text` with a sign in place of each byte of a file's name that is not text."""
-    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
+    return f'<p class="{kind}">{escape(printable(text))}</p>'
 
 
 def image_uri(image: Image.Image, kind: str = "webp") -> str:

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -29,16 +30,15 @@ def pick_port(host: str, port: int) -> int:
     Raises:
         InputError: the port is taken or reserved, or `host` is not an address of this machine.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as tried:
+        with socket.socket(family) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(address)
+            tried.bind((host, port))
             return int(tried.getsockname()[1])
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not an address"
+    except OSError as error:
         raise InputError(
-            f"cannot listen at --host {host} --port {port} ({reason}): choose another --port, and as --host "
+            f"cannot listen at --host {host} --port {port} ({error.strerror}): choose another --port, and as --host "
             "127.0.0.1, or 0.0.0.0 for every network"
         ) from None
 
@@ -51,13 +51,7 @@ def serve(
     auth: tuple[str, str] | None = None,
     browser: bool = False,
 ) -> None:
-    """Answer at `host` and `port` until the process is asked to stop.
-
-    Args:
-        models: one or two, each with its source.
-        folder: images to search; their index is brought up to date meanwhile.
-        auth: a name and a password that visitors must give.
-        browser: open the page in a browser, where this machine has a screen.
+    """Answer at `host` and `port` until the process is asked to stop; arguments as for `served`.
 
     Raises:
         InputError: `folder` does not exist, or holds no image.
@@ -67,6 +61,28 @@ def serve(
         # under nohup a closed terminal is ignored, and stays so
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    with served(models, folder, host, port, auth, browser) as address:
+        print(f"diffclip: the page is at {address} (Ctrl-C stops it)", file=sys.stderr, flush=True)
+        threading.Event().wait()
+
+
+@contextmanager
+def served(
+    models: Sequence[tuple[str, Loaded]],
+    folder: Path | None,
+    host: str,
+    port: int,
+    auth: tuple[str, str] | None = None,
+    browser: bool = False,
+) -> Iterator[str]:
+    """Serve the page inside the block, in threads, and yield its address.
+
+    Args:
+        models: one or two, each with its source.
+        folder: images to search; their index is brought up to date meanwhile.
+        auth: a name and a password that visitors must give.
+        browser: open the page in a browser, where this machine has a screen.
+    """
     # gradio's settings from the environment could open the page to others
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:
         del os.environ[name]
@@ -81,7 +97,7 @@ def serve(
         from diffclip.web.results import shown_models
 
         shown = shown_models(models)
-        searched = SearchedFolder(folder, [(one.name, loaded) for one, loaded in shown]) if folder else None
+        searched = SearchedFolder(folder, shown) if folder else None
         fonts = [gr.themes.Font(name) for name in ("system-ui", "-apple-system", "Segoe UI", "sans-serif")]
         mono = [gr.themes.Font(name) for name in ("ui-monospace", "Menlo", "monospace")]
         page = build(shown, searched)
@@ -106,8 +122,7 @@ def serve(
                 css=STYLE,
                 head=f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><script>{SCRIPT}</script>',
             )
-            print(f"diffclip: the page is at {address} (Ctrl-C stops it)", file=sys.stderr, flush=True)
-            threading.Event().wait()
+            yield address
         finally:
             page.close(verbose=False)
             if searched:

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from PIL.Image import Resampling
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoImageProcessor, CLIPProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -19,12 +18,16 @@ from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig
 from diffclip.convert.from_libraries import check_end_of_text
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
-from diffclip.integrations.transformers.base import PROJECTIONS, DiffCLIPPreTrainedModel, core_name
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
-from diffclip.integrations.transformers.models import DiffCLIPModel, DiffCLIPVisionModel
+from diffclip.integrations.transformers.models import (
+    PROJECTIONS,
+    DiffCLIPModel,
+    DiffCLIPPreTrainedModel,
+    DiffCLIPVisionModel,
+    core_name,
+)
 from diffclip.integrations.transformers.tokens import tokenizer_of
 from diffclip.model import CLIP
-from diffclip.weights import as_disk_error
 
 Made = TypeVar("Made", bound=DiffCLIPPreTrainedModel)
 
@@ -153,10 +156,7 @@ def save_transformers(model: CLIP, folder: str | Path) -> None:
     config = model.config
     whole = config.text.vocab_size >= VOCABULARY
     with write_atomically(folder) as temporary, no_progress_bar():
-        try:
-            from_diffclip(model).save_pretrained(temporary)
-        except SafetensorError as error:
-            raise as_disk_error(error) from error
+        from_diffclip(model).save_pretrained(temporary)
         (processor_of(config) if whole else image_processor_of(config)).save_pretrained(temporary)
 
 
@@ -166,24 +166,19 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
     Raises:
         InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be.
     """
-    options: dict[str, Any] = {"output_loading_info": True, "dtype": torch.float32}
-    read: Any = DiffCLIPModel.from_pretrained(place, use_safetensors=True, **options)
-    loaded, faults = read
-    listed = "; ".join(
-        f"{kind.replace('_', ' ')} {', '.join(sorted(map(str, names))[:4])}"
-        for kind, names in faults.items()
-        if names
-    )
-    if listed:
-        raise InputError(f"{source} does not hold what its config.json says ({listed}): save it again")
+    loaded = read_whole(DiffCLIPModel, place, source, exact=True, dtype=torch.float32)
     return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
 
 
-def read_whole(kind: Any, place: str | Path, source: str | Path, **options: Any) -> Any:
-    """Load a model of a class of transformers, in evaluation mode; its files must have all weights."""
+def read_whole(kind: Any, place: str | Path, source: str | Path, exact: bool = False, **options: Any) -> Any:
+    """Load a model of a class of transformers, in evaluation mode; its files must have all weights, and no others if
+    `exact`: files of other people have some that newer releases do not use."""
     model, report = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
-    if lacking := sorted(report["missing_keys"]):
-        raise InputError(f"{source} is damaged, its weights lack {lacking[0]}: save or fetch it again")
+    faults = [f"lack {name}" for name in sorted(report["missing_keys"])]
+    if exact:
+        faults += [f"have an unexpected {name}" for name in sorted(report["unexpected_keys"])]
+    if faults:
+        raise InputError(f"{source} is damaged, its weights {faults[0]}: save or fetch it again")
     return model.eval()
 
 

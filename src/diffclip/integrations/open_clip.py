@@ -1,4 +1,10 @@
-"""Register our models with open_clip, and create them in place of its `create_model`.
+"""Our models in open_clip (mlfoundations/open_clip): by name in its functions, and in its training program.
+
+from diffclip.integrations.open_clip import register
+register()
+model, preprocess_train, preprocess = open_clip.create_model_and_transforms("DiffCLIP-ViT-B-16")
+
+python -m diffclip.integrations.open_clip --model DiffCLIP-ViT-B-16 --train-data …
 
 open_clip takes configurations from outside (`add_model_config`) but no classes, and the function that picks the class
 decides on the statistics of images too. So our configurations go into its registry, and one function of it,
@@ -11,21 +17,26 @@ import functools
 import inspect
 import json
 import logging
+import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from diffclip.config import MODEL_NAMES, CLIPConfig, name_of, named_config, parse_config, resized, variant_of
-from diffclip.errors import InputError
-from diffclip.integrations.open_clip.model import OpenCLIPModel
-from diffclip.loading import locate
-from diffclip.weights import check_same, put_weights, read_weights
+from diffclip.errors import DiffCLIPError, InputError, unknown
+from diffclip.model import CLIP
+from diffclip.model_source import locate, read_config
+from diffclip.weights import CONFIG_KEY, check_same, put_weights, read_weights
 
 _MODEL_KEY = "diffclip"  # of our configuration within open_clip's
 _CALLERS = ("create_model_and_transforms", "create_model_from_pretrained")
@@ -68,6 +79,123 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
         open_clip.add_model_config(folder)
     if not hasattr(factory.create_model, _MODEL_KEY):
         factory.create_model = open_clip.create_model = _extended(factory.create_model)
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run open_clip's training program on its own arguments.
+
+    `--model` may also be whatever `diffclip.load` takes that is on this machine: that architecture is trained from
+    fresh weights, unless `--pretrained` says otherwise.
+
+    Returns:
+        The exit code: 1 if it stopped because of what it printed.
+
+    Raises:
+        InputError: a part of the program is not installed, or there is no such model.
+        SystemExit: from its parser.
+    """
+    missing = [name for name in ("open_clip_train", "pandas", "webdataset") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"this needs {', '.join(missing)}: run pip install 'open_clip_torch[training]'")
+    import open_clip
+
+    words: list[str] = []
+    for word in arguments:
+        words += word.split("=", 1) if word.startswith("--model=") else [word]
+    models: dict[str, CLIPConfig] = {}
+    place = words.index("--model") + 1 if "--model" in words[:-1] else None
+    if place is not None and os.path.exists(words[place]):
+        config = read_config(words[place])
+        words[place] = f"ViT-{name_of(config)}"  # with "vit" in a name it chooses a transformer's Adam
+        models[words[place]] = config
+    register(models)
+    if place is not None and open_clip.get_model_config(words[place]) is None:
+        raise unknown("model", words[place], open_clip.list_models())
+    # not at the top, nor typed: only its users have it
+    return 1 if import_module("open_clip_train.main").main(words) else 0
+
+
+class OpenCLIPModel(CLIP):
+    """A model of ours for open_clip: the parameters and their names are those of `diffclip.CLIP`.
+
+    Its state dict carries the configuration in its metadata, which torch saves and no reader of tensors sees: weights
+    tell neither λ_init nor the heads of a plain tower, and open_clip's trainer keeps nothing else.
+    """
+
+    def __init__(self, config: CLIPConfig) -> None:
+        super().__init__(config)
+        self.output_dict = False
+        self.context_length = config.text.context_length
+        self.vocab_size = config.text.vocab_size
+        self.visual.image_size = (config.vision.image_size,) * 2
+        if not config.logit_bias:
+            self.register_parameter("logit_bias", None)
+        module: Any = self  # these two of its methods have no types
+        module.register_state_dict_post_hook(_note_config)
+        module.register_load_state_dict_pre_hook(_check_config)
+
+    def set_image_size(self, image_size: int) -> None:
+        """See `diffclip.CLIP.set_image_size`."""
+        super().set_image_size(image_size)
+        self.visual.image_size = (image_size,) * 2
+
+    def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:
+        """See `diffclip.CLIP.set_grad_checkpointing`; `impl`, an argument of open_clip 4.2, is always "inline"."""
+        super().set_grad_checkpointing(enable)
+
+    def forward(  # type: ignore[override]  # open_clip's names, and either input alone
+        self, image: Tensor | None = None, text: Tensor | None = None
+    ) -> dict[str, Tensor | None] | tuple[Tensor | None, ...]:
+        """Return unit-length features [B, embed_dim] of each input, the logit scale after exp (0-dim) and a bias where
+        there is one: by name if `output_dict` is set, else a tuple."""
+        out = {
+            "image_features": None if image is None else self.encode_image(image, normalize=True),
+            "text_features": None if text is None else self.encode_text(text, normalize=True),
+            "logit_scale": self.logit_scale.exp(),
+        }
+        if self.config.logit_bias:
+            out["logit_bias"] = self.logit_bias
+        return out if self.output_dict else tuple(out.values())
+
+    def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze the vision tower except for its last groups. From the end these are the projection, the last block
+        with the norm, each other block, and the embeddings. There are no batch norms for `freeze_bn_stats`."""
+        visual = self.visual
+        stem = [visual.patch_embed, visual.cls_token, visual.pos_embed, visual.norm_pre]
+        stem += [] if visual.reg_token is None else [visual.reg_token]
+        _lock(stem, visual.blocks, visual.norm, self.image_projection, unlocked_groups)
+
+    def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
+        """Freeze the text tower except for its last groups, as in `lock_image_tower`."""
+        if not freeze_layer_norm:
+            raise InputError("norms are locked like other weights: give freeze_layer_norm=True")
+        stem = [self.token_embedding, self.positional_embedding]
+        _lock(stem, self.transformer.resblocks, self.ln_final, self.text_projection, unlocked_layers)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that timm's optimizers leave without decay, beside all vectors."""
+        return {"positional_embedding", *(f"visual.{name}" for name in self.visual.no_weight_decay())}
+
+
+def _lock(
+    stem: list[Any], blocks: Iterable[nn.Module], norm: nn.Module, projection: nn.Parameter, free: int
+) -> None:
+    *first, last = blocks
+    groups: list[list[Any]] = [stem, *([block] for block in first), [last, norm], [projection]]
+    for group in groups[: max(0, len(groups) - free)]:
+        for part in group:
+            part.requires_grad_(False)
+
+
+def _note_config(module: CLIP, state: object, prefix: str, metadata: dict[str, Any]) -> None:
+    metadata[CONFIG_KEY] = module.config.model_dump_json()
+
+
+def _check_config(module: CLIP, state: object, prefix: str, metadata: dict[str, Any], *_: object) -> None:
+    """Refuse weights of another model whose shapes are the same."""
+    if CONFIG_KEY in metadata:
+        saved = parse_config(json.loads(metadata[CONFIG_KEY]), "the checkpoint")
+        check_same(module.config, saved, "the checkpoint")
 
 
 def _their_config(config: CLIPConfig) -> dict[str, Any]:
@@ -184,3 +312,11 @@ def _cast(model: OpenCLIPModel, precision: str, device: str | torch.device) -> N
     for scalar in (model.logit_scale, model.logit_bias):
         if scalar is not None:
             scalar.data = scalar.data.float()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_command(sys.argv[1:]))
+    except DiffCLIPError as error:
+        print(f"diffclip: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
