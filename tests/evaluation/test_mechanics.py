@@ -132,7 +132,7 @@ def test_captions_beside_a_class_for_each_pixel_are_texts(tmp_path):
     folder = write_masked(tmp_path / "segments", samples, {"classnames.txt": "cat\ndog"})
     entries = [Entry(task, str(folder)) for task in ("segmentation", "mechanics", "robustness", "zero-shot")]
     found = run(made("DiffCLIP"), *entries)
-    assert [bool(one.failure) for one in found] == [False, False, False, True]
+    assert [bool(one.error) for one in found] == [False, False, False, True]
     assert found[2].records[0].classes == 3
 
 

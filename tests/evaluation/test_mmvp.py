@@ -11,9 +11,9 @@ from PIL import Image
 from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
+from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.mmvp import COLUMNS, group_hits, mmvp, open_pairs, statement_hits
-from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.tasks import open_for
+from diffclip.evaluation.run import open_for
 from diffclip.scenes import PATTERNS
 from diffclip.scenes.export import write_pairs
 from diffclip.tokenizer import Tokenizer

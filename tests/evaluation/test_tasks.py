@@ -9,9 +9,8 @@ from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
-from diffclip.evaluation.setting import describe_images
+from diffclip.evaluation.run import TASKS, describe_images, run_task
 from diffclip.evaluation.suite import SUITES, suite
-from diffclip.evaluation.tasks import TASKS, run_task
 
 
 def test_the_protocol_says_how_images_are_prepared():

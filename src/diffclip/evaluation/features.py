@@ -19,8 +19,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
-from diffclip.evaluation.embed import evaluating, joined
-from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.embed import Setting, evaluating, joined
 from diffclip.evaluation.suite import TRAIN
 
 METHOD = "class token before the projection"

@@ -22,11 +22,10 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import headline_metric
-from diffclip.evaluation.embed import Progress
+from diffclip.evaluation.embed import Progress, Setting
 from diffclip.evaluation.features import METHOD, Features, one_thread, read_features, train_and_test
-from diffclip.evaluation.metrics import chance_at, classification_ranks, mean_per_class_recall, recall_at
-from diffclip.evaluation.scores import Score, class_recall_score, recall_score, with_facts
-from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.metrics import classification_ranks, hits_at, mean_per_class
+from diffclip.evaluation.scores import Score, accuracy_scores, with_facts
 from diffclip.evaluation.suite import VALIDATION
 
 MAX_ITERATIONS = 1000
@@ -145,17 +144,13 @@ def fit_probe(
 
     def score(cost: float) -> float:
         ranks = ranks_after(train, cost, validation)
-        return recall_at(ranks, 1) if metric == "acc1" else mean_per_class_recall(ranks, validation.labels)
+        hits = hits_at(ranks, 1)
+        return float(hits.mean()) if metric == "acc1" else mean_per_class(hits, validation.labels)
 
     cost = search_cost(score)
     values = torch.cat([train.values, validation.values])
     both = Features("train and validation", values, torch.cat([train.labels, validation.labels]))
-    ranks, chance = ranks_after(both, cost, test), chance_at(1, classes)
-    scores = [
-        recall_score("acc1", ranks, 1, chance),
-        class_recall_score("mean_per_class_recall", ranks, test.labels, chance),
-    ]
-    return Probe(scores, cost, fits)
+    return Probe(accuracy_scores(ranks_after(both, cost, test), test.labels, classes), cost, fits)
 
 
 def fit_layer(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:

@@ -93,10 +93,10 @@ def retrieval_metrics(text_to_image: Tensor, image_to_text: Tensor) -> dict[str,
     }
 
 
-def mean_per_class_recall(ranks: Tensor, labels: Tensor) -> float:
-    """Accuracy of each class that occurs in `labels`, averaged over those classes; NaN for an empty set."""
+def mean_per_class(hits: Tensor, labels: Tensor) -> float:
+    """Mean of the `hits` [N] of each class that occurs in `labels` [N], averaged over those classes."""
     classes, index, counts = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
-    right = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, index, (ranks == 0).double())
+    right = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, index, hits)
     return float((right / counts).mean())
 
 

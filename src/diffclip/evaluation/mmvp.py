@@ -21,9 +21,8 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
 from diffclip.errors import InputError, unknown
-from diffclip.evaluation.scores import Score, mean_score, with_facts
-from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.statistics import class_mean_interval
+from diffclip.evaluation.embed import Setting
+from diffclip.evaluation.scores import Score, class_mean_score, mean_score, with_facts
 
 CHANCE = 0.25
 PROMPT = "a photo of {}"
@@ -104,15 +103,16 @@ def _scores(
     single: NDArray[np.float64], groups: NDArray[np.float64], labels: NDArray[np.int64]
 ) -> list[Score]:
     """Score statements [P, 2] and groups [P] of pairs whose patterns are `labels` [P]."""
-    hits, found = single.min(axis=1), np.unique(labels)
-    mean = float(np.mean([hits[labels == label].mean() for label in found]))
-    low, high = class_mean_interval(hits, labels)
+    hits = single.min(axis=1)
     return [
-        Score("mean_per_pattern_accuracy", mean, len(hits), low, high, CHANCE),
+        class_mean_score("mean_per_pattern_accuracy", hits, labels, CHANCE),
         mean_score("pair_accuracy", hits, CHANCE),
         mean_score("statement_accuracy", single.ravel(), 0.5, np.arange(single.size) // 2),
         mean_score("group_match", groups, 0.5),
-        *(mean_score(f"pair_accuracy/{PATTERNS[label]}", hits[labels == label], CHANCE) for label in found),
+        *(
+            mean_score(f"pair_accuracy/{PATTERNS[label]}", hits[labels == label], CHANCE)
+            for label in np.unique(labels)
+        ),
     ]
 
 
