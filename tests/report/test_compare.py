@@ -22,7 +22,6 @@ from diffclip.report.compare import (
     verdict_class,
     verdict_text,
 )
-from diffclip.report.figures import forest_chart
 from diffclip.report.frame import headlines, read_results, results_of, values_of
 from diffclip.report.paper import claims_table, paper_tables
 from diffclip.report.tables import comparison_table
@@ -135,14 +134,6 @@ def test_settings_of_several_seeds_are_compared_each_with_its_own_clip():
     assert set(found["seeds"]) == {3}
 
 
-def test_models_are_compared_with_the_clip_of_their_size():
-    names = ("CLIP-ViT-B-32", "CLIP-ViT-B-16", "DiffCLIP-ViT-B-16", "DiffCLIP-ViT-B-32")
-    results = results_of(frame_of(made(dict.fromkeys(names, 0.4), seeds=(0,))))
-    pairs = dict(contrasts_of(results))
-    assert pairs["DiffCLIP-ViT-B-16"] == "CLIP-ViT-B-16"
-    assert pairs["DiffCLIP-ViT-B-32"] == "CLIP-ViT-B-32"
-
-
 def test_models_of_other_training_data_are_not_compared():
     records = [
         record.model_copy(update={"weights": f"{name}-{data}.pt"})
@@ -211,12 +202,3 @@ def test_the_terminals_table_breaks_verdicts_between_words(monkeypatch, capsys):
     assert "DiffCLIP is" in text
     assert {"better", "(neither", "shown", "above"} <= set(text.split())
     assert text.count("[") == 0, "a verdict over seeds takes the place of the interval over items"
-
-
-def test_every_seed_is_within_the_edges_of_the_forest():
-    results, found = compared({"CLIP": 0.5, "DiffCLIP": 0.5}, seeds=range(12), noise=0.03)
-    axes = forest_chart(results, found, "by task").figure.axes[0]
-    seeds = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "."])
-    assert len(seeds) == 12 * len(found)
-    intervals = 100 * found[["low", "high"]].abs().to_numpy().max()
-    assert intervals < np.abs(seeds).max() < axes.get_xlim()[1]

@@ -226,10 +226,10 @@ def _entries(
 ) -> tuple[Entry, ...]:
     from diffclip.errors import InputError
     from diffclip.evaluation.corruptions import parameter
-    from diffclip.evaluation.suite import Entry, suite
+    from diffclip.evaluation.suite import SUITES, Entry
 
     if name is not None:
-        return suite(name)
+        return SUITES[name]
     entry = Entry(task, str(data), (split or "test",))
     if corrupt is None:
         return (entry,)

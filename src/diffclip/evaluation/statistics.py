@@ -103,20 +103,18 @@ def class_mean_interval(
 def sums_interval(
     values: NDArray[np.float64],
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    clusters: ArrayLike | None = None,
 ) -> Interval:
     """Return the 95 % bootstrap interval of a share that is computed from sums over items.
 
     Args:
         values: [n, …], summed over the items of a resample.
-        statistic: from such sums [r, …] to shares [r]. If all are equal, Wilson's margin with the clusters as trials.
-        clusters: [n]; items of one cluster are resampled together.
+        statistic: from such sums [r, …] to shares [r]. If all are equal, Wilson's margin with the items as trials.
     """
-    flat, sizes = by_cluster(values.reshape(len(values), -1), clusters)
+    flat = values.reshape(len(values), -1)
     sums = [(draws @ flat).reshape(-1, *values.shape[1:]) for draws in _draws(len(flat))]
     shares = statistic(np.concatenate(sums))
     low, high = np.quantile(shares, [ALPHA / 2, 1 - ALPHA / 2])
-    margin = wilson(0, len(sizes))[1] if np.ptp(shares) == 0 else 0.0
+    margin = wilson(0, len(values))[1] if np.ptp(shares) == 0 else 0.0
     return max(0.0, float(low) - margin), min(1.0, float(high) + margin)
 
 
