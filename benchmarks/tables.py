@@ -94,9 +94,9 @@ def _ratio(row: Result, reference: Result, what: str, digits: int) -> str:
 
 
 def loader(result: Result) -> list[str]:
-    """Our loader beside OpenCLIP's: samples a second and core, where the time goes, memory over an epoch."""
+    """Our loader beside OpenCLIP's: samples a second and core, memory over an epoch."""
     about, data = result["about"], result["data"]
-    speeds, parts, memory = [], [], []
+    speeds, memory = [], []
     for workers, entry in result["workers"].items():
         for name in ("ours", "OpenCLIP"):
             row = entry[name]
@@ -112,19 +112,11 @@ def loader(result: Result) -> list[str]:
                 if sizes := row.get("memory", {}).get(kind):
                     chosen = (sizes[0], sizes[len(sizes) // 2], sizes[-1], max(sizes))
                     memory.append([workers, name, what, *(f"{size / 2**20:.0f}" for size in chosen)])
-    for name, row in result["breakdown"].items():
-        if "why" in row:
-            parts.append([name, row["why"]])
-        else:
-            parts += [
-                [name, part, f"{value:.0f}", f"{value / row['all']:.0%}"] for part, value in row.items()
-            ]
     head = "workers | loader | samples a second and core | to OpenCLIP | samples a second | to OpenCLIP"
     return [
         f"{describe(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} shards "
         f"(made up), {data['image_bytes'] / 1000:.0f} KB an image.",
         *("", *table_of(head, speeds)),
-        *("", *table_of("loader | part | µs of processor time a sample | share", parts)),
         *(
             "",
             *table_of("workers | loader | memory over an epoch, MiB | start | middle | end | most", memory),

@@ -113,8 +113,6 @@ def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
     assert result["data"]["samples"] == 32
     assert result["workers"]["1"]["ratio"]["per_core"]["median"] > 0
     assert len(result["workers"]["1"]["ours"]["memory"]["own"]) > 3
-    for row in result["breakdown"].values():
-        assert sum(row.values()) == pytest.approx(2 * row["all"])
     table = "\n".join(tables.loader(result))
     assert "| 1 | OpenCLIP |" in table
     measured = [found for name, _, found, _ in tables.targets({"loader": result}) if "loader" in name]

@@ -102,8 +102,7 @@ def score_episodes(
     each, weighted so that their mean is that of the episodes, and `clusters` its image.
 
     Raises:
-        InputError: fewer than `WAY` classes, labels out of range, or a class with fewer than `SHOT` train images or
-            without a test image.
+        InputError: fewer than `WAY` classes, or a class with fewer than `SHOT` train images or without a test image.
     """
     classes = len(classnames)
     if classes < WAY:

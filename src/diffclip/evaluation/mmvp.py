@@ -122,8 +122,8 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
     Images 2i and 2i + 1 are a pair. The label of an image is the number of its pattern, its caption its statement.
 
     Raises:
-        InputError: no Questions.csv or folder of images, a row that cannot be read or has no partner, a pair of two
-            patterns, or images that are missing.
+        InputError: no Questions.csv or folder of images, a row that cannot be read or has no partner, or a pair of two
+            patterns.
     """
     questions = folder / QUESTIONS
     inside = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
@@ -141,12 +141,6 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
             raise InputError(
                 f"{questions}, rows {row + 1} and {row + 2} are a pair of two patterns: correct them"
             )
-    missing = [key for key in keys if not (inside / key).is_file()]
-    if missing:
-        raise InputError(
-            f"{inside / missing[0]} does not exist: {len(missing)} of the {len(keys)} images that {questions} names "
-            "are missing, fetch the set again"
-        )
     labels = [PATTERNS.index(pattern) for pattern in patterns]
     source, indices = FolderSource(inside, keys), list(range(len(keys)))
     return EvaluationSet(name, "test", "mmvp", list(PATTERNS), [], source, indices, labels, statements)
