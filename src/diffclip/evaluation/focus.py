@@ -101,7 +101,9 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     # as in the set, however it was cut into batches: another model's items are paired with these
     order = np.argsort(positions, kind="stable")
     table = {place: torch.cat([one[place] for one in found]).double()[order] for place in found[0]}
-    uniform = uniform_scores(torch.cat(coverages), vision.registers)
+    coverage = torch.cat(coverages)
+    uniform = {name: float(one.mean()) for name, one in _patches(torch.ones_like(coverage), coverage).items()}
+    uniform["class_token"] = 1 / (1 + vision.registers + grid * grid)
 
     def chance(place: Place) -> float:
         # between two uniform maps there is no difference
@@ -124,24 +126,6 @@ def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str
     at = of_image.index(text)
     here = [one for one in (*of_image[at:], *of_image[:at]) if one != text]
     return here[0] if here else of_set[(of_set.index(text) + 1) % len(of_set)]
-
-
-def uniform_scores(coverage: Tensor, registers: int = 0) -> dict[str, float]:
-    """Return what a map that is the same everywhere reaches in each measure; `coverage` [n, P] of the items."""
-    patches = coverage.shape[-1]
-    area = float(coverage.mean())
-    return {
-        "auroc": 0.5,
-        "ap": area,
-        "inside": area,
-        "inside_over_area": 1.0,
-        "pointing": area,
-        "entropy": 1.0,
-        "effective_patches": float(patches),
-        "class_token": 1 / (1 + registers + patches),
-        "top10": min(1.0, measures.STRONGEST / patches),
-        "background10": float(measures.background(coverage.new_ones(patches), coverage).mean()),
-    }
 
 
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
