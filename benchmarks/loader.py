@@ -110,13 +110,13 @@ OURS, THEIRS = FEEDS
 # --- shards ---
 
 
-def make_shards(folder: Path, samples: int, shards: int, different: int = 512) -> float:
+def make_shards(folder: Path, samples: int, shards: int) -> float:
     """Write `shards` tars with `samples` samples in all, an image and one caption each; return the bytes of an image.
 
     Images are about as large and as hard to decode as photographs scaled for training: a shorter edge of 256, 25 KB.
-    There are so many `different` ones, since drawing takes longer than all that is measured.
+    512 are different, since drawing takes longer than all that is measured.
     """
-    drawn = [_image(index) for index in range(min(different, samples))]
+    drawn = [_image(index) for index in range(min(512, samples))]
     numbers = itertools.count()
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:

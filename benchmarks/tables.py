@@ -60,15 +60,13 @@ def attention(result: Result) -> list[str]:
 
 
 def training(result: Result) -> list[str]:
-    """Samples a second, memory and the share of waiting for data by model."""
+    """Samples a second and memory by model."""
     about = result["about"]
     rows = []
     for entry in result["sections"]:
         step = f"{entry['kind']}, batch {entry['batch']}"
-        step += f", {_count(entry['workers'], 'worker')}" if "workers" in entry else ""
         step += f", compiled ({entry['compiled']})" if entry["compiled"] else ""
-        # those that are fed do not take turns
-        reference = {} if "workers" in entry else entry["rows"].get("CLIP", {})
+        reference = entry["rows"].get("CLIP", {})
         for name, row in entry["rows"].items():
             if "why" in row:
                 rows.append([step, name, row["why"]])
@@ -78,13 +76,11 @@ def training(result: Result) -> list[str]:
             cells.append(_ratio(row, reference, "samples_per_second", 2))
             cells.append(f"{row[held] / 2**30:.2f}" if held in row else "–")
             cells.append(_ratio(row, reference, held, 3))
-            cells.append(f"{row['data_wait']:.1%}" if "data_wait" in row else "–")
             rows.append(cells)
     memory = "peak GiB" if "cuda" in about else "kept GiB"
-    head = f"step | model | samples a second | to CLIP | {memory} | to CLIP | waiting for data"
+    head = f"step | model | samples a second | to CLIP | {memory} | to CLIP"
     return [
-        f"{describe(about)}, {about['size']}, {about['precision']}; "
-        "batches are made up but for training from shards, which our loader feeds.",
+        f"{describe(about)}, {about['size']}, {about['precision']}; batches are made up.",
         *("", *table_of(head, rows), ""),
     ]
 
