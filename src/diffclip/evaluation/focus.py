@@ -101,8 +101,8 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     # as in the set, however it was cut into batches: another model's items are paired with these
     order = np.argsort(positions, kind="stable")
     table = {place: torch.cat([one[place] for one in found]).double()[order] for place in found[0]}
-    coverage = torch.cat(coverages)
-    uniform = {name: float(one.mean()) for name, one in _patches(torch.ones_like(coverage), coverage).items()}
+    covered = torch.cat(coverages)
+    uniform = {name: float(one.mean()) for name, one in _patches(torch.ones_like(covered), covered).items()}
     uniform["class_token"] = 1 / (1 + vision.registers + grid * grid)
 
     def chance(place: Place) -> float:
