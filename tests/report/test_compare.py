@@ -16,7 +16,6 @@ from diffclip.report.compare import (
     compare,
     contrasts_of,
     headline,
-    is_paper_model,
     not_learned,
     primary_of,
     verdict_class,
@@ -184,13 +183,6 @@ def test_the_terminals_difference_is_over_all_draws(monkeypatch, capsys):
             outcomes[outcome_key(records[-1])] = Outcomes(hits, clusters)
     show_records(records, outcomes, headlines_only=False)
     assert "0.0 [−" in capsys.readouterr().out
-
-
-def test_ablations_are_not_the_papers_models():
-    for name in ("DiffCLIP-vision-ViT-B-16", "DiffCLIP-v192x6x6p16-t192x4x6"):
-        assert is_paper_model(name)
-    for name in ("CLIP-half-heads", "DiffCLIP-no-norm"):
-        assert not is_paper_model(name)
 
 
 def test_the_terminals_table_breaks_verdicts_between_words(monkeypatch, capsys):

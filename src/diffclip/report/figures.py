@@ -18,7 +18,7 @@ from matplotlib.projections.polar import PolarAxes
 from matplotlib.ticker import MaxNLocator
 
 from diffclip.evaluation.averages import PANELS
-from diffclip.report.compare import is_paper_model, verdict_text
+from diffclip.report.compare import verdict_text
 from diffclip.report.frame import Results, measures_of, values_of
 from diffclip.report.names import DATASETS, capitalized, in_order, is_share, percent
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
@@ -28,6 +28,7 @@ Curve = dict[str, Any]
 Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _DASHED = (0, (4, 3))
 _LETTERS = 72  # in a line of a forest plot
+_MOST = 5  # models in a figure
 _WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
 # what a forest plot may mark: (in the legend, in the caption, how it is drawn)
 _MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -175,7 +176,7 @@ def pairs_chart(results: Results) -> Chart | None:
     if own["metric"].nunique() < 3:
         return None
     own = own[own["dataset"] == own["dataset"].iloc[0]]
-    models, colors = few_models(own["model"].unique()), colors_of(results.models)
+    models, colors = in_order(own["model"].unique())[:_MOST], colors_of(results.models)
     table = own.pivot_table(index="metric", columns="model", values="value", aggfunc="mean", sort=False)
     angles = np.linspace(0, 2 * math.pi, len(table), endpoint=False)
     names = [textwrap.fill(metric.partition("/")[2], 16) for metric in table.index]
@@ -263,14 +264,6 @@ def lambda_chart(results: Results) -> Chart | None:
     return Chart("lambda", "λ and the two maps", caption, figure)
 
 
-def few_models(models: Sequence[str]) -> list[str]:
-    """Choose the models of a figure: all where they are few, else those that the paper has."""
-    ordered = in_order(list(models))
-    if len(ordered) <= 5:
-        return ordered
-    return [model for model in ordered if is_paper_model(model)] or ordered[:5]
-
-
 def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) -> None:
     """Add the models with their colors above a figure."""
     keys = [Line2D([], [], color=colors[model], linewidth=4, label=model) for model in models]
@@ -280,7 +273,7 @@ def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) ->
 
 def _bars(results: Results, rows: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
     """Draw the values of some measures in percent, one bar per model, with whiskers and the chance level."""
-    models = few_models(list(dict.fromkeys(model for _, own in rows for model in own["model"])))
+    models = in_order(dict.fromkeys(model for _, own in rows for model in own["model"]))[:_MOST]
     colors, height = colors_of(results.models), 0.8 / len(models)
     figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))
     axes = figure.subplots()
@@ -325,7 +318,7 @@ def _estimate(values: pd.DataFrame) -> tuple[float, float, float]:
 
 def _shown_curves(results: Results) -> list[Curve]:
     curves = [curve for curve in results.curves if curve.get("group") in (None, "models") and curve["step"]]
-    models = few_models(list(dict.fromkeys(curve["arm"] for curve in curves)))
+    models = _arms(curves)[:_MOST]
     return [curve for curve in curves if curve["arm"] in models]
 
 
