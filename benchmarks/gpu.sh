@@ -68,7 +68,7 @@ bench() { # limit, name, options
 workers=${WORKERS:-12}
 if [ "$device" = cpu ]; then
   if [ "$part" = first ]; then
-    bench 100 training --models CLIP "DiffCLIP auto" --batch 8 --seconds 20 --rounds 3 --no-fed
+    bench 100 training --models CLIP "DiffCLIP auto" --batch 8 --seconds 20 --rounds 3
     bench 80 parity --longest 77 --seconds 30
     bench 90 tuning
     bench 90 attention --largest 200 --seconds 20
@@ -79,7 +79,7 @@ if [ "$device" = cpu ]; then
   exit
 fi
 if [ "$part" = first ]; then
-  bench 110 training --models CLIP "DiffCLIP auto" --batch 256 --compile blocks --seconds 100 --no-fed
+  bench 110 training --models CLIP "DiffCLIP auto" --batch 256 --compile blocks --seconds 100
   bench 90 parity --workers "$workers" --seconds 70
   bench 100 tuning --workers "$workers" --seconds 80 --tokens 197 77 4097
   bench 100 attention --workers "$workers" --seconds 80
@@ -95,7 +95,7 @@ else
   # every model is compiled in a process of its own; the run after it finds them in the shared cache
   for model in CLIP OpenCLIP "DiffCLIP auto" "DiffCLIP eager" "DiffCLIP timm"; do
     timeout 200 "$python" -m benchmarks.training --device cuda --output "$out/ahead" --models "$model" \
-      --batch 256 --compile blocks --rounds 1 --seconds 150 --no-fed >"$out/ahead_${model// /_}.log" 2>&1 &
+      --batch 256 --compile blocks --rounds 1 --seconds 150 >"$out/ahead_${model// /_}.log" 2>&1 &
   done
   wait
   bench 380 training --batch 256 1024 --compile blocks --seconds 360

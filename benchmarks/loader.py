@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import get_context, set_start_method
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,49 +46,32 @@ _READINGS = 9
 # --- the two loaders ---
 
 
-class Clock:
-    """A function that counts the processor seconds it takes."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.seconds = function, 0.0
-
-    def __call__(self, *arguments: Any) -> Any:
-        started = time.process_time()
-        result = self.function(*arguments)
-        self.seconds += time.process_time() - started
-        return result
-
-
-@dataclass
-class Feed:
-    """Batches (images, tokens) that never end, how many an epoch has, the clocks of the parts that run in this
-    process, and the way that an image file is decoded."""
+class Feed(NamedTuple):
+    """Batches (images, tokens) that never end, and how many an epoch has."""
 
     batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
     batches_per_epoch: int
-    clocks: dict[str, Clock]
-    decode: Callable[[bytes], Any]
 
 
 def ours(shards: Path, batch: int, workers: int) -> Feed:
     """Images come as bytes and are normalized here, into memory that is kept, as a device keeps its own."""
-    from diffclip.data.images import read_pixels
     from diffclip.data.loader import CaptionLoader
     from diffclip.data.transforms import TrainTransform, normalize
     from diffclip.tokenizer import Tokenizer
 
-    transform, finish = Clock(TrainTransform(IMAGE_SIZE, PREPROCESS, SCALE)), Clock(normalize)
-    tokenizer = Clock(Tokenizer(named_config(f"CLIP-{MODEL}").text))
+    transform, tokenizer = (
+        TrainTransform(IMAGE_SIZE, PREPROCESS, SCALE),
+        Tokenizer(named_config(f"CLIP-{MODEL}").text),
+    )
     loader = CaptionLoader(Corpus(str(shards)), transform, tokenizer, batch, SEED, workers)
 
     def forever() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         kept = torch.empty(batch, 3, IMAGE_SIZE, IMAGE_SIZE)
         for epoch in itertools.count():
             for found in loader.epoch(epoch):
-                yield finish(found.images, PREPROCESS, kept[: len(found)]), found.tokens
+                yield normalize(found.images, PREPROCESS, kept[: len(found)]), found.tokens
 
-    clocks = {"crop and resize": transform, "tokenize": tokenizer, "normalize": finish}
-    return Feed(forever(), loader.batches_per_epoch, clocks, read_pixels)
+    return Feed(forever(), loader.batches_per_epoch)
 
 
 def openclip(shards: Path, batch: int, workers: int) -> Feed:
@@ -97,11 +79,10 @@ def openclip(shards: Path, batch: int, workers: int) -> Feed:
     import open_clip
     from open_clip.transform import image_transform
     from open_clip_train.data import get_wds_dataset
-    from webdataset.autodecode import imagehandler
 
     how: dict[str, Any] = {"aug_cfg": {"scale": SCALE}, "interpolation": "bicubic"}
-    transform = Clock(image_transform(IMAGE_SIZE, True, PREPROCESS.mean, PREPROCESS.std, **how))
-    tokenizer = Clock(open_clip.get_tokenizer(MODEL))
+    transform = image_transform(IMAGE_SIZE, True, PREPROCESS.mean, PREPROCESS.std, **how)
+    tokenizer = open_clip.get_tokenizer(MODEL)
     options = Namespace(
         train_data=sorted(map(str, shards.glob("*.tar"))),
         train_num_samples=Corpus(str(shards)).samples,
@@ -119,9 +100,7 @@ def openclip(shards: Path, batch: int, workers: int) -> Feed:
             data.set_epoch(epoch)
             yield from data.dataloader
 
-    clocks = {"crop, resize, normalize": transform, "tokenize": tokenizer}
-    pillow = imagehandler("pilrgb")
-    return Feed(forever(), data.dataloader.num_batches, clocks, lambda file: pillow("x.jpg", file))
+    return Feed(forever(), data.dataloader.num_batches)
 
 
 FEEDS: dict[str, Callable[[Path, int, int], Feed]] = {"ours": ours, "OpenCLIP": openclip}
@@ -131,13 +110,13 @@ OURS, THEIRS = FEEDS
 # --- shards ---
 
 
-def make_shards(folder: Path, samples: int, shards: int, different: int = 512) -> float:
+def make_shards(folder: Path, samples: int, shards: int) -> float:
     """Write `shards` tars with `samples` samples in all, an image and one caption each; return the bytes of an image.
 
     Images are about as large and as hard to decode as photographs scaled for training: a shorter edge of 256, 25 KB.
-    There are so many `different` ones, since drawing takes longer than all that is measured.
+    512 are different, since drawing takes longer than all that is measured.
     """
-    drawn = [_image(index) for index in range(min(different, samples))]
+    drawn = [_image(index) for index in range(min(512, samples))]
     numbers = itertools.count()
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
@@ -203,24 +182,6 @@ def over_an_epoch() -> dict[str, list[int]]:
         if place in places:
             found.append(memory(os.getpid()))
     return {name: [reading[name] for reading in found] for name in found[0]}
-
-
-def parts(shards: Path, batches: int) -> dict[str, float]:
-    """Microseconds of processor time a sample by part, and of all, for a loader without workers."""
-    before = {name: clock.seconds for name, clock in _feed.clocks.items()}
-    samples, started = 0, time.process_time()
-    for _ in range(batches):
-        samples += len(next(_feed.batches)[0])
-    total = 1e6 * (time.process_time() - started) / samples
-    spent = {name: 1e6 * (clock.seconds - before[name]) / samples for name, clock in _feed.clocks.items()}
-    with tarfile.open(min(shards.glob("*.tar"))) as tar:
-        files = [tar.extractfile(member) for member in itertools.islice(tar, 1024) if "jp" in member.name]
-        images = [file.read() for file in files if file]
-    started = time.process_time()
-    for image in images:
-        _feed.decode(image)
-    known = {"decode": 1e6 * (time.process_time() - started) / len(images)} | spent
-    return known | {"read, order, collate": total - sum(known.values()), "all": total}
 
 
 def tree(root: int) -> list[int]:
@@ -315,19 +276,6 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": median, "low": low, "high": high, "turns": len(values)}
 
 
-def breakdown(shards: Path, batch: int) -> dict[str, dict[str, Any]]:
-    """Where each loader's time goes, in one process: microseconds a sample by part."""
-    result: dict[str, dict[str, Any]] = {}
-    for name in FEEDS:
-        with loader_process() as pool:
-            try:
-                epoch = pool.submit(start, name, shards, batch, 0).result()
-                result[name] = pool.submit(parts, shards, min(epoch, max(1, 1024 // batch))).result()
-            except Exception as error:
-                result[name] = {"why": reason(error)}
-    return result
-
-
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--samples", type=int, default=SAMPLES, help="to make up")
@@ -346,7 +294,6 @@ def main() -> None:
         data = {"shards": shards, "samples": options.samples, "image_bytes": size}
         named = {"model": MODEL, "image_size": IMAGE_SIZE, "scale": SCALE, "batch": options.batch}
         result: dict[str, Any] = {"about": about("loader", options) | named, "data": data, "workers": {}}
-        result["breakdown"] = breakdown(folder, options.batch)
         for workers in options.workers:
             seconds, last = options.seconds / len(options.workers), workers == options.workers[-1]
             compared = compare(folder, options.batch, workers, seconds, options.turn, last)

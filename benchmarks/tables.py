@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.about import largest, parser_of
-from benchmarks.targets import targets
+from benchmarks.models import OPENCLIP, OURS, REFERENCE
 from diffclip.files import write_text
 
 Result = dict[str, Any]
 """The content of a file."""
+Target = tuple[str, str, float | None, str]
+"""A name, the command that measures it, what was measured (None: no result tells), and the limit: "≥ 2.0", "≤ 1.1"."""
 UNITS = {"bandwidth": ("TB/s", 1e12), "operations": ("TFLOP/s", 1e12), "exponentials": ("T/s", 1e12)}
+_BUSY = "python -m benchmarks.attention --device cpu --busy"
+_CPU, _GPU, _LOADER = "make bench", "make bench-gpu", "python -m benchmarks.loader"
+_KIND = {"forward": "forward", "both": "forward and backward", "backward": "backward"}
 
 
 def attention(result: Result) -> list[str]:
@@ -55,15 +60,13 @@ def attention(result: Result) -> list[str]:
 
 
 def training(result: Result) -> list[str]:
-    """Samples a second, memory and the share of waiting for data by model."""
+    """Samples a second and memory by model."""
     about = result["about"]
     rows = []
     for entry in result["sections"]:
         step = f"{entry['kind']}, batch {entry['batch']}"
-        step += f", {_count(entry['workers'], 'worker')}" if "workers" in entry else ""
         step += f", compiled ({entry['compiled']})" if entry["compiled"] else ""
-        # those that are fed do not take turns
-        reference = {} if "workers" in entry else entry["rows"].get("CLIP", {})
+        reference = entry["rows"].get("CLIP", {})
         for name, row in entry["rows"].items():
             if "why" in row:
                 rows.append([step, name, row["why"]])
@@ -73,13 +76,11 @@ def training(result: Result) -> list[str]:
             cells.append(_ratio(row, reference, "samples_per_second", 2))
             cells.append(f"{row[held] / 2**30:.2f}" if held in row else "–")
             cells.append(_ratio(row, reference, held, 3))
-            cells.append(f"{row['data_wait']:.1%}" if "data_wait" in row else "–")
             rows.append(cells)
     memory = "peak GiB" if "cuda" in about else "kept GiB"
-    head = f"step | model | samples a second | to CLIP | {memory} | to CLIP | waiting for data"
+    head = f"step | model | samples a second | to CLIP | {memory} | to CLIP"
     return [
-        f"{describe(about)}, {about['size']}, {about['precision']}; "
-        "batches are made up but for training from shards, which our loader feeds.",
+        f"{describe(about)}, {about['size']}, {about['precision']}; batches are made up.",
         *("", *table_of(head, rows), ""),
     ]
 
@@ -89,9 +90,9 @@ def _ratio(row: Result, reference: Result, what: str, digits: int) -> str:
 
 
 def loader(result: Result) -> list[str]:
-    """Our loader beside OpenCLIP's: samples a second and core, where the time goes, memory over an epoch."""
+    """Our loader beside OpenCLIP's: samples a second and core, memory over an epoch."""
     about, data = result["about"], result["data"]
-    speeds, parts, memory = [], [], []
+    speeds, memory = [], []
     for workers, entry in result["workers"].items():
         for name in ("ours", "OpenCLIP"):
             row = entry[name]
@@ -107,19 +108,11 @@ def loader(result: Result) -> list[str]:
                 if sizes := row.get("memory", {}).get(kind):
                     chosen = (sizes[0], sizes[len(sizes) // 2], sizes[-1], max(sizes))
                     memory.append([workers, name, what, *(f"{size / 2**20:.0f}" for size in chosen)])
-    for name, row in result["breakdown"].items():
-        if "why" in row:
-            parts.append([name, row["why"]])
-        else:
-            parts += [
-                [name, part, f"{value:.0f}", f"{value / row['all']:.0%}"] for part, value in row.items()
-            ]
     head = "workers | loader | samples a second and core | to OpenCLIP | samples a second | to OpenCLIP"
     return [
         f"{describe(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} shards "
         f"(made up), {data['image_bytes'] / 1000:.0f} KB an image.",
         *("", *table_of(head, speeds)),
-        *("", *table_of("loader | part | µs of processor time a sample | share", parts)),
         *(
             "",
             *table_of("workers | loader | memory over an epoch, MiB | start | middle | end | most", memory),
@@ -151,12 +144,85 @@ def parity(result: Result) -> list[str]:
 def goals(results: dict[str, Result]) -> list[str]:
     """Every target with what was measured."""
     rows = []
-    for target in targets(results):
-        measured = "not measured yet"
-        if target.measured is not None:
-            measured = f"{target.measured:.2f} {'✓' if target.met else '✗'}"
-        rows.append([target.name, target.wanted, measured, f"`{target.command}`"])
+    for name, command, measured, wanted in targets(results):
+        told = "not measured yet"
+        if measured is not None:
+            sign, limit = wanted.split()
+            met = measured >= float(limit) if sign == "≥" else measured <= float(limit)
+            told = f"{measured:.2f} {'✓' if met else '✗'}"
+        rows.append([name, wanted, told, f"`{command}`"])
     return table_of("target | wanted | measured | from", rows)
+
+
+def targets(results: dict[str, Result]) -> Iterator[Target]:
+    """Yield all targets, the CPU's in float32 and the GPU's in bfloat16, each a ratio within one run."""
+    cpu, gpu = results.get("attention_cpu_float32"), results.get("attention_cuda_bfloat16")
+    for ours in ("auto", "sdpa"):
+        for kind, other, least in (
+            *(("forward", "timm", 2.0), ("forward", "eager", 2.2)),
+            *(("both", "timm", 1.15), ("both", "eager", 2.2)),
+        ):
+            speed = _times(cpu, 2305, kind, f"differential {other}", f"differential {ours}")
+            name = f"CPU, N = 2305, {_KIND[kind]}: speed of {ours} to {other}"
+            yield name, _CPU, speed, f"≥ {least}"
+    for kind in ("forward", "both"):
+        busy = results.get("attention_busy_cpu_float32")
+        speed = _times(busy, 2305, kind, "differential eager", "differential auto")
+        name = f"CPU beside a busy process, N = 2305, {_KIND[kind]}: speed of auto to eager"
+        yield name, _BUSY, speed, "≥ 1.5"
+    for kind in ("forward", "both"):
+        name = f"CPU, N = 197, {_KIND[kind]}: speed of auto to the best"
+        yield name, _CPU, _speed_to_best(cpu, 197, kind), "≥ 0.97"
+    for tokens, kind, most in (
+        *((197, "forward", 1.1), (197, "backward", 1.2)),
+        *((4097, "forward", 1.67), (4097, "backward", 1.67)),
+    ):
+        cost = _times(gpu, tokens, kind, "differential triton", "plain flash")
+        name = f"GPU, N = {tokens}, {_KIND[kind]}: time of triton to forced flash on plain attention"
+        yield name, _GPU, cost, f"≤ {most}"
+    for workers, readers in enumerate(("0 workers", "1 worker", "2 workers")):
+        entry = results.get("loader", {}).get("workers", {}).get(str(workers), {})
+        ratio = entry["ratio"]["per_core"]["median"] if "ratio" in entry else None
+        name = f"CPU, loader, {readers}: ours to OpenCLIP's, samples a second and core"
+        yield name, _LOADER, ratio, "≥ 2.5"
+    steps = results.get("training_cuda_bf16")
+    for batch in (256, 1024):
+        step = f"GPU, training step compiled, batch {batch}: DiffCLIP to"
+        for other in (REFERENCE, OPENCLIP):
+            ratio = _step(steps, "training", batch, "samples_per_second", other)
+            yield f"{step} {other}, samples a second", _GPU, ratio, "≥ 0.98"
+        ratio = _step(steps, "training", batch, "peak_bytes", REFERENCE)
+        yield f"{step} CLIP, peak memory", _GPU, ratio, "≤ 1.03"
+    ratio = _step(steps, "inference", 256, "samples_per_second", REFERENCE)
+    yield "GPU, inference compiled: DiffCLIP to CLIP, samples a second", _GPU, ratio, "≥ 0.98"
+
+
+def _milliseconds(result: Result | None, tokens: int, kind: str) -> dict[str, float]:
+    """Median times by operator."""
+    entries = result["shapes"].values() if result else ()
+    rows = next((entry["rows"] for entry in entries if entry["shape"]["tokens"] == tokens), {})
+    return {name: row[kind]["median_ms"] for name, row in rows.items() if kind in row}
+
+
+def _times(result: Result | None, tokens: int, kind: str, above: str, below: str) -> float | None:
+    """Time of `above` over time of `below`."""
+    times = _milliseconds(result, tokens, kind)
+    return times[above] / times[below] if {above, below} <= times.keys() else None
+
+
+def _speed_to_best(result: Result | None, tokens: int, kind: str) -> float | None:
+    times = _milliseconds(result, tokens, kind)
+    own = times.get("differential auto")
+    return own and min(time for name, time in times.items() if name.startswith("differential")) / own
+
+
+def _step(result: Result | None, kind: str, batch: int, what: str, other: str) -> float | None:
+    """Ours over another model in the compiled section."""
+    for entry in (result or {}).get("sections", ()):
+        if (entry["kind"], entry["batch"]) == (kind, batch) and entry["compiled"]:
+            ours, others = (entry["rows"].get(name, {}).get(what) for name in (OURS, other))
+            return ours / others if ours and others else None
+    return None
 
 
 # by section of the document: the table, the file without its ending, and the command that measures it

@@ -4,19 +4,14 @@
 
 The models are ViT-B/16 on a GPU and those of the Flickr8k recipe on a CPU.
 Models take turns in each round, and are given as ratios to our CLIP in the same section. Their batch is made up and
-lies on the device. In the last section our loader feeds CLIP and DiffCLIP from made-up shards: the share of the time
-that goes into waiting for data. Memory is the peak of a step on a GPU; on a CPU, what a forward pass keeps for the
-backward pass. Writes training_DEVICE_bf16.json.
+lies on the device. Memory is the peak of a step on a GPU; on a CPU, what a forward pass keeps for the backward pass.
+Writes training_DEVICE_bf16.json.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,23 +19,17 @@ import torch
 from benchmarks import tables
 from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.models import (
-    OURS,
-    REFERENCE,
     SDPA,
     Batch,
     Steps,
     compile_blocks,
-    config_of,
     make_batch,
     make_models,
 )
-from diffclip.benchmarking.timing import reason, summary, take_turns
+from diffclip.benchmarking.timing import summary, take_turns
 
 PRECISION = "bf16"
-FED = "training from shards"
 _TURN = 2  # timed steps in a turn, after one that warms up
-_DIFFERENT = 128  # images that are drawn for the shards; the others repeat them
-_LEAST, _MOST = 3, 24  # timed steps that are fed
 
 
 def turn(steps: Steps, kind: str, batch: Batch, device: torch.device) -> tuple[float, int]:
@@ -105,66 +94,6 @@ def section(
     return rows | {name: {"why": why} for name, why in (failures | late).items()}
 
 
-def feed(
-    steps: Steps, shards: Path, size: str | None, batch: int, workers: int, device: torch.device, end: float
-) -> dict[str, Any]:
-    """Samples a second of steps that our loader feeds, and the share of their time spent waiting for a batch."""
-    from diffclip.config import PreprocessConfig
-    from diffclip.data.corpus import Corpus
-    from diffclip.data.loader import CaptionLoader
-    from diffclip.data.transforms import TrainTransform, normalize
-    from diffclip.tokenizer import Tokenizer
-
-    config, preprocess = config_of("CLIP", size), PreprocessConfig()
-    transform = TrainTransform(config.vision.image_size, preprocess)
-    loader = CaptionLoader(Corpus(str(shards)), transform, Tokenizer(config.text), batch, 0, workers)
-    batches = itertools.chain.from_iterable(map(loader.epoch, itertools.count()))
-    waits, wholes = [], []
-    for number in range(_untimed(workers) + _MOST):
-        if number >= _untimed(workers) + _LEAST and time.perf_counter() > end:
-            break
-        started = time.perf_counter()
-        found = next(batches)
-        wait = time.perf_counter() - started
-        steps("training", (normalize(found.images.to(device), preprocess), found.tokens.to(device)))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if number >= _untimed(workers):
-            waits.append(wait)
-            wholes.append(time.perf_counter() - started)
-    rates = _rates([1000 * whole for whole in wholes], batch)
-    return rates | {"data_wait": sum(waits) / sum(wholes)}
-
-
-def fed_section(
-    models: dict[str, Steps],
-    size: str | None,
-    batch: int,
-    workers: int,
-    device: torch.device,
-    deadline: float,
-) -> dict[str, dict[str, Any]]:
-    """A row for each model that our loader feeds; in the order given they share the time until `deadline`."""
-    rows: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            from benchmarks.loader import make_shards
-
-            make_shards(Path(scratch), batch * (_untimed(workers) + _MOST), max(1, workers), _DIFFERENT)
-            for left, (name, steps) in zip(range(len(models), 0, -1), models.items(), strict=True):
-                now = time.perf_counter()
-                end = now + (deadline - now) / left
-                rows[name] = feed(steps, Path(scratch), size, batch, workers, device, end)
-        except Exception as error:  # what the loader needs may not be installed where the models run
-            return {name: {"why": reason(error)} for name in models} | rows
-    return rows
-
-
-def _untimed(workers: int) -> int:
-    """Steps whose batches were read while nothing ran: a worker reads two batches ahead."""
-    return 2 * workers + 2
-
-
 def _rates(times: list[float], batch: int) -> dict[str, float]:
     """Samples a second from milliseconds a step: median and quartiles."""
     found = summary(times)
@@ -179,17 +108,13 @@ def main() -> None:
     parser.add_argument("--compile", choices=["blocks"], help="measure compiled as well")
     parser.add_argument("--rounds", type=int, default=10, help="at most, a section")
     parser.add_argument("--models", nargs="+", help="names of the models to compare; default: all")
-    parser.add_argument("--no-fed", action="store_true", help="leave out the steps that the loader feeds")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     cuda = device.type == "cuda"
     size = "ViT-B-16" if cuda else None
-    workers = min(12, max(1, (os.cpu_count() or 1) - 2)) if cuda else 1
     sizes = options.batch or ([256, 1024] if cuda else [128])
     deadline = time.perf_counter() + options.seconds
-    # the rest is for the steps that the loader feeds
-    measured = deadline - (0.0 if options.no_fed else min(0.15 * options.seconds, 40.0))
 
     models, absent = {}, {}
     for name, model in make_models(size):
@@ -209,30 +134,23 @@ def main() -> None:
     result: dict[str, Any] = {"about": about("training", options) | named, "sections": []}
     file = options.output / f"training_{device.type}_{PRECISION}.json"
 
-    def add(entry: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
-        result["sections"].append(entry | {"rows": rows})
-        write_json(file, result)  # after every section: a run that is stopped leaves what it has
-        shown = result | {"sections": result["sections"][-1:]}
-        print("\n".join(tables.training(shown)), flush=True)
-
     for index, (kind, batch, compiled) in enumerate(plan):
         if compiled and (index == 0 or not plan[index - 1][2]):
             for steps in models.values():
                 compile_blocks(steps.model)
         now = time.perf_counter()
         # what is compiled is what matters: it may use all the time that is left
-        end = measured if compiled else now + (measured - now) / (len(plan) - index)
+        end = deadline if compiled else now + (deadline - now) / (len(plan) - index)
         # no target names "sdpa", and compiling it takes time from those that have one
         chosen = {name: steps for name, steps in models.items() if not compiled or name != SDPA}
         made_up = make_batch(size, batch, device)
         rows = section(
             chosen, kind, made_up, device, options.rounds, lambda end=end: end - time.perf_counter()
         )
-        add({"kind": kind, "batch": batch, "compiled": options.compile if compiled else None}, rows | absent)
-    if not options.no_fed:
-        chosen = {name: steps for name, steps in models.items() if name in (REFERENCE, OURS)}
-        entry = {"kind": FED, "batch": sizes[0], "compiled": options.compile, "workers": workers}
-        add(entry, fed_section(chosen, size, sizes[0], workers, device, deadline))
+        entry = {"kind": kind, "batch": batch, "compiled": options.compile if compiled else None}
+        result["sections"].append(entry | {"rows": rows | absent})
+        write_json(file, result)  # after every section: a run that is stopped leaves what it has
+        print("\n".join(tables.training(result | {"sections": result["sections"][-1:]})), flush=True)
     print(f"written to {file}", flush=True)
 
 

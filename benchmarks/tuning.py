@@ -90,32 +90,15 @@ def main() -> None:
             result["not_reached"].append(name)
             continue
         done.add((shape.tokens, shape.causal))
-        started = time.perf_counter()
         try:
             found = search(shape, device, dtype)
         except Exception as error:  # the other shapes are still worth knowing
             found = {"why": reason(error)}
         result["shapes"][name] = found
         write_json(file, result)
-        show(name, shape, found, time.perf_counter() - started)
+        print(f"{name}: {found.get('why') or found['choice']}", flush=True)
     write_json(file, result)
     print(f"written to {file}", flush=True)
-
-
-def show(name: str, shape: Shape, found: dict[str, Any], seconds: float) -> None:
-    """Print the candidates of one shape, with a star at what was chosen."""
-    print(f"\n{name}: {shape} ({seconds:.0f} s)")
-    if "why" in found:
-        print(f"  failed: {found['why']}", flush=True)
-        return
-    for kernel, rows in found["candidates"].items():
-        cells = []
-        for row in rows:
-            blocks = {key: row[key] for key in ("rows", "columns", "warps", "stages")}
-            star = "*" if blocks == found["choice"][kernel] else ""
-            words = "×".join(str(value) for value in blocks.values())
-            cells.append(f"{words}{star} " + (f"{row['ms']:.3f}" if "ms" in row else f"({row['why'][:60]})"))
-        print(f"  {kernel:8}" + "  ".join(cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from itertools import product
 from pathlib import Path
 
 from diffclip.data.evaluation_sets import open_set
-from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
@@ -80,9 +79,8 @@ def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> Sequence[R
     entries = [Entry(task, str(scenes / name)) for task, name in sets]
     measured: list[Record] = []
     for entry in run_entries(load_for_use(str(run)), entries, results, Sets()):
-        if entry.failure:
-            kind = DiffCLIPError if entry.ours else InputError
-            raise kind(f"{run.name}: {entry.entry} failed: {entry.failure}")
+        if entry.error:
+            raise type(entry.error)(f"{run.name}: {entry.entry} failed: {entry.error}")
         measured += entry.records
     say(f"{run.name}: {len(measured)} results in {results.path}")
     return measured

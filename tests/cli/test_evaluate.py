@@ -8,8 +8,8 @@ import pytest
 from diffclip.cli.evaluate import SuiteName, TaskName
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
+from diffclip.evaluation.run import TASKS
 from diffclip.evaluation.suite import SUITES
-from diffclip.evaluation.tasks import TASKS
 
 call = partial(in_process.call, "evaluate")
 

@@ -3,11 +3,10 @@ import re
 import shutil
 import signal
 import time
+from multiprocessing import get_context
 
-import forked
 import pytest
 from class_sets import write_class_set
-from in_process import diffclip_command
 from masked_sets import animals, write_masked
 from typer.testing import CliRunner
 
@@ -23,6 +22,12 @@ def call(*arguments):
     if result.exception and not isinstance(result.exception, DiffCLIPError):
         raise result.exception
     return result.stdout, result.stderr, str(result.exception or "")
+
+
+@pytest.fixture(autouse=True)
+def quick_probes(monkeypatch):
+    monkeypatch.setattr("diffclip.evaluation.linear_probe.MAX_ITERATIONS", 10)
+    monkeypatch.setattr("diffclip.evaluation.few_shot.EPISODES", 50)
 
 
 @pytest.fixture
@@ -64,7 +69,8 @@ def test_a_suite_of_two_models_over_draws(model_folder, save_model, root, tmp_pa
 def test_a_killed_suite_goes_on_and_measures_nothing_twice(model_folder, root, tmp_path):
     output = tmp_path / "quick.jsonl"
     arguments = [model_folder, "--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
-    process = forked.begin(tmp_path / "log", diffclip_command, "evaluate", *arguments)
+    process = get_context("fork").Process(target=call, args=arguments)
+    process.start()
     stamps = tmp_path / "quick.stamps.json"
     while process.exitcode is None and not (stamps.is_file() and len(json.loads(stamps.read_text())) > 2):
         time.sleep(0.01)

@@ -8,6 +8,14 @@ from run_folders import make_run
 
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records, write_records
+from diffclip.files import write_text
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+    """Drawing takes most of the time, and tests/report draws every figure."""
+    monkeypatch.setattr("diffclip.report.page.png_of", lambda figure, dpi: b"")
+    monkeypatch.setattr("diffclip.report.page.write_png", lambda file, figure: write_text(file, "") or file)
 
 
 def call(*arguments: object) -> str:

@@ -4,7 +4,7 @@ from itertools import chain
 from types import SimpleNamespace
 
 from diffclip.data.evaluation_set import ImageBatch
-from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.embed import Setting
 
 
 def in_memory(model, tokenizer, batches, **fields) -> Setting:

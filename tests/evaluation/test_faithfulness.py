@@ -117,6 +117,6 @@ def test_it_is_run_on_classes_masks_and_captions_with_masks(subject, classes, tm
     files = {"dataset_type.txt": "retrieval"} if kind == "retrieval" else None
     folder = classes if kind == "classification" else write_masked(tmp_path / "animals", animals(3), files)
     (measured,) = subjects.run(subject, Entry("faithfulness", str(folder)))
-    assert measured.failure == ""
+    assert measured.error is None
     assert {record.map for record in measured.records} == ORDERS
     assert {record.task for record in measured.records} == {"faithfulness"}

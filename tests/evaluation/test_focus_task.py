@@ -248,10 +248,3 @@ def test_no_usable_mask_is_one_line(tmp_path, mask, words):
     with pytest.raises(InputError, match=words) as caught:
         scores_of(subject(), open_set(write_masked(tmp_path / "set", samples), "test", kind="masks"))
     assert "\n" not in str(caught.value)
-
-
-def test_a_set_of_captions_is_opened_anew_for_its_masks(folder, tmp_path):
-    captions = write_masked(tmp_path / "both", animals(), {"dataset_type.txt": "retrieval"})
-    found = run(subject(), Entry("retrieval", str(captions)), Entry("focus", str(captions)))
-    assert [one.failure for one in found] == ["", ""]
-    assert [one.records[0].task for one in found] == ["retrieval", "focus"]

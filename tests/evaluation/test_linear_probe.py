@@ -92,14 +92,6 @@ def test_the_search_walks_as_lgssl():
         )
 
 
-def test_separable_classes_are_told_apart():
-    result = fit_probe(a_split("s/train", 0), a_split("s/val", 1), a_split("s/test", 2), NAMES)
-    assert [score.metric for score in result.scores] == ["acc1", "mean_per_class_recall"]
-    assert [score.value for score in result.scores] == [1, 1]
-    assert [(score.count, score.chance) for score in result.scores] == [(40, 0.25)] * 2
-    assert len(result.fits) > 7
-
-
 def test_the_last_layer_learns_from_train_and_validation(monkeypatch):
     sizes = []
 
@@ -147,18 +139,6 @@ def test_bad_input():
     too_few = r"s/train: class 'e' has 0 images .2 classes have too few., and 1 are needed"
     with pytest.raises(InputError, match=too_few):
         fit_probe(train, validation, test, [*NAMES, "e", "f"])
-
-
-def test_the_layer_is_scikit_learns_with_the_squared_norm_of_the_same_slope():
-    """0.5·‖W‖ / cost has the slope of ‖W‖² / (2·C·N) where C = 2·cost·‖W‖ / N."""
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    values, labels = blobs(2, 12, spread=4.0)
-    fit = fit_layer(values, labels, 4, cost=3.0)
-    strength = 2 * 3.0 * float(fit.weight.norm()) / len(values)
-    theirs = linear_model.LogisticRegression(C=strength, max_iter=1000, tol=1e-8)
-    theirs.fit(values.numpy(), labels.numpy())
-    ours = (values @ fit.weight.T + fit.bias).softmax(1)
-    np.testing.assert_allclose(ours.numpy(), theirs.predict_proba(values.numpy()), atol=1e-3)
 
 
 @pytest.mark.parametrize(

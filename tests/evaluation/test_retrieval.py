@@ -4,7 +4,7 @@ from in_memory import in_memory
 from subjects import subject
 
 from diffclip.errors import InputError
-from diffclip.evaluation.retrieval import retrieval
+from diffclip.evaluation.zero_shot import retrieval
 
 ONE = subject(image_size=16)
 model, tokenizer = ONE.model, ONE.tokenizer

@@ -14,8 +14,8 @@ from torch import nn
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
+from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.robustness import EPSILONS, frozen, pgd, robustness
-from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.zero_shot import zero_shot
 
 

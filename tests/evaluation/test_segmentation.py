@@ -14,9 +14,9 @@ from diffclip.data.evaluation_sets import open_set
 from diffclip.data.masks import NOT_LABELED
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
+from diffclip.evaluation.run import open_for, run_task
 from diffclip.evaluation.segmentation import MAJORITY, count_pixels, mean_iou
 from diffclip.evaluation.suite import Entry
-from diffclip.evaluation.tasks import open_for, run_task
 from diffclip.model_source import Loaded
 from diffclip.scenes import draw_scene
 from diffclip.scenes.vocabulary import SHAPES
@@ -119,7 +119,7 @@ def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded) -> None:
     assert noisy["attention", "mean_iou"].facts["corruption"] == "noise"
     assert noisy["attention", "mean_iou"].value != one["attention", "mean_iou"].value
     (measured,) = run(loaded, Entry("segmentation", str(folder)))
-    assert (measured.failure, len(measured.records)) == ("", 6)
+    assert (measured.error, len(measured.records)) == (None, 6)
     assert measured.records[0].map == "attention"
 
 

@@ -15,8 +15,8 @@ from diffclip.data.evaluation_sets import open_set
 from diffclip.data.published_files import open_choices
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import InputError
-from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.tasks import open_for, pick_task, run_task
+from diffclip.evaluation.embed import Setting
+from diffclip.evaluation.run import open_for, run_task
 from diffclip.scenes import PATTERNS, minimal_pair
 from diffclip.scenes.write import write_choices
 
@@ -70,7 +70,7 @@ def scores_of(data, model=None):
 def test_accuracies_are_those_of_the_published_script(tmp_path) -> None:
     right = write_set(tmp_path / "sugarcrepe")
     data = open_set("sugarcrepe", "test", tmp_path)
-    assert (pick_task(None, data), data.name, len(data)) == ("sugarcrepe", "sugarcrepe", 3)
+    assert (data.kind, data.name, len(data)) == ("sugarcrepe", "sugarcrepe", 3)
     found = scores_of(data)
     assert list(found) == ["average", *FILES]
     for name in FILES:

@@ -9,9 +9,8 @@ from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
-from diffclip.evaluation.setting import describe_images
-from diffclip.evaluation.suite import SUITES, suite
-from diffclip.evaluation.tasks import TASKS, run_task
+from diffclip.evaluation.run import TASKS, describe_images, run_task
+from diffclip.evaluation.suite import SUITES
 
 
 def test_the_protocol_says_how_images_are_prepared():
@@ -36,7 +35,7 @@ def test_every_entry_of_a_suite_names_a_task_and_a_corruption_that_exist():
 
 def test_the_papers_suite_has_its_tables():
     by_task = {}
-    for entry in suite("paper"):
+    for entry in SUITES["paper"]:
         by_task.setdefault(entry.task, set()).add(entry.dataset)
     assert len(by_task["linear-probe"]) == len(by_task["few-shot"]) == 9
     assert by_task["retrieval"] == {"flickr8k", "flickr30k", "mscoco_captions"}

@@ -85,7 +85,7 @@ def test_inference_mode_and_frozen_parameters_give_the_same_relevance(variant: s
             assert not other.requires_grad
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["CLIP-gated-registers", "DiffCLIP"])
 def test_lower_precision_comes_near(variant: str) -> None:
     model, images, texts = tiny(variant), pictures(), directions(2)
     wanted = image_relevance(model, images, texts)

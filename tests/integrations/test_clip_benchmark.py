@@ -16,8 +16,8 @@ from diffclip.config import name_of
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.tasks import run_task
+from diffclip.evaluation.embed import Setting
+from diffclip.evaluation.run import run_task
 from diffclip.scenes import write_scenes
 from diffclip.tokenizer import Tokenizer
 

@@ -20,7 +20,6 @@ from diffclip.report.attention import (
     grid_figure,
     scale_of,
     search_sheet,
-    write_figures,
 )
 from diffclip.search import Hit
 
@@ -91,16 +90,6 @@ def test_no_text_leaves_the_figure_and_odd_letters_are_drawn() -> None:
         assert min(box.x0, box.y0) >= -1
         assert box.y1 <= figure.bbox.y1 + 1
     assert not any("\u202e" in text or "\udcff" in text for text in words(figure))
-
-
-def test_equal_figures_become_equal_files(tmp_path) -> None:
-    for name in ("a", "b"):
-        for suffix in (".png", ".svg", ".pdf"):
-            figures = [grid_figure([[Cell(GRAY, np.eye(5), "a mug")]]) for _ in range(2)]
-            files = write_figures([tmp_path / f"{name}{suffix}"], figures, 2)
-            assert files == [tmp_path / f"{name}-{number}{suffix}" for number in (1, 2)]
-    for end in ("-1.png", "-2.svg", "-2.pdf"):
-        assert (tmp_path / f"a{end}").read_bytes() == (tmp_path / f"b{end}").read_bytes()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
-# the names of evaluation.suite and evaluation.tasks, so that a wrong one is told before these are imported
+# the names of evaluation.suite and evaluation.run, so that a wrong one is told before these are imported
 SuiteName = Literal["scenes", "brief", "quick", "held-out", "clutter", "study", "attention", "paper"]
 TaskName = Literal[
     "zero-shot",
@@ -145,8 +145,8 @@ def evaluate(
                 tasks += 1
                 done += measured.records
                 faults |= dict.fromkeys(measured.faults)
-                if measured.failure:
-                    failures.append((DiffCLIPError if measured.ours else InputError)(measured.failure))
+                if measured.error:
+                    failures.append(measured.error)
                 if not alone:
                     print(_line(loaded, measured), file=sys.stderr, flush=True)
     _show(done, results, several, json_lines)
@@ -186,7 +186,7 @@ def _line(loaded: Loaded, measured: Measured) -> str:
 
     name = loaded.label if loaded.seed is None else f"{loaded.label}, seed {loaded.seed}"
     if not measured.records:
-        return f"{name}: {measured.entry} FAILED: {measured.failure}"
+        return f"{name}: {measured.entry} FAILED: {measured.error}"
     row = measured.records[0].model_dump()
     share = is_share(row)
     how = "kept from before" if measured.reused else f"{measured.seconds:.1f} s"
@@ -226,10 +226,10 @@ def _entries(
 ) -> tuple[Entry, ...]:
     from diffclip.errors import InputError
     from diffclip.evaluation.corruptions import parameter
-    from diffclip.evaluation.suite import Entry, suite
+    from diffclip.evaluation.suite import SUITES, Entry
 
     if name is not None:
-        return suite(name)
+        return SUITES[name]
     entry = Entry(task, str(data), (split or "test",))
     if corrupt is None:
         return (entry,)

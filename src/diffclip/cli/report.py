@@ -84,12 +84,13 @@ def report(
         check_not_input(file, inputs)
     if save is not None and save.resolve() in (path.resolve() for path in paths):
         raise InputError(f"--save {save} is one of the inputs: give another folder")
+    written = [save_results(paths, save)] if save is not None else []
+    if written and output is markdown is figures is tables is None:
+        typer.echo(f"wrote {save}")
+        return
     named = ["--title", title] if title else []
     built = build_report(read_results(paths), paths, title, paper)
     looks = _attention(paths, attention) if attention else {}
-    written: list[Path] = []
-    if save is not None:
-        written.append(save_results(paths, save))
     if output is not None:
         rest = [*named, *(["--paper"] if paper else []), *(["--attention", attention] if attention else [])]
         command = _command(paths, "--output", output, *rest)

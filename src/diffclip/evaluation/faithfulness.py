@@ -20,10 +20,9 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked, embed_images, evaluating
+from diffclip.evaluation.embed import Setting, checked, embed_images, evaluating
 from diffclip.evaluation.focus import CENTER_PRIOR, IN_GRAPH
 from diffclip.evaluation.scores import Score, mean_score, with_facts
-from diffclip.evaluation.setting import Setting
 from diffclip.focus.measures import center_prior
 from diffclip.focus.recording import images_at_once
 from diffclip.focus.relevance import image_relevances

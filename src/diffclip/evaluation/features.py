@@ -19,8 +19,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
-from diffclip.evaluation.embed import evaluating, joined
-from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.embed import Setting, evaluating, joined
 from diffclip.evaluation.suite import TRAIN
 
 METHOD = "class token before the projection"
@@ -38,13 +37,8 @@ class Features(NamedTuple):
         return Features(where, self.values[indices], self.labels[indices])
 
     def check(self, classnames: Sequence[str], least: int, what: str) -> None:
-        """Raise `InputError` for a label outside the class list or a class with fewer than `least` images."""
-        low, high, classes = int(self.labels.min()), int(self.labels.max()), len(classnames)
-        if not 0 <= low <= high < classes:
-            raise InputError(
-                f"{self.where}: labels run from {low} to {high}, but there are {classes} classes: correct them"
-            )
-        counts = torch.bincount(self.labels, minlength=classes).tolist()
+        """Raise `InputError` for a class with fewer than `least` images."""
+        counts = torch.bincount(self.labels, minlength=len(classnames)).tolist()
         short = [
             f"{name!r} has {count}" for name, count in zip(classnames, counts, strict=True) if count < least
         ]

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Progress
+from diffclip.evaluation.embed import Progress, Setting
 from diffclip.evaluation.features import METHOD, Features, one_thread, train_and_test
 from diffclip.evaluation.scores import Score, with_facts
-from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import mean_interval
 
 Index = NDArray[np.int64]
@@ -50,7 +49,7 @@ class Episodes(NamedTuple):
 
 
 def draw_episodes(
-    train_labels: Tensor, test_labels: Tensor, classes: int, seed: int, episodes: int = EPISODES
+    train_labels: Tensor, test_labels: Tensor, classes: int, seed: int, episodes: int
 ) -> Episodes:
     """Draw episodes that are determined by the labels (int64 [N] and [M]) and the seed, so the same for every model.
 
@@ -103,8 +102,7 @@ def score_episodes(
     each, weighted so that their mean is that of the episodes, and `clusters` its image.
 
     Raises:
-        InputError: fewer than `WAY` classes, labels out of range, or a class with fewer than `SHOT` train images or
-            without a test image.
+        InputError: fewer than `WAY` classes, or a class with fewer than `SHOT` train images or without a test image.
     """
     classes = len(classnames)
     if classes < WAY:
@@ -113,7 +111,7 @@ def score_episodes(
         )
     train.check(classnames, SHOT, "to learn from")
     test.check(classnames, 1, "to ask about")
-    episodes = draw_episodes(train.labels, test.labels, classes, seed)
+    episodes = draw_episodes(train.labels, test.labels, classes, seed, EPISODES)
     right = episode_hits(train.values, test.values, episodes, progress)
     asked = episodes.asked.sum((1, 2)).double()
     accuracies = right.sum((1, 2)) / asked

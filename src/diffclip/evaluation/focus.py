@@ -18,9 +18,8 @@ from torch import Tensor
 
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked
-from diffclip.evaluation.scores import Layered, Score, layered_scores, with_facts
-from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.embed import Setting, checked
+from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
 from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.focus import measures
 from diffclip.focus.maps import map_correlation, patch_part, rollout
@@ -36,10 +35,6 @@ _SEED = 0
 _COMPARED = ("entropy", "inside", "top10")
 _CORRELATION = "map_correlation"
 _NOT_SHARES = ("inside_over_area", "effective_patches")
-
-
-_Table = dict[tuple[str | None, str], Layered]
-"""By map and metric."""
 
 
 _Image = tuple[int, Tensor, list[str], NDArray[np.float64]]
@@ -66,7 +61,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     index = {text: i for i, text in enumerate(words)}
     # neighbors in the alphabet are alike: "a red ring", "a red star"
     circle = [words[i] for i in np.random.default_rng(_SEED).permutation(len(words))]
-    found: list[_Table] = []
+    found: list[dict[Place, Tensor]] = []
     positions: list[int] = []
     coverages: list[Tensor] = []
     together = images_at_once(model)
@@ -89,10 +84,10 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
             blind = image_relevances(untrained, images, fresh[own], methods=["relevance"])["relevance"]
             maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
             maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
-            single: _Table = {}
+            single: dict[Place, Tensor] = {}
             for map, rows in maps.items():
                 single |= _headlines(map, rows, covered)
-            first = {key: one for key, one in single.items() if key[0] == OWN_MINUS_OTHER}
+            first = {place: one for place, one in single.items() if place.map == OWN_MINUS_OTHER}
             found.append(first | _measure(model, images, features[own], covered) | single)
             positions += np.repeat(places, own.shape[1]).tolist()
             coverages.append(covered)
@@ -105,17 +100,16 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         )
     # as in the set, however it was cut into batches: another model's items are paired with these
     order = np.argsort(positions, kind="stable")
-    table = {
-        key: Layered(*(torch.cat([one[key][part] for one in found]).double()[order] for part in range(3)))
-        for key in found[0]
-    }
-    uniform = uniform_scores(torch.cat(coverages), vision.registers)
+    table = {place: torch.cat([one[place] for one in found]).double()[order] for place in found[0]}
+    covered = torch.cat(coverages)
+    uniform = {name: float(one.mean()) for name, one in _patches(torch.ones_like(covered), covered).items()}
+    uniform["class_token"] = 1 / (1 + vision.registers + grid * grid)
 
-    def chance(map: str | None, metric: str) -> float:
+    def chance(place: Place) -> float:
         # between two uniform maps there is no difference
-        return 0.0 if _is_signed(map, metric) else uniform[metric]
+        return 0.0 if _is_signed(place) else uniform[place.metric]
 
-    scores = layered_scores(table, chance, _bounds, np.array(positions)[order])
+    scores = place_scores(table, chance, _bounds, np.array(positions)[order])
     words_of = "texts of the set" if prompt is None else f"text {prompt!r}"
     if setting.words:
         words_of += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
@@ -134,24 +128,6 @@ def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str
     return here[0] if here else of_set[(of_set.index(text) + 1) % len(of_set)]
 
 
-def uniform_scores(coverage: Tensor, registers: int = 0) -> dict[str, float]:
-    """Return what a map that is the same everywhere reaches in each measure; `coverage` [n, P] of the items."""
-    patches = coverage.shape[-1]
-    area = float(coverage.mean())
-    return {
-        "auroc": 0.5,
-        "ap": area,
-        "inside": area,
-        "inside_over_area": 1.0,
-        "pointing": area,
-        "entropy": 1.0,
-        "effective_patches": float(patches),
-        "class_token": 1 / (1 + registers + patches),
-        "top10": min(1.0, measures.STRONGEST / patches),
-        "background10": float(measures.background(coverage.new_ones(patches), coverage).mean()),
-    }
-
-
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
     """Make maps of the last layer, [B·T, P], of images [B, 3, S, S] for texts, and others against them, [B, T, D]."""
     asked = texts if others is None else torch.cat([texts, others], dim=1)
@@ -166,7 +142,7 @@ def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | Non
     return {name: one.flatten(0, 1) for name, one in maps.items()}
 
 
-def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> _Table:
+def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> dict[Place, Tensor]:
     """Measure the items of images [B, 3, S, S] and texts [B, T, D], whose objects cover `coverage` [B·T, P]."""
     owners = torch.arange(len(images)).repeat_interleave(texts.shape[1])
     with recording(model, "visual", gradients=True) as seen:
@@ -178,10 +154,9 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> _T
             rows.append(torch.stack([_class_rows(weighted(*one)) for one in zip(seen, of, strict=True)], 1))
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     heads = _patches(relevance, coverage)
-    found: _Table = {
-        ("relevance", name): Layered(layers[:, -1], layers, heads[name])
-        for name, layers in _patches(relevance.mean(2), coverage).items()
-    }
+    found: dict[Place, Tensor] = {}
+    for name, layers in _patches(relevance.mean(2), coverage).items():
+        found |= by_place("relevance", name, layers[:, -1], layers, heads[name])
     found |= _headlines("rollout", patch_part(rollout(seen)[:, 0]).cpu().float()[owners], coverage)
     found |= _by_head("attention", _of_heads([one.combined for one in seen], owners, coverage))
     second = [one.second for one in seen if one.second is not None]
@@ -222,21 +197,24 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _by_head(map: str, heads: Mapping[str, Tensor]) -> _Table:
+def _by_head(map: str, measured: Mapping[str, Tensor]) -> dict[Place, Tensor]:
     """Average values [n, L, H] over heads to layers, and over layers to the headline."""
-    return {(map, name): Layered(one.mean((1, 2)), one.mean(2), one) for name, one in heads.items()}
+    found: dict[Place, Tensor] = {}
+    for name, heads in measured.items():
+        found |= by_place(map, name, heads.mean((1, 2)), heads.mean(2), heads)
+    return found
 
 
-def _headlines(map: str, rows: Tensor, coverage: Tensor) -> _Table:
+def _headlines(map: str, rows: Tensor, coverage: Tensor) -> dict[Place, Tensor]:
     """Measure rows over patches [n, P] of a map that has neither layers nor heads."""
-    return {(map, name): Layered.of(one) for name, one in _patches(rows, coverage).items()}
+    return {Place(map, name): one for name, one in _patches(rows, coverage).items()}
 
 
-def _is_signed(map: str | None, metric: str) -> bool:
-    return map == DIFFERENCE or metric == _CORRELATION
+def _is_signed(place: Place) -> bool:
+    return place.map == DIFFERENCE or place.metric == _CORRELATION
 
 
-def _bounds(map: str | None, metric: str) -> Bounds:
-    if _is_signed(map, metric):
+def _bounds(place: Place) -> Bounds:
+    if _is_signed(place):
         return -1.0, 1.0
-    return None if metric in _NOT_SHARES else SHARE
+    return None if place.metric in _NOT_SHARES else SHARE

@@ -22,9 +22,8 @@ from diffclip.attention import AttentionMaps
 from diffclip.attention.heads import by_head
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked
-from diffclip.evaluation.scores import Layered, Score, layered_scores, with_facts
-from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.embed import Setting, checked
+from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.focus import measures
 from diffclip.focus.maps import map_correlation, patch_part
@@ -36,8 +35,8 @@ SINK_RATIO = "sink_ratio"
 _BY_HEAD = (("attention", SINK_RATIO), (None, "map_correlation"))
 _UNIFORM = {SINK_RATIO: 1.0, "sink_value_norm": 1.0, "entropy": 1.0, "map_correlation": 0.0}
 
-_Key = tuple[str | None, str]
-"""Map and metric; None: it is of no single map."""
+_Measures = dict[tuple[str | None, str], Tensor]
+"""By map and metric; a map of None: it is of no single map."""
 
 
 def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
@@ -52,7 +51,7 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     if model.config.vision.image_size == model.config.vision.patch_size:
         raise InputError("the model has a single patch, so a map shows nothing: use smaller patches")
     features, own = true_texts(setting)
-    found: dict[_Key, list[Tensor]] = {}
+    found: dict[tuple[str | None, str], list[Tensor]] = {}
     together = images_at_once(model)
     for batch in setting.batches():
         asked = features[[own[position] for position in batch.positions]].clone()
@@ -61,8 +60,12 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
         ):
             for key, values in _measure(model, images.to(text), text).items():
                 found.setdefault(key, []).append(values.detach().double().cpu())
-    table = {key: _by_layer(key, torch.cat(parts)) for key, parts in found.items()}
-    scores = [_ratio(score) for score in layered_scores(table, lambda map, metric: _UNIFORM.get(metric))]
+    table: dict[Place, Tensor] = {}
+    for key, parts in found.items():
+        values = torch.cat(parts)
+        layers = values.mean(2) if values.ndim == 3 else values
+        table |= by_place(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
+    scores = [_ratio(score) for score in place_scores(table, lambda place: _UNIFORM.get(place.metric))]
     method = (
         "vision tower, all tokens; means over layers and heads unless one is named; high norm: above "
         f"{HIGH_NORM:g} times the median patch; gradients of the cosine of image and own text"
@@ -70,7 +73,7 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     return with_facts(scores, protocol=method)
 
 
-def _measure(model: CLIP, images: Tensor, texts: Tensor) -> dict[_Key, Tensor]:
+def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
     """Measure images [B, 3, S, S] with a text [B, D] each: [B, L, H], or [B, L] of what is not by head.
 
     Sink ratios are as their logarithms.
@@ -85,7 +88,7 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> dict[_Key, Tensor]:
         embedded = model.encode_image(images, normalize=True)
         checked(embedded.detach(), "images")
         alignment = _gradient_cosine((embedded * texts).sum(), seen, images) if differential else None
-    found: dict[_Key, list[Tensor]] = {}
+    found: dict[tuple[str | None, str], list[Tensor]] = {}
     for one, value, norm in zip(seen, values, norms, strict=True):
         second = {} if one.second is None else {"A1": one.first, "A2": one.second}
         for name, full in {"attention": one.combined, **second}.items():
@@ -140,14 +143,6 @@ def _watching(model: CLIP) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
             hooks.callback(projection.remove)
             hooks.callback(residual.remove)
         yield values, norms
-
-
-def _by_layer(key: _Key, values: Tensor) -> Layered:
-    """Average values [n, L, H] or [n, L] over heads, and over both for the headline."""
-    whole = Layered.of(values.flatten(1).mean(1))
-    if values.ndim == 2:
-        return whole._replace(layers=values)
-    return Layered(whole.headline, values.mean(2), values if key in _BY_HEAD else whole.heads)
 
 
 def _ratio(score: Score) -> Score:

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from diffclip.errors import InputError
-
 RECALL_AT = (1, 5, 10)
 NEVER = torch.iinfo(torch.int64).max  # the rank of a right answer whose score is NaN: in no top k
 NOT_ASKED = -1  # the rank of an image without captions: left out of every mean
@@ -33,16 +31,11 @@ def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Ten
 
     From image features [N, D] of any floating type (scored in float32) and length, a classifier [D, K] with a unit
     column a class, and labels int64 [N]: int64 [N] on the CPU, `NEVER` where the true class scores NaN.
-
-    Raises:
-        InputError: not one label per image, or a label is out of range.
     """
-    classes = classifier.shape[1]
-    _check_indices("labels", labels, len(image_features), classes, "classes")
-    ranks = []
+    ranks = [torch.empty(0, dtype=torch.int64)]
     for rows, scores in _score_chunks(image_features, classifier):
         ranks.append(_rank_of_column(scores, labels[rows].to(scores.device)).cpu())
-    return torch.cat(ranks) if ranks else torch.empty(0, dtype=torch.int64)
+    return torch.cat(ranks)
 
 
 def retrieval_ranks(
@@ -60,11 +53,7 @@ def retrieval_ranks(
         image→text, int64 [N]: how many captions of other images score at least as high as the best own
         caption. A image without captions has `NOT_ASKED` there (it still distracts the captions of others).
         `NEVER` where the right answer scores NaN (in image→text: every own caption does). Both on the CPU.
-
-    Raises:
-        InputError: a caption belongs to no image.
     """
-    _check_indices("image_of_text", image_of_text, len(text_features), len(image_features), "images")
     empty = torch.empty(0, dtype=torch.int64)
     text_to_image, image_to_text = [empty], [empty]
     for rows, scores in _score_chunks(text_features, image_features.mT):
@@ -93,10 +82,10 @@ def retrieval_metrics(text_to_image: Tensor, image_to_text: Tensor) -> dict[str,
     }
 
 
-def mean_per_class_recall(ranks: Tensor, labels: Tensor) -> float:
-    """Accuracy of each class that occurs in `labels`, averaged over those classes; NaN for an empty set."""
+def mean_per_class(hits: Tensor, labels: Tensor) -> float:
+    """Mean of the `hits` [N] of each class that occurs in `labels` [N], averaged over those classes."""
     classes, index, counts = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
-    right = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, index, (ranks == 0).double())
+    right = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, index, hits)
     return float((right / counts).mean())
 
 
@@ -136,12 +125,3 @@ def _rank_of_best(scores: Tensor, own: Tensor) -> Tensor:
     best = scores.masked_fill(~usable, -torch.inf).amax(1, keepdim=True)
     ranks = (~own).sum(1) - ((scores < best) & ~own).sum(1)
     return ranks.masked_fill(~usable.any(1), NEVER).masked_fill(~own.any(1), NOT_ASKED)
-
-
-def _check_indices(name: str, indices: Tensor, length: int, limit: int, things: str) -> None:
-    if indices.shape != (length,):
-        raise InputError(f"{name} has shape {list(indices.shape)}, but there are {length} items to label")
-    if length and not 0 <= int(indices.min()) <= int(indices.max()) < limit:
-        raise InputError(
-            f"{name} are {indices.min()} to {indices.max()}, but there are {limit} {things}: correct them"
-        )

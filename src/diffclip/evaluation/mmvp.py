@@ -21,9 +21,8 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
 from diffclip.errors import InputError, unknown
-from diffclip.evaluation.scores import Score, mean_score, with_facts
-from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.statistics import class_mean_interval
+from diffclip.evaluation.embed import Setting
+from diffclip.evaluation.scores import Score, class_mean_score, mean_score, with_facts
 
 CHANCE = 0.25
 PROMPT = "a photo of {}"
@@ -104,15 +103,16 @@ def _scores(
     single: NDArray[np.float64], groups: NDArray[np.float64], labels: NDArray[np.int64]
 ) -> list[Score]:
     """Score statements [P, 2] and groups [P] of pairs whose patterns are `labels` [P]."""
-    hits, found = single.min(axis=1), np.unique(labels)
-    mean = float(np.mean([hits[labels == label].mean() for label in found]))
-    low, high = class_mean_interval(hits, labels)
+    hits = single.min(axis=1)
     return [
-        Score("mean_per_pattern_accuracy", mean, len(hits), low, high, CHANCE),
+        class_mean_score("mean_per_pattern_accuracy", hits, labels, CHANCE),
         mean_score("pair_accuracy", hits, CHANCE),
         mean_score("statement_accuracy", single.ravel(), 0.5, np.arange(single.size) // 2),
         mean_score("group_match", groups, 0.5),
-        *(mean_score(f"pair_accuracy/{PATTERNS[label]}", hits[labels == label], CHANCE) for label in found),
+        *(
+            mean_score(f"pair_accuracy/{PATTERNS[label]}", hits[labels == label], CHANCE)
+            for label in np.unique(labels)
+        ),
     ]
 
 
@@ -122,8 +122,8 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
     Images 2i and 2i + 1 are a pair. The label of an image is the number of its pattern, its caption its statement.
 
     Raises:
-        InputError: no Questions.csv or folder of images, a row that cannot be read or has no partner, a pair of two
-            patterns, or images that are missing.
+        InputError: no Questions.csv or folder of images, a row that cannot be read or has no partner, or a pair of two
+            patterns.
     """
     questions = folder / QUESTIONS
     inside = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
@@ -141,12 +141,6 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
             raise InputError(
                 f"{questions}, rows {row + 1} and {row + 2} are a pair of two patterns: correct them"
             )
-    missing = [key for key in keys if not (inside / key).is_file()]
-    if missing:
-        raise InputError(
-            f"{inside / missing[0]} does not exist: {len(missing)} of the {len(keys)} images that {questions} names "
-            "are missing, fetch the set again"
-        )
     labels = [PATTERNS.index(pattern) for pattern in patterns]
     source, indices = FolderSource(inside, keys), list(range(len(keys)))
     return EvaluationSet(name, "test", "mmvp", list(PATTERNS), [], source, indices, labels, statements)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +73,9 @@ class ResultsFile:
         if self.path is not None and self.path.is_file():
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
             self.outcomes = read_outcomes(self.path)
-            self._stamps = _read_stamps(_beside(self.path, ".stamps.json"))
+            self._stamps = {}  # where the file is missing or damaged all is measured anew
+            with suppress(OSError, ValueError, TypeError):
+                self._stamps = dict(json.loads(_beside(self.path, ".stamps.json").read_text("utf-8")))
 
     @property
     def records(self) -> list[Record]:
@@ -130,15 +132,6 @@ class ResultsFile:
     def _write_stamps(self) -> None:
         if self.path is not None:
             write_text(_beside(self.path, ".stamps.json"), json.dumps(self._stamps))
-
-
-def _read_stamps(file: Path) -> dict[str, str]:
-    """What each task was measured on; nothing where the file is missing or damaged, so that all is measured anew."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _beside(records: Path, suffix: str) -> Path:

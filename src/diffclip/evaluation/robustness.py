@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.evaluation.embed import checked, embed_images, evaluating
+from diffclip.evaluation.embed import Setting, checked, embed_images, evaluating
 from diffclip.evaluation.metrics import chance_at, classification_ranks
 from diffclip.evaluation.scores import Score, mean_score, with_facts
-from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.model import CLIP
 

@@ -1,4 +1,13 @@
-"""Run the entries of a suite on a model: skip tasks that are finished, and go on when a set fails."""
+"""The evaluation tasks by name, and the entries of a suite run on a model: finished tasks are skipped, and a set that
+fails ends one task.
+
+A task is one function: it takes a `Setting` (model, preparation, set) and returns its `Score`s, with the method in
+words as the fact `protocol`. To add a task:
+
+1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
+2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers alone.
+3. Name it in `report/names.py` (`_TASKS`, `METRICS`), `report/frame.py` (`HEADLINES`) and the suites that measure it.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +18,139 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import diffclip
-from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.evaluation_sets import has_split
+from diffclip.config import STATISTICS
+from diffclip.data.evaluation_set import EvaluationSet, Kind
+from diffclip.data.evaluation_sets import has_split, open_set, set_folder, set_name
 from diffclip.data.published_sets import parts_of
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import DiffCLIPError, Fault, InputError
-from diffclip.evaluation.corruptions import CorruptedTransform
-from diffclip.evaluation.embed import Progress
+from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
+from diffclip.evaluation.embed import Progress, Setting
+from diffclip.evaluation.faithfulness import faithfulness
 from diffclip.evaluation.features import digest_of
+from diffclip.evaluation.few_shot import few_shot
+from diffclip.evaluation.focus import focus
+from diffclip.evaluation.linear_probe import linear_probe
+from diffclip.evaluation.mechanics import mechanics
+from diffclip.evaluation.mmvp import QUESTIONS, mmvp, open_pairs
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
-from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.robustness import robustness
+from diffclip.evaluation.scores import Score, with_facts
+from diffclip.evaluation.segmentation import segmentation
+from diffclip.evaluation.sugarcrepe import sugarcrepe
 from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
-from diffclip.evaluation.tasks import TASKS, open_for, pick_task, run_task
+from diffclip.evaluation.zero_shot import retrieval, zero_shot
 from diffclip.model_source import Loaded
+
+
+class Task(NamedTuple):
+    """A task: the kinds of set that it reads, its function, and the options of `Setting` that not every task has.
+
+    Sets of the first kind are for this task. With `squash` images are not cropped.
+    """
+
+    kinds: tuple[Kind, ...]
+    run: Callable[[Setting[Any]], list[Score]]
+    options: tuple[str, ...] = ()
+    squash: bool = False
+
+
+TASKS = {
+    "zero-shot": Task(("classification",), zero_shot),
+    "retrieval": Task(("retrieval",), retrieval),
+    "linear-probe": Task(("classification",), linear_probe, ("draw",)),
+    "few-shot": Task(("classification",), few_shot, ("draw",)),
+    "mmvp": Task(("mmvp",), mmvp),
+    "focus": Task(("masks",), focus, ("prompt", "words", "init")),
+    "mechanics": Task(("retrieval", "classification", "masks"), mechanics),
+    "robustness": Task(("classification", "retrieval", "masks"), robustness, ("draw",)),
+    "faithfulness": Task(("classification", "masks"), faithfulness, ("prompt", "words")),
+    "segmentation": Task(("segmentation",), segmentation, squash=True),
+    "sugarcrepe": Task(("sugarcrepe",), sugarcrepe),
+}
+
+
+def open_for(task: str | None, source: str | Path, split: str, root: Path | None = None) -> EvaluationSet:
+    """Open a set as `open_set` does, for tasks that need masks with them, or MMVP-VLM, which has no splits.
+
+    Of a set with a class for each pixel, tasks that read captions get those of its samples.
+    """
+    kinds = TASKS[task].kinds if task else (None,)
+    if kinds[0] in ("masks", "segmentation", "sugarcrepe"):
+        return open_set(source, split, root, kinds[0])
+    folder = set_folder(source, root)
+    if kinds[0] == "mmvp" or (folder / QUESTIONS).is_file():
+        if split != "test":
+            raise InputError(f"{source} has no splits: leave --split out")
+        return open_pairs(folder, set_name(source, folder))
+    data = open_set(source, split, root)
+    if data.kind == "segmentation" and "retrieval" in kinds:
+        return open_set(source, split, root, "retrieval")
+    if "masks" in kinds and data.kind not in kinds:
+        return open_set(source, split, root, "masks")
+    return data
+
+
+def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
+    """Run task `name` (None: the one that the set is for); broken images are left out, see `data.faults`.
+
+    Every score has what its record needs to know about task, set and images among its facts.
+
+    Raises:
+        InputError: a set for another task, one of a single image, or one that the task cannot use.
+    """
+    data = setting.data
+    name = _pick_task(name, data)
+    if len(data) < 2:
+        raise InputError(
+            f"{data.name}/{data.split} has a single item, which says nothing about a model: give more"
+        )
+    transform = setting.preprocess
+    if TASKS[name].squash:
+        transform = _changed(transform, resize="squash")
+    facts: dict[str, Any] = {"task": name, "dataset": data.name, "split": data.split}
+    if isinstance(transform, CorruptedTransform):
+        facts |= {"corruption": transform.name, "severity": transform.severity}
+    scores = TASKS[name].run(replace(setting, preprocess=transform))
+    protocol = f"{scores[0].facts['protocol']}; {describe_images(transform)}"
+    return with_facts(scores, **facts, protocol=protocol)
+
+
+def _pick_task(name: str | None, data: EvaluationSet) -> str:
+    fitting = next(task for task, what in TASKS.items() if what.kinds[0] == data.kind)
+    name = name or fitting
+    if data.kind not in TASKS[name].kinds:
+        raise InputError(
+            f"{data.name} is a set for {data.kind}, which {name} cannot use: try --task {fitting}"
+        )
+    return name
+
+
+def _changed(transform: EvalTransform, **fields: Any) -> EvalTransform:
+    """Return the same preparation with other fields of `PreprocessConfig`."""
+    own = EvalTransform(transform.image_size, transform.preprocess.model_copy(update=fields))
+    if isinstance(transform, CorruptedTransform):
+        return CorruptedTransform(own, transform.name, transform.severity)
+    return own
+
+
+def describe_images(transform: EvalTransform) -> str:
+    """Describe how images are prepared, for the protocol of a record."""
+    size, preprocess = transform.image_size, transform.preprocess
+    names = [name for name, pair in STATISTICS.items() if pair == (preprocess.mean, preprocess.std)]
+    cut = f"shorter edge {preprocess.resize or size} px {preprocess.interpolation}, center crop {size} px"
+    if preprocess.resize == "squash":
+        cut = f"squashed to {size} px {preprocess.interpolation}"
+    text = f"{cut}, {names[0] if names else 'own'} statistics"
+    if isinstance(transform, CorruptedTransform):
+        text += f", {transform.name} {transform.severity} of {MOST_SEVERE}"
+    return text
 
 
 @dataclass
@@ -39,8 +162,7 @@ class Sets:
 
     def open(self, entry: Entry) -> EvaluationSet:
         """Open the set of an entry, in the first of its splits that is there."""
-        task = TASKS[entry.task] if entry.task else None
-        key = (task and (task.kind, task.also), entry.dataset, entry.splits)
+        key = (entry.task and TASKS[entry.task].kinds, entry.dataset, entry.splits)
         if key not in self._opened:
             split, *others = entry.splits
             if others and not has_split(entry.dataset, split, self.root):
@@ -52,7 +174,7 @@ class Sets:
 
 @dataclass(frozen=True)
 class Measured:
-    """One entry done: its records, or the `failure` (one line) that it ended in; `ours`: a fault of the program."""
+    """One entry done: its records, or the `error` that it ended in, an `InputError` if the program is not to blame."""
 
     entry: Entry
     draw: int
@@ -60,8 +182,7 @@ class Measured:
     faults: Sequence[Fault] = ()
     seconds: float = 0.0
     reused: bool = False
-    failure: str = ""
-    ours: bool = False
+    error: DiffCLIPError | None = None
 
 
 def run_entries(
@@ -105,8 +226,7 @@ def run_entries(
                 measured = _measure(loaded, entry, setting, results, digest)
             except Exception as error:
                 # also a fault of ours: the other tasks are worth having
-                failure, ours = _explain(error)
-                measured = Measured(entry, draw, failure=failure, ours=ours)
+                measured = Measured(entry, draw, error=_in_one_line(error))
             yield measured
             if not any(record.draw is not None for record in measured.records):
                 break
@@ -117,7 +237,7 @@ def _measure(
 ) -> Measured:
     """Run an entry, or find its records among the results."""
     started = time.monotonic()
-    task = pick_task(entry.task, setting.data)
+    task = _pick_task(entry.task, setting.data)
     names = ("weights", "seed", "init", "data", "steps")
     model = {"model": loaded.label, **{name: getattr(loaded, name) for name in names}}
     options = [getattr(setting, name) for name in ("templates", *TASKS[task].options)]
@@ -135,21 +255,22 @@ def _measure(
     return Measured(entry, setting.draw, records, setting.data.faults, seconds)
 
 
-def _explain(error: Exception) -> tuple[str, bool]:
-    """Describe an error in one line, and tell whether it is a fault of the program."""
+def _in_one_line(error: Exception) -> DiffCLIPError:
+    """Describe an error in one line, as an `InputError` unless the program is to blame."""
     line = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError):
-        return f"out of memory: use a smaller --batch-size ({line})", False
-    if isinstance(error, (DiffCLIPError, OSError)):
-        return line, not isinstance(error, (InputError, OSError))
+        return InputError(f"out of memory: use a smaller --batch-size ({line})")
+    if isinstance(error, (InputError, OSError)):
+        return InputError(line)
+    if isinstance(error, DiffCLIPError):
+        return DiffCLIPError(line)
     traceback.print_exc()
-    return f"{type(error).__name__}: {line}", True
+    return DiffCLIPError(f"{type(error).__name__}: {line}")
 
 
 def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform:
     if entry.interpolation is not None:
-        change = {"interpolation": entry.interpolation}
-        own = EvalTransform(own.image_size, own.preprocess.model_copy(update=change))
+        own = _changed(own, interpolation=entry.interpolation)
     return own if entry.corruption is None else CorruptedTransform(own, entry.corruption, entry.severity)
 
 

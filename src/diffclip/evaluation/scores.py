@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffclip.evaluation.metrics import NOT_ASKED, hits_at, mean_per_class_recall
+from diffclip.evaluation.metrics import NOT_ASKED, chance_at, hits_at, mean_per_class
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.statistics import SHARE, Bounds, class_mean_interval, mean_interval, mean_intervals
 
@@ -65,51 +66,65 @@ def recall_score(metric: str, ranks: Tensor, k: int, chance: float, clusters: Te
     return mean_score(metric, hits_at(ranks, k).numpy(), chance, groups)
 
 
-def class_recall_score(metric: str, ranks: Tensor, labels: Tensor, chance: float) -> Score:
-    """Score the mean over classes of each class's accuracy."""
-    low, high = class_mean_interval(hits_at(ranks, 1).numpy(), labels.numpy())
-    return Score(metric, mean_per_class_recall(ranks, labels), len(ranks), low, high, chance)
+def class_mean_score(
+    metric: str,
+    hits: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    chance: float,
+    clusters: NDArray[np.int64] | None = None,
+) -> Score:
+    """Score the mean over classes of the mean of their `hits` [n]; there are no outcomes, as it is no plain mean."""
+    value = mean_per_class(torch.from_numpy(hits), torch.from_numpy(labels))
+    return Score(metric, value, len(hits), *class_mean_interval(hits, labels, clusters), chance)
 
 
-class Layered(NamedTuple):
-    """A measure of each item: its headline [n], by layer [n, L], and by layer and head [n, L, H]; L and H may be 0."""
-
-    headline: Tensor
-    layers: Tensor
-    heads: Tensor
-
-    @classmethod
-    def of(cls, headline: Tensor) -> Layered:
-        """Make a measure that has only a headline."""
-        return cls(headline, headline.new_empty(len(headline), 0), headline.new_empty(len(headline), 0, 0))
+def accuracy_scores(ranks: Tensor, labels: Tensor, classes: int) -> list[Score]:
+    """Score `acc1` and `mean_per_class_recall` of a classifier."""
+    chance, hits = chance_at(1, classes), hits_at(ranks, 1).numpy()
+    by_class = class_mean_score("mean_per_class_recall", hits, labels.numpy(), chance)
+    return [mean_score("acc1", hits, chance), by_class]
 
 
-def layered_scores(
-    table: Mapping[tuple[str | None, str], Layered],
-    chance: Callable[[str | None, str], float | None],
-    bounds: Callable[[str | None, str], Bounds] = lambda map, metric: None,
+class Place(NamedTuple):
+    """A map's metric as a headline, of a layer, or of a head; layers and heads count from 1."""
+
+    map: str | None
+    metric: str
+    layer: int | None = None
+    head: int | None = None
+
+
+def by_place(
+    map: str | None,
+    metric: str,
+    headline: Tensor,
+    layers: Tensor | None = None,
+    heads: Tensor | None = None,
+) -> dict[Place, Tensor]:
+    """Name the values [n] of a headline, those of layers [n, L] and those of heads [n, L, H]."""
+    found = {Place(map, metric): headline}
+    if layers is not None:
+        found |= {Place(map, metric, at): own for at, own in enumerate(layers.unbind(1), 1)}
+    if heads is not None:
+        places = np.ndindex(*heads.shape[1:])
+        found |= {Place(map, metric, at + 1, head + 1): heads[:, at, head] for at, head in places}
+    return found
+
+
+def place_scores(
+    table: Mapping[Place, Tensor],
+    chance: Callable[[Place], float | None],
+    bounds: Callable[[Place], Bounds] = lambda place: None,
     clusters: NDArray[np.int64] | None = None,
 ) -> list[Score]:
-    """Score measures by map and metric: first all headlines, with their outcomes, then all layers, then all heads."""
-    columns: list[tuple[tuple[str | None, str], int | None, int | None, Tensor]] = []
-    columns += [(key, None, None, own.headline) for key, own in table.items()]
-    columns += [
-        (key, layer, None, values)
-        for key, own in table.items()
-        for layer, values in enumerate(own.layers.unbind(1), 1)
-    ]
-    columns += [
-        (key, layer + 1, head + 1, own.heads[:, layer, head])
-        for key, own in table.items()
-        for layer, head in np.ndindex(*own.heads.shape[1:])
-    ]
-    outcomes = np.stack([values.numpy() for *_, values in columns], axis=1)
-    intervals = mean_intervals(outcomes, clusters, [bounds(*key) for key, *_ in columns]).tolist()
+    """Score values [n] of each place: first all headlines, with their outcomes, then all layers, then all heads."""
+    places = sorted(table, key=lambda place: (place.layer is not None, place.head is not None))
+    outcomes = [table[place].numpy() for place in places]
+    intervals = mean_intervals(np.stack(outcomes, axis=1), clusters, [bounds(place) for place in places])
     scores = []
-    for (key, layer, head, values), (low, high) in zip(columns, intervals, strict=True):
-        map, metric = key
-        score = Score(metric, float(values.numpy().mean()), len(values), low, high, chance(map, metric))
-        if layer is None:
-            score = replace(score, hits=values.numpy(), clusters=clusters)
-        scores += with_facts([score], map=map, layer=layer, head=head)
+    for place, values, (low, high) in zip(places, outcomes, intervals.tolist(), strict=True):
+        score = Score(place.metric, float(values.mean()), len(values), low, high, chance(place))
+        if place.layer is None:
+            score = replace(score, hits=values, clusters=clusters)
+        scores += with_facts([score], map=place.map, layer=place.layer, head=place.head)
     return scores

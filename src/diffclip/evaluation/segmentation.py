@@ -14,9 +14,8 @@ from torch import Tensor
 
 from diffclip.data.masks import NOT_LABELED, SegmentedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import checked, evaluating
+from diffclip.evaluation.embed import Setting, checked, evaluating
 from diffclip.evaluation.scores import Score, with_facts
-from diffclip.evaluation.setting import Setting
 from diffclip.evaluation.statistics import sums_interval
 from diffclip.model import READOUTS
 

@@ -74,22 +74,26 @@ def mean_intervals(
     return intervals
 
 
-def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64]) -> Interval:
+def class_mean_interval(
+    hits: NDArray[np.float64], labels: NDArray[np.int64], clusters: ArrayLike | None = None
+) -> Interval:
     """Return the 95 % bootstrap interval of the mean over classes of each class's accuracy.
 
-    A class that a resample misses is left out of its mean. If all hits are equal, Wilson with K² / Σ 1/n_c trials.
+    A class that a resample misses is left out of its mean; `clusters` as in `mean_interval`. If all hits are equal,
+    Wilson with K² / Σ 1/n_c trials, and no more than there are clusters.
     """
     from scipy.sparse import csr_matrix
 
     _, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    if np.all(hits == hits[0]):
-        trials = len(counts) ** 2 / float((1 / counts).sum())
-        return wilson(hits[0] * trials, trials)
     rows = np.arange(len(hits))
-    member = csr_matrix((np.ones(len(hits)), (rows, index)))
-    right = csr_matrix((hits, (rows, index)), shape=member.shape)
+    member, right = (
+        by_cluster(csr_matrix((values, (rows, index))), clusters)[0] for values in (np.ones(len(hits)), hits)
+    )
+    if np.all(hits == hits[0]):
+        trials = min(len(counts) ** 2 / float((1 / counts).sum()), member.shape[0])
+        return wilson(hits[0] * trials, trials)
     means = []
-    for draws in _draws(len(hits)):
+    for draws in _draws(member.shape[0]):
         drawn = draws @ member
         means.append(((draws @ right) / np.maximum(drawn, 1)).sum(1) / (drawn > 0).sum(1))
     low, high = np.quantile(np.concatenate(means), [ALPHA / 2, 1 - ALPHA / 2])
@@ -99,20 +103,18 @@ def class_mean_interval(hits: NDArray[np.float64], labels: NDArray[np.int64]) ->
 def sums_interval(
     values: NDArray[np.float64],
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    clusters: ArrayLike | None = None,
 ) -> Interval:
     """Return the 95 % bootstrap interval of a share that is computed from sums over items.
 
     Args:
         values: [n, …], summed over the items of a resample.
-        statistic: from such sums [r, …] to shares [r]. If all are equal, Wilson's margin with the clusters as trials.
-        clusters: [n]; items of one cluster are resampled together.
+        statistic: from such sums [r, …] to shares [r]. If all are equal, Wilson's margin with the items as trials.
     """
-    flat, sizes = by_cluster(values.reshape(len(values), -1), clusters)
+    flat = values.reshape(len(values), -1)
     sums = [(draws @ flat).reshape(-1, *values.shape[1:]) for draws in _draws(len(flat))]
     shares = statistic(np.concatenate(sums))
     low, high = np.quantile(shares, [ALPHA / 2, 1 - ALPHA / 2])
-    margin = wilson(0, len(sizes))[1] if np.ptp(shares) == 0 else 0.0
+    margin = wilson(0, len(values))[1] if np.ptp(shares) == 0 else 0.0
     return max(0.0, float(low) - margin), min(1.0, float(high) + margin)
 
 
@@ -154,16 +156,15 @@ def compare_two_trained_weights(
     return ItemTest(float(differences.mean()), *mean_interval(differences, clusters, (-1.0, 1.0)), float(p))
 
 
-def by_cluster(
-    values: NDArray[np.float64], clusters: ArrayLike | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the sums [k, m] of `values` [n, m] over each cluster, and the cluster sizes [k]."""
+def by_cluster(values: Any, clusters: ArrayLike | None) -> tuple[Any, NDArray[np.float64]]:
+    """Return the sums [k, m] of `values` [n, m], dense or sparse, over each cluster, and the cluster sizes [k]."""
+    from scipy.sparse import csr_matrix
+
     if clusters is None:
-        return values, np.ones(len(values))
+        return values, np.ones(values.shape[0])
     _, index, sizes = np.unique(np.asarray(clusters), return_inverse=True, return_counts=True)
-    sums = np.zeros((len(sizes), values.shape[1]))
-    np.add.at(sums, index, values)
-    return sums, sizes.astype(np.float64)
+    groups = csr_matrix((np.ones(len(index)), (index, np.arange(len(index)))))
+    return groups @ values, sizes.astype(np.float64)
 
 
 def _draws(items: int) -> Iterator[NDArray[np.float64]]:
@@ -212,7 +213,8 @@ def compare_arms(
         row["difference"] = float((one - other).mean()) if len(one) else math.nan
         row |= dict.fromkeys(_TESTS, math.nan)
         if len(one) > 1 and fit is not None:
-            test = fit.t_test(_contrast(fit, model, against))
+            signs = {f"C(model)[{model}]": 1.0, f"C(model)[{against}]": -1.0}
+            test = fit.t_test([signs.get(term, 0.0) for term in fit.params.index])
             difference, error, df = test.effect.item(), test.sd.item(), float(fit.df_resid)
             row["difference"] = difference
             row["low"], row["high"] = test.conf_int(ALPHA)[0].tolist()
@@ -314,16 +316,7 @@ def _fit(table: pd.DataFrame) -> Any:
     long = table.stack().rename("value").reset_index()
     if table.shape[0] < 2 or len(long) <= table.shape[0] + table.shape[1] - 1:
         return None
-    return ols("value ~ C(model) + C(seed)", long).fit()
-
-
-def _contrast(fit: Any, model: str, against: str) -> NDArray[np.float64]:
-    names = list(fit.params.index)
-    signs = np.zeros(len(names))
-    for name, sign in ((model, 1.0), (against, -1.0)):
-        if (term := f"C(model)[T.{name}]") in names:  # the first model is the reference
-            signs[names.index(term)] = sign
-    return signs
+    return ols("value ~ 0 + C(model) + C(seed)", long).fit()
 
 
 def _max_t(table: pd.DataFrame, contrasts: Sequence[Contrast]) -> dict[Contrast, float]:

@@ -5,14 +5,14 @@ As in the published script (RAIVNLab/sugar-crepe, `main_eval.py`), the captions 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from diffclip.data.published_files import ChoiceSet
-from diffclip.evaluation.scores import Score, mean_score, with_facts
-from diffclip.evaluation.setting import Setting
-from diffclip.evaluation.statistics import sums_interval
+from diffclip.evaluation.embed import Setting
+from diffclip.evaluation.scores import Score, class_mean_score, mean_score, with_facts
 
 
 def sugarcrepe(setting: Setting[ChoiceSet]) -> list[Score]:
@@ -35,30 +35,12 @@ def sugarcrepe(setting: Setting[ChoiceSet]) -> list[Score]:
     )
     hits = torch.gt(own, other).double().cpu().numpy()
     names, files = np.unique([choice.file for choice in asked], return_inverse=True)
-    clusters = np.array([choice.image for choice in asked])
-    method = "the caption must be nearer to the image than the negative one; ties count against"
-    return with_facts(_scores(hits, names.tolist(), files, clusters), protocol=method)
-
-
-def _scores(
-    hits: NDArray[np.float64], names: list[str], files: NDArray[np.int64], clusters: NDArray[np.int64]
-) -> list[Score]:
-    """Score items [n] by their file's number [n] and by image [n]."""
-    member = files[:, None] == np.arange(len(names))
-    counts = np.stack([member * hits[:, None], member], axis=1)
-    low, high = sums_interval(counts, _average, clusters)
+    images_of = np.array([choice.image for choice in asked])
+    average = class_mean_score("average", hits, files, 0.5, images_of)
     weighted = hits * (len(hits) / len(names) / np.bincount(files))[files]
-    average = float(_average(counts.sum(0)))
-    facts = {"of": tuple(names)}
-    parts = [
-        mean_score(name, hits[files == number], 0.5, clusters[files == number])
-        for number, name in enumerate(names)
-    ]
-    return [Score("average", average, len(hits), low, high, 0.5, weighted, clusters, facts), *parts]
-
-
-def _average(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average accuracies over the files that occur; `sums` [..., 2, files] of hits and of items."""
-    right, items = sums[..., 0, :], sums[..., 1, :]
-    means: NDArray[np.float64] = (right / np.maximum(items, 1)).sum(-1) / (items > 0).sum(-1)
-    return means
+    scores = [replace(average, hits=weighted, clusters=images_of, facts={"of": tuple(names.tolist())})]
+    for number, name in enumerate(names.tolist()):
+        own_file = files == number
+        scores.append(mean_score(name, hits[own_file], 0.5, images_of[own_file]))
+    method = "the caption must be nearer to the image than the negative one; ties count against"
+    return with_facts(scores, protocol=method)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from diffclip.data.evaluation_sets import BUILT_IN, set_folder
 from diffclip.data.published_sets import PUBLISHED, command_for, is_there, parts_of, place_of
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS
 
 TRAIN, VALIDATION = "train", ("val", "validation")
@@ -128,13 +128,6 @@ SUITES = {
     "attention": _ATTENTION,
     "paper": _PAPER,
 }
-
-
-def suite(name: str) -> tuple[Entry, ...]:
-    """Return the entries of the suite called `name`, or raise `InputError` that offers the nearest one."""
-    if name not in SUITES:
-        raise unknown("suite", name, SUITES)
-    return SUITES[name]
 
 
 def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:

@@ -1,15 +1,22 @@
-"""Zero-shot classification, Radford et al. (2021), Section 3.1, as CLIP_benchmark measures it."""
+"""Zero-shot classification (Radford et al. 2021, Section 3.1) and retrieval, as CLIP_benchmark measures them."""
 
 from __future__ import annotations
+
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.evaluation.embed import fill_template
-from diffclip.evaluation.metrics import chance_at, classification_ranks
-from diffclip.evaluation.scores import Score, class_recall_score, recall_score, with_facts
-from diffclip.evaluation.setting import Setting
+from diffclip.evaluation.embed import Setting, embed_captioned, evaluating, fill_template
+from diffclip.evaluation.metrics import (
+    RECALL_AT,
+    chance_at,
+    chance_of_image_to_text,
+    classification_ranks,
+    retrieval_ranks,
+)
+from diffclip.evaluation.scores import Score, accuracy_scores, recall_score, with_facts
 
 
 def zero_shot(setting: Setting[EvaluationSet]) -> list[Score]:
@@ -21,12 +28,41 @@ def zero_shot(setting: Setting[EvaluationSet]) -> list[Score]:
     classifier, (images, positions) = setting.classifier(), setting.image_features()
     truth = torch.tensor([setting.data.labels[position] for position in positions])
     ranks, classes = classification_ranks(images, classifier, truth), classifier.shape[1]
-    scores = [recall_score("acc1", ranks, 1, chance_at(1, classes))]
+    scores = accuracy_scores(ranks, truth, classes)
     if classes >= 5:
-        scores.append(recall_score("acc5", ranks, 5, chance_at(5, classes)))
-    scores.append(class_recall_score("mean_per_class_recall", ranks, truth, chance_at(1, classes)))
+        scores.insert(1, recall_score("acc5", ranks, 5, chance_at(5, classes)))
     method = "templates averaged after normalization; ties count against"
     return with_facts(scores, protocol=method, classes=classes, templates=len(setting.prompts))
+
+
+def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
+    """Measure `image_retrieval_recall@k` (text→image) and `text_retrieval_recall@k` (image→text), k = 1, 5, 10, and
+    `mean_recall`, the mean of the six.
+
+    The first is averaged over all captions, and its interval resamples images with all their captions. The second is
+    averaged over the images that have captions; a hit is any own caption among the top k.
+
+    Raises:
+        InputError: no image, or no caption.
+    """
+    batches = ((batch.images, batch.captions or []) for batch in setting.batches())
+    with evaluating(setting.model):
+        found = embed_captioned(setting.model, setting.tokenizer, batches, setting.progress)
+    images, _, owners = found
+    to_image, to_text = retrieval_ranks(*found)
+    scores = [
+        recall_score(f"image_retrieval_recall@{k}", to_image, k, chance_at(k, len(images)), clusters=owners)
+        for k in RECALL_AT
+    ]
+    scores += [
+        recall_score(f"text_retrieval_recall@{k}", to_text, k, chance_of_image_to_text(k, owners))
+        for k in RECALL_AT
+    ]
+    recalls = [score.value for score in scores]
+    chances = [score.chance or 0.0 for score in scores]
+    scores.append(Score("mean_recall", fmean(recalls), len(images), None, None, fmean(chances)))
+    method = "all captions, any own caption in the top k is a hit; ties count against"
+    return with_facts(scores, protocol=method)
 
 
 def true_text(data: EvaluationSet, position: int) -> str:

@@ -3,7 +3,7 @@
 `relevance`: gradient-weighted attention of Chefer, Gur and Wolf, "Generic Attention-model Explainability" (ICCV 2021),
 with their settings for CLIP: y is the pair's logit, Ā = mean over heads of (∂y/∂A ⊙ A)⁺, and from the first chosen
 layer on R ← R + Ā·R, R = 1 at the start. The paper's Figure 2 shows the row of the class token for the last layer.
-`grad-eclip`: see `diffclip.focus.grad_eclip`.
+`grad-eclip`: see `grad_eclip_of`.
 
 Of a differential layer A is A1 − λ·A2, what multiplies the values. Its entries have a sign, and so has their
 derivative: a patch that is subtracted and whose weight speaks against the text speaks for it, and counts.
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from diffclip.attention import AttentionMaps
-from diffclip.focus.grad_eclip import grad_eclip_of
 from diffclip.focus.maps import as_patches, patch_part
 from diffclip.focus.recording import Norm, recording
 from diffclip.model import CLIP
@@ -139,6 +138,64 @@ def _relevance_row(
 ) -> Tensor:
     full = relevance_of(maps, of, head)
     return full[torch.arange(len(full), device=full.device), rows]
+
+
+def grad_eclip_of(
+    maps: Sequence[AttentionMaps], of: Sequence[Tensor], rows: Tensor, among: Tensor, head: int | None
+) -> Tensor:
+    """H [B, N] ≥ 0 of the layers `maps`, whose gradients are `of`; 0 outside `among`.
+
+    Zhao et al., "Gradient-based Visual Explanation for CLIP" (ICML 2024) and "Grad-ECLIP" (arXiv:2502.18816): of the
+    last layer, with o the class token's output before the output projection, v_i, k_i the value and key of patch i, q
+    the class token's query, y the pair's logit, and Φ scaling the patches of an image to [0, 1],
+
+        H_i = ReLU(Σ_c w_c · λ_i · v_ic),   w = ∂y/∂o,   λ_i = Φ(cos(q, k_i)),
+
+    the cosine over the channels of all heads. The sum of w_c·v_ic over the channels of head h is ∂y/∂A_h,i, so that
+    H_i = ReLU(λ_i · Σ_h ∂y/∂A_h,i): the values are those that are attended, and a gate is part of w.
+
+    A differential head attends by A = A1 − λ·A2, with o before its head norm. Its loosened weight is
+    Φ(cos(q1, k1_i) − λ·cos(q2, k2_i)); where λ is of heads or tokens (V2), each head's part of the second cosine has
+    its own. Of several layers the sums are added before the ReLU, as the authors do for texts. The authors' program
+    attends with a single head and sends queries and keys through the output projection; the paper's formula does
+    neither.
+    """
+    each = torch.arange(len(rows), device=rows.device)
+    total = torch.zeros_like(among, dtype=of[0].dtype)
+    for one, gradient in zip(maps, of, strict=True):
+        row = gradient[each, :, rows]
+        channels = row.sum(1) if head is None else row[:, head]
+        total = total + loosened(one, rows, among) * channels
+    return total.clamp_min(0) * among
+
+
+def loosened(maps: AttentionMaps, rows: Tensor, among: Tensor) -> Tensor:
+    """The spatial weight Φ(cos(q, k_i)) of tokens `rows` [B], in [0, 1] over the tokens `among` [B, N]: [B, N]; 1
+    where all are equal."""
+    assert maps.queries is not None
+    assert maps.keys is not None
+    each = torch.arange(len(rows), device=rows.device)
+    query, keys = maps.queries.detach()[each, :, rows].float(), maps.keys.detach().float()
+    products = (keys @ query[..., None])[..., 0]  # [B, heads, N]
+    lengths = keys.square().sum(-1)
+    if maps.second is None or maps.lam is None:
+        found = _cosine(products, query, lengths).sum(1)
+    else:
+        lam = maps.lam.detach()
+        lam = lam if lam.ndim == 0 else lam.expand(*maps.first.shape[:3], 1)[each, :, rows]
+        first, second = (
+            _cosine(products[:, part::2], query[:, part::2], lengths[:, part::2]) for part in (0, 1)
+        )
+        found = (first - lam * second).sum(1)
+    low = found.masked_fill(~among, torch.inf).amin(-1, keepdim=True)
+    high = found.masked_fill(~among, -torch.inf).amax(-1, keepdim=True)
+    return torch.where(high > low, (found - low) / (high - low), 1.0)
+
+
+def _cosine(products: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
+    """Each head's part [B, H, N] of the cosine over the channels of all heads."""
+    norms = query.square().sum((1, 2)).sqrt()[:, None] * lengths.sum(1).sqrt()
+    return products / norms.clamp_min(1e-12)[:, None]
 
 
 METHODS: dict[str, Explain] = {"relevance": _relevance_row, "grad-eclip": grad_eclip_of}

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
@@ -42,12 +41,6 @@ _SIDE, _THUMBNAIL = 288, 480  # pixels of an image that a model sees, and of a s
 _LINE = 0.15  # inches
 _MUTED = "#57606a"
 _TEXT: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.15}
-# equal figures become equal files
-_METADATA: dict[str, dict[str, Any]] = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None, "Creator": None},
-    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}
 
 
 class Cell(NamedTuple):
@@ -280,9 +273,7 @@ def write_figures(paths: Sequence[Path], figures: Iterable[Figure], count: int) 
     for number, figure in enumerate(figures, 1):
         for path in paths:
             file = path if count == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-            kind = path.suffix.lower()
-            # without a salt of its own an SVG has other names each time
-            with write_atomically(file) as temporary, mpl.rc_context({"svg.hashsalt": "diffclip"}):
-                figure.savefig(temporary, format=kind[1:], dpi=144, metadata=_METADATA[kind])
+            with write_atomically(file) as temporary:
+                figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=144)
             written.append(file)
     return written

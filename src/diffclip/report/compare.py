@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from diffclip.report.names import direction, in_order, is_share, percent, varian
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 ONE_RUN = "One run each: another seed or processor can turn this around."
-PAPER_MODELS = ("CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision")
-_SIZE = re.compile(r"-(ViT-\w+-\d+|v\d+x.*)")
 # what "better", if the value is larger, means for a metric by its direction
 _WORDS = {-1: {"better": "worse", "worse": "better"}, 0: {"better": "higher", "worse": "lower"}}
 
@@ -208,13 +205,6 @@ def not_learned(results: Results) -> str:
             labels.append(fields.loc[measure, "label"])
     more = f", and {len(labels) - 4} more" if len(labels) > 4 else ""
     return f"Not learned, as no model is shown above chance: {'; '.join(labels[:4])}{more}." if labels else ""
-
-
-def is_paper_model(model: str) -> bool:
-    """Tell whether a model is one that the paper trained, of any size: no ablation and no change of the recipe."""
-    variant = variant_of(model)
-    size = model.removeprefix(variant)
-    return variant in PAPER_MODELS and (not size or bool(_SIZE.fullmatch(size)))
 
 
 def seeds_text(comparisons: pd.DataFrame) -> str:

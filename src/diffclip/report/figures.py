@@ -1,27 +1,34 @@
-"""The figures of a report: forest plots, bars and a radar, each a matplotlib figure with a caption."""
+"""The figures of a report: forest plots, bars, a radar and curves of trainings, each with a caption."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.projections.polar import PolarAxes
+from matplotlib.ticker import MaxNLocator
 
 from diffclip.evaluation.averages import PANELS
-from diffclip.report.compare import is_paper_model, verdict_text
+from diffclip.report.compare import verdict_text
 from diffclip.report.frame import Results, measures_of, values_of
 from diffclip.report.names import DATASETS, capitalized, in_order, is_share, percent
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 
+Curve = dict[str, Any]
+"""A line of `curves.jsonl`."""
+Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _DASHED = (0, (4, 3))
 _LETTERS = 72  # in a line of a forest plot
+_MOST = 5  # models in a figure
 _WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
 # what a forest plot may mark: (in the legend, in the caption, how it is drawn)
 _MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -169,7 +176,7 @@ def pairs_chart(results: Results) -> Chart | None:
     if own["metric"].nunique() < 3:
         return None
     own = own[own["dataset"] == own["dataset"].iloc[0]]
-    models, colors = few_models(own["model"].unique()), colors_of(results.models)
+    models, colors = in_order(own["model"].unique())[:_MOST], colors_of(results.models)
     table = own.pivot_table(index="metric", columns="model", values="value", aggfunc="mean", sort=False)
     angles = np.linspace(0, 2 * math.pi, len(table), endpoint=False)
     names = [textwrap.fill(metric.partition("/")[2], 16) for metric in table.index]
@@ -198,12 +205,63 @@ def pairs_chart(results: Results) -> Chart | None:
     return Chart("minimal_pairs", "Minimal pairs", caption, figure)
 
 
-def few_models(models: Sequence[str]) -> list[str]:
-    """Choose the models of a figure: all where they are few, else those that the paper has."""
-    ordered = in_order(list(models))
-    if len(ordered) <= 5:
-        return ordered
-    return [model for model in ordered if is_paper_model(model)] or ordered[:5]
+def training_chart(results: Results) -> Chart | None:
+    """Draw the training loss and the validation score over steps, one line per run and a strong one per arm's mean."""
+    curves = _shown_curves(results)
+    if not curves:
+        return None
+    losses = [(curve["arm"], _points(curve["step"], curve["loss"])) for curve in curves]
+    validations = [(curve["arm"], curve["validation"]) for curve in curves]
+    scores = [(arm, _points(one["step"], one["score"], 100)) for arm, one in validations if one["score"]]
+    kinds = {"training loss": losses} | ({"validation score, %": scores} if scores else {})
+    colors = colors_of(results.models)
+    figure = new_figure(WIDTH, 0.6 + 2.3 * len(kinds))
+    grid = figure.subplots(len(kinds), 1, squeeze=False).ravel()
+    for axes, (label, lines) in zip(grid, kinds.items(), strict=True):
+        _lines(axes, lines, colors, label)
+    every = np.concatenate([loss for _, (_, loss) in losses])
+    grid[0].set_ylim(top=float(np.nanquantile(every, 0.98)) * 1.05)
+    if scores:
+        grid[1].set_ylim(0)
+    add_legend(figure, _arms(curves), colors)
+    caption = (
+        "Loss, and the validation score (mean of six recalls, in percent) that chooses the checkpoint. Thin: single "
+        "runs; thick: their mean."
+    )
+    return Chart("training", "Training", caption, figure)
+
+
+def lambda_chart(results: Results) -> Chart | None:
+    """Draw λ and the correlation of both attention maps by layer at both ends of training, one line per run."""
+    curves = [curve for curve in _shown_curves(results) if curve.get("lambda")]
+    if not curves:
+        return None
+    kinds: dict[str, Callable[[Curve], Any]] = {"λ": lambda curve: curve["lambda"]}
+    if any(_correlations(curve) for curve in curves):
+        kinds["correlation of A1 and A2"] = _correlations
+    towers = [tower for tower in ("vision", "text") if any(curve["lambda"].get(tower) for curve in curves)]
+    colors = colors_of(results.models)
+    figure = new_figure(WIDTH, 2.5 * len(kinds) + 0.3)
+    grid = figure.subplots(len(kinds), len(towers), squeeze=False, sharey="row")
+    for row, (label, read) in zip(grid, kinds.items(), strict=True):
+        for axes, tower in zip(row, towers, strict=True):
+            for curve in curves:
+                lines, color = read(curve).get(tower) or [[]], colors[curve["arm"]]
+                layers = range(1, len(lines[0]) + 1)
+                axes.plot(layers, lines[0], ":", color=color, linewidth=1)
+                axes.plot(layers, lines[-1], "o-", color=color, markersize=3, linewidth=1.2, alpha=0.8)
+            axes.set_title(f"{tower} tower", fontsize=9.5)
+            axes.set_xlabel("layer")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            if label != "λ":
+                axes.axhline(0, color=INK, linewidth=0.8)
+        row[0].set_ylabel(label)
+    add_legend(figure, _arms(curves), colors)
+    caption = (
+        "λ of each layer after the last step (dotted: the first), and the correlation of its two attention maps at "
+        "the last validation (dotted: the first); one line per run."
+    )
+    return Chart("lambda", "λ and the two maps", caption, figure)
 
 
 def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) -> None:
@@ -215,7 +273,7 @@ def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) ->
 
 def _bars(results: Results, rows: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
     """Draw the values of some measures in percent, one bar per model, with whiskers and the chance level."""
-    models = few_models(list(dict.fromkeys(model for _, own in rows for model in own["model"])))
+    models = in_order(dict.fromkeys(model for _, own in rows for model in own["model"]))[:_MOST]
     colors, height = colors_of(results.models), 0.8 / len(models)
     figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))
     axes = figure.subplots()
@@ -256,3 +314,37 @@ def _estimate(values: pd.DataFrame) -> tuple[float, float, float]:
         sd = float(values["value"].std(ddof=1))
         low, high = mean - sd, mean + sd
     return 100 * mean, 100 * max(low, 0.0), 100 * min(high, 1.0)
+
+
+def _shown_curves(results: Results) -> list[Curve]:
+    curves = [curve for curve in results.curves if curve.get("group") in (None, "models") and curve["step"]]
+    models = _arms(curves)[:_MOST]
+    return [curve for curve in curves if curve["arm"] in models]
+
+
+def _arms(curves: Sequence[Curve]) -> list[str]:
+    return in_order(dict.fromkeys(curve["arm"] for curve in curves))
+
+
+def _correlations(curve: Curve) -> dict[str, Any]:
+    return curve["validation"].get("map_correlation") or {}
+
+
+def _points(x: Sequence[float], y: Sequence[float | None], scale: float = 1) -> Line:
+    return np.array(x, float), scale * np.array(y, float)
+
+
+def _lines(axes: Axes, lines: Sequence[tuple[str, Line]], colors: dict[str, str], label: str) -> None:
+    """Draw a thin line per run, and a thick one for the mean of an arm's runs over the steps that they share."""
+    for model, color in colors.items():
+        own = [line for arm, line in lines if arm == model]
+        width, alpha = (1.6, 1.0) if len(own) == 1 else (0.7, 0.5)
+        for x, y in own:
+            marker = "o" if len(x) < 12 else None
+            axes.plot(x, y, color=color, linewidth=width, alpha=alpha, marker=marker, markersize=3)
+        if len(own) > 1:
+            shared = own[0][0][own[0][0] <= min(x[-1] for x, _ in own)]
+            mean = np.mean([np.interp(shared, x, y) for x, y in own], axis=0)
+            axes.plot(shared, mean, color=color, linewidth=2)
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)

@@ -119,19 +119,12 @@ def read_results(paths: Sequence[str | Path]) -> Results:
             studies.
     """
     sources = [Path(path) for path in paths]
-    for path in sources:
-        if not path.exists():
-            raise InputError(
-                f"{path} does not exist: give run folders, result files (.jsonl) or folders of either"
-            )
     folders = [path for path in sources if path.is_dir()]
     studies = sorted({file.parent for folder in folders for file in folder.rglob(STUDY_FILE)})
     if len(studies) > 1:
         raise InputError(f"{studies[0]} and {studies[1]} are two studies: give one of them")
     curves = saved_curves(folders) + [curve_of(run) for folder in folders for run in run_folders(folder)]
-    records = load_records(
-        [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
-    )
+    records = load_records(_with_records(sources))
     if records.empty and not curves:
         named = ", ".join(map(str, sources))
         raise InputError(
@@ -264,8 +257,8 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     folders = [path for path in sources if path.is_dir()]
     runs = [run for folder in folders for run in run_folders(folder)]
     curves = saved_curves(folders) + [curve_of(run, _POINTS) for run in runs]
-    files = [path for path in sources if path.is_file() or next(path.rglob(RESULTS_FILE), None)]
-    records = [record for file in record_files(files) for record in read_records(file) if _is_shown(record)]
+    files = record_files(_with_records(sources))
+    records = [record for file in files for record in read_records(file) if _is_shown(record)]
     if not records and not curves:
         raise InputError("nothing to save: give at least one run folder or one file of records")
     names = [name.split("/") for name in short_names({run.resolve() for run in runs}).values()]
@@ -273,6 +266,11 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     if curves:
         write_text(destination / CURVES_FILE, "".join(json.dumps(curve) + "\n" for curve in curves))
     return destination
+
+
+def _with_records(sources: Sequence[Path]) -> list[Path]:
+    """Leave out folders without results, of runs that were not measured."""
+    return [path for path in sources if not path.is_dir() or next(path.rglob(RESULTS_FILE), None)]
 
 
 def _is_shown(record: Record) -> bool:

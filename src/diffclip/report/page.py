@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from diffclip.evaluation.averages import DERIVED
 from diffclip.files import write_text
-from diffclip.report import curves, figures, tables
+from diffclip.report import figures, tables
 from diffclip.report.compare import (
     ONE_RUN,
     baselines_of,
@@ -115,7 +115,7 @@ def build_report(
     only_maps = bool(records["task"].isin(tables.WITH_MAPS).all())
     sections.append(Section(_MAPS, tables=_made([tables.maps_table], results), open=only_maps))
     sections.append(Section(_OF_PAPER, _made(drawn, results), paper_tables(results, printed), printed))
-    trained = (curves.training_chart, curves.lambda_chart, curves.sweep_chart)
+    trained = (figures.training_chart, figures.lambda_chart)
     sections.append(Section("Training", _made(trained, results), open=records.empty))
     numbers = [*tables.all_values(results), *tables.layers_tables(results)] if len(records) else []
     sections.append(Section("Every number", tables=numbers))

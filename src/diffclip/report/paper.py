@@ -18,7 +18,6 @@ from diffclip.report.compare import (
     clip_of,
     compare,
     is_one_run_each,
-    is_paper_model,
     verdict_class,
     verdict_text,
 )
@@ -107,7 +106,7 @@ def claims_table(results: Results) -> Table | None:
     The scores are corrected together (Holm). None where nothing was measured.
     """
     sizes: dict[str, dict[str, str]] = {}
-    for model in filter(is_paper_model, results.models):
+    for model in results.models:
         variant = variant_of(model)
         sizes.setdefault(model.removeprefix(variant), {})[variant] = model
     # the size of which most models are there

@@ -15,7 +15,7 @@ import torch
 from diffclip.data.index import digest_of
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import InputError, require_group
-from diffclip.evaluation.suite import Entry, missing_of, suite
+from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
 from diffclip.study.recipe import Group, Study
 from diffclip.study.runs import RUNS_FILE
@@ -195,7 +195,7 @@ class Place:
         run = self.runs / planned.name
         words = ["evaluate", str(run), "--suite", planned.suite, "--data-root", str(self._sets(study))]
         words += ["--output", str(run / "results.jsonl"), "--seeds", str(_DRAWS)]
-        if left_out(study, self, suite(planned.suite)):
+        if left_out(study, self, SUITES[planned.suite]):
             words.append("--skip-missing")
         return [*words, "--batch-size", str(_BATCH), "--device", self.device]
 
@@ -248,4 +248,4 @@ def left_out(study: Study, place: Place, entries: Iterable[Entry]) -> list[str]:
 def entries_of(study: Study, groups: Collection[Group]) -> list[Entry]:
     """List the entries of the suites of `groups`."""
     names = dict.fromkeys(grid.suite for group, grid in study.grids.items() if group in groups)
-    return [entry for name in names for entry in suite(name)]
+    return [entry for name in names for entry in SUITES[name]]

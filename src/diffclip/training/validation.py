@@ -32,10 +32,9 @@ _WITH_MAPS = 32
 class Validation:
     """The findings of a validation, the same in every process.
 
-    `scores` are the numbers of `pictures` and `captions` that could be read, the six recalls of
-    `diffclip.evaluation.retrieval` and `score`, their mean. `map_correlation` is the correlation of A1 with A2 on the
-    first 32 images by tower ("visual", "text"), one number per layer, none of a plain tower. `faults` are broken
-    images.
+    `scores` are the numbers of `pictures` and `captions` that could be read, the six recalls of the task `retrieval`
+    and `score`, their mean. `map_correlation` is the correlation of A1 with A2 on the first 32 images by tower
+    ("visual", "text"), one number per layer, none of a plain tower. `faults` are broken images.
     """
 
     scores: dict[str, float]
