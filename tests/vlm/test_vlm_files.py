@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -134,9 +135,12 @@ def test_the_command_asks_each_question(talker, shades: list[Image.Image], tmp_p
     save_vlm(*talker, tmp_path / "run" / "model")
     shades[0].save(tmp_path / "dark.png")
     asked = (tmp_path / "dark.png", *QUESTIONS[:2], "--model", tmp_path / "run")
-    said, _ = in_process.call("vlm", "ask", *asked, "--device", "cpu")
-    expected = [answer(*talker, shades[:1], [question])[0] for question in QUESTIONS[:2]]
-    assert said.splitlines() == "\n".join(expected).splitlines()
+    said, _ = in_process.call("vlm", "ask", *asked, "--json", "--device", "cpu")
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["question"] for line in lines] == list(QUESTIONS[:2])
+    assert [line["answer"] for line in lines] == [
+        answer(*talker, shades[:1], [question])[0] for question in QUESTIONS[:2]
+    ]
 
 
 @pytest.mark.parametrize(
