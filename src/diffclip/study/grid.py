@@ -12,13 +12,15 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,7 +216,7 @@ def run_study(
 
 @dataclass
 class _Grid:
-    """One call."""
+    """One call. A thread waits for each process; what two threads may change, they change with `lock`."""
 
     study: Study
     place: Place
@@ -222,22 +224,24 @@ class _Grid:
     say: Callable[[str], None]
     deadline: float
     stop: StopRequest
-    going: dict[Any, tuple[Planned, Worker, float]] = field(default_factory=dict)  # by connection
+    going: list[Worker] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
 
     def do(self, groups: Collection[Group]) -> Tally:
         """Do the sweep if it is wanted, then what it decides."""
         study, lines = self.study, self.folder.runs
-        wanted = plan(study, lines, groups)[0]
-        self.tally = Tally(len(wanted))
-        if not self.stop.asked and not all(run.is_finished(lines) for run in wanted):
+        self.wanted = plan(study, lines, groups)[0]
+        self.tally = Tally(len(self.wanted))
+        if not self.stop.asked and not all(run.is_finished(lines) for run in self.wanted):
             self._draw(groups)
         sweep = sweep_runs(study) if "sweep" in groups else []
-        self._all(sweep, later=[run for run in wanted if run.group != "sweep"])
+        self._do_all(sweep)
         if set(groups) == {"sweep"} or self.tally.failures or self.tally.stopped is not None:
             return self.tally
         rest = [run for run in grid_runs(study, choose(study, lines)) if run.group in groups]
-        self.tally.total = len(sweep) + len(rest)
-        self._all(rest)
+        self.wanted = [*sweep, *rest]
+        self.tally.total = len(self.wanted)
+        self._do_all(rest)
         return self.tally
 
     def _draw(self, groups: Collection[Group]) -> None:
@@ -249,76 +253,69 @@ class _Grid:
         if any(entry.dataset in BUILT_IN for entry in entries_of(self.study, groups)):
             draw_built_in(cores())
 
-    def _all(self, runs: Sequence[Planned], later: Sequence[Planned] = ()) -> None:
-        """Do `runs`, as many at a time as there are workers; a run whose process fails is tried twice."""
-        tally, going = self.tally, self.going
-        pending = [run for run in runs if not run.is_finished(self.folder.runs)]
-        tally.done += len(runs) - len(pending)
-        again: set[str] = set()
+    def _do_all(self, runs: Sequence[Planned]) -> None:
+        """Do `runs`, as many at a time as there are workers, until the study is asked to stop."""
+        left = [run for run in runs if not run.is_finished(self.folder.runs)]
+        self.tally.done += len(runs) - len(left)
         kill_at = math.inf
-        try:
-            while True:
-                if tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
-                    tally.stopped = self.stop.asked or "time"
-                    kill_at = time.monotonic() + _GRACE
-                    if going:
+        with ThreadPoolExecutor(self.place.workers) as pool:
+            futures = [pool.submit(self._do_run, planned) for planned in left]
+            try:
+                while wait(futures, _POLL).not_done and time.monotonic() < kill_at:
+                    if self._is_stopped() and kill_at == math.inf:
+                        kill_at = time.monotonic() + _GRACE
                         self.say("asking the running jobs to save and stop")
-                    for _, worker, _ in going.values():
-                        worker.process.terminate()
-                if tally.stopped is None:
-                    self._start_all(pending)
-                if not going:
-                    break
-                for connection in wait(list(going), _POLL):
-                    planned, worker, started = going.pop(connection)
-                    ended = worker.join()
-                    if tally.stopped is not None or self.stop.asked:
-                        if (
-                            ended.code == 1
-                        ):  # an interrupt may end in any error; the next call tells a true one
-                            ended = Ended(code=_STOPPED)
-                    elif ended.code in (1, _STOPPED) and planned.name not in again:
-                        again.add(planned.name)
-                        pending.append(planned)
-                        self.say(f"{planned.name}: {ended.line or 'stopped from outside'}; tried once more")
-                        continue
-                    left = [*pending, *(one for one, *_ in going.values()), *later]
-                    self._count(planned, ended, time.monotonic() - started, left)
-                if time.monotonic() > kill_at:
-                    self._kill()
-        finally:
-            self._kill()
+                        with self.lock:
+                            for worker in self.going:
+                                worker.process.terminate()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in self.going:
+                    worker.process.kill()
+        for future in futures:
+            future.result()
 
-    def _kill(self) -> None:
-        for _, worker, _ in self.going.values():
-            worker.process.kill()
+    def _is_stopped(self) -> bool:
+        """Note in the tally what stops the study: a signal, or the end of its time."""
+        if self.tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
+            self.tally.stopped = self.stop.asked or "time"
+        return self.tally.stopped is not None
 
-    def _start_all(self, pending: list[Planned]) -> None:
-        """Start runs, or go on with them, until all workers have one."""
-        place = self.place
-        while pending and len(self.going) < place.workers:
-            planned = pending.pop(0)
-            run = place.runs / planned.name
-            how = "goes on" if run.exists() else "started"
-            if run.exists() and _is_of_others(run, planned):
-                with disk_errors(run):
-                    shutil.rmtree(run)
-                how = "started again, as the run in its folder had other settings"
-            self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
-            recipe, entries = place.recipe(self.study, planned), place.entries(self.study, planned)
-            work = (
-                train_and_evaluate,
-                recipe,
-                run,
-                entries,
-                place.sets(self.study),
-                place.device,
-                place.threads,
-            )
-            worker = Worker(run.with_name(f"{run.name}.log"), place.threads, *work)
-            self.going[worker.connection] = planned, worker, time.monotonic()
+    def _do_run(self, planned: Planned) -> None:
+        """Do a run in a process, once more if the process fails."""
+        started = time.monotonic()
+        for attempt in (1, 2):
+            with self.lock:
+                if self._is_stopped():
+                    return
+                worker = self._start(planned)
+                self.going.append(worker)
+            ended = worker.join()
+            with self.lock:
+                self.going.remove(worker)
+                if self._is_stopped():
+                    # an interrupt may end in any error; the next call tells a true one
+                    ended = Ended(code=_STOPPED) if ended.code == 1 else ended
+                elif attempt == 1 and ended.code in (1, _STOPPED):
+                    self.say(f"{planned.name}: {ended.line or 'stopped from outside'}; tried once more")
+                    continue
+                self._count(planned, ended, time.monotonic() - started)
+                return
 
-    def _count(self, planned: Planned, ended: Ended, took: float, left: Sequence[Planned]) -> None:
+    def _start(self, planned: Planned) -> Worker:
+        """Start a run, or go on with it."""
+        place, study, run = self.place, self.study, self.place.runs / planned.name
+        how = "goes on" if run.exists() else "started"
+        if run.exists() and _is_of_others(run, planned):
+            with disk_errors(run):
+                shutil.rmtree(run)
+            how = "started again, as the run in its folder had other settings"
+        self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
+        recipe, entries = place.recipe(study, planned), place.entries(study, planned)
+        work = (train_and_evaluate, recipe, run, entries, place.sets(study), place.device, place.threads)
+        return Worker(run.with_name(f"{run.name}.log"), place.threads, *work)
+
+    def _count(self, planned: Planned, ended: Ended, took: float) -> None:
         """Add a finished run to the study's folder, and tell what came of it."""
         tally, name, run = self.tally, planned.name, self.place.runs / planned.name
         if ended.code == _STOPPED:
@@ -336,7 +333,9 @@ class _Grid:
         if not self.place.keep:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         tally.done += 1
-        seconds = seconds_of_runs(self.folder.runs, left, self.place.workers)
+        lines = self.folder.runs
+        left = [one for one in self.wanted if one.name not in tally.failures and not one.is_finished(lines)]
+        seconds = seconds_of_runs(lines, left, self.place.workers)
         until = f", about {duration(seconds)} left" if left and seconds is not None else ""
         diverged = f"DIVERGED in step {line['diverged']}"
         how = diverged if line["score"] is None else f"score {line['score']:.1%}"
