@@ -26,7 +26,8 @@ from diffclip.files import write_text
 from diffclip.report.names import interval, p_text, percent
 from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_png
 from diffclip.report.tables import Table
-from diffclip.study.runs import RUNS_FILE, read_lines, read_timing
+from diffclip.study.results import RUNS_FILE, read_timing
+from diffclip.training.run_folder import read_lines
 
 DISTRACTORS = (0, 4, 16)
 PRIMARY = ("DiffCLIP", "CLIP")

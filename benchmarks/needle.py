@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.about import parser_of
 from diffclip.attention.module import HEAD_NORM_EPS
 from diffclip.files import write_text
-from diffclip.study.runs import read_lines
+from diffclip.training.run_folder import read_lines
 
 WIDTH, HEADS, CLASSES = 32, 4, 8
 ARMS = ("CLIP", "CLIP-half-heads", "DiffCLIP", "CLIP-gated")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from diffclip.study.worker import _PRELOADED
+from diffclip.study.grid import PRELOADED
 
 
 def begin(
@@ -17,7 +17,7 @@ def begin(
     """Call a function at the top of a module in a process with this one's environment and `variables`; what it prints
     goes to `log`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["diffclip.cli.study", *_PRELOADED])
+    context.set_forkserver_preload(["diffclip.cli.main", *PRELOADED])
     process = context.Process(target=_call, args=(log, {**os.environ, **variables}, function, arguments))
     process.start()
     return process

@@ -102,7 +102,7 @@ def test_a_folder_that_is_taken_is_said(place: Path) -> None:
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_the_way_out(place: Path) -> None:
-    deep = RECIPE["architecture"]["vision"] | {"image_size": 720, "patch_size": 8, "width": 256, "layers": 8}
+    deep = RECIPE["architecture"]["vision"] | {"image_size": 720, "patch_size": 8, "width": 1024, "layers": 2}
     write_recipe(
         place, {"train": "train"}, architecture=RECIPE["architecture"] | {"vision": deep}, batch_size=20
     )

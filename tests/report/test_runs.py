@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import time
 
-import numpy as np
 import pytest
-from run_folders import make_run, step_record, write_lines
+from run_folders import make_run
 
 from diffclip.errors import InputError
 from diffclip.report.page import run_facts
-from diffclip.study.runs import curve_of, read_run, run_folders
+from diffclip.training.run_folder import curve_of, read_run, run_folders
 
 
 def about(run, **start):
     (run / "about.json").write_text(json.dumps({"starts": [{"time": 0.0, "step": 0, "steps": 40, **start}]}))
-
-
-def test_steps_that_a_resumed_run_repeats_count_once(tmp_path):
-    run, rng = make_run(tmp_path / "run"), np.random.default_rng(0)
-    steps = (*range(1, 31), *range(21, 26))
-    write_lines(run / "metrics.jsonl", [step_record("DiffCLIP", step, 40, rng) for step in steps])
-    found = read_run(run)
-    assert [row["step"] for row in found.rows] == list(range(1, 26))
-    assert [row["step"] for row in found.validations] == [20]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +23,7 @@ def test_steps_that_a_resumed_run_repeats_count_once(tmp_path):
         ({}, 0, "finished"),
         ({"steps": 80}, 3600, "stopped"),
         ({"steps": 80, "ended": {"step": 40, "how": "SIGTERM", "time": 1.0}}, 0, "stopped"),
-        ({"steps": 80, "ended": {"step": 20, "how": "SIGTERM", "time": 1.0}}, 0, "going"),
+        ({"steps": 80}, 0, "going"),
     ],
 )
 def test_a_run_goes_has_stopped_or_is_finished(tmp_path, start, silent, state):

@@ -30,6 +30,7 @@ from diffclip.study.recipe import read_study, to_yaml
 from diffclip.study.results import StudyFolder
 from diffclip.training.plan import plan_run
 from diffclip.training.recipe import read_recipe
+from diffclip.training.recipe import to_yaml as recipe_to_yaml
 
 SLOW, FAST = {"lr": 0.125, "weight_decay": 0.0}, {"lr": 0.25, "weight_decay": 0.5}
 
@@ -44,7 +45,7 @@ def test_runs_come_seed_by_seed_with_the_settings_of_their_kind(study_file: Call
     ]
     assert [run.recipe.lr for run in runs] == [0.25, 0.125, 0.25, 0.125, 0.125, 0.125]
     assert runs[-1].recipe.weight_decay == 0.0
-    assert {"lr=0.125", "seed=0", 'model="CLIP"'} <= set(runs[-1].words)
+    assert (runs[-1].recipe.model, runs[-1].recipe.seed) == ("CLIP", 0)
 
 
 def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(study_file, tmp_path: Path) -> None:
@@ -72,23 +73,29 @@ def test_runs_are_measured_without_a_set_that_nothing_downloads(study_file, tmp_
     place, run = Place(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
     entries = entries_of(study, GROUPS)
     assert left_out(study, place, entries) == ["oxford_pets3"]
-    assert "--skip-missing" in place.evaluate_words(study, run)
+    assert {entry.dataset for entry in entries} - {one.dataset for one in place.entries(study, run)} == {
+        "oxford_pets3"
+    }
     (tmp_path / "oxford_pets3").mkdir()
     assert not left_out(study, place, entries)
-    assert "--skip-missing" not in place.evaluate_words(study, run)
+    assert place.entries(study, run) == entries
 
 
-def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(study_file: Callable[..., Path]) -> None:
+def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     study = read_study(study_file(sweep=None))
     run = plan(study, {})[0][0]
     lines = {run.name: {"recipe": run.digest}}
     assert run.is_finished(lines)
-    words = [*study.data_words(Path("/elsewhere")), *run.words]
-    assert settings_digest(read_recipe(study.recipe, words)) == run.digest
+    place = Place(Path("/elsewhere"), tmp_path, tmp_path, "cpu", 1, 1)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe_to_yaml(place.recipe(study, run)))
+    assert read_recipe(file).data.train == "/elsewhere/flickr8k/train"
     for word in ("data.memory=true", "data.workers=2", "checkpoint_every=5", "attention_backend=eager"):
-        assert settings_digest(read_recipe(study.recipe, [*words, word])) == run.digest
+        assert settings_digest(read_recipe(file, [word])) == run.digest
     for word in ("lr=0.5", "data.train=/elsewhere/flickr30k/train", "data.flip=0.5", "epochs=3"):
-        assert settings_digest(read_recipe(study.recipe, [*words, word])) != run.digest
+        assert settings_digest(read_recipe(file, [word])) != run.digest
     assert not plan(read_study(study_file(sweep=None, change={"epochs": 9})), {})[0][0].is_finished(lines)
 
 

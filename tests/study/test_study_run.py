@@ -25,9 +25,9 @@ from diffclip.cli.main import main
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import load_records
 from diffclip.study.recipe import read_study
-from diffclip.study.results import StudyFolder
-from diffclip.study.runs import read_lines, read_timing
+from diffclip.study.results import StudyFolder, read_timing
 from diffclip.study.timing import time_arms, time_of
+from diffclip.training.run_folder import read_lines
 
 ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
 ONE_SEED = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
@@ -80,7 +80,7 @@ def test_the_grid_in_order_once_with_what_the_sweep_chose(study_file, diffclip_s
         *("models/CLIP-s0", "models/DiffCLIP-s0", "ablations/DiffCLIP-no-norm-s0")
     ]
     assert "samples/s" not in second.stderr  # it stands in the run's log
-    assert "$ diffclip train tiny.yaml " in (runs / "models" / "DiffCLIP-s0.log").read_text()
+    assert "samples/s" in (runs / "models" / "DiffCLIP-s0.log").read_text()
     assert sorted(path.name for path in out.iterdir()) == [
         *("curves.jsonl", "results.jsonl", "runs.jsonl", "study.yaml", "timing.json")
     ]
@@ -231,7 +231,7 @@ def test_a_signal_to_the_whole_job_lets_a_run_save(tmp_path: Path) -> None:
 import time
 from pathlib import Path
 
-def command(words):
+def work(number):
     Path("begun").touch()
     try:
         time.sleep(100)
@@ -245,12 +245,11 @@ def command(words):
 import signal
 from pathlib import Path
 import long
-from diffclip.study import worker
-from diffclip.study.worker import Job, Worker
+from diffclip.study import grid
 
-worker._PRELOADED = ()  # this run needs nothing
+grid.PRELOADED = ()  # this process needs nothing
 signal.signal(signal.SIGTERM, lambda *_: None)  # the study waits for its runs
-print(Worker(Job(long.command, Path("run"), ["train"], [], "cpu", 1, 1)).join())
+print(tuple(grid.Worker(Path("log"), 1, long.work, 1).join()))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -267,7 +266,7 @@ print(Worker(Job(long.command, Path("run"), ["train"], [], "cpu", 1, 1)).join())
     os.killpg(
         process.pid, signal.SIGTERM
     )  # as `timeout` and SLURM do: also to the server that runs are forked from
-    assert process.communicate(timeout=60)[0] == "Ended(stopped=True, failure='', ours=False)\n"
+    assert process.communicate(timeout=60)[0] == "(None, 75, '')\n"
     assert (tmp_path / "saved").exists()
 
 

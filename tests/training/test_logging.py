@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from diffclip import InputError
+from diffclip.training.about import describe_start
 from diffclip.training.logging import RunLogger, duration
 from diffclip.training.recipe import Recipe
-from diffclip.training.run_folder import add_start, describe_start, read_starts
+from diffclip.training.run_folder import add_start, read_starts
 
 
 def record(step: int) -> dict[str, Any]:
@@ -125,13 +126,11 @@ def test_a_start_tells_how_it_came_about_and_hides_passwords(
     (tmp_path / "about.json").write_text('{"starts": [3')  # damaged
     words = ["/bin/diffclip", "train", "it.yaml", "data.train=https://mé:pa55@host/é/x.tar?sig=pa55"]
     monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     add_start(tmp_path, describe_start(recipe, {"samples": 40}, {"world": 1, "precision": "fp32"}, 5, 15))
     add_start(tmp_path, {"folder": "caf\udce9"})  # a path of other bytes than UTF-8
     start, second = read_starts(tmp_path)
     assert (start["step"], start["steps"], start["epochs"], start["batch_size"]) == (5, 15, 3, 8)
     assert start["command"].endswith(" train it.yaml 'data.train=https://…@host/é/x.tar?…'")
     assert start["processes"] == {"world": 1, "precision": "fp32"}
-    assert start["environment"]["OMP_NUM_THREADS"] == "1"
     assert {"diffclip", "torch", "python", "timm"} <= start["versions"].keys()
     assert second == {"folder": "caf\udce9"}

@@ -68,7 +68,7 @@ def recipe(fields: dict[str, Any]) -> Recipe:
 def alone(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process."""
     run = tmp_path_factory.mktemp("alone") / "run"
-    runner.train(recipe, run)
+    runner.train(changed(recipe, epochs=2), run)
     return run
 
 
@@ -77,7 +77,7 @@ def test_two_processes_make_the_run_of_one_until_one_is_killed(
 ) -> None:
     run = tmp_path / "run"
     process = start(changed(recipe, epochs=60), run)
-    wait_for(process, run, 16)
+    wait_for(process, run, 11)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ranks = [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(int(ranks[1]), signal.SIGKILL)
@@ -88,7 +88,7 @@ def test_two_processes_make_the_run_of_one_until_one_is_killed(
     assert "Traceback" not in told
     assert "Warning" not in told
     assert_same_curve(alone, run)
-    for here, there in zip(*(lines(folder / "validation.jsonl")[:3] for folder in (alone, run)), strict=True):
+    for here, there in zip(*(lines(folder / "validation.jsonl")[:2] for folder in (alone, run)), strict=True):
         correlations = [line.pop("map_correlation") for line in (here, there)]
         assert there == pytest.approx(here, abs=0.1)  # an image or two of twelve
         assert there["captions"] == 60
@@ -109,7 +109,7 @@ def test_a_sharded_run_is_asked_to_stop_and_goes_on_in_one_process(
 ) -> None:
     run = tmp_path / "run"
     process = start(recipe, run, "--strategy", "fsdp")
-    wait_for(process, run, 6)
+    wait_for(process, run, 2)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=600)
     if process.returncode == 0:  # it was done before the signal came

@@ -213,6 +213,7 @@ FILES = sorted(
     if not file.stem.startswith("vlm_") and file.parent.name != "study"
 )
 OF_WEIGHTS = [file for file in FILES if "\nmodel: of-weights\n" in file.read_text(encoding="utf-8")]
+QUICK = ("cc3m_vitb16", "cc12m_vitb16", "finetune_vitb16")
 COST = re.compile(
     r"# Cost: by `diffclip train recipes/(?P<name>\w+)\.yaml --dry-run --gpu (?P<gpu>\S+) --devices (?P<devices>\d+)"
     r"(?: --nodes (?P<nodes>\d+))?(?:\s(?:#\s+)?(?P<model>model=\S+))?`:"
@@ -278,11 +279,11 @@ def test_warm_ups_are_the_numbers_of_steps_that_are_stated() -> None:
         assert planned == pytest.approx(steps, rel=0.02), name
 
 
-# counting over large models takes long
+# counting over a model takes long; these three have the same one
 @pytest.mark.parametrize(
     "file",
     [
-        pytest.param(file, marks=[pytest.mark.slow] if file.stem.startswith("laion") else [])
+        pytest.param(file, marks=[] if file.stem in QUICK else [pytest.mark.slow])
         for file in FILES
         if COST.search(head(file))
     ],

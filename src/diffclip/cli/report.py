@@ -66,10 +66,11 @@ def report(
 
     require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
     from diffclip.evaluation.records import RESULTS_FILE
-    from diffclip.study.runs import CURVES_FILE, METRICS
+    from diffclip.study.results import CURVES_FILE
+    from diffclip.training.run_folder import METRICS_FILE
 
     if all(place is None for place in (output, tables, figures, markdown, save)):
-        is_run = len(paths) == 1 and (paths[0] / METRICS).is_file()
+        is_run = len(paths) == 1 and (paths[0] / METRICS_FILE).is_file()
         output = paths[0] / "report.html" if is_run else Path("report.html")
     if attention is not None and output is None and figures is None:
         raise InputError("--attention needs a place for its figures: give --output FILE or --figures FOLDER")
@@ -117,7 +118,7 @@ def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
     from diffclip.errors import InputError
     from diffclip.model_source import load_for_use
     from diffclip.report.examples import paper_figures
-    from diffclip.study.runs import read_run, run_folders
+    from diffclip.training.run_folder import read_run, run_folders
 
     models = {}
     for run in map(read_run, (folder for path in paths if path.is_dir() for folder in run_folders(path))):

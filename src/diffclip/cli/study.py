@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -77,7 +76,7 @@ def study(
     from diffclip.study.grid import run_study
     from diffclip.study.plan import GROUPS, Place, check_place, entries_of, left_out, usual_workers
     from diffclip.study.recipe import read_study
-    from diffclip.study.runs import RUNS_FILE
+    from diffclip.study.results import RUNS_FILE
 
     if minutes is not None and minutes <= 0:
         raise InputError(f"--minutes {minutes:g} is too short: give a number above 0, or leave it out")
@@ -117,14 +116,14 @@ def study(
     if dry_run:
         return
     seconds = None if minutes is None else 60 * minutes
-    tally = run_study(resolved, place, run_command, _say, groups, seconds)
+    tally = run_study(resolved, place, _say, groups, seconds)
     progress = f"{tally.done} of {tally.total} runs done"
     progress += "" if tally.done == tally.total else ", the same command goes on"
     if tally.failures:
-        kind = DiffCLIPError if any(ended.ours for ended in tally.failures.values()) else InputError
+        kind = DiffCLIPError if any(ended.code == 1 for ended in tally.failures.values()) else InputError
         first, ended = next(iter(tally.failures.items()))
         more = f"; {len(tally.failures) - 1} more failed, see above" if len(tally.failures) > 1 else ""
-        raise kind(f"{first} failed: {ended.failure}{more} ({progress})")
+        raise kind(f"{first} failed: {ended.line}{more} ({progress})")
     if tally.stopped == signal.SIGINT:
         error = TyperException(f"interrupted: {progress}")
         error.exit_code = _INTERRUPTED
@@ -134,18 +133,6 @@ def study(
     print(f"{place.output}: {progress}")
     if tally.stopped is None:
         print(shlex.join(["diffclip", "report", str(place.output)]))
-
-
-def run_command(words: Sequence[str]) -> None:
-    """Run `diffclip WORDS` in this process; its failures are raised."""
-    from diffclip.cli.main import app
-    from diffclip.errors import DiffCLIPError
-
-    code = app(list(words), standalone_mode=False)
-    if code == _INTERRUPTED:  # typer has caught the interrupt
-        raise KeyboardInterrupt
-    if code:
-        raise DiffCLIPError(f"diffclip {words[0]} ended with exit code {code}")
 
 
 def _say(line: str) -> None:

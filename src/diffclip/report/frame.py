@@ -25,18 +25,15 @@ from diffclip.evaluation.records import (
 from diffclip.evaluation.statistics import MARGIN
 from diffclip.files import write_text
 from diffclip.report.names import ASIDE, in_order, measure_label
-from diffclip.study.runs import (
+from diffclip.study.results import (
     CURVES_FILE,
     RUNS_FILE,
-    SEED,
     STUDY_FILE,
-    curve_of,
-    read_lines,
-    read_study,
+    read_study_file,
     read_timing,
-    run_folders,
     saved_curves,
 )
+from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
 HEADLINES = {
     "six-tasks": ("average",),
@@ -135,7 +132,7 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     if study is None:
         return found
     runs = pd.DataFrame(read_lines(study / RUNS_FILE))
-    return replace(found, runs=runs, study=read_study(study), timing=read_timing(study))
+    return replace(found, runs=runs, study=read_study_file(study), timing=read_timing(study))
 
 
 def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> Results:

@@ -37,7 +37,7 @@ from diffclip.report.frame import Results, headlines, read_results
 from diffclip.report.paper import claims_table, gains_in_words, marks, paper_tables
 from diffclip.report.style import png_of, style, write_png
 from diffclip.report.tables import BRACKETS, Table, comparison_table
-from diffclip.study.runs import METRICS, Run, read_run, run_folders
+from diffclip.training.run_folder import METRICS_FILE, Run, read_run, run_folders
 
 Kind = TypeVar("Kind", Chart, Table)
 _SETTINGS = ("model", "init", "seed", "batch_size", "lr", "weight_decay", "warmup_epochs", "precision")
@@ -262,7 +262,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
 def _title(results: Results, paths: Sequence[str | Path]) -> str:
     if results.study:
         return str(results.study["title"])
-    if len(paths) == 1 and (Path(paths[0]) / METRICS).is_file():
+    if len(paths) == 1 and (Path(paths[0]) / METRICS_FILE).is_file():
         return f"Run {Path(paths[0]).resolve().name}"
     return "CLIP and DiffCLIP"
 

@@ -1,20 +1,39 @@
-"""The grid of a study, brought to its end from wherever it is: the sweep, then the models and ablations."""
+"""The grid of a study, brought to its end from wherever it is: the sweep, then the models and ablations.
+
+Each run has a process of its own. The processes are forked from a server that has imported torch once, which saves
+seconds and memory per run. They end with the study, however it ends: a stopped run continues from its checkpoint.
+"""
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 import shutil
+import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
-from diffclip.errors import InputError, StoppedError
+from diffclip.errors import DiffCLIPError, DivergedError, InputError, StoppedError
+from diffclip.evaluation.records import RESULTS_FILE
+from diffclip.evaluation.results_file import ResultsFile
+from diffclip.evaluation.run import Sets, run_entries
+from diffclip.evaluation.suite import Entry
 from diffclip.files import cores, disk_errors, lock_file
+from diffclip.model_source import load_for_use
 from diffclip.scenes.write import write_scenes
 from diffclip.study.plan import (
     GROUPS,
@@ -30,17 +49,118 @@ from diffclip.study.plan import (
     sweep_runs,
 )
 from diffclip.study.recipe import Group, Study
-from diffclip.study.results import StudyFolder, describe_run
-from diffclip.study.runs import read_timing
+from diffclip.study.results import StudyFolder, describe_run, read_timing
 from diffclip.study.timing import time_arms
-from diffclip.study.worker import Ended, Job, Worker
-from diffclip.training.launch import StopRequest
+from diffclip.training.launch import Hardware, StopRequest, die_with_parent
 from diffclip.training.logging import duration
-from diffclip.training.recipe import read_recipe
+from diffclip.training.recipe import Recipe, read_recipe
+from diffclip.training.run import train
 
+PRELOADED = (
+    *("lightning", "open_clip", "torch.utils.tensorboard"),
+    *("diffclip.training.run", "diffclip.evaluation.run", "diffclip.study.grid"),
+)
+"""What the process of a run imports; lightning alone takes seconds."""
+# signals to a whole job, which would end the server and with it all runs before they are saved
+_OF_A_JOB = {signal.SIGTERM, signal.SIGUSR1}
+_STOPPED = StoppedError.exit_code
 _GRACE = 60.0  # seconds that a run has to save and leave
 _POLL = 0.5  # seconds
 _TIMING = {"cpu": 400.0, "cuda": 60.0}  # seconds for timing a step of all arms
+_DRAWS = 3  # of each task that draws at random
+_BATCH = 256  # images of the evaluation at once
+
+
+class Ended(NamedTuple):
+    """The end of a process: what its work returned, or the exit code and the line of its failure."""
+
+    result: Any = None
+    code: int = 0
+    line: str = ""
+
+
+class Worker:
+    """A process that does `work(*arguments)` and prints to the file `log`. `work` is a function at the top of a module.
+
+    `connection` can be waited for, and is ready when the process ends.
+    """
+
+    def __init__(self, log: Path, threads: int, work: Callable[..., object], *arguments: object) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(PRELOADED))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when the server imports torch
+        self.connection, theirs = context.Pipe(duplex=False)
+        given = (theirs, dict(os.environ), log, work, arguments)
+        self.process = context.Process(target=_work, args=given)
+        resource_tracker.ensure_running()  # its start would let the signals through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_JOB)
+        self.process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+
+    def join(self) -> Ended:
+        """Wait for the end of the process, and say how it ended."""
+        try:
+            ended: Ended | None = self.connection.recv()
+        except (EOFError, OSError):
+            ended = None
+        self.process.join()
+        self.connection.close()
+        why = f"its process died (exit code {self.process.exitcode}): was memory short?"
+        return ended or Ended(code=1, line=why)
+
+
+def _work(
+    connection: Connection,
+    environment: dict[str, str],
+    log: Path,
+    work: Callable[..., object],
+    arguments: Sequence[object],
+) -> None:
+    os.environ.update(environment)
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the study asks them to stop
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_JOB)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        ended = Ended(work(*arguments))
+    except (StoppedError, KeyboardInterrupt):
+        ended = Ended(code=_STOPPED)
+    except Exception as error:
+        traceback.print_exc()
+        told = f"{error}" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: {error}"
+        ended = Ended(code=getattr(error, "exit_code", 1), line=" ".join(told.split()))
+    sys.stdout.flush()
+    connection.send(ended)
+
+
+def train_and_evaluate(
+    recipe: Recipe, run: Path, entries: Sequence[Entry], sets: Path, device: str, threads: int
+) -> dict[str, Any]:
+    """Train `recipe` in the folder `run`, or go on there, and measure its best checkpoint; return `diverged` (the step,
+    or None) and `suite_seconds`."""
+    torch.set_num_threads(threads)
+    try:
+        train(recipe, run, True, Hardware(accelerator="cuda" if device == "cuda" else "cpu"))
+    except DivergedError as error:
+        print(error, file=sys.stderr)
+        return {"diverged": error.step, "suite_seconds": None}
+    if not entries:
+        return {"diverged": None, "suite_seconds": None}
+    started = time.monotonic()
+    loaded = load_for_use(str(run))
+    loaded.model.to(device)
+    results = ResultsFile(run / RESULTS_FILE)
+    for measured in run_entries(loaded, entries, results, Sets(sets), range(_DRAWS), batch_size=_BATCH):
+        if measured.error:
+            raise type(measured.error)(f"{measured.entry} failed: {measured.error}")
+        print(f"{measured.entry}: {measured.seconds:.1f} s", flush=True)
+    return {"diverged": None, "suite_seconds": round(time.monotonic() - started, 2)}
 
 
 @dataclass
@@ -58,7 +178,6 @@ class Tally:
 def run_study(
     study: Study,
     place: Place,
-    command: Callable[[Sequence[str]], None],
     say: Callable[[str], None],
     groups: Collection[Group] = GROUPS,
     seconds: float | None = None,
@@ -66,7 +185,6 @@ def run_study(
     """Do the runs of `groups` that are not finished, after timing a step of every arm.
 
     Args:
-        command: runs `diffclip WORDS`; a function at the top of a module, as other processes import it.
         say: gets a line when a run starts and when it ends.
         seconds: from now on; then runs are asked to save and stop.
 
@@ -92,36 +210,37 @@ def run_study(
             elif not timed:
                 say("step times not measured, as the time is too short: raise --minutes")
             stop.saves = True
-            return _Grid(study, place, folder, command, say, deadline, stop).do(groups)
+            return _Grid(study, place, folder, say, deadline, stop).do(groups)
 
 
 @dataclass
 class _Grid:
-    """One call."""
+    """One call. A thread waits for each process; what two threads may change, they change with `lock`."""
 
     study: Study
     place: Place
     folder: StudyFolder
-    command: Callable[[Sequence[str]], None]
     say: Callable[[str], None]
     deadline: float
     stop: StopRequest
-    going: dict[Any, tuple[Planned, Worker, float]] = field(default_factory=dict)  # by connection
+    going: list[Worker] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
 
     def do(self, groups: Collection[Group]) -> Tally:
         """Do the sweep if it is wanted, then what it decides."""
         study, lines = self.study, self.folder.runs
-        wanted = plan(study, lines, groups)[0]
-        self.tally = Tally(len(wanted))
-        if not self.stop.asked and not all(run.is_finished(lines) for run in wanted):
+        self.wanted = plan(study, lines, groups)[0]
+        self.tally = Tally(len(self.wanted))
+        if not self.stop.asked and not all(run.is_finished(lines) for run in self.wanted):
             self._draw(groups)
         sweep = sweep_runs(study) if "sweep" in groups else []
-        self._all(sweep, later=[run for run in wanted if run.group != "sweep"])
+        self._do_all(sweep)
         if set(groups) == {"sweep"} or self.tally.failures or self.tally.stopped is not None:
             return self.tally
         rest = [run for run in grid_runs(study, choose(study, lines)) if run.group in groups]
-        self.tally.total = len(sweep) + len(rest)
-        self._all(rest)
+        self.wanted = [*sweep, *rest]
+        self.tally.total = len(self.wanted)
+        self._do_all(rest)
         return self.tally
 
     def _draw(self, groups: Collection[Group]) -> None:
@@ -133,89 +252,89 @@ class _Grid:
         if any(entry.dataset in BUILT_IN for entry in entries_of(self.study, groups)):
             draw_built_in(cores())
 
-    def _all(self, runs: Sequence[Planned], later: Sequence[Planned] = ()) -> None:
-        """Do `runs`, as many at a time as there are workers; a run whose process fails is tried twice."""
-        tally, going = self.tally, self.going
-        pending = [run for run in runs if not run.is_finished(self.folder.runs)]
-        tally.done += len(runs) - len(pending)
-        again: set[str] = set()
+    def _do_all(self, runs: Sequence[Planned]) -> None:
+        """Do `runs`, as many at a time as there are workers, until the study is asked to stop."""
+        left = [run for run in runs if not run.is_finished(self.folder.runs)]
+        self.tally.done += len(runs) - len(left)
         kill_at = math.inf
-        try:
-            while True:
-                if tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
-                    tally.stopped = self.stop.asked or "time"
-                    kill_at = time.monotonic() + _GRACE
-                    if going:
+        with ThreadPoolExecutor(self.place.workers) as pool:
+            futures = [pool.submit(self._do_run, planned) for planned in left]
+            try:
+                while wait(futures, _POLL).not_done and time.monotonic() < kill_at:
+                    if self._is_stopped() and kill_at == math.inf:
+                        kill_at = time.monotonic() + _GRACE
                         self.say("asking the running jobs to save and stop")
-                    for _, worker, _ in going.values():
-                        worker.process.terminate()
-                if tally.stopped is None:
-                    self._start_all(pending)
-                if not going:
-                    break
-                for connection in wait(list(going), _POLL):
-                    planned, worker, started = going.pop(connection)
-                    ended = worker.join()
-                    if tally.stopped is not None or self.stop.asked:
-                        if ended.ours:  # an interrupt may end in any error; the next call tells a true one
-                            ended = Ended(stopped=True)
-                    elif (ended.ours or ended.stopped) and planned.name not in again:
-                        again.add(planned.name)
-                        pending.append(planned)
-                        why = ended.failure or "stopped from outside"
-                        self.say(f"{planned.name}: {why}; tried once more")
-                        continue
-                    left = [*pending, *(one for one, *_ in going.values()), *later]
-                    self._count(planned, ended, time.monotonic() - started, left)
-                if time.monotonic() > kill_at:
-                    self._kill()
-        finally:
-            self._kill()
+                        with self.lock:
+                            for worker in self.going:
+                                worker.process.terminate()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in self.going:
+                    worker.process.kill()
+        for future in futures:
+            future.result()
 
-    def _kill(self) -> None:
-        for _, worker, _ in self.going.values():
-            worker.process.kill()
+    def _is_stopped(self) -> bool:
+        """Note in the tally what stops the study: a signal, or the end of its time."""
+        if self.tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
+            self.tally.stopped = self.stop.asked or "time"
+        return self.tally.stopped is not None
 
-    def _start_all(self, pending: list[Planned]) -> None:
-        """Start runs, or go on with them, until all workers have one."""
-        place = self.place
-        while pending and len(self.going) < place.workers:
-            planned = pending.pop(0)
-            run = place.runs / planned.name
-            how = "goes on" if run.exists() else "started"
-            if run.exists() and _is_of_others(run, planned):
-                with disk_errors(run):
-                    shutil.rmtree(run)
-                how = "started again, as the run in its folder had other settings"
-            self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
-            train, evaluate = (
-                place.train_words(self.study, planned),
-                place.evaluate_words(self.study, planned),
-            )
-            worker = Worker(
-                Job(self.command, run, train, evaluate, place.device, place.threads, place.workers)
-            )
-            self.going[worker.connection] = planned, worker, time.monotonic()
+    def _do_run(self, planned: Planned) -> None:
+        """Do a run in a process, once more if the process fails."""
+        started = time.monotonic()
+        for attempt in (1, 2):
+            with self.lock:
+                if self._is_stopped():
+                    return
+                worker = self._start(planned)
+                self.going.append(worker)
+            ended = worker.join()
+            with self.lock:
+                self.going.remove(worker)
+                if self._is_stopped():
+                    # an interrupt may end in any error; the next call tells a true one
+                    ended = Ended(code=_STOPPED) if ended.code == 1 else ended
+                elif attempt == 1 and ended.code in (1, _STOPPED):
+                    self.say(f"{planned.name}: {ended.line or 'stopped from outside'}; tried once more")
+                    continue
+                self._count(planned, ended, time.monotonic() - started)
+                return
 
-    def _count(self, planned: Planned, ended: Ended, took: float, left: Sequence[Planned]) -> None:
+    def _start(self, planned: Planned) -> Worker:
+        """Start a run, or go on with it."""
+        place, study, run = self.place, self.study, self.place.runs / planned.name
+        how = "goes on" if run.exists() else "started"
+        if run.exists() and _is_of_others(run, planned):
+            with disk_errors(run):
+                shutil.rmtree(run)
+            how = "started again, as the run in its folder had other settings"
+        self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
+        recipe, entries = place.recipe(study, planned), place.entries(study, planned)
+        work = (train_and_evaluate, recipe, run, entries, place.sets(study), place.device, place.threads)
+        return Worker(run.with_name(f"{run.name}.log"), place.threads, *work)
+
+    def _count(self, planned: Planned, ended: Ended, took: float) -> None:
         """Add a finished run to the study's folder, and tell what came of it."""
         tally, name, run = self.tally, planned.name, self.place.runs / planned.name
-        if ended.stopped:
+        if ended.code == _STOPPED:
             self.say(f"{name}: stopped; the next call resumes it")
             return
         try:
-            if ended.failure:
-                raise InputError(ended.failure)
-            line, records, curve = describe_run(run, planned, self.study)
+            if ended.code:
+                raise InputError(ended.line)
+            line, records, curve = describe_run(run, planned, self.study, self.place, ended.result)
             self.folder.add(line, records, curve)
         except InputError as error:
-            tally.failures[name] = Ended(failure=str(error), ours=ended.ours)
+            tally.failures[name] = Ended(code=ended.code or InputError.exit_code, line=str(error))
             self.say(f"{name}: FAILED: {error} (see {run}.log)")
             return
         if not self.place.keep:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         tally.done += 1
-        seconds = seconds_of_runs(self.folder.runs, left, self.place.workers)
+        lines = self.folder.runs
+        left = [one for one in self.wanted if one.name not in tally.failures and not one.is_finished(lines)]
+        seconds = seconds_of_runs(lines, left, self.place.workers)
         until = f", about {duration(seconds)} left" if left and seconds is not None else ""
         diverged = f"DIVERGED in step {line['diverged']}"
         how = diverged if line["score"] is None else f"score {line['score']:.1%}"

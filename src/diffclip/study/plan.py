@@ -18,7 +18,7 @@ from diffclip.errors import InputError, require_group
 from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
 from diffclip.study.recipe import Group, Study
-from diffclip.study.runs import RUNS_FILE
+from diffclip.study.results import RUNS_FILE, Line
 from diffclip.training.plan import plan_run
 from diffclip.training.recipe import Recipe
 
@@ -26,13 +26,8 @@ GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
 
 Settings = Mapping[str, float]
 """The choice of a sweep for an arm: `lr` and `weight_decay`; empty for the recipe's own."""
-Line = dict[str, Any]
-"""A line of runs.jsonl: the facts about a finished run."""
-
 SCENES = "scenes"
 """The folder in RUNS of the scenes that a study draws."""
-_DRAWS = 3  # of each task that draws at random
-_BATCH = 256  # images of the evaluation at once
 _ON_A_GPU = 14  # runs that share a GPU: small models leave most of it idle
 # keys that change nothing about the numbers of a run; the data is told by its folder's name, wherever it lies
 _FREE = {"attention_backend", "checkpoint_every", "compile", "wandb"}
@@ -41,14 +36,13 @@ _FREE_OF_DATA = {"train", "val", "workers", "memory", "cache", "cache_gb", "time
 
 @dataclass(frozen=True)
 class Planned:
-    """A run to be done: `name` is its folder below RUNS, `words` are the changes to the training recipe, `digest` tells
-    its settings from others, and `suite` is what it is evaluated with (None in a sweep)."""
+    """A run to be done. `name` is its folder below RUNS. `recipe` has its data in the working folder. `suite` is what
+    the run is evaluated with (None in a sweep). `digest` tells its settings from others."""
 
     group: Group
     arm: str
     seed: int
     name: str
-    words: tuple[str, ...]
     recipe: Recipe
     suite: str | None
     digest: str
@@ -163,8 +157,7 @@ def _planned(study: Study, group: Group, arm: str, seed: int, settings: Settings
         name = f"sweep/{arm}-lr{settings['lr']:g}-wd{settings['weight_decay']:g}-s{seed}"
     else:
         suite = study.grids[group].suite
-    words = tuple(study.words(arm, **changes))
-    return Planned(group, arm, seed, name, words, recipe, suite, settings_digest(recipe))
+    return Planned(group, arm, seed, name, recipe, suite, settings_digest(recipe))
 
 
 @dataclass(frozen=True)
@@ -181,26 +174,20 @@ class Place:
     threads: int
     keep: bool = False
 
-    def train_words(self, study: Study, planned: Planned) -> list[str]:
-        """Return the words of `diffclip train` for a run, which goes on with what is in its folder."""
-        run = self.runs / planned.name
-        words = ["train", study.recipe, *study.data_words(self._sets(study)), *planned.words]
-        words += ["--run", str(run), "--devices", "1", "--accelerator", self.device]
-        return [*words, "--resume"] if (run / "recipe.yaml").is_file() else words
-
-    def evaluate_words(self, study: Study, planned: Planned) -> list[str]:
-        """Return the words of `diffclip evaluate` for a trained run; none in a sweep."""
-        if planned.suite is None:
-            return []
-        run = self.runs / planned.name
-        words = ["evaluate", str(run), "--suite", planned.suite, "--data-root", str(self._sets(study))]
-        words += ["--output", str(run / "results.jsonl"), "--seeds", str(_DRAWS)]
-        if left_out(study, self, SUITES[planned.suite]):
-            words.append("--skip-missing")
-        return [*words, "--batch-size", str(_BATCH), "--device", self.device]
-
-    def _sets(self, study: Study) -> Path:
+    def sets(self, study: Study) -> Path:
+        """Return the folder of the sets that the study trains on and is measured with."""
         return self.runs / SCENES if study.scenes else self.data
+
+    def recipe(self, study: Study, planned: Planned) -> Recipe:
+        """Return the recipe of a run, with the data of this place."""
+        folder = self.sets(study) / study.data
+        data = {split: str(folder / split) for split in ("train", "val")}
+        return planned.recipe.model_copy(update={"data": planned.recipe.data.model_copy(update=data)})
+
+    def entries(self, study: Study, planned: Planned) -> list[Entry]:
+        """Return what a trained run is measured with: the entries of its suite whose sets are there."""
+        found = SUITES[planned.suite] if planned.suite else ()
+        return [entry for entry in found if not left_out(study, self, [entry])]
 
 
 def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:

@@ -168,22 +168,16 @@ class Study(Keys):
         Raises:
             InputError: an arm that cannot be trained, by name.
         """
+        data = {f"data.{split}": f"{self.data}/{split}" for split in ("train", "val")}
         found = {}
-        for name in self.arms:
+        for name, arm in self.arms.items():
+            changes = {**data, **self.change, **arm.change}
+            words = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changes.items()]
             try:
-                found[name] = read_recipe(self.recipe, [*self.data_words(Path()), *self.words(name)])
+                found[name] = read_recipe(self.recipe, words)
             except InputError as error:
                 raise InputError(f"arm {name}: {error}") from None
         return found
-
-    def data_words(self, folder: Path) -> list[str]:
-        """Return the words that say where the data lies."""
-        return [f"data.{split}={json.dumps(str(folder / self.data / split))}" for split in ("train", "val")]
-
-    def words(self, arm: str, **changes: Any) -> list[str]:
-        """Return the `key=value` words that make the recipe one of the arm, whose own keys stand over `changes`."""
-        merged = {**self.change, **changes, **self.arms[arm].change}
-        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in merged.items()]
 
     def tuned_as(self, arm: str) -> str:
         """Find the swept arm whose settings the arm takes.

@@ -1,7 +1,7 @@
 """The folder of a study: study.yaml, runs.jsonl, results.jsonl, curves.jsonl and timing.json.
 
 One process writes it. A finished run is added to all files, each written whole, to runs.jsonl last: a run without a
-line there is not finished, whatever else a kill left.
+line there is not finished, whatever else a kill left. Nothing at the top here imports torch, as reports read studies.
 """
 
 from __future__ import annotations
@@ -9,32 +9,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+import yaml
 
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
 from diffclip.files import write_text
-from diffclip.model import CLIP
-from diffclip.study.plan import Line, Planned
-from diffclip.study.recipe import Primary, Study, to_yaml
-from diffclip.study.runs import (
-    CURVES_FILE,
-    METRICS,
-    RUNS_FILE,
-    STUDY_FILE,
-    VALIDATION,
-    curve,
-    read_lines,
-    read_study,
-)
-from diffclip.training.recipe import Recipe
+from diffclip.training.run_folder import METRICS_FILE, VALIDATION_FILE, curve, read_lines, read_starts
 
-MEASURED_FILE = "study.json"
-"""In the folder of a run: what its process measured. It is written when the training has ended."""
+if TYPE_CHECKING:
+    from diffclip.study.plan import Place, Planned
+    from diffclip.study.recipe import Study
+    from diffclip.training.recipe import Recipe
+
+STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "study.yaml", "runs.jsonl", "curves.jsonl", "timing.json"
+Line = dict[str, Any]
+"""A line of runs.jsonl: the facts about a finished run."""
 
 _POINTS = 50  # of a curve
 
@@ -54,7 +47,7 @@ class StudyFolder:
         """
         if not (self.path / STUDY_FILE).is_file():
             return
-        before = _fixed(read_study(self.path))
+        before = _fixed(read_study_file(self.path))
         for key, new in _fixed(study.model_dump(mode="json")).items():
             old = before[key]
             if old != new and not (key.endswith(".suite") and None in (old, new)):  # a grid may come or go
@@ -66,6 +59,8 @@ class StudyFolder:
 
     def claim(self, study: Study) -> None:
         """Check the folder and write study.yaml."""
+        from diffclip.study.recipe import to_yaml
+
         self.check(study)
         write_text(self.path / STUDY_FILE, to_yaml(study))
 
@@ -83,27 +78,45 @@ class StudyFolder:
         _write_lines(self.path / RUNS_FILE, self.runs.values())
 
 
-def read_measured(run: Path) -> dict[str, Any] | None:
-    """Read what the process of a trained run measured; None before the end of the training.
+def saved_curves(folders: Iterable[Path]) -> list[Line]:
+    """Read the lines of every `curves.jsonl` below `folders`."""
+    return [
+        row for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for row in read_lines(file)
+    ]
 
-    `diverged` (the step, or None), `peak_memory` in bytes, `device`, `threads`, `side_by_side`, and once the run is
-    evaluated `suite_seconds`.
+
+def read_study_file(folder: Path) -> dict[str, Any]:
+    """Read the fields of the study in `folder`.
+
+    Raises:
+        InputError: the file cannot be read, or is no study.
     """
-    file = run / MEASURED_FILE
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    file = folder / STUDY_FILE
+    try:
+        return dict(yaml.safe_load(file.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        raise InputError(f"{file} is not a study: remove it, or give another folder") from None
 
 
-def describe_run(run: Path, planned: Planned, study: Study) -> tuple[Line, list[Record], Line]:
+def read_timing(folder: Path) -> dict[str, Any]:
+    """Read the step times of a study's arms, see `diffclip.study.timing.time_arms`; empty where there are none."""
+    file = folder / TIMING_FILE
+    return dict(json.loads(file.read_text("utf-8"))["arms"]) if file.is_file() else {}
+
+
+def describe_run(
+    run: Path, planned: Planned, study: Study, place: Place, measured: Mapping[str, Any]
+) -> tuple[Line, list[Record], Line]:
     """Read a finished run's folder: its line of runs.jsonl, its records, and its curves.
+
+    Args:
+        measured: `diverged` (the step, or None) and `suite_seconds`.
 
     Raises:
         InputError: a file cannot be read, or the run was never validated.
     """
-    measured = read_measured(run)
-    if measured is None:
-        raise InputError(f"{run / MEASURED_FILE} is missing: start the study again")
-    steps, validations = read_lines(run / METRICS), read_lines(run / VALIDATION)
-    diverged = measured["diverged"]
+    steps, validations = read_lines(run / METRICS_FILE), read_lines(run / VALIDATION_FILE)
+    start, diverged = read_starts(run)[-1], measured["diverged"]
     scored = [row for row in validations if row.get("score") is not None]
     if diverged is None and not scored:
         raise InputError(f"{run} was never validated: give the study's data a split val")
@@ -118,10 +131,13 @@ def describe_run(run: Path, planned: Planned, study: Study) -> tuple[Line, list[
         "diverged": diverged,
         "steps": steps[-1]["step"] if steps else 0,
         "seconds": round(float(seconds.sum()), 2),
-        "suite_seconds": measured.get("suite_seconds"),
+        "suite_seconds": measured["suite_seconds"],
         "parameters": _parameters(planned.recipe),
         "step_seconds": float(np.median(seconds)) if steps else None,
-        **{key: measured.get(key) for key in ("peak_memory", "device", "threads", "side_by_side")},
+        "peak_memory": start.get("ended", {}).get("peak_memory"),
+        "device": start["gpus"][0]["name"] if place.device == "cuda" else start["machine"]["cpu"],
+        "threads": place.threads,
+        "side_by_side": place.workers,
         "recipe": planned.digest,
     }
     records: list[Record] = []
@@ -168,6 +184,10 @@ def _whose(planned: Planned) -> dict[str, Any]:
 
 
 def _parameters(recipe: Recipe) -> int:
+    import torch
+
+    from diffclip.model import CLIP
+
     with torch.device("meta"):
         return sum(weights.numel() for weights in CLIP(recipe.config(), seed=0).parameters())
 
@@ -175,6 +195,8 @@ def _parameters(recipe: Recipe) -> int:
 def _fixed(study: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys under other values of which runs were trained on other data, measured on other tasks, or judged
     by another endpoint."""
+    from diffclip.study.recipe import Primary
+
     found = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}
     primary = Primary.model_validate(study.get("primary") or {}).model_dump(exclude={"alone"})
     found |= {f"primary.{key}": value for key, value in primary.items()}

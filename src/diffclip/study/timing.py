@@ -16,11 +16,11 @@ from diffclip.errors import DiffCLIPError
 from diffclip.files import write_text
 from diffclip.model import CLIP
 from diffclip.study.recipe import Study
-from diffclip.study.runs import TIMING_FILE
+from diffclip.study.results import TIMING_FILE
+from diffclip.training.about import cpu_name
 from diffclip.training.distributed import native_precision
 from diffclip.training.losses import make_criterion
 from diffclip.training.recipe import Recipe
-from diffclip.training.run_folder import cpu_name
 
 _STEPS = 3  # of a turn, after one that warms up
 _ROUNDS = 15  # at most

@@ -4,16 +4,18 @@ progress on stderr."""
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import torch
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
 from diffclip.files import check_writable, disk_errors, write_text
@@ -23,6 +25,7 @@ from diffclip.training.run_folder import (
     TENSORBOARD_FOLDER,
     VALIDATION_FILE,
     end_start,
+    read_lines,
 )
 
 # without a terminal, a line this often (seconds)
@@ -92,7 +95,7 @@ class RunLogger:
                     logger.finalize("failed" if error else "success")
                     if name == "Weights & Biases":
                         logger.experiment.finish(exit_code=int(error is not None))
-                end_start(self._run, _line_of(error) if error else FINISHED, self._step)
+                end_start(self._run, _line_of(error) if error else FINISHED, self._step, _peak_memory())
         except (OSError, InputError):
             if error is None:  # a full disk refuses once more what it has refused before
                 raise
@@ -139,6 +142,13 @@ class RunLogger:
         with disk_errors(self._run / TENSORBOARD_FOLDER):
             for logger in self._loggers.values():
                 logger.log_metrics(numbers, record["step"])
+
+
+def _peak_memory() -> int:
+    """The most bytes that this process has held, on its GPU if it has one."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of what the system tells
+    resident = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return torch.cuda.max_memory_allocated() or resident
 
 
 def _line_of(error: BaseException) -> str:
@@ -212,14 +222,9 @@ def _numbers(
 
 def forget_after(file: Path, step: int) -> None:
     """Keep the records of `file` up to `step`; a line that was cut off goes too."""
-    if not file.is_file():
-        return
-    kept = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    write_text(file, "".join(kept))
+    if file.is_file():
+        kept = [row for row in read_lines(file) if row["step"] <= step]
+        write_text(file, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 Ended = deque[tuple[int, float, float]]

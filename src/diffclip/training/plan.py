@@ -95,17 +95,23 @@ def plan_run(
         recipe = recipe.model_copy(update={"precision": "bf16"})
     sharded, share = world > 1 and strategy == "fsdp", recipe.batch_size // world
     pass_size = min(recipe.micro_batch or share, share)
-    flops = _with_total(count_flops(recipe, in_parts=pass_size < share))
+    counts = _count(
+        recipe.config().model_dump_json(),
+        recipe.attention_backend,
+        recipe.grad_checkpointing,
+        recipe.precision,
+    )
+    flops = _flops(recipe, counts, in_parts=pass_size < share)
     tflops = getattr(GPUS[gpu], recipe.precision)
     samples_per_second = tflops * 1e12 * UTILIZATION * world / flops["total"]
     steps = steps_per_epoch * recipe.epochs if steps_per_epoch else None
 
     room = GPUS[gpu].memory_gib * GIB
-    memory = _with_total(memory_of(recipe, world, sharded, pass_size))
+    memory = _memory(recipe, counts, world, sharded, pass_size)
     fits, advice = memory["total"] <= room, None
     if not fits:
         sizes = dict.fromkeys(-(-share // passes) for passes in range(1, share + 1))
-        fitting = (size for size in sizes if sum(memory_of(recipe, world, sharded, size).values()) <= room)
+        fitting = (n for n in sizes if _memory(recipe, counts, world, sharded, n)["total"] <= room)
         largest = next(fitting, None)
         advice = f"does not fit into {GPUS[gpu].memory_gib:.0f} GiB: " + (
             f"micro_batch={largest} does"
@@ -120,7 +126,7 @@ def plan_run(
         "batch_size": recipe.batch_size,
         "share": share,
         "pass_size": pass_size,
-        "parameters": _with_total(_parameters(recipe.config().model_dump_json())[0]),
+        "parameters": _with_total(counts.parameters),
         "flops": flops,
         "memory": memory,
         "samples_per_epoch": samples,
@@ -139,40 +145,71 @@ def _with_total(parts: dict[str, int]) -> dict[str, int]:
     return parts | {"total": sum(parts.values())}
 
 
-def count_flops(recipe: Recipe, in_parts: bool = False) -> dict[str, int]:
-    """Operations per sample in training: those of the matrix products (a multiplication and an addition are two).
+class _Counts(NamedTuple):
+    """Parameters by part, of the largest block and of no block; operations a sample of each tower and of the backward
+    pass; and the bytes of a forward and backward pass, a constant and those of a sample."""
 
-    Attention is counted by its formula, every entry of every map. `in_parts` says that a process computes its share of
-    the batch in several passes, for which features come first (GradCache).
-    """
-    config = recipe.config()
-    vision, text, backward = _passes(config.model_dump_json(), recipe.grad_checkpointing)
-    return {
-        "vision tower, forward": vision,
-        "text tower, forward": text,
-        "backward": backward,
-        "features first, for batches in parts": vision + text if in_parts else 0,
-        # logits in both directions, and both gradients of each product
-        "loss": 3 * 2 * 2 * config.embed_dim * recipe.batch_size,
-    }
+    parameters: dict[str, int]
+    block: int
+    rest: int
+    vision: int
+    text: int
+    backward: int
+    constant: int
+    per_sample: int
 
 
 @functools.cache
-def _passes(config: str, again: bool) -> tuple[int, ...]:
-    """Operations a sample of the vision tower, the text tower and the backward pass."""
-    whole, samples = CLIPConfig.model_validate_json(config), 2  # 1 is a size that some operations treat apart
-    with weightless(whole, "eager", again) as model:
-        images, tokens = make_batch(whole, samples)
+def _count(config_json: str, backend: str, again: bool, precision: str) -> _Counts:
+    """Count a model without weights; `again` recomputes blocks in the backward pass (`grad_checkpointing`)."""
+    config, samples = (
+        CLIPConfig.model_validate_json(config_json),
+        2,
+    )  # 1 is a size that some operations treat apart
+    with weightless(config, "eager", again) as model:  # every entry of every map counts
+        images, tokens = make_batch(config, samples)
         with FlopCounterMode(display=False) as vision:
             features = model.encode_image(images).sum()
         with FlopCounterMode(display=False) as text:
             features = features + model.encode_text(tokens).sum()
         with FlopCounterMode(display=False) as backward:
             features.backward()  # type: ignore[no-untyped-call]
-    return tuple(counter.get_total_flops() // samples for counter in (vision, text, backward))
+    flops = [counter.get_total_flops() // samples for counter in (vision, text, backward)]
+    parts = parameters_by_part(model)
+    blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
+
+    if backend in ("auto", "triton"):
+        # the fused kernel keeps what fused plain attention keeps, and three numbers per row (0.1 % of ViT-B/16)
+        for tower in (config.vision, config.text):
+            tower.attention = "softmax" if tower.attention == "differential" else tower.attention
+        backend = "sdpa"
+    few, many = 32, 64
+    with weightless(config, backend, again) as model:
+        of_few, of_many = (peak_of_pass(model, *make_batch(config, n), precision) for n in (few, many))
+    per_sample = (of_many - of_few) // (many - few)
+    constant, rest = max(0, of_few - few * per_sample), sum(parts.values()) - sum(blocks)
+    return _Counts(parts, max(blocks), rest, flops[0], flops[1], flops[2], constant, per_sample)
 
 
-def memory_of(recipe: Recipe, world: int, sharded: bool, pass_size: int) -> dict[str, int]:
+def _flops(recipe: Recipe, counts: _Counts, in_parts: bool) -> dict[str, int]:
+    """Operations per sample in training: those of the matrix products (a multiplication and an addition are two).
+
+    `in_parts` says that a process computes its share of the batch in several passes, for which features come first
+    (GradCache).
+    """
+    forward = counts.vision + counts.text
+    parts = {
+        "vision tower, forward": counts.vision,
+        "text tower, forward": counts.text,
+        "backward": counts.backward,
+        "features first, for batches in parts": forward if in_parts else 0,
+        # logits in both directions, and both gradients of each product
+        "loss": 3 * 2 * 2 * recipe.config().embed_dim * recipe.batch_size,
+    }
+    return _with_total(parts)
+
+
+def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_size: int) -> dict[str, int]:
     """Bytes of one process of `world` by part, in passes of `pass_size` samples; a compiled model takes less.
 
     The parts' worst moments do not quite meet, so their sum is on the safe side. `sharded` is FSDP: each process has
@@ -180,58 +217,26 @@ def memory_of(recipe: Recipe, world: int, sharded: bool, pass_size: int) -> dict
     to no block, the token embedding above all, stays gathered through the step.
     """
     config, share = recipe.config(), recipe.batch_size // world
-    parts, block, rest = _parameters(config.model_dump_json())
-    whole = sum(parts.values())
+    whole = sum(counts.parameters.values())
     own = -(-whole // world) if sharded else whole
     in_parts = pass_size < share
+    gathered = (2 if recipe.loss == "clip" else 1) * share * world if world > 1 else 0
+    image, text = 3 * config.vision.image_size**2, config.text.context_length
+    moving = {
+        # two blocks' weights and one block's gradients; weights and gradients of the rest
+        "gathered weights": _FLOAT * (3 * counts.block + 2 * counts.rest) if sharded else 0,
+        "forward and backward pass": counts.constant + pass_size * counts.per_sample,
+        "features, all processes": 2 * _FLOAT * config.embed_dim * (2 * share + gathered),
+        "logits": _LOGIT[recipe.loss] * share * share * world,
+        "input batch": share * (image + _TOKEN * text) + pass_size * image * _FLOAT,
+    }
     lasting = {
         "weights": _FLOAT * own,
         "gradients": _FLOAT * (whole if in_parts else own),
         "optimizer": 2 * _FLOAT * own,
     }
-    constant, per_sample = _pass_memory(
-        config.model_dump_json(), recipe.attention_backend, recipe.grad_checkpointing, recipe.precision
-    )
-    gathered = (2 if recipe.loss == "clip" else 1) * share * world if world > 1 else 0
-    image, text = 3 * config.vision.image_size**2, config.text.context_length
-    moving = {
-        # two blocks' weights and one block's gradients; weights and gradients of the rest
-        "gathered weights": _FLOAT * (3 * block + 2 * rest) if sharded else 0,
-        "forward and backward pass": constant + pass_size * per_sample,
-        "features, all processes": 2 * _FLOAT * config.embed_dim * (2 * share + gathered),
-        "logits": _LOGIT[recipe.loss] * share * share * world,
-        "input batch": share * (image + _TOKEN * text) + pass_size * image * _FLOAT,
-    }
     moving = {part: int(_SLACK * size) for part, size in moving.items()}
-    return lasting | moving | {"CUDA and libraries": _CONTEXT}
-
-
-@functools.cache
-def _parameters(config: str) -> tuple[dict[str, int], int, int]:
-    """Numbers of parameters: by part, those of the largest block, and those of no block."""
-    with weightless(CLIPConfig.model_validate_json(config)) as model:
-        blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
-        parts = parameters_by_part(model)
-    return parts, max(blocks), sum(parts.values()) - sum(blocks)
-
-
-@functools.cache
-def _pass_memory(config: str, backend: str, again: bool, precision: str) -> tuple[int, int]:
-    """Bytes of a forward and backward pass: a constant, and bytes per sample."""
-    parsed = CLIPConfig.model_validate_json(config)
-    if backend in ("auto", "triton"):
-        # the fused kernel keeps what fused plain attention keeps, and three numbers per row (0.1 % of ViT-B/16)
-        for tower in (parsed.vision, parsed.text):
-            tower.attention = "softmax" if tower.attention == "differential" else tower.attention
-        backend = "sdpa"
-    few, many = 32, 64
-    with weightless(parsed, backend, again) as model:
-        of_few, of_many = (peak_of_pass(model, *make_batch(parsed, n), precision) for n in (few, many))
-    per_sample = (of_many - of_few) // (many - few)
-    return max(0, of_few - few * per_sample), per_sample
-
-
-# --- models without weights ---
+    return _with_total(lasting | moving | {"CUDA and libraries": _CONTEXT})
 
 
 @contextmanager
@@ -242,18 +247,11 @@ def weightless(config: CLIPConfig, attention_backend: str = "sdpa", again: bool 
     `again` recomputes blocks in the backward pass (`grad_checkpointing`).
     """
     with torch.device("meta"):
-        model = CLIP(config, seed=0)
-    model.train()
+        model = CLIP(config, attention_backend=attention_backend, seed=0).train()
     model.set_grad_checkpointing(again)
-    model.set_attention_backend(attention_backend)
     # device types other than the CPU's have no autocast where their hardware is missing, so fake CPU tensors it is
-    with FakeTensorMode():
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    fake = torch.empty(parameter.shape, dtype=parameter.dtype)
-                    module._parameters[name] = nn.Parameter(fake)
-        yield model
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield model.to_empty(device="cpu")
 
 
 def make_batch(config: CLIPConfig, samples: int) -> tuple[Tensor, Tensor]:

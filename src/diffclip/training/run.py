@@ -27,6 +27,7 @@ from diffclip.files import disk_errors, write_text
 from diffclip.model import CLIP
 from diffclip.model_source import load
 from diffclip.tokenizer import Tokenizer
+from diffclip.training.about import describe_start, hide_credentials
 from diffclip.training.checkpoint import Progress, choose_checkpoint, read_state, restore_checkpoint
 from diffclip.training.distributed import (
     all_do,
@@ -47,8 +48,6 @@ from diffclip.training.run_folder import (
     RECIPE_FILE,
     add_start,
     check_folder,
-    describe_start,
-    hide_credentials,
     is_started,
     lock_folder,
 )

@@ -1,30 +1,25 @@
-"""The folder of a run: its recipe, its lock, and `about.json`, a list of its starts with what may change their numbers.
+"""The folder of a run: who may train in it, and what it tells, also while a run goes. Nothing here imports torch.
 
-{"starts": [{"time", "step", "command", …, "ended": {"time", "step", "how"}}, …]}
+`about.json` is {"starts": [{"time", "step", "command", …, "ended": {"time", "step", "how", "peak_memory"}}, …]}.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import re
-import shlex
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import torch
+import numpy as np
+import yaml
 
-import diffclip
 from diffclip.data.remote import shown
 from diffclip.errors import InputError
-from diffclip.files import cores, disk_errors, lock_file, write_text
+from diffclip.files import disk_errors, lock_file, write_text
 from diffclip.training.recipe import Recipe, read_recipe
 
 RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
@@ -37,14 +32,12 @@ _FREE_KEYS = {
     *("attention_backend", "data.train", "data.val", "data.memory", "data.expected_samples"),
     *("data.workers", "data.cache", "data.cache_gb", "data.timeout"),
 }
-_OF_A_RUN = {
-    *(RECIPE_FILE, METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER, ABOUT_FILE, LOCK_FILE),
-    *("checkpoints", "report.html", "wandb"),
-}
-_PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "triton")
-_ENVIRONMENT = re.compile(
-    r"(OMP|MKL|CUDA|CUBLAS|NCCL|GLOO|TORCH|PYTORCH|TORCHINDUCTOR|TRITON)_\w+|SLURM_(?!JWT)\w+|NVIDIA_TF32_OVERRIDE"
-)
+_TOWERS = {"visual": "vision", "text": "text"}
+# a run that wrote nothing for so many seconds, and did not say how it ended, has stopped
+_SILENCE = 600.0
+SEED = re.compile(r"-s\d+$")
+"""The end of a run's name."""
+Row = dict[str, Any]
 
 
 def is_started(run: Path) -> bool:
@@ -70,11 +63,11 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
         start.get("step") or start.get("ended", {}).get("how") == FINISHED for start in read_starts(run)
     ):
         raise InputError(f"{run} has lost its checkpoints: bring them back, or start a run in another folder")
-    if resume and RECIPE_FILE in found:
+    if RECIPE_FILE in found and (resume or LOCK_FILE in found):
         change = _change(read_recipe(run / RECIPE_FILE), recipe)
-        if change is not None:
+        if resume and change is not None:
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
-    elif found and not (LOCK_FILE in found and found <= _OF_A_RUN):
+    elif found and LOCK_FILE not in found:
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
 
 
@@ -110,55 +103,6 @@ def _flat(recipe: Recipe) -> dict[str, Any]:
     return fields | {f"data.{key}": value for key, value in data.items()}
 
 
-def describe_start(
-    recipe: Recipe, data: Mapping[str, Any], processes: Mapping[str, Any], step: int, steps: int
-) -> dict[str, Any]:
-    """The facts of a start that goes on after `step` of `steps`, as `about.json` keeps them; credentials are hidden."""
-    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    packages = {}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            packages[name] = version(name)
-    facts = {
-        "time": time.time(),
-        "step": step,
-        "steps": steps,
-        "epochs": recipe.epochs,
-        "batch_size": recipe.batch_size,
-        "command": _command(),
-        "folder": os.getcwd(),
-        "versions": {
-            "diffclip": diffclip.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            **packages,
-        },
-        "git": _git_state(),
-        "machine": {
-            "name": platform.node(),
-            "system": platform.platform(),
-            "cpu": cpu_name(),
-            "cores": cores(),
-            "threads": torch.get_num_threads(),
-            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        },
-        "gpus": [{"name": gpu.name, "memory": gpu.total_memory} for gpu in gpus],
-        "processes": processes,
-        "data": data,
-        "environment": {
-            name: os.environ[name] for name in sorted(os.environ) if _ENVIRONMENT.fullmatch(name)
-        },
-    }
-    return hide_credentials(facts)
-
-
-def hide_credentials(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Hide the credentials of addresses in `facts`, and make JSON's types of its values."""
-    found: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str, ensure_ascii=False)))
-    return found
-
-
 def add_start(run: Path, facts: Mapping[str, Any]) -> None:
     """Append a start to `about.json` of `run`; a file that cannot be read is replaced.
 
@@ -168,53 +112,163 @@ def add_start(run: Path, facts: Mapping[str, Any]) -> None:
     _write_starts(run, [*read_starts(run), dict(facts)])
 
 
-def end_start(run: Path, how: str, step: int) -> None:
-    """Note that the last start of `run` ended after `step`, and `how`: `FINISHED`, or what stopped it, in one line."""
+def end_start(run: Path, how: str, step: int, peak_memory: int) -> None:
+    """Note that the last start of `run` ended after `step`, and `how`: `FINISHED`, or what stopped it, in one line.
+
+    `peak_memory` is in bytes, of the process or of its GPU.
+    """
     starts = read_starts(run)
     if starts:
-        starts[-1]["ended"] = {"time": time.time(), "step": step, "how": shown(how)}
+        ended = {"time": time.time(), "step": step, "how": shown(how), "peak_memory": peak_memory}
+        starts[-1]["ended"] = ended
         _write_starts(run, starts)
 
 
-def read_starts(run: Path) -> list[dict[str, Any]]:
+def read_starts(run: Path) -> list[Row]:
     """The starts of `run`, oldest first; none where `about.json` is missing or damaged."""
     try:
-        starts: list[dict[str, Any]] = json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))["starts"]
+        starts: list[Row] = json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))["starts"]
         return starts
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
-def _write_starts(run: Path, starts: list[dict[str, Any]]) -> None:
+def _write_starts(run: Path, starts: list[Row]) -> None:
     write_text(run / ABOUT_FILE, json.dumps({"starts": starts}, indent=1, ensure_ascii=False) + "\n")
 
 
-def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"model name\s*: (.+)", text):
-            return found[1].strip()
-    return platform.processor() or platform.machine()
+@dataclass(frozen=True)
+class Run:
+    """One training run as its folder tells it.
+
+    Attributes:
+        rows: the telemetry, one mapping per step.
+        validations: one mapping per validation.
+        starts: one mapping per start (`about.json`), oldest first.
+        heard: when the telemetry was last written, unix seconds.
+    """
+
+    folder: Path
+    recipe: Row
+    rows: list[Row]
+    validations: list[Row]
+    starts: list[Row]
+    heard: float
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name
+
+    @property
+    def arm(self) -> str:
+        """The run's name without its seed."""
+        return SEED.sub("", self.name)
+
+    @property
+    def seed(self) -> int | None:
+        """The training seed."""
+        return self.recipe.get("seed")
+
+    @property
+    def steps(self) -> int | None:
+        """The planned number of steps; None where no start told it."""
+        return self.starts[-1].get("steps") if self.starts else None
+
+    @property
+    def ended(self) -> Row:
+        """The end of the last start; empty while it goes or if it left no word."""
+        return (self.starts[-1].get("ended") if self.starts else None) or {}
+
+    def state(self, now: float) -> str:
+        """Tell whether the run is "going", "finished" or "stopped" at `now` (unix seconds)."""
+        if self.ended.get("how") == FINISHED or (self.steps and self.rows[-1]["step"] >= self.steps):
+            return "finished"
+        return "stopped" if self.ended or now - self.heard > _SILENCE else "going"
 
 
-def _command() -> str:
-    """The command line that this process was started with."""
-    program, *words = sys.argv
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    name = f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(program).name
-    return f"{name} {shlex.join(words)}".strip()
+def run_folders(folder: str | Path) -> list[Path]:
+    """List the runs that have made a step: `folder` itself, or those up to two levels below it."""
+    top = Path(folder)
+    places = [top, *sorted(top.glob("*")), *sorted(top.glob("*/*"))]
+    found = [one for one in places if (one / RECIPE_FILE).is_file() and (one / METRICS_FILE).is_file()]
+    return [one for one in found if (one / METRICS_FILE).stat().st_size]
 
 
-def _git_state() -> dict[str, str] | None:
-    """The commit of the tree that the package is a tracked part of, with "-dirty" after changes; None without git."""
+def read_run(folder: str | Path) -> Run:
+    """Read a run folder that has made a step.
 
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(diffclip.__file__).parent), *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
-
+    Raises:
+        InputError: it has not, or its files cannot be read.
+    """
+    folder = Path(folder)
+    for name in (RECIPE_FILE, METRICS_FILE):
+        if not (folder / name).is_file():
+            raise InputError(
+                f"{folder} has no {name}: give the folder of a run that `diffclip train` has begun"
+            )
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")
-        return {"commit": git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")}
-    except (OSError, subprocess.SubprocessError):
-        return None
+        recipe = dict(yaml.safe_load((folder / RECIPE_FILE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise InputError(f"cannot read {folder}: {str(error).splitlines()[0]}") from error
+    rows = read_lines(folder / METRICS_FILE)
+    if not rows:
+        raise InputError(f"{folder / METRICS_FILE} has no complete step yet: wait for the first step")
+    validations, heard = read_lines(folder / VALIDATION_FILE), (folder / METRICS_FILE).stat().st_mtime
+    return Run(folder, recipe, rows, validations, read_starts(folder), heard)
+
+
+def read_lines(path: Path) -> list[Row]:
+    """Read JSON objects, one per line; a line cut short is left out, and a missing file has none.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if not path.is_file():
+        return []
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    rows = []
+    for line in lines:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def curve_of(folder: str | Path, points: int = 300) -> Row:
+    """Thin the run in `folder` to `points` steps, in the form of a line of `curves.jsonl`."""
+    run = read_run(folder)
+    names = {"run": run.name, "group": None, "arm": run.arm, "seed": run.seed}
+    return names | curve(run.rows, run.validations, points)
+
+
+def curve(rows: Sequence[Row], validations: Sequence[Row], points: int) -> Row:
+    """Thin steps to `points`, and add all validations."""
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(points, len(rows))).astype(int))
+    rows = [rows[index] for index in chosen]
+    return {
+        "step": [row["step"] for row in rows],
+        "loss": [_rounded(row.get("loss")) for row in rows],
+        "lambda": _by_tower(rows, "lambda"),
+        "validation": {
+            "step": [row["step"] for row in validations],
+            "score": [_rounded(row.get("score")) for row in validations],
+            "map_correlation": _by_tower(validations, "map_correlation"),
+        },
+    }
+
+
+def _by_tower(rows: Sequence[Row], key: str) -> dict[str, list[list[float | None]]]:
+    """Return the values of layers in each row, by tower; a tower that lacks them in some row is left out."""
+    return {
+        name: [[_rounded(value) for value in row[key][tower]] for row in rows]
+        for tower, name in _TOWERS.items()
+        if rows and all((row.get(key) or {}).get(tower) for row in rows)
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five significant digits; None for what is not finite."""
+    return float(f"{value:.5g}") if value is not None and np.isfinite(value) else None

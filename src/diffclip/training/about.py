@@ -1,0 +1,103 @@
+"""The facts of a start of a run that may change its numbers, as `about.json` keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import diffclip
+from diffclip.data.remote import shown
+from diffclip.files import cores
+from diffclip.training.recipe import Recipe
+
+_PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "triton")
+
+
+def describe_start(
+    recipe: Recipe, data: Mapping[str, Any], processes: Mapping[str, Any], step: int, steps: int
+) -> dict[str, Any]:
+    """The facts of a start that goes on after `step` of `steps`, as `about.json` keeps them; credentials are hidden."""
+    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    packages = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    facts = {
+        "time": time.time(),
+        "step": step,
+        "steps": steps,
+        "epochs": recipe.epochs,
+        "batch_size": recipe.batch_size,
+        "command": _command(),
+        "folder": os.getcwd(),
+        "versions": {
+            "diffclip": diffclip.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            **packages,
+        },
+        "git": _git_state(),
+        "machine": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "cpu": cpu_name(),
+            "cores": cores(),
+            "threads": torch.get_num_threads(),
+            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
+        "gpus": [{"name": gpu.name, "memory": gpu.total_memory} for gpu in gpus],
+        "processes": processes,
+        "data": data,
+    }
+    return hide_credentials(facts)
+
+
+def hide_credentials(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Hide the credentials of addresses in `facts`, and make JSON's types of its values."""
+    found: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str, ensure_ascii=False)))
+    return found
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"model name\s*: (.+)", text):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _command() -> str:
+    """The command line that this process was started with."""
+    program, *words = sys.argv
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(program).name
+    return f"{name} {shlex.join(words)}".strip()
+
+
+def _git_state() -> dict[str, str] | None:
+    """The commit of the tree that the package is a tracked part of, with "-dirty" after changes; None without git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(diffclip.__file__).parent), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return {"commit": git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")}
+    except (OSError, subprocess.SubprocessError):
+        return None
