@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # open_clip and timm write nothing, but hub clients look for the network unless told not to
@@ -46,6 +48,13 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A line for each reason to skip tests, with their number."""
+    reports = terminalreporter.stats.get("skipped", ())
+    for reason, count in Counter(report.longrepr[2] for report in reports).items():
+        terminalreporter.write_line(f"{reason}: {count} tests")
 
 
 @pytest.fixture(autouse=True)
