@@ -53,8 +53,9 @@ def pytest_unconfigure() -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """A line for each reason to skip tests, with their number."""
     reports = terminalreporter.stats.get("skipped", ())
-    for reason, count in Counter(report.longrepr[2] for report in reports).items():
-        terminalreporter.write_line(f"{reason}: {count} tests")
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.items():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
 @pytest.fixture(autouse=True)
