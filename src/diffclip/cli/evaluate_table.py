@@ -18,6 +18,8 @@ from diffclip.report.tables import values_table
 
 _TASK, _VERDICT = 20, 16
 """Letters that a task's name and a verdict need: both may be broken between words."""
+_MOST = 30
+"""Measures that a table of one task shows; of more, only the headlines."""
 
 
 def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], headlines_only: bool) -> None:
@@ -29,12 +31,16 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
     frame = pd.DataFrame([record.model_dump() for record in records], columns=list(Record.model_fields))
     results = results_of(frame.assign(place=range(len(frame))))
     plain = results.records[results.records["layer"].isna()]
-    measures = headlines(results.records) if headlines_only else list(plain["measure"].unique())
+    measures = list(plain["measure"].unique())
+    if headlines_only or len(measures) > _MOST:
+        measures = headlines(results.records)
     compared = compare(results, measures, contrasts_of(results)) if results.seeds > 1 else pd.DataFrame()
     table = values_table(results, measures, "", intervals=compared.empty).frame
     told = ["Shares in %", *([f"mean over {results.seeds} seeds"] if results.seeds > 1 else [])]
     told += ["with the 95 % interval over items"] if compared.empty else []
     notes = [", ".join(told) + "."]
+    if others := plain["measure"].nunique() - len(measures):
+        notes.append(f"{others} more measures are in the results (diffclip report shows all).")
     if len(compared):
         for model, own in compared.groupby("model", sort=False):
             words = {row["measure"]: verdict_text(row) for _, row in own.iterrows()}
