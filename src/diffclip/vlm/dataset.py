@@ -67,7 +67,7 @@ class Conversations(Sequence[Conversation]):
 
     def has_image(self) -> NDArray[np.bool_]:
         """Return for each sample [n] whether it has an image."""
-        return self._entries[:, -1].astype(bool)
+        return np.asarray(self._entries[:, -1] > 0, np.bool_)
 
     def token_counts(self, template: str, image_tokens: int, max_length: int) -> NDArray[np.float64]:
         """Estimate the tokens [n] of each sample from its letters, its image's included, at most `max_length`."""
