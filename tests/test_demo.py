@@ -6,14 +6,27 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+
+from diffclip.demo import run_demo
 
 
 def demo(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "diffclip.cli", "demo", "--folder", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=3000)
+
+
+def test_the_scenes_show_their_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Mock()
+    writing = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("diffclip.demo.write_scenes", writing)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(tmp_path, print, lambda part: nullcontext(getattr(shown, part)))
+    assert writing.call_args.kwargs["progress"] is shown.scenes
 
 
 @pytest.mark.slow(minutes=5)

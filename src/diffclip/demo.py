@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from diffclip.model_source import load, load_for_use
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.scenes import write_scenes
+from diffclip.scenes.write import Progress
 from diffclip.training.recipe import read_recipe
 from diffclip.training.run import train
 
@@ -29,18 +31,27 @@ _TRAIN, _VAL, _TEST = 6000, 500, 1000
 _EXAMPLES, _ATTENTION_IMAGES = 4, 6
 
 
-def run_demo(folder: Path, say: Callable[[str], None], seeds: int = 1) -> tuple[Path, list[Record]]:
+def run_demo(
+    folder: Path,
+    say: Callable[[str], None],
+    showing: Callable[[str], AbstractContextManager[Progress]],
+    seeds: int = 1,
+) -> tuple[Path, list[Record]]:
     """Make or complete the demonstration in `folder`; return its page, `report.html`, and the records of all models.
 
     Args:
+        say: called with a line for the user.
+        showing: makes the progress of a part by its name.
         seeds: the number of training seeds of each model; runs are `CLIP`, `CLIP-s1`, `CLIP-s2`, …
 
     Raises:
         InputError: the folder holds something else, or the disk is full.
-        StoppedError: a signal asked to stop; the next call goes on.
+        StoppedError: a signal asked to stop a training; the next call goes on.
     """
     scenes = folder / "scenes"
-    drawn = write_scenes(scenes, size=64, train=_TRAIN, val=_VAL, test=_TEST, seed=0, workers=2)
+    sizes = {"size": 64, "train": _TRAIN, "val": _VAL, "test": _TEST}
+    with showing("scenes") as progress:
+        drawn = write_scenes(scenes, **sizes, seed=0, workers=2, progress=progress)
     say(f"scenes: {'drawn in' if drawn else 'reusing'} {scenes} ({_TRAIN + _VAL + _TEST:,} captioned images)")
     runs = []
     for seed, model in product(range(seeds), MODELS):

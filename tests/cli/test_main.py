@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,6 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         (DiffCLIPError("a\x1b[2Jb"), 1, "a\\x1b[2Jb\n"),
         (DiffCLIPError("step 3: the loss is nan"), 1, "step 3: the loss is nan\n"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), 1, "a data worker died, "),
-        (KeyboardInterrupt(), 130, "interrupted"),
         (StoppedError("asked to stop"), 75, "runs/demo: stopped, the state is saved: the same command"),
     ],
 )
@@ -96,6 +96,26 @@ def test_failures_of_the_system_are_one_line(error: BaseException, code: int, li
     assert done.returncode == code
     assert done.stderr.startswith(f"diffclip: {line}")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_is_one_line(monkeypatch) -> None:
+    monkeypatch.setattr("diffclip.cli.main.app", Mock(side_effect=KeyboardInterrupt))
+    done = diffclip_command("report")
+    assert (done.returncode, done.stderr) == (130, "diffclip: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [("demo", "diffclip.demo.run_demo"), ("vlm demo", "diffclip.cli.vlm.run_vlm_demo")],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_demo_says_how_to_go_on(command: str, function: str, number: int, monkeypatch) -> None:
+    monkeypatch.setattr(function, lambda *_, **__: signal.raise_signal(number))
+    done = diffclip_command(*command.split(), "--folder", "some")
+    assert done.returncode == 75
+    assert done.stdout.startswith("some: loading PyTorch")
+    assert done.stderr == "diffclip: some: stopped, the state is saved: the same command goes on\n"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_our_own_mistakes_keep_their_traceback(monkeypatch) -> None:

@@ -184,10 +184,14 @@ def test_a_batch_is_padded_on_the_right(processor: Any, shown: tuple[list[Conver
 
 def test_batches_are_random_and_sorted_by_length() -> None:
     lengths = np.random.default_rng(0).integers(1, 1000, 1000).astype(np.float64)
-    order = GroupedOrder(lengths, 64, seed=3)
+    all_shown = np.ones(1000, bool)
+    order = GroupedOrder(lengths, all_shown, 64, seed=3)
     first = list(order)
     assert sorted(first) == list(range(1000))
-    assert first == list(GroupedOrder(lengths, 64, seed=3))
+    assert first == list(GroupedOrder(lengths, all_shown, 64, seed=3))
+    # the random draw itself decides the batches where all samples have an image
+    drawn = np.random.default_rng([3, 0]).permutation(1000)
+    assert all(set(first[at : at + 64]) == set(drawn[at : at + 64].tolist()) for at in range(0, 1000, 64))
     order.set_epoch(1)
     assert first != list(order)
     batches = [lengths[first[start : start + 64]] for start in range(0, 1000, 64)]
@@ -196,6 +200,18 @@ def test_batches_are_random_and_sorted_by_length() -> None:
     # passes of 8 neighbors pad far less than passes in random order
     padded = sum(8 * lengths[first[start : start + 8]].max() for start in range(0, 960, 8)) / 960
     assert padded < 1.15 * lengths.mean()
+
+
+def test_text_only_samples_have_batches_of_their_own() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, 1000).astype(np.float64)
+    has_image = np.arange(1000) % 5 > 0  # 800 and 200: twelve and three whole batches, and 40
+    order = list(GroupedOrder(lengths, has_image, 64, seed=3))
+    assert sorted(order) == list(range(1000))
+    shares = [has_image[order[start : start + 64]].mean() for start in range(0, 960, 64)]
+    assert sorted(shares) == [0] * 3 + [1] * 12
+    assert shares != sorted(shares, reverse=True)
+    assert 0 < has_image[order[960:]].mean() < 1
+    assert (np.diff(lengths[order[:64]]) <= 0).all()
 
 
 def about(image: str, answer: str = "A") -> dict[str, Any]:

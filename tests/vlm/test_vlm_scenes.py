@@ -8,19 +8,22 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
 
 from diffclip.errors import StoppedError
-from diffclip.scenes import COLORS, questions
+from diffclip.scenes import COLORS, draw_scene, questions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import NEGATIVES, TOPICS, question_indices, question_scene
 from diffclip.scenes.write import write_questions
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import open_conversations
+from diffclip.vlm.demo import DemoSettings, train_models
 from diffclip.vlm.files import load_language_model
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.scenes import (
@@ -112,15 +115,43 @@ def test_both_stages_are_llavas_json(written: Path) -> None:
 
 def test_the_same_conversations_come_again(written: Path, tmp_path: Path) -> None:
     write_conversations(tmp_path / "again", 24, 2, 16, 3, lambda *done: None)
-    for name in ("stage1.json", "stage2.json", "images/scene_0000023.jpg"):
+    for name in ("stage1.json", "stage2.json", "images/0/scene_0000023.jpg"):
         assert (tmp_path / "again" / name).read_bytes() == (written / name).read_bytes()
+
+
+def test_a_stopped_demo_keeps_its_images_and_shows_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = Mock(side_effect=draw_scene)
+    monkeypatch.setattr("diffclip.vlm.scenes.draw_scene", drawn)
+    monkeypatch.setattr("diffclip.vlm.scenes._PART", 10)
+    monkeypatch.setattr("diffclip.vlm.demo.write_scenes", Mock())
+    monkeypatch.setattr("diffclip.vlm.demo.make_language_model", Mock(side_effect=KeyboardInterrupt))
+    settings = DemoSettings(questioned=3, talked=24, talks=1)
+
+    def train(progress: Any) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            train_models(tmp_path, [0], print, lambda part: nullcontext(Mock(wraps=progress[part])), settings)
+
+    talks = tmp_path / "conversations"
+    train(defaultdict(Mock, conversations=Mock(side_effect=[None, KeyboardInterrupt])))
+    assert (drawn.call_count, sorted(path.name for path in talks.iterdir())) == (20, ["images"])
+    progress: Any = defaultdict(Mock)
+    train(progress)
+    assert drawn.call_count == 24
+    assert len(open_conversations(talks / "stage2.json", talks / "images")) == 24
+    for topic in TOPICS:
+        assert progress[f"questions about {topic}"].call_args_list == [(("images", 1, 3),)] * 3
+    train(progress)
+    assert drawn.call_count == 24
+    assert progress["conversations"].call_count == 3
 
 
 def test_images_that_are_trained_on_are_not_asked_about(written: Path, tmp_path: Path) -> None:
     write_questions(tmp_path / "colours", 24, 16, 3, "colours")
     asked = {file.read_bytes() for file in (tmp_path / "colours" / "images").iterdir()}
     assert len(asked) == 24
-    assert not asked & {file.read_bytes() for file in (written / "images").iterdir()}
+    assert not asked & {file.read_bytes() for file in (written / "images").rglob("*.jpg")}
 
 
 @pytest.mark.parametrize("negatives", NEGATIVES)

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+@contextmanager
+def stops_explained(folder: Path) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a `StoppedError` that says how to continue; finished parts are in `folder`."""
+    from diffclip.errors import StoppedError
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = is_main and signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
+    print(f"{folder}: loading PyTorch, then finished parts are reused and the others made", flush=True)
+    try:
+        yield
+    except (StoppedError, KeyboardInterrupt) as error:
+        raise StoppedError(f"{folder}: stopped, the state is saved: the same command goes on") from error
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def demo(
@@ -20,15 +41,14 @@ def demo(
 
     A second call reuses finished parts. One seed takes five to six minutes on 2 CPU cores.
     """
-    from diffclip.errors import StoppedError, require_group
+    from diffclip.errors import require_group
 
     require_group("train", "lightning", "tensorboard", "matplotlib")
-    from diffclip.cli.evaluate_table import show_records
-    from diffclip.demo import run_demo
+    with stops_explained(folder):
+        from diffclip.cli.evaluate_table import show_records
+        from diffclip.cli.progress import showing_progress
+        from diffclip.demo import run_demo
 
-    try:
-        page, records = run_demo(folder, print, seeds)
-    except StoppedError as error:
-        raise StoppedError(f"{folder}: stopped, the state is saved: the same command goes on") from error
+        page, records = run_demo(folder, print, lambda part: showing_progress(part, {}), seeds)
     show_records(records, {}, headlines_only=True)
     print(f"The page: {page}")

@@ -247,14 +247,13 @@ def demo(
     Takes about 22 minutes on a CPU core, and about 16 for each further seed. After a stop, the same command continues
     from the last checkpoint and reuses finished parts.
     """
-    from diffclip.errors import StoppedError, require_group
+    from diffclip.cli.demo import stops_explained
+    from diffclip.errors import require_group
 
     require_group("train", "lightning", "tensorboard", "matplotlib")
     require_group("vlm", "transformers", "accelerate")
-    try:
+    with stops_explained(folder):
         run_vlm_demo(folder, range(seeds), say=print)
-    except StoppedError as error:
-        raise StoppedError(f"{folder}: stopped, the state is saved: the same command goes on") from error
 
 
 def run_vlm_demo(
@@ -264,7 +263,7 @@ def run_vlm_demo(
 
     Raises:
         InputError: the folder has other files, or the disk is full.
-        StoppedError: a signal asked to stop; the next call goes on.
+        StoppedError: a signal asked to stop a training; the next call goes on.
     """
     import torch
 

@@ -318,8 +318,13 @@ def write_choices(target: Path, pairs: int, size: int, seed: int) -> None:
             (temporary / f"{name}.json").write_text(json.dumps(items, indent=1), encoding="utf-8")
 
 
-def write_questions(target: Path, images: int, size: int, seed: int, topic: str = "kinds") -> None:
+def write_questions(
+    target: Path, images: int, size: int, seed: int, topic: str = "kinds", progress: Progress | None = None
+) -> None:
     """Write a folder with POPE's three question files (JSON lines) and the images that they ask about.
+
+    Args:
+        progress: called after each image with "images", 1 and the number of all.
 
     Raises:
         InputError: no space or permission.
@@ -329,6 +334,8 @@ def write_questions(target: Path, images: int, size: int, seed: int, topic: str 
         for index in question_indices(images, seed):
             scene = question_scene(index, seed, size)
             (temporary / QUESTION_IMAGES / image_name(index)).write_bytes(jpeg(scene.image))
+            if progress is not None:
+                progress("images", 1, images)
         for negatives in NEGATIVES:
             lines = [json.dumps(vars(one)) + "\n" for one in questions(images, negatives, seed, topic)]
             (temporary / f"coco_pope_{negatives}.json").write_text("".join(lines), encoding="utf-8")

@@ -65,6 +65,10 @@ class Conversations(Sequence[Conversation]):
         with self._lines.open("rb") as handle:
             return {json.loads(line)[1] for line in handle} - {None}
 
+    def has_image(self) -> NDArray[np.bool_]:
+        """Return for each sample [n] whether it has an image."""
+        return np.asarray(self._entries[:, -1] > 0, np.bool_)
+
     def token_counts(self, template: str, image_tokens: int, max_length: int) -> NDArray[np.float64]:
         """Estimate the tokens [n] of each sample from its letters, its image's included, at most `max_length`."""
         _, _, questions, answers, turns, image = self._entries.T
@@ -184,12 +188,16 @@ class GroupedOrder(Sampler[int]):
     """Draw batches of `batch_size` at random, and sort each by the `lengths` of its samples, the longest first.
 
     A batch is computed in passes of neighbors, over GPUs and in time, so that each pass pads little; which samples are
-    in a batch, and so the gradient, does not depend on lengths. LLaVA does the same (`llava_trainer.py`,
-    `get_length_grouped_indices`), and keeps samples without images apart besides.
+    in a batch, and so the gradient, does not depend on lengths. A batch has samples that all have an image or all have
+    none, as `has_image` says; the rest of both ends the epoch. LLaVA does the same (`llava_trainer.py`,
+    `get_modality_length_grouped_indices`).
     """
 
-    def __init__(self, lengths: NDArray[np.float64], batch_size: int, seed: int) -> None:
-        self._lengths, self._batch_size, self._seed, self._epoch = lengths, batch_size, seed, 0
+    def __init__(
+        self, lengths: NDArray[np.float64], has_image: NDArray[np.bool_], batch_size: int, seed: int
+    ) -> None:
+        self._lengths, self._has_image = lengths, has_image
+        self._batch_size, self._seed, self._epoch = batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Draw another order for each epoch; StageTrainer calls this."""
@@ -200,6 +208,16 @@ class GroupedOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order = np.random.default_rng([self._seed, self._epoch]).permutation(len(self))
-        for start in range(0, len(order), self._batch_size):
-            batch = order[start : start + self._batch_size]
-            yield from batch[np.argsort(-self._lengths[batch], kind="stable")].tolist()
+        waiting: dict[bool, list[int]] = {True: [], False: []}
+        for index in order.tolist():
+            batch = waiting[bool(self._has_image[index])]
+            batch.append(index)
+            if len(batch) == self._batch_size:
+                yield from self._longest_first(batch)
+                batch.clear()
+        rest = waiting[True] + waiting[False]
+        for start in range(0, len(rest), self._batch_size):
+            yield from self._longest_first(rest[start : start + self._batch_size])
+
+    def _longest_first(self, batch: list[int]) -> list[int]:
+        return sorted(batch, key=lambda index: -self._lengths[index])

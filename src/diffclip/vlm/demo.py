@@ -58,11 +58,11 @@ def train_models(
 
     Raises:
         InputError: the folder has other files, or the disk is full.
-        StoppedError: a signal asked to stop; the next call goes on.
+        StoppedError: a signal asked to stop a training; the next call goes on.
     """
 
-    def make(part: str, path: Path, write: Callable[[Path, Progress], object]) -> None:
-        is_new = not path.exists()
+    def make(part: str, path: Path, write: Callable[[Path, Progress], object], last_file: str = "") -> None:
+        is_new = not (path / last_file).exists()
         if is_new:
             with showing(part) as progress:
                 write(path, progress)
@@ -74,11 +74,20 @@ def train_models(
         drawn = write_scenes(scenes, **sizes, seed=_SEED, workers=2, progress=progress)
     say(f"scenes: {'made' if drawn else 'reusing'} {scenes}")
     counts = (settings.talked, settings.talks, _SIZE, _SEED)
-    make("conversations", talks, lambda path, progress: write_conversations(path, *counts, progress))
+    make(
+        "conversations",
+        talks,
+        lambda path, progress: write_conversations(path, *counts, progress),
+        last_file=STAGE_FILES[-1],
+    )
     about = (settings.questioned, _SIZE, _SEED)
     for topic in TOPICS:
         asked = folder / "questions" / topic
-        make(f"questions about {topic}", asked, lambda path, _: write_questions(path, *about, path.name))
+        make(
+            f"questions about {topic}",
+            asked,
+            lambda path, progress: write_questions(path, *about, path.name, progress),
+        )
     make("language model", language, lambda path, _: make_language_model(path, settings.language))
     return [_train_model(folder, model, seed, say, settings) for seed in seeds for model in MODELS]
 

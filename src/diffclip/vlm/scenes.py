@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffclip.files import write_atomically
+from diffclip.files import write_atomically, write_text
 from diffclip.scenes import draw_scene
-from diffclip.scenes.captions import NUMBERS, join, noun_phrase, with_article
+from diffclip.scenes.captions import NUMBERS, join, noun_phrase, with_article, write_captions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import EACH, NEGATIVES, TOPICS, image_name, most_frequent
 from diffclip.scenes.vocabulary import COLORS, SHAPES
@@ -25,6 +25,7 @@ from diffclip.vlm.conversations import IMAGE, Turn
 STAGE_FILES = ("stage1.json", "stage2.json")
 _REQUEST = "Describe the picture."
 _CAPTION_SHARE, _OPEN_SHARE = 0.1, 0.7
+_PART = 500  # images of a folder, which is written whole: some seconds
 
 
 def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
@@ -42,7 +43,7 @@ def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
 def write_conversations(
     folder: Path, images: int, talks: int, size: int, seed: int, progress: Progress
 ) -> None:
-    """Write `images`, `stage1.json` and `stage2.json` to the new folder `folder`, whole or not at all.
+    """Write `images`, `stage1.json` and, last, `stage2.json` to `folder`; a stopped call goes on at the next one.
 
     The images are of the train split, with one to four objects; POPE's questions are about the test split, which has
     other scenes. Stage 1 has a caption for each image. Stage 2 has yes/no questions, half of the conversations about
@@ -56,22 +57,27 @@ def write_conversations(
     Raises:
         InputError: the folder cannot be written.
     """
-    often = count_things(_specs(index, seed) for index in range(images))
+    for start in range(0, images, _PART):
+        part = range(start, min(start + _PART, images))
+        target = (folder / QUESTION_IMAGES / _image_path(start)).parent
+        if not target.exists():
+            with write_atomically(target) as temporary:
+                temporary.mkdir()
+                for index in part:
+                    scene = draw_scene(index, split="train", seed=seed, size=size, objects=_objects(index))
+                    (temporary / image_name(index)).write_bytes(jpeg(scene.image))
+        progress("images", len(part), images)
+    scenes = [_scene(index, seed) for index in range(images)]
+    often = count_things(specs for specs, _ in scenes)
     samples: tuple[list[Any], ...] = ([], [])
-    with write_atomically(folder) as temporary:
-        (temporary / QUESTION_IMAGES).mkdir(parents=True)
-        for index in range(images):
-            scene = draw_scene(index, split="train", seed=seed, size=size, objects=_objects(index))
-            (temporary / QUESTION_IMAGES / image_name(index)).write_bytes(jpeg(scene.image))
-            caption = scene.captions[index % len(scene.captions)]
-            samples[0].append(_sample(f"caption-{index}", index, [Turn(_REQUEST, caption)]))
-            dice = Dice(stream("questions", "train", seed, index))
-            for number in range(talks):
-                turns = _talk(_specs(index, seed), scene.captions, often, dice)
-                samples[1].append(_sample(f"talk-{index}-{number}", index, turns))
-            progress("images", 1, images)
-        for name, own in zip(STAGE_FILES, samples, strict=True):
-            (temporary / name).write_text(json.dumps(own), encoding="utf-8")
+    for index, (specs, captions) in enumerate(scenes):
+        caption = captions[index % len(captions)]
+        samples[0].append(_sample(f"caption-{index}", index, [Turn(_REQUEST, caption)]))
+        dice = Dice(stream("questions", "train", seed, index))
+        for number in range(talks):
+            samples[1].append(_sample(f"talk-{index}-{number}", index, _talk(specs, captions, often, dice)))
+    for name, own in zip(STAGE_FILES, samples, strict=True):
+        write_text(folder / name, json.dumps(own))
 
 
 def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]], dice: Dice) -> list[Turn]:
@@ -134,8 +140,15 @@ def _objects(index: int) -> int:
     return 1 + index % 4
 
 
-def _specs(index: int, seed: int) -> list[Spec]:
-    return lay_out(Dice(stream("scene", "train", seed, index)), _objects(index), None)[1]
+def _scene(index: int, seed: int) -> tuple[list[Spec], tuple[str, ...]]:
+    """Return the objects and captions of a scene as `draw_scene` does, without its image."""
+    dice = Dice(stream("scene", "train", seed, index))
+    background, specs = lay_out(dice, _objects(index), None)
+    return specs, write_captions(specs, background, dice)
+
+
+def _image_path(index: int) -> str:
+    return f"{index // _PART}/{image_name(index)}"
 
 
 def _talk(
@@ -154,4 +167,4 @@ def _sample(name: str, index: int, turns: list[Turn]) -> dict[str, Any]:
     for question, answer in turns:
         asked = question if messages else f"{IMAGE}\n{question}"
         messages += [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
-    return {"id": name, "image": image_name(index), "conversations": messages}
+    return {"id": name, "image": _image_path(index), "conversations": messages}

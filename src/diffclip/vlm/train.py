@@ -97,7 +97,7 @@ def train_stage(
             model,
             ConversationSet(conversations, part.images, processor, template, recipe.max_length),
             processor.tokenizer.pad_token_id or 0,
-            GroupedOrder(lengths, part.batch_size, recipe.seed),
+            GroupedOrder(lengths, conversations.has_image(), part.batch_size, recipe.seed),
             stop,
             per_device_train_batch_size=part.per_device_batch_size,
             gradient_accumulation_steps=passes,
