@@ -15,7 +15,7 @@ import diffclip
 from diffclip.cli.attend import MethodName
 from diffclip.config import variant_config
 from diffclip.errors import InputError
-from diffclip.focus.attend import METHODS
+from diffclip.focus.view import METHODS
 
 call = partial(in_process.call, "attend")
 TEXTS = ("--text", "a mug", "--text", "a lamp")
@@ -67,7 +67,7 @@ def test_where_a_patch_looks_is_drawn_and_said(model_folder, plain, pictures, tm
     ):
         with pytest.raises(InputError, match=message):
             call(pictures, *models, "--patch", place, "--output", file)
-    with pytest.raises(InputError, match="relevance is of the class token: leave --patch out"):
+    with pytest.raises(InputError, match="--patch does not work with --method relevance: leave --patch out"):
         call(pictures, *models, *TEXTS, "--patch", "0,0")
 
 

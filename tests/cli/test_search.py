@@ -82,7 +82,7 @@ def test_sheets(call, photos, tmp_path, suffix):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["{photos}"], "give either a text to search for or --image, and not both"),
+        (["{photos}"], "no query: give TEXT or --image"),
         (["{photos}", "  "], "text to search for is empty"),
         (["{photos}/missing", "red"], "missing is not a folder: give a folder"),
         (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not an image"),

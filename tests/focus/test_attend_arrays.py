@@ -11,10 +11,11 @@ from tiny import image_relevance
 import diffclip
 from diffclip import InputError
 from diffclip.data.transforms import EvalTransform
-from diffclip.focus.attend import Prepared, View, attend
+from diffclip.focus.attend import Prepared, attend
 from diffclip.focus.maps import class_token_maps, rollout
 from diffclip.focus.recording import recording
 from diffclip.focus.relevance import gradients, image_logits, text_relevance, weighted
+from diffclip.focus.view import View
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = ["a mug", "a lamp on a skateboardish table"]

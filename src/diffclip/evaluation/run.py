@@ -25,8 +25,8 @@ import torch
 import diffclip
 from diffclip.config import STATISTICS
 from diffclip.data.evaluation_set import EvaluationSet, Kind
-from diffclip.data.evaluation_sets import has_split, open_set, set_folder, set_name
-from diffclip.data.published_sets import parts_of
+from diffclip.data.evaluation_sets import has_split, open_set, set_name
+from diffclip.data.published_sets import parts_of, set_folder
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
