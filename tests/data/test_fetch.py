@@ -88,7 +88,7 @@ def test_archives_and_an_archive_in_one(
 def test_what_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "half").touch()
-    with pytest.raises(InputError, match="cifar10 is in the way and holds no whole CIFAR-10"):
+    with pytest.raises(InputError, match="cifar10 exists but is not a complete CIFAR-10"):
         fetch("cifar10", tmp_path)
     with pytest.raises(InputError, match="file or folder of that name is in the way"):
         fetch("dtd", tmp_path / "cifar10" / "half")

@@ -125,7 +125,7 @@ def test_bad_input(both):
     train, test = both
     scarce = train.take(torch.nonzero(train.labels != 2)[:, 0], "s/train")
     for learned, names, words in (
-        (train, "abcd", "s/test: few-shot draws 5 classes an episode, but the set has 4"),
+        (train, "abcd", "s/test: few-shot draws 5 classes per episode, but the set has 4"),
         (scarce, "abcdef", "s/train: class 'c' has 0 images, and 5 are needed to learn from: add"),
     ):
         with pytest.raises(InputError, match=words):

@@ -11,7 +11,7 @@ from diffclip.evaluation.linear_probe import Fit, fit_layer, fit_probe, search_c
 
 
 def blobs(seed: int, each: int, classes: int = 4, width: int = 6, spread: float = 1.0) -> tuple:
-    """Features around one centre a class, and labels."""
+    """Features around one centre per class, and labels."""
     centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99)) * 3
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat(each)

@@ -107,7 +107,7 @@ def score_episodes(
     classes = len(classnames)
     if classes < WAY:
         raise InputError(
-            f"{test.where}: few-shot draws {WAY} classes an episode, but the set has {classes}: use another set"
+            f"{test.where}: few-shot draws {WAY} classes per episode, but the set has {classes}: use another set"
         )
     train.check(classnames, SHOT, "to learn from")
     test.check(classnames, 1, "to ask about")

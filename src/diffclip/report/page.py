@@ -242,7 +242,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     rates = [row["samples_per_second"] for row in run.rows[-50:] if row.get("samples_per_second")]
     if rates:
         wait = last.get("data_wait")
-        facts["rate"] = f"{np.median(rates):,.0f} samples a second"
+        facts["rate"] = f"{np.median(rates):,.0f} samples per second"
         facts["rate"] += f", {100 * wait:.0f} % of the time waiting for data" if wait else ""
     if state == "going" and last.get("seconds_left") is not None:
         facts["time left"] = f"{last['seconds_left'] / 60:,.0f} min"

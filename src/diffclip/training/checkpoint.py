@@ -1,8 +1,9 @@
 """Checkpoints: folders that appear whole, with `last`, `previous` and `best` as links to them.
 
 `checkpoints/step_00000120/` is a saved model (`config.json`, `model.safetensors`) with the optimizer's state in one
-file a process that holds a share of it (`optimizer-00000-of-00001.safetensors`), the random generators of each process
-(`generators.safetensors`), the place in the run (`training.json`) and `files.json` (size and checksum of the others).
+file per process that holds a share of it (`optimizer-00000-of-00001.safetensors`), the random generators of each
+process (`generators.safetensors`), the place in the run (`training.json`) and `files.json` (size and checksum of the
+others).
 A folder is written under a temporary name and renamed, and only then is the link moved, so that `last` names a whole
 checkpoint. Checksums find files that were damaged later, on a disk or in a copy.
 """
