@@ -111,7 +111,7 @@ def loader(result: Result) -> list[str]:
     head = "workers | loader | samples per second and core | to OpenCLIP | samples per second | to OpenCLIP"
     return [
         f"{describe(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} shards "
-        f"(made up), {data['image_bytes'] / 1000:.0f} KB an image.",
+        f"(made up), {data['image_bytes'] / 1000:.0f} KB per image.",
         *("", *table_of(head, speeds)),
         *(
             "",
