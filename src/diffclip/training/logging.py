@@ -124,7 +124,7 @@ class RunLogger:
 
     def validation(self, record: dict[str, Any]) -> None:
         """Write and show one validation."""
-        left_out = ("step", "epoch", "samples", "pictures", "captions")
+        left_out = ("step", "epoch", "samples", "images", "captions")
         self._log(VALIDATION_FILE, record, _numbers(record, "validation", left_out, layers=True))
         self._console.print(
             f"{self._label}: epoch {record['epoch']}: validation R@5 "
