@@ -19,8 +19,8 @@ from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_dev
 if TYPE_CHECKING:
     from PIL import Image
 
+    from diffclip.data.workers import Progress
     from diffclip.errors import Fault
-    from diffclip.evaluation.embed import Progress
     from diffclip.focus.attend import Prepared
 
 _DRAWN, _ARRAYS = (".png", ".svg", ".pdf"), ".npz"

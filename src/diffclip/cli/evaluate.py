@@ -17,8 +17,8 @@ from diffclip.data.published_sets import BUILT_IN, set_folder
 from diffclip.model_source import MODEL_HELP, find_model, pick_device, runs_in
 
 if TYPE_CHECKING:
+    from diffclip.data.workers import Progress
     from diffclip.errors import Fault
-    from diffclip.evaluation.embed import Progress
     from diffclip.evaluation.records import Record
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Measured

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.workers import Progress
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Progress, Setting
+from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.features import METHOD, Features, one_thread, train_and_test
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.statistics import mean_interval

@@ -60,7 +60,7 @@ GPUS = {
 }
 
 
-Plan = dict[str, Any]
+RunPlan = dict[str, Any]
 """A planned run by the names of its facts. Memory is in bytes for one process, operations are for one sample.
 
 `share` is a process's part of the batch, `pass_size` the samples of it that it computes at a time. Steps, samples and
@@ -70,7 +70,7 @@ hours are None where the number of samples is not known. `advice` says what to c
 
 def plan_run(
     recipe: Recipe, world: int = 1, strategy: str = "auto", gpu: str = "a100-80gb", samples: int | None = None
-) -> Plan:
+) -> RunPlan:
     """The plan of `recipe` on `world` GPUs of one kind.
 
     Args:
