@@ -29,7 +29,7 @@ help:
 demo: $(READY)
 	$(VENV)/bin/diffclip demo --folder runs/demo
 
-# One thread a process: two processes of two spinning threads each on two cores slow one another many times.
+# One thread per process: two processes of two spinning threads each on two cores slow one another many times.
 test test-slow: export OMP_NUM_THREADS := 1
 test test-slow: export OMP_WAIT_POLICY := PASSIVE
 

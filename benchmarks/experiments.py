@@ -225,7 +225,7 @@ def over_images(runs: Path) -> pd.DataFrame:
     Read are `*/*/results.jsonl`, and `*.jsonl` in `runs` itself: the same models measured on other images.
 
     Returns:
-        A row a pair of models and (task, dataset, split), and one for all splits of a set together: numbers of seeds
+        A row per pair of models and (task, dataset, split), and one for all splits of a set together: numbers of seeds
         and images; the difference, of retrieval in the mean of the six recalls, else in top-1; its standard errors over
         seeds (the images as they are) and over images (the runs as they are); and its 95 % interval over both, by a
         crossed model of seeds and images.

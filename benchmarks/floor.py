@@ -32,7 +32,8 @@ def forward_work(shape: Shape, element: int) -> Work:
     rows = (shape.tokens + 1) / 2 if shape.causal else shape.tokens
     scores = shape.batch * shape.heads * shape.tokens * rows
     matrix = shape.batch * shape.tokens * shape.width * element
-    # a product of scores [N, N] with a matrix of width d takes 2·d operations a score; V is twice as wide, once a pair
+    # a product of scores [N, N] with a matrix of width d takes 2·d operations per score; V is twice as wide and
+    # used once per pair
     return Work(4 * matrix, 2 * 2 * shape.size * scores, scores)
 
 

@@ -1,4 +1,4 @@
-"""Our loader and OpenCLIP's own on the same shards: samples a second and core, and memory over an epoch.
+"""Our loader and OpenCLIP's own on the same shards: samples per second and core, and memory over an epoch.
 
     python -m benchmarks.loader [--seconds 180] [--workers 0 1 2] [--output benchmarks/results]
 
@@ -266,7 +266,7 @@ def loader_process() -> Iterator[ProcessPoolExecutor]:
 
 
 def rate(one: dict[str, float], kind: str) -> float:
-    """Samples a second or a processor second of one turn."""
+    """Samples per second or a processor second of one turn."""
     return one["samples"] / one[KINDS[kind]]
 
 

@@ -74,7 +74,7 @@ def heads_of(arm: str) -> int:
 
 
 def make_weights(arm: str, seeds: list[int]) -> Weights:
-    """Draw the values of one model a seed, stacked; those that all arms have are drawn first and equal."""
+    """Draw the values of one model per seed, stacked; those that all arms have are drawn first and equal."""
 
     def draw(seed: int) -> Weights:
         generator = torch.Generator().manual_seed(10**6 + seed)  # not the numbers of the data
@@ -135,7 +135,7 @@ def attend(arm: str, weights: Weights, x: Tensor, noise: Tensor) -> Found:
 
 
 class Data:
-    """Sequences for one model a seed: each has its own classes' vectors and mark."""
+    """Sequences for one model per seed: each has its own classes' vectors and mark."""
 
     def __init__(self, seeds: list[int]) -> None:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -144,7 +144,7 @@ class Data:
         self.classes, self.mark = 2.0 * vectors[:, :CLASSES], MARK * vectors[:, CLASSES]
 
     def draw(self, cell: Cell, count: int) -> tuple[Tensor, ...]:
-        """Draw `count` sequences a model: tokens, noise, and the needle's place and class [S, B]."""
+        """Draw `count` sequences per model: tokens, noise, and the needle's place and class [S, B]."""
         models = zip(self.generators, self.classes, self.mark, strict=True)
         each = [self._draw(cell, count, *model) for model in models]
         return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
@@ -164,7 +164,7 @@ class Data:
 
 
 def train(cell: Cell, seeds: list[int], rates: dict[str, float]) -> dict[str, dict[str, list[float]]]:
-    """Train every arm of every seed on the same sequences: arm → measure → a value a seed."""
+    """Train every arm of every seed on the same sequences: arm → measure → a value per seed."""
     data = Data(seeds)
     arms = {arm: make_weights(arm, seeds) for arm in rates}
     optimizers = {arm: torch.optim.Adam(weights.values(), lr=rates[arm]) for arm, weights in arms.items()}
@@ -186,7 +186,7 @@ def train(cell: Cell, seeds: list[int], rates: dict[str, float]) -> dict[str, di
 def measure(
     arm: str, weights: Weights, x: Tensor, noise: Tensor, place: Tensor, label: Tensor
 ) -> dict[str, list[float]]:
-    """Accuracy, the signal to noise of the first and of the combined map, λ and the maps' correlation: a value a seed.
+    """Values per seed: accuracy, signal to noise of the first and of the combined map, λ, correlation of the maps.
 
     Signal to noise: the needle's weight over the standard deviation of the weights of all other tokens, the best head.
     """

@@ -60,7 +60,7 @@ def attention(result: Result) -> list[str]:
 
 
 def training(result: Result) -> list[str]:
-    """Samples a second and memory by model."""
+    """Samples per second and memory by model."""
     about = result["about"]
     rows = []
     for entry in result["sections"]:
@@ -78,7 +78,7 @@ def training(result: Result) -> list[str]:
             cells.append(_ratio(row, reference, held, 3))
             rows.append(cells)
     memory = "peak GiB" if "cuda" in about else "kept GiB"
-    head = f"step | model | samples a second | to CLIP | {memory} | to CLIP"
+    head = f"step | model | samples per second | to CLIP | {memory} | to CLIP"
     return [
         f"{describe(about)}, {about['size']}, {about['precision']}; batches are made up.",
         *("", *table_of(head, rows), ""),
@@ -90,7 +90,7 @@ def _ratio(row: Result, reference: Result, what: str, digits: int) -> str:
 
 
 def loader(result: Result) -> list[str]:
-    """Our loader beside OpenCLIP's: samples a second and core, memory over an epoch."""
+    """Our loader beside OpenCLIP's: samples per second and core, memory over an epoch."""
     about, data = result["about"], result["data"]
     speeds, memory = [], []
     for workers, entry in result["workers"].items():
@@ -108,10 +108,10 @@ def loader(result: Result) -> list[str]:
                 if sizes := row.get("memory", {}).get(kind):
                     chosen = (sizes[0], sizes[len(sizes) // 2], sizes[-1], max(sizes))
                     memory.append([workers, name, what, *(f"{size / 2**20:.0f}" for size in chosen)])
-    head = "workers | loader | samples a second and core | to OpenCLIP | samples a second | to OpenCLIP"
+    head = "workers | loader | samples per second and core | to OpenCLIP | samples per second | to OpenCLIP"
     return [
         f"{describe(about)}, batch {about['batch']}; {data['samples']} samples in {data['shards']} shards "
-        f"(made up), {data['image_bytes'] / 1000:.0f} KB an image.",
+        f"(made up), {data['image_bytes'] / 1000:.0f} KB per image.",
         *("", *table_of(head, speeds)),
         *(
             "",
@@ -183,18 +183,18 @@ def targets(results: dict[str, Result]) -> Iterator[Target]:
     for workers, readers in enumerate(("0 workers", "1 worker", "2 workers")):
         entry = results.get("loader", {}).get("workers", {}).get(str(workers), {})
         ratio = entry["ratio"]["per_core"]["median"] if "ratio" in entry else None
-        name = f"CPU, loader, {readers}: ours to OpenCLIP's, samples a second and core"
+        name = f"CPU, loader, {readers}: ours to OpenCLIP's, samples per second and core"
         yield name, _LOADER, ratio, "≥ 2.5"
     steps = results.get("training_cuda_bf16")
     for batch in (256, 1024):
         step = f"GPU, training step compiled, batch {batch}: DiffCLIP to"
         for other in (REFERENCE, OPENCLIP):
             ratio = _step(steps, "training", batch, "samples_per_second", other)
-            yield f"{step} {other}, samples a second", _GPU, ratio, "≥ 0.98"
+            yield f"{step} {other}, samples per second", _GPU, ratio, "≥ 0.98"
         ratio = _step(steps, "training", batch, "peak_bytes", REFERENCE)
         yield f"{step} CLIP, peak memory", _GPU, ratio, "≤ 1.03"
     ratio = _step(steps, "inference", 256, "samples_per_second", REFERENCE)
-    yield "GPU, inference compiled: DiffCLIP to CLIP, samples a second", _GPU, ratio, "≥ 0.98"
+    yield "GPU, inference compiled: DiffCLIP to CLIP, samples per second", _GPU, ratio, "≥ 0.98"
 
 
 def _milliseconds(result: Result | None, tokens: int, kind: str) -> dict[str, float]:

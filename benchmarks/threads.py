@@ -1,4 +1,4 @@
-"""Samples a second of the demo's training step on a CPU, by precision and by the way that threads wait, alone and
+"""Samples per second of the demo's training step on a CPU, by precision and by the way that threads wait, alone and
 beside another training.
 
     python -m benchmarks.threads [--seconds 4]
@@ -19,7 +19,7 @@ from benchmarks.about import parser_of
 
 
 def measure(precision: str, seconds: float) -> float:
-    """Samples a second, by the median step."""
+    """Samples per second, by the median step."""
     import torch
 
     from benchmarks.models import Steps

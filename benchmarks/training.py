@@ -1,4 +1,4 @@
-"""Samples a second of a whole training step (forward, loss, backward, AdamW) and of inference, by model and backend.
+"""Samples per second of a whole training step (forward, loss, backward, AdamW) and of inference, by model and backend.
 
     python -m benchmarks.training [--device cpu|cuda] [--batch 256 1024] [--compile blocks]
 
@@ -95,7 +95,7 @@ def section(
 
 
 def _rates(times: list[float], batch: int) -> dict[str, float]:
-    """Samples a second from milliseconds a step: median and quartiles."""
+    """Samples per second from milliseconds per step: median and quartiles."""
     found = summary(times)
     names = {"samples_per_second": "median_ms", "low": "high_ms", "high": "low_ms"}
     return {name: 1000 * batch / found[key] for name, key in names.items()} | {"samples": found["samples"]}

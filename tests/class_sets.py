@@ -1,4 +1,4 @@
-"""Classification sets of plain coloured images in clip_benchmark's layout, with as many splits as a test asks for."""
+"""Classification sets of plain colored images in clip_benchmark's layout, with as many splits as a test asks for."""
 
 from __future__ import annotations
 

@@ -21,17 +21,17 @@ def stream(seed: int, name: str) -> np.random.Generator:
 def weight(seed: int, name: str, shape: list[int]) -> torch.Tensor:
     """float32 values for the parameter `name` of the published layout."""
     draw = stream(seed, name).standard_normal(shape, dtype=np.float32)
-    scale, centre = np.float32(0.05), np.float32(0)
+    scale, center = np.float32(0.05), np.float32(0)
     if name == "logit_scale":
-        scale, centre = np.float32(0.1), np.float32(2.6592)
+        scale, center = np.float32(0.1), np.float32(2.6592)
     elif "lambda_" in name:
         scale = np.float32(0.1)
     elif name.endswith("weight") and len(shape) == 1:
-        scale, centre = np.float32(0.1), np.float32(1)
+        scale, center = np.float32(0.1), np.float32(1)
     elif len(shape) > 1 and not name.endswith(SMALL):
         fan_in = shape[0] if name.endswith("_projection") else int(np.prod(shape[1:]))
         scale = np.float32(fan_in**-0.5)
-    return torch.from_numpy(np.asarray(centre + scale * draw, dtype=np.float32))
+    return torch.from_numpy(np.asarray(center + scale * draw, dtype=np.float32))
 
 
 def images(seed: int, batch: int, size: int) -> torch.Tensor:

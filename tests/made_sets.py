@@ -51,7 +51,7 @@ def png_by_hand(
     return b"\x89PNG\r\n\x1a\n" + header + extra + rest
 
 
-def write_picture(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -> Path:
+def write_image(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -> Path:
     """An image of noise, another for each number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
@@ -94,7 +94,7 @@ def write_dtd(place: Path) -> None:
     for number, split in enumerate(("train", "val", "test")):
         lines = [f"{name}/{name}_{split}.jpg" for name in ("striped", "banded")]
         for at, line in enumerate(lines):
-            write_picture(place / "dtd/dtd/images" / line, 10 * number + at)
+            write_image(place / "dtd/dtd/images" / line, 10 * number + at)
         labels = place / "dtd/dtd/labels" / f"{split}1.txt"
         labels.parent.mkdir(parents=True, exist_ok=True)
         labels.write_text("\n".join(lines) + "\n")
@@ -109,7 +109,7 @@ def write_pets(place: Path) -> None:
             "".join(f"{name} {label} 1 1\n" for name, label in names)
         )
         for at, (name, _) in enumerate(names):
-            write_picture(folder / "images" / f"{name}.jpg", at)
+            write_image(folder / "images" / f"{name}.jpg", at)
 
 
 PETS = ((1, "Abyssinian"), (2, "american_bulldog"))
@@ -119,7 +119,7 @@ def write_food101(place: Path) -> None:
     for split in ("train", "test"):
         meta = {name: [f"{name}/{split}{i}" for i in range(2)] for name in ("apple_pie", "baby_back_ribs")}
         for at, file in enumerate(file for files in meta.values() for file in files):
-            write_picture(place / "food-101/images" / f"{file}.jpg", at)
+            write_image(place / "food-101/images" / f"{file}.jpg", at)
         (place / "food-101/meta").mkdir(exist_ok=True)
         (place / "food-101/meta" / f"{split}.json").write_text(json.dumps(meta))
 
@@ -131,14 +131,14 @@ def write_aircraft(place: Path) -> None:
     for split in ("train", "val", "test"):
         (data / f"images_variant_{split}.txt").write_text(f"{split}0 707-320\n{split}1 A300B4\n")
         for i in range(2):
-            write_picture(data / "images" / f"{split}{i}.jpg", i)
+            write_image(data / "images" / f"{split}{i}.jpg", i)
 
 
 def write_sun397(place: Path, counts: Mapping[str, int]) -> None:
     """`counts` images of each scene."""
     for name, count in counts.items():
         for i in range(count):
-            write_picture(place / "SUN397" / name[0] / name / f"sun_{i:04d}.jpg", i, (4, 4))
+            write_image(place / "SUN397" / name[0] / name / f"sun_{i:04d}.jpg", i, (4, 4))
     (place / "SUN397" / "ClassName.txt").write_text("".join(f"/{name[0]}/{name}\n" for name in counts))
 
 
@@ -147,7 +147,7 @@ def write_caltech101(place: Path, counts: Sequence[int]) -> None:
     for category, count in enumerate(counts):
         folder = place / "caltech101/101_ObjectCategories" / f"category{category:03d}"
         for i in range(count):
-            write_picture(folder / f"image_{i + 1:04d}.jpg", i, (4, 4))
+            write_image(folder / f"image_{i + 1:04d}.jpg", i, (4, 4))
 
 
 MAKERS: dict[str, Callable[[Path], None]] = {

@@ -13,14 +13,14 @@ from PIL import Image
 LONG = "a very long caption " * 25 + "the end"
 
 
-def smooth_picture(number: int, size: tuple[int, int] = (120, 90)) -> Image.Image:
+def smooth_image(number: int, size: tuple[int, int] = (120, 90)) -> Image.Image:
     """An image that keeps its look at another size, another look for each number."""
     values = np.random.default_rng(number).integers(0, 256, (7, 7, 3), dtype=np.uint8)
     return Image.fromarray(values).resize(size, Image.Resampling.BICUBIC)
 
 
-def encoded(picture: Image.Image, kind: str = "JPEG", quality: int = 90) -> bytes:
-    return made_sets.encoded(picture, kind, quality=quality)
+def encoded(image: Image.Image, kind: str = "JPEG", quality: int = 90) -> bytes:
+    return made_sets.encoded(image, kind, quality=quality)
 
 
 def write_shard_of(path: Path, samples: Iterable[tuple[str, dict[str, bytes]]]) -> Path:
@@ -31,7 +31,7 @@ def write_shard_of(path: Path, samples: Iterable[tuple[str, dict[str, bytes]]]) 
 
 def plain(prefix: str, numbers: range) -> list[tuple[str, dict[str, bytes]]]:
     return [
-        (f"{prefix}{n:02d}", {"jpg": encoded(smooth_picture(n)), "txt": f"picture number {n}".encode()})
+        (f"{prefix}{n:02d}", {"jpg": encoded(smooth_image(n)), "txt": f"picture number {n}".encode()})
         for n in numbers
     ]
 
@@ -45,18 +45,18 @@ def write_odd_shards(folder: Path) -> Path:
     with marks that mean something to a page. `bare` has no caption and `blind` no image.
     """
     write_shard_of(folder / "0.tar", plain("s", range(20)))
-    first, second = smooth_picture(1), smooth_picture(2)
+    first, second = smooth_image(1), smooth_image(2)
     half = encoded(second.resize((second.width // 2, second.height // 2)))
     more: list[tuple[str, dict[str, bytes]]] = [
-        ("bare", {"jpg": encoded(smooth_picture(50))}),
+        ("bare", {"jpg": encoded(smooth_image(50))}),
         ("blind", {"txt": b"nothing to see"}),
         (
             "both",
-            {"png": encoded(smooth_picture(51), "PNG"), "txt": b"<script>alert(1)</script> & so\nand more"},
+            {"png": encoded(smooth_image(51), "PNG"), "txt": b"<script>alert(1)</script> & so\nand more"},
         ),
-        ("cut", {"jpg": encoded(smooth_picture(52))[:900], "txt": b"half of it"}),
-        ("latin", {"jpg": encoded(smooth_picture(53)), "txt": b"caf\xe9 au lait"}),
-        ("long", {"jpg": encoded(smooth_picture(54, (300, 90))), "txt": LONG.encode()}),
+        ("cut", {"jpg": encoded(smooth_image(52))[:900], "txt": b"half of it"}),
+        ("latin", {"jpg": encoded(smooth_image(53)), "txt": b"caf\xe9 au lait"}),
+        ("long", {"jpg": encoded(smooth_image(54, (300, 90))), "txt": LONG.encode()}),
         ("small", {"jpg": half, "txt": b"stock photo"}),
         ("twin", {"jpg": encoded(first), "txt": b"Stock  photo"}),
         ("white", {"png": encoded(Image.new("RGB", (40, 40), "white"), "PNG"), "txt": b"STOCK PHOTO"}),

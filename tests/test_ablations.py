@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import SIZES, TOKENS, pictures
+from tiny import SIZES, TOKENS, random_images
 from torch import Tensor
 
 import diffclip
@@ -46,7 +46,7 @@ def tiny(name: str, seed: int = 0) -> CLIP:
 
 
 def outputs(model: CLIP) -> tuple[Tensor, Tensor]:
-    return model.encode_image(pictures()), model.encode_text(TOKENS)
+    return model.encode_image(random_images()), model.encode_text(TOKENS)
 
 
 def by_hand(layer: DifferentialAttention, x: Tensor, causal: bool) -> Tensor:
@@ -180,11 +180,11 @@ def test_other_layouts_take_what_they_can_say_and_refuse_the_rest(name: str, tmp
 def test_what_looks_into_a_model_works() -> None:
     model = tiny("DiffCLIP-no-norm")
     with recording(model, "visual") as seen:
-        seen_through_maps = model.encode_image(pictures())
-    torch.testing.assert_close(seen_through_maps, model.encode_image(pictures()))
+        seen_through_maps = model.encode_image(random_images())
+    torch.testing.assert_close(seen_through_maps, model.encode_image(random_images()))
     assert [float(maps.lam) for maps in seen] == pytest.approx(model.lambdas()["visual"].tolist())
-    traced = torch.export.export(Tower(model, "image"), (pictures(),)).module()
-    torch.testing.assert_close(traced(pictures()), model.encode_image(pictures(), normalize=True))
+    traced = torch.export.export(Tower(model, "image"), (random_images(),)).module()
+    torch.testing.assert_close(traced(random_images()), model.encode_image(random_images(), normalize=True))
     theirs = OpenCLIPModel(model.config).eval()
     theirs.load_state_dict(model.state_dict(), strict=False)
-    torch.testing.assert_close(theirs.encode_image(pictures()), model.encode_image(pictures()))
+    torch.testing.assert_close(theirs.encode_image(random_images()), model.encode_image(random_images()))

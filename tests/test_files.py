@@ -120,7 +120,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
     from lightning.fabric import Fabric
 
-    from diffclip.training.checkpoint import Progress, read_state, save_checkpoint
+    from diffclip.training.checkpoint import RunProgress, read_state, save_checkpoint
 
     tower = {"width": 8, "layers": 1, "heads": 2}
     sizes = {"embed_dim": 8, "vision": {"image_size": 16, "patch_size": 16, **tower}}
@@ -128,10 +128,10 @@ def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
     model = CLIP(variant_config("DiffCLIP", sizes), seed=0)
     optimiser = torch.optim.AdamW(model.parameters())
     fabric = Fabric(accelerator="cpu", devices=1)
-    save_checkpoint(fabric, small_disk, model, optimiser, Progress(step=1))
+    save_checkpoint(fabric, small_disk, model, optimiser, RunProgress(step=1))
     (small_disk / "ballast").write_bytes(bytes(150_000))
     for save in (
-        lambda: save_checkpoint(fabric, small_disk, model, optimiser, Progress(step=2)),
+        lambda: save_checkpoint(fabric, small_disk, model, optimiser, RunProgress(step=2)),
         lambda: save_published(model, small_disk / "a.pt"),
     ):
         with pytest.raises(

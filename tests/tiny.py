@@ -36,7 +36,7 @@ def tiny(variant: str, backend: str = "auto", seed: int = 0) -> CLIP:
     return model
 
 
-def pictures(count: int = 2, seed: int = 0) -> Tensor:
+def random_images(count: int = 2, seed: int = 0) -> Tensor:
     return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from diffclip.data.evaluation_sets import open_set
+from diffclip.data.workers import Progress
 from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
@@ -21,7 +22,6 @@ from diffclip.model_source import load, load_for_use
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.page import write_report
 from diffclip.scenes import write_scenes
-from diffclip.scenes.write import Progress
 from diffclip.training.recipe import read_recipe
 from diffclip.training.run import train
 

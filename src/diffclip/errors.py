@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib.util
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def explained(what: str, way_out: str, kind: type[DiffCLIPError] = InputError) -
         if is_full or isinstance(error, DiffCLIPError):
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise kind(f"{what} ({lines[0].strip()[:150].rstrip('.:')}): {way_out}") from error
+        line = textwrap.shorten(lines[0], 150, placeholder="…")
+        raise kind(f"{what} ({line.rstrip('.:')}): {way_out}") from error
 
 
 def unknown(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:

@@ -24,6 +24,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
 
 
+def checkpoint_of(path: str | Path) -> Path:
+    """Return the best, else the last checkpoint of a run folder; any other path as it is."""
+    checkpoints = Path(path) / "checkpoints"
+    if not checkpoints.is_dir():
+        return Path(path)
+    for name in ("best", "last"):
+        if (checkpoints / name).exists():
+            return checkpoints / name
+    raise InputError(f"{path} has no checkpoint yet: wait for the training to write one")
+
+
 def printable(name: str) -> str:
     """Return a name on one line: line breaks and unprintable characters are escaped as in Python ("\\n")."""
     return "".join(
@@ -145,9 +156,9 @@ def flush(path: Path) -> None:
 
 
 def lock_file(file: Path) -> IO[str] | str:
-    """Hold `file`, made if need be, until the handle that is returned is closed or the process ends, however it does;
-    or, where another process holds it, who that is: "process 7 on HOST".
+    """Lock `file`; if another process holds the lock, return its name, such as "process 7 on HOST".
 
+    The file is made if needed. The lock ends when the returned handle is closed or the process ends.
     The lock belongs to the process: data workers that outlive it for a moment do not hold it. On a file system without
     locks nothing is kept out, and nothing stops.
     """

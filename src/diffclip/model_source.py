@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffclip.errors import InputError, explained, unknown
+from diffclip.files import checkpoint_of
 
 if TYPE_CHECKING:
     import torch
@@ -209,8 +210,6 @@ def find_model(source: str) -> str | None:
         raise unknown(
             "model", source, MODEL_NAMES, "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
         )
-    from diffclip.weights import checkpoint_of  # with torch, which what is wrong need not wait for
-
     return str(checkpoint_of(source))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffclip.config import CLIPConfig, name_of, parse_config
 from diffclip.errors import InputError
-from diffclip.files import write_atomically, write_text
+from diffclip.files import checkpoint_of, write_atomically, write_text
 from diffclip.initialisation import published_norm_eps
 from diffclip.pickled import read_pickle
 from diffclip.published import from_published, infer_config, is_published, to_published
@@ -44,17 +44,6 @@ def _find_weights(path: str | Path) -> Path:
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty: fetch it again")
     return path
-
-
-def checkpoint_of(path: str | Path) -> Path:
-    """Return the best, else the last checkpoint of a run folder; any other path as it is."""
-    checkpoints = Path(path) / "checkpoints"
-    if not checkpoints.is_dir():
-        return Path(path)
-    for name in ("best", "last"):
-        if (checkpoints / name).exists():
-            return checkpoints / name
-    raise InputError(f"{path} has no checkpoint yet: wait for the training to write one")
 
 
 class Weights(NamedTuple):

@@ -64,7 +64,7 @@ def test_blocked_attention_is_a_proper_operator() -> None:
 
 
 def tiny(backend: str, image_size: int = 32) -> tuple[CLIP, Tensor, Tensor]:
-    """A small DiffCLIP, images and tokens; 96 pixels a side make 145 tokens, which a CPU handles in blocks."""
+    """A small DiffCLIP, images and tokens; 96 pixels per side make 145 tokens, which a CPU handles in blocks."""
     vision, text = ({**SIZES[tower], "layers": 2} for tower in ("vision", "text"))
     sizes = SIZES | {"vision": vision | {"image_size": image_size}, "text": text}
     model = CLIP(variant_config("DiffCLIP", sizes), attention_backend=backend, seed=0).to(DEVICE)

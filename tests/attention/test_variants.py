@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import SIZES, TOKENS, pictures
+from tiny import SIZES, TOKENS, random_images
 from torch import Tensor
 
 from diffclip import CLIP, InputError
@@ -73,7 +73,7 @@ def test_it_is_the_formula_forward_and_backward(kind: type, backend: str, tokens
 
 def test_with_an_added_map_it_is_the_plain_model_at_first_and_learns_at_once() -> None:
     plain, added = (CLIP(variant_config(name, SIZES), seed=0) for name in ("CLIP", "DiffCLIP-added"))
-    images = pictures()
+    images = random_images()
     assert [lam.tolist() for lam in added.lambdas().values()] == [[0.0] * 3] * 2
     assert AddedDifferentialAttention(24, 3).current_lambda() == 0  # in a tower of one's own too
     torch.testing.assert_close(added.encode_image(images), plain.encode_image(images))

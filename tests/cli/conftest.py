@@ -8,15 +8,15 @@ import pytest
 from made_sets import encoded, tar_of
 from PIL import Image
 
-COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}
+COLORS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a red, a green and a blue image."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for name, colour in COLOURS.items():
-        Image.new("RGB", (20, 24), colour).save(folder / f"{name}.png")
+    folder = tmp_path_factory.mktemp("images")
+    for name, color in COLORS.items():
+        Image.new("RGB", (20, 24), color).save(folder / f"{name}.png")
     return folder
 
 
@@ -29,9 +29,9 @@ def write_set(folder: Path, members: list[tuple[str, bytes]], files: dict[str, s
     return folder
 
 
-def coloured_png(index: int) -> bytes:
-    colour = tuple(COLOURS.values())[index % 3]
-    return encoded(Image.new("RGB", (20, 20), tuple(min(255, value + index) for value in colour)))
+def colored_png(index: int) -> bytes:
+    color = tuple(COLORS.values())[index % 3]
+    return encoded(Image.new("RGB", (20, 20), tuple(min(255, value + index) for value in color)))
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +40,10 @@ def class_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     members = []
     for index in range(12):
         key = f"s{index:07d}"
-        members += [(f"{key}.png", coloured_png(index)), (f"{key}.cls", str(index % 3).encode())]
-    members += [("s0000012.png", b"not a picture"), ("s0000012.cls", b"0")]
+        members += [(f"{key}.png", colored_png(index)), (f"{key}.cls", str(index % 3).encode())]
+    members += [("s0000012.png", b"not an image"), ("s0000012.cls", b"0")]
     templates = "a photo of {c}.\n{c}"
-    files = {"classnames.txt": "\n".join(COLOURS), "zeroshot_classification_templates.txt": templates}
+    files = {"classnames.txt": "\n".join(COLORS), "zeroshot_classification_templates.txt": templates}
     return write_set(tmp_path_factory.mktemp("sets") / "colours", members, files)
 
 
@@ -53,5 +53,5 @@ def caption_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     members = []
     for index in range(11):
         captions = "\n".join(f"{'very ' * line}plain picture {index}" for line in range(1 + index % 3))
-        members += [(f"s{index:07d}.png", coloured_png(index)), (f"s{index:07d}.txt", captions.encode())]
+        members += [(f"s{index:07d}.png", colored_png(index)), (f"s{index:07d}.txt", captions.encode())]
     return write_set(tmp_path_factory.mktemp("sets") / "plain", members, {"dataset_type.txt": "retrieval"})

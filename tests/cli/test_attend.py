@@ -15,7 +15,7 @@ import diffclip
 from diffclip.cli.attend import MethodName
 from diffclip.config import variant_config
 from diffclip.errors import InputError
-from diffclip.focus.attend import METHODS
+from diffclip.focus.view import METHODS
 
 call = partial(in_process.call, "attend")
 TEXTS = ("--text", "a mug", "--text", "a lamp")
@@ -30,11 +30,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_one_picture_becomes_files_of_every_kind(model_folder, plain, pictures, tmp_path):
+def test_one_image_becomes_files_of_every_kind(model_folder, plain, image_folder, tmp_path):
     files = [tmp_path / f"out.{suffix}" for suffix in ("png", "SVG", "pdf", "npz")]
     outputs = [argument for file in files for argument in ("--output", file)]
     models = ("--model", plain, "--model", model_folder)
-    printed, _ = call(pictures / "red.png", *TEXTS, *models, *outputs)
+    printed, _ = call(image_folder / "red.png", *TEXTS, *models, *outputs)
     assert printed == "".join(f"wrote {file}\n" for file in files)
     assert Image.open(files[0]).size[0] > 500
     assert files[1].read_text().startswith("<?xml")
@@ -42,7 +42,7 @@ def test_one_picture_becomes_files_of_every_kind(model_folder, plain, pictures, 
     arrays = np.load(files[3])
     assert arrays["models"].tolist() == ["CLIP", "DiffCLIP"]
     assert arrays["texts"].tolist() == ["a mug", "a lamp"]
-    assert arrays["images"].tolist() == [str(pictures / "red.png")]
+    assert arrays["images"].tolist() == [str(image_folder / "red.png")]
     # grids differ, so an array a model
     assert arrays["maps_0"].shape == (1, 2, 3, 3)
     assert arrays["maps_1"].shape == (1, 2, 2, 2)
@@ -52,54 +52,66 @@ def test_one_picture_becomes_files_of_every_kind(model_folder, plain, pictures, 
     np.testing.assert_allclose(arrays["probabilities"].sum(-1), 1, rtol=1e-5)
 
 
-def test_where_a_patch_looks_is_drawn_and_said(model_folder, plain, pictures, tmp_path):
+def test_where_a_patch_looks_is_drawn_and_said(model_folder, plain, image_folder, tmp_path):
     file = tmp_path / "maps.npz"
     models = ("--model", plain, "--model", model_folder)
-    call(pictures, *models, "--patch", "0,1", "--output", file, "--output", tmp_path / "maps.svg")
+    call(image_folder, *models, "--patch", "0,1", "--output", file, "--output", tmp_path / "maps.svg")
     lines = re.findall(r"<!-- (.*) -->", (tmp_path / "maps-1.svg").read_text())
     assert "the patch in row 0, column 1" in " ".join(lines)
     assert np.load(file)["maps_0"].shape == (3, 1, 3, 3)
-    call(pictures / "red.png", *TEXTS, *models, "--method", "grad-eclip", "--output", file)
+    call(image_folder / "red.png", *TEXTS, *models, "--method", "grad-eclip", "--output", file)
     assert str(np.load(file)["method"]) == "grad-eclip"
     for place, message in (
         ("2,2", "DiffCLIP has no patch in row 2, column 2: both are numbered from 0 to 1"),
         ("2", "--patch 2 is not a row and a column: write two numbers, as in --patch 2,5"),
     ):
         with pytest.raises(InputError, match=message):
-            call(pictures, *models, "--patch", place, "--output", file)
-    with pytest.raises(InputError, match="relevance is of the class token: leave --patch out"):
-        call(pictures, *models, *TEXTS, "--patch", "0,0")
+            call(image_folder, *models, "--patch", place, "--output", file)
+    with pytest.raises(InputError, match="--patch does not work with --method relevance: leave --patch out"):
+        call(image_folder, *models, *TEXTS, "--patch", "0,0")
 
 
-def test_without_a_text_the_class_token_s_attention_is_shown(model_folder, pictures, tmp_path, monkeypatch):
+def test_without_a_text_the_class_token_s_attention_is_shown(
+    model_folder, image_folder, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    call(pictures, "--model", model_folder, "--output", "default.npz")
-    call(pictures, "--model", model_folder, "--output", "named.npz", "--method", "attention", "--layers", "1")
+    call(image_folder, "--model", model_folder, "--output", "default.npz")
+    call(
+        image_folder,
+        "--model",
+        model_folder,
+        "--output",
+        "named.npz",
+        "--method",
+        "attention",
+        "--layers",
+        "1",
+    )
     default, named = np.load("default.npz"), np.load("named.npz")
     assert (default["maps"] == named["maps"]).all()
     assert default["maps"].shape == (1, 3, 1, 2, 2)
     assert str(default["method"]) == "attention"
     assert "cosines" not in default
-    assert call(pictures / "red.png", "--model", model_folder)[0] == "wrote attend.png\n"
+    assert call(image_folder / "red.png", "--model", model_folder)[0] == "wrote attend.png\n"
 
 
-def test_the_mean_of_the_heads_is_the_map_without_a_head(plain, pictures, tmp_path):
+def test_the_mean_of_the_heads_is_the_map_without_a_head(plain, image_folder, tmp_path):
     maps = []
     for head in ("1", "2", None):
         file = tmp_path / f"{head}.npz"
-        call(pictures, "--model", plain, "--output", file, *(("--head", head) if head else ()))
+        call(image_folder, "--model", plain, "--output", file, *(("--head", head) if head else ()))
         maps.append(np.load(file)["maps"])
     assert not np.allclose(maps[0], maps[1])
     np.testing.assert_allclose((maps[0] + maps[1]) / 2, maps[2], rtol=1e-5)
-    call(pictures, *TEXTS, "--model", plain, "--head", "2", "--output", tmp_path / "x.npz")
+    call(image_folder, *TEXTS, "--model", plain, "--head", "2", "--output", tmp_path / "x.npz")
     with pytest.raises(InputError, match="CLIP has no head 3: they are numbered from 1 to 2"):
-        call(pictures, "--model", plain, "--head", "3", "--output", file)
+        call(image_folder, "--model", plain, "--head", "3", "--output", file)
     with pytest.raises(InputError, match="rollout mixes all heads"):
-        call(pictures, "--model", plain, "--head", "1", "--method", "rollout")
+        call(image_folder, "--model", plain, "--head", "1", "--method", "rollout")
 
 
-def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_folder, pictures, tmp_path):
-    folder = Path(shutil.copytree(pictures, tmp_path / "mixed"))
+def test_broken_images_of_a_folder_are_skipped_and_named_ones_refused(model_folder, image_folder, tmp_path):
+    folder = Path(shutil.copytree(image_folder, tmp_path / "mixed"))
     broken = folder / "broken.jpg"
     broken.write_bytes((folder / "red.png").read_bytes()[:60])
     arguments = ("--text", "a mug", "--model", model_folder, "--output", tmp_path / "sheet.png")
@@ -110,25 +122,25 @@ def test_broken_pictures_of_a_folder_are_skipped_and_named_ones_refused(model_fo
         call(folder, broken, *arguments)
 
 
-def test_requests_are_checked_before_anything_is_loaded(model_folder, pictures, monkeypatch):
+def test_requests_are_checked_before_anything_is_loaded(model_folder, image_folder, monkeypatch):
     monkeypatch.setattr("diffclip.cli.attend.load_for_use", lambda *_: pytest.fail("a model was loaded"))
     for arguments, message in (
         (("--method", "relevance"), 'give at least one, as in --text "a dog"'),
         (("--output", "figure.gif"), "figure.gif should end in .png, .svg, .pdf or, for arrays"),
         (("--model", f"{model_folder}/"), "twice"),
-        (("--output", pictures / "red.png"), "is an input, which would be lost"),
+        (("--output", image_folder / "red.png"), "is an input, which would be lost"),
     ):
         with pytest.raises(InputError, match=message):
-            call(pictures, "--model", model_folder, *arguments)
+            call(image_folder, "--model", model_folder, *arguments)
 
 
-def test_models_of_one_variant_are_told_apart(save_model, pictures, tmp_path):
+def test_models_of_one_variant_are_told_apart(save_model, image_folder, tmp_path):
     one, two = save_model(tmp_path / "a" / "first"), save_model(tmp_path / "b" / "second", seed=1)
     three = save_model(tmp_path / "b" / "first", seed=2)
     labels = []
     for models in ((one,), (one, two), (one, three)):
         named = [argument for model in models for argument in ("--model", model)]
-        call(pictures / "red.png", "--text", "x", *named, "--output", tmp_path / "x.npz")
+        call(image_folder / "red.png", "--text", "x", *named, "--output", tmp_path / "x.npz")
         labels.append(np.load(tmp_path / "x.npz")["models"].tolist())
     assert labels == [["DiffCLIP"], ["first", "second"], [str(one), str(three)]]
 

@@ -14,14 +14,14 @@ from diffclip.errors import InputError
 call = partial(in_process.call, "classify")
 
 
-def test_probabilities_are_the_models(model_folder, pictures):
+def test_probabilities_are_the_models(model_folder, image_folder):
     import diffclip
     from diffclip.data.images import read_image
 
     labels = ["red", "green", "blue"]
-    printed, _ = call(pictures, "--labels", "red, green, blue", "--model", model_folder, "--json")
+    printed, _ = call(image_folder, "--labels", "red, green, blue", "--model", model_folder, "--json")
     results = [json.loads(line) for line in printed.splitlines()]
-    assert [result["image"] for result in results] == [str(pictures / f"{n}.png") for n in sorted(labels)]
+    assert [result["image"] for result in results] == [str(image_folder / f"{n}.png") for n in sorted(labels)]
     model, preprocess, tokenizer = diffclip.load(model_folder)
     with torch.no_grad():
         texts = model.encode_text(tokenizer([f"a photo of a {label}." for label in labels]), normalize=True)
@@ -34,8 +34,8 @@ def test_probabilities_are_the_models(model_folder, pictures):
             assert sum(result["probabilities"].values()) == pytest.approx(1)
 
 
-def test_top_template_and_batches(model_folder, pictures, monkeypatch):
-    common = (pictures, "--labels", "red,green,blue", "--model", model_folder, "--json")
+def test_top_template_and_batches(model_folder, image_folder, monkeypatch):
+    common = (image_folder, "--labels", "red,green,blue", "--model", model_folder, "--json")
     whole, _ = call(*common)
     monkeypatch.setattr("diffclip.cli.classify._BATCH", 1)
     first, _ = call(*common, "--top", 1)
@@ -46,8 +46,8 @@ def test_top_template_and_batches(model_folder, pictures, monkeypatch):
         call(*common, "--template", "no place")
 
 
-def test_a_table_shows_names_that_look_like_markup_as_they_are(model_folder, pictures, tmp_path):
-    shutil.copy(pictures / "red.png", tmp_path / "[bold]x.png")
+def test_a_table_shows_names_that_look_like_markup_as_they_are(model_folder, image_folder, tmp_path):
+    shutil.copy(image_folder / "red.png", tmp_path / "[bold]x.png")
     table, _ = call(tmp_path / "[bold]x.png", "--labels", "[red]a[/red],b", "--model", model_folder)
     assert "[red]a[/red]" in table
     assert "[bold]x.png" in table.replace("\n", "").replace(" ", "")
@@ -55,11 +55,11 @@ def test_a_table_shows_names_that_look_like_markup_as_they_are(model_folder, pic
     assert "%" in table
 
 
-def test_broken_pictures_of_a_folder_are_one_line_and_those_that_were_named_an_error(
-    model_folder, pictures, tmp_path
+def test_broken_images_of_a_folder_are_one_line_and_those_that_were_named_an_error(
+    model_folder, image_folder, tmp_path
 ):
     folder = tmp_path / "mixed"
-    shutil.copytree(pictures, folder)
+    shutil.copytree(image_folder, folder)
     (folder / "broken.jpg").write_bytes((folder / "red.png").read_bytes()[:60])
     for index in range(8):
         (folder / f"empty{index}.png").touch()
@@ -75,7 +75,7 @@ def test_broken_pictures_of_a_folder_are_one_line_and_those_that_were_named_an_e
     with pytest.raises(InputError, match=r"empty7\.png is empty"):
         call(folder, folder / "empty7.png", *arguments)
     for name in ("red", "green", "blue"):
-        (folder / f"{name}.png").write_text("not a picture")
+        (folder / f"{name}.png").write_text("not an image")
     with pytest.raises(InputError, match=r"blue\.png.*the other 11 cannot be read either"):
         call(folder, *arguments)
 
@@ -100,24 +100,40 @@ def test_labels(tmp_path):
 REFUSED = {
     "classify gone.jpg --labels a,b --model gone.pt": "'gone.jpg' does not exist",
     "classify . --labels a,b --model gone.pt": "gone.pt does not exist",
+    "classify . --labels a,b --model run": "folder . has no image",
+    "search . dog --model gone.pt": "gone.pt does not exist",
+    "search . dog --image dog.png --model gone.pt": "give TEXT or --image, not both",
+    "search . --model gone.pt": "no query: give TEXT or --image",
+    "export gone.pt out": "gone.pt does not exist",
+    "attend . --model gone.pt --layers first": "layers 'first' is not last, all or the number of a layer",
+    "attend . --model gone.pt --patch 2": "--patch 2 is not a row and a column",
+    "attend . --model gone.pt --patch 2,5 --text dog": "--patch does not work with --method relevance",
+    "attend . --model gone.pt --method relevance": "relevance is for a text",
+    "attend . --model gone.pt --method A2 --text dog": "A2 knows no text",
     "attend . --model gone.pt --method sideways": "'sideways' is not one of 'relevance', 'grad-eclip',",
     "evaluate gone.pt": "give --data with a folder or the name of a set, or --suite with one of scenes,",
+    "evaluate gone.pt --suite scenes --data scenes": "--data and --suite exclude each other: leave one out",
+    "evaluate run --data nosuch": "unknown set 'nosuch'",
+    "evaluate gone.pt --data scenes --corrupt fog:3": "unknown corruption 'fog'",
     "evaluate gone.pt --suite scene": "'--suite': 'scene' is not one of 'scenes', 'brief',",
     "evaluate gone.pt --data scenes --task zero": "'zero' is not one of 'zero-shot',",
+    "study study_cpu --only nonsense": "unknown group of runs 'nonsense': choose from: ablations, models, sweep",
+    "study study_cpu --pilot gone": "--pilot is for --dry-run",
     "train": "no recipe is given",
     "train scenes_dema": "did you mean 'scenes_demo'",
 }
 
 
-def test_arguments_and_names_are_checked_before_torch_is_imported(tmp_path):
+def test_arguments_and_names_are_checked_before_heavy_packages_are_imported(tmp_path):
     code = (
         "import sys; from diffclip.cli.main import main\n"
         "for line in sys.argv[1:]:\n"
         "    sys.argv = ['diffclip', *line.split()]\n"
         "    try: main()\n"
         "    except SystemExit as stop: assert stop.code == 2, line\n"
-        "    assert not {'torch', 'numpy', 'open_clip'} & set(sys.modules), line"
+        "    assert not {'torch', 'open_clip', 'matplotlib', 'pandas'} & set(sys.modules), line"
     )
+    (tmp_path / "run/checkpoints/best").mkdir(parents=True)
     done = subprocess.run(
         [sys.executable, "-c", code, *REFUSED], capture_output=True, text=True, cwd=tmp_path
     )
@@ -126,7 +142,7 @@ def test_arguments_and_names_are_checked_before_torch_is_imported(tmp_path):
         assert told in line
 
 
-def test_weights_without_a_number(save_model, pictures, tmp_path):
+def test_weights_without_a_number(save_model, image_folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = save_model(tmp_path / "broken")
@@ -134,4 +150,4 @@ def test_weights_without_a_number(save_model, pictures, tmp_path):
     state["image_projection"].fill_(float("nan"))
     save_file(state, folder / "model.safetensors")
     with pytest.raises(InputError, match="not finite"):
-        call(pictures, "--labels", "a,b", "--model", folder)
+        call(image_folder, "--labels", "a,b", "--model", folder)

@@ -5,8 +5,9 @@ from typing import get_args
 import in_process
 import pytest
 
-from diffclip.cli.evaluate import SuiteName, TaskName
+from diffclip.cli.evaluate import CorruptionName, SuiteName, TaskName
 from diffclip.errors import InputError
+from diffclip.evaluation.corruptions import CORRUPTIONS
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.run import TASKS
 from diffclip.evaluation.suite import SUITES
@@ -90,6 +91,7 @@ def test_two_models_are_compared_without_a_test(save_model, model_folder, captio
         ({"--device": "cuda:99"}, "device 'cuda:99' is not available"),
         ({"--corrupt": "noise"}, "--corrupt noise has no severity: write, for example, noise:3"),
         ({"--corrupt": "fog:3"}, "unknown corruption 'fog'"),
+        ({"--corrupt": "noise:6"}, "severity 6 is out of range: give 1 to 5"),
         ({"--prompt": "a {c}"}, "--prompt .a {c}. is for focus and faithfulness: add --task focus"),
         ({"--task": "few-shot", "--corrupt": "noise:3"}, "colours has no train split, which few-shot learns"),
         ({"model": "gone/model.pt"}, r"gone/model\.pt does not exist"),
@@ -126,6 +128,7 @@ def test_no_model_at_all():
         call("--suite", "scenes")
 
 
-def test_suites_and_tasks_are_offered_by_name():
+def test_suites_tasks_and_corruptions_are_offered_by_name():
     assert get_args(SuiteName) == tuple(SUITES)
     assert set(get_args(TaskName)) == set(TASKS)
+    assert get_args(CorruptionName) == CORRUPTIONS

@@ -95,19 +95,19 @@ def test_missing_sets_are_told_before_anything_starts(model_folder, root, tmp_pa
     (line,) = told.splitlines()
     assert line.startswith("diffclip: missing caltech101, 137 MB to download: ")
     assert error == (
-        f"1 of the 3 sets of the suite quick are missing in {root}: get them as said above, "
+        f"suite quick needs --data-root {root} with caltech101: run the commands printed above, "
         "or add --skip-missing to go on without"
     )
     assert list(tmp_path.glob("quick*")) == []
     _, told, error = call(model_folder, "--suite", "attention", "--data-root", root, "--output", output)
-    assert "3 of the 8 sets of the suite attention are missing" in error
+    assert "with coco_mini, sugarcrepe, oxford_pets3: run the commands printed above" in error
     own = "a folder of your own in clip_benchmark's layout"
     wanted = [f"diffclip: missing {name}, {own}" for name in ("coco_mini", "oxford_pets3")]
     assert set(wanted) < set(told.splitlines())
     shutil.rmtree(root / "cifar10" / "train")
     _, told, error = call(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
     assert {line.split()[2] for line in told.splitlines()} == {"cifar10,", "caltech101,"}
-    assert "2 of the 3 sets" in error
+    assert "with caltech101, cifar10: run" in error
     shutil.rmtree(root / "flickr8k")
     options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
     _, told, error = call(model_folder, *options)

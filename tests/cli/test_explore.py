@@ -29,11 +29,21 @@ def test_without_a_model_those_of_the_demonstration(model_folder, tmp_path, monk
     assert served[0][2] == "127.0.0.1"
 
 
-def test_other_networks_are_warned_of_unless_there_is_a_password(model_folder, pictures, served):
-    words = ("--model", model_folder, "--folder", pictures, "--host", "0.0.0.0", "--port", 0, "--no-browser")
+def test_other_networks_are_warned_of_unless_there_is_a_password(model_folder, image_folder, served):
+    words = (
+        "--model",
+        model_folder,
+        "--folder",
+        image_folder,
+        "--host",
+        "0.0.0.0",
+        "--port",
+        0,
+        "--no-browser",
+    )
     (line,) = call(*words)[1].splitlines()
     assert line.startswith(f"diffclip: WARNING: anyone who reaches port {served[0][3]} of this machine")
-    assert f"find images of {pictures}" in line
+    assert f"find images of {image_folder}" in line
     assert call(*words, "--auth", "a:b")[1] == ""
 
 

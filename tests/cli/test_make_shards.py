@@ -2,7 +2,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from made_sets import write_picture
+from made_sets import write_image
 from PIL import Image
 
 from diffclip.cli.make_shards import make_shards
@@ -17,7 +17,7 @@ def kaggle(tmp_path: Path) -> Path:
     """Flickr8k as `diffclip data download` says to fetch it: Kaggle's folder, and the captions of the splits."""
     place = tmp_path / "flickr8k"
     for number in range(8):
-        write_picture(place / "Images" / f"{number}.jpg", number, (60, 40))
+        write_image(place / "Images" / f"{number}.jpg", number, (60, 40))
     lines = [f"{number}.jpg,caption {caption} of {number}" for number in range(8) for caption in range(2)]
     (place / "captions.txt").write_text("\n".join(["image,caption", *lines]) + "\n")
     for split, numbers in (("train", range(6)), ("val", (6,)), ("test", (7,))):
@@ -93,7 +93,7 @@ def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path:
 def test_images_of_the_same_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "set"
     for place in ("a/0", "b/0", "a/1"):
-        write_picture(source / f"{place}.png")
+        write_image(source / f"{place}.png")
     (source / "captions.csv").write_text(
         "image,caption\na/0,first\nb/0.png,second\nc/0.png,third\n1.png,alone\n"
     )

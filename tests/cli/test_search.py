@@ -21,16 +21,16 @@ def call(model_folder):
 
 
 @pytest.fixture
-def photos(pictures, tmp_path):
-    return Path(shutil.copytree(pictures, tmp_path / "photos"))
+def photos(image_folder, tmp_path):
+    return Path(shutil.copytree(image_folder, tmp_path / "photos"))
 
 
 def hits(printed):
     return [json.loads(line) for line in printed.splitlines()]
 
 
-def test_json_by_text_and_by_picture(call, photos):
-    printed, said = call(photos, "a red picture", "--json")
+def test_json_by_text_and_by_image(call, photos):
+    printed, said = call(photos, "a red image", "--json")
     found = hits(printed)
     assert [hit["rank"] for hit in found] == [1, 2, 3]
     assert sorted(hit["path"] for hit in found) == sorted(str(file) for file in photos.iterdir())
@@ -42,13 +42,13 @@ def test_json_by_text_and_by_picture(call, photos):
     assert said == ""
 
 
-def test_table_with_broken_pictures_named_each_time(call, photos):
+def test_table_with_broken_images_named_each_time(call, photos):
     (photos / "[bold]x.png").write_bytes((photos / "red.png").read_bytes())
     (photos / "new\nline.png").write_bytes((photos / "red.png").read_bytes())
     os.link(photos / "red.png", os.path.join(os.fsencode(photos), b"not \xff utf-8.png"))
     (photos / "cut\n.jpg").write_bytes(b"\xff\xd8")
     for _ in range(2):
-        table, said = call(photos, "a red picture")
+        table, said = call(photos, "a red image")
         assert "cosine" in table
         shown = table.replace("\n", "").replace(" ", "")
         for name in ("[bold]x.png", "new\\nline.png", "not\\udcffutf-8.png"):
@@ -82,7 +82,7 @@ def test_sheets(call, photos, tmp_path, suffix):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["{photos}"], "give either a text to search for or --image, and not both"),
+        (["{photos}"], "no query: give TEXT or --image"),
         (["{photos}", "  "], "text to search for is empty"),
         (["{photos}/missing", "red"], "missing is not a folder: give a folder"),
         (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not an image"),

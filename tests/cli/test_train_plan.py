@@ -25,9 +25,9 @@ def write_shard(path: Path, images: list[bytes]) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, pictures: Path) -> Path:
+def place(tmp_path: Path, image_folder: Path) -> Path:
     """A folder with a recipe, two shards to train on and one to validate on."""
-    good = [picture.read_bytes() for picture in sorted(pictures.iterdir())]
+    good = [image.read_bytes() for image in sorted(image_folder.iterdir())]
     for name, count in (("train/0.tar", 4), ("train/1.tar", 3), ("val/0.tar", 1)):
         write_shard(tmp_path / name, count * good)
     write_recipe(tmp_path, {"train": "train", "val": "val"})

@@ -65,10 +65,10 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_other_batches_and_lengths_than_were_checked(exported: list[Exported]) -> None:
     image, text = exported
     model = image.tower.model
-    pictures, texts = open_session(image.file), open_session(text.file)
+    images, texts = open_session(image.file), open_session(text.file)
     for batch in (IMAGES, IMAGES[:1], IMAGES[:2]):  # 2 is also the number of heads
         wanted = model.encode_image(batch, normalize=True)
-        torch.testing.assert_close(run(pictures, batch), wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(run(images, batch), wanted, rtol=0, atol=1e-5)
     for tokens in (TOKENS, TOKENS[:1, :4], TOKENS[:2, :5]):
         wanted = model.encode_text(tokens, normalize=True)
         torch.testing.assert_close(run(texts, tokens), wanted, rtol=0, atol=1e-5)

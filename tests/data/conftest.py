@@ -9,7 +9,7 @@ from made_sets import encoded, tar_of
 
 
 @pytest.fixture
-def picture() -> Callable[..., bytes]:
+def image_bytes() -> Callable[..., bytes]:
     """A file of noise, another for each number."""
 
     def encode(number: int = 0, kind: str = "JPEG") -> bytes:
@@ -19,7 +19,7 @@ def picture() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def write_shard(picture: Callable[..., bytes]) -> Callable[..., Path]:
+def write_shard(image_bytes: Callable[..., bytes]) -> Callable[..., Path]:
     """A shard of the samples `start` to `start + count`, each an image with two captions.
 
     `changes` replaces members of a sample by number and extension; None removes one.
@@ -34,7 +34,7 @@ def write_shard(picture: Callable[..., bytes]) -> Callable[..., Path]:
         members = []
         for number in range(start, start + count):
             sample: dict[str, bytes | None] = {
-                "jpg": picture(number),
+                "jpg": image_bytes(number),
                 "txt": f"first {number}\nsecond {number}\n".encode(),
                 **(changes or {}).get(number, {}),
             }

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from given import refusal
-from made_sets import write_picture
+from made_sets import write_image
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
@@ -17,9 +17,9 @@ CAPTIONS = {
 
 
 def write_flickr(place: Path, split: str = "test", inside: str = "Images") -> Path:
-    lines = [f"{picture},{caption}" for picture, captions in CAPTIONS.items() for caption in captions]
-    for number, picture in enumerate(CAPTIONS):
-        write_picture(place / inside / picture, number)
+    lines = [f"{image},{caption}" for image, captions in CAPTIONS.items() for caption in captions]
+    for number, image in enumerate(CAPTIONS):
+        write_image(place / inside / image, number)
     file = place / f"{place.name}_{split}_karpathy.txt"
     file.write_text("image,caption\n" + "\n".join(lines) + "\n\n")
     return file
@@ -29,8 +29,8 @@ def write_coco(place: Path) -> Path:
     numbers = {7: "1000.jpg", 5: "2.jpg", 100: "30.jpg"}
     pairs = [(number, caption) for number, name in numbers.items() for caption in CAPTIONS[name]]
     for number, name in numbers.items():
-        write_picture(place / "val2014" / name, number)
-    write_picture(place / "val2014" / "bare.jpg")  # has no captions and is left out
+        write_image(place / "val2014" / name, number)
+    write_image(place / "val2014" / "bare.jpg")  # has no captions and is left out
     content = {
         "images": [{"id": number, "file_name": name} for number, name in (numbers | {1: "bare.jpg"}).items()],
         "annotations": [
@@ -77,11 +77,11 @@ def test_coco_is_read_as_by_torchvision(tmp_path: Path) -> None:
     data = open_set("mscoco_captions", "test", tmp_path)
     assert list(map(data.key, range(3))) == ["2.jpg", "1000.jpg", "30.jpg"]
     assert data.captions == [captions for _, captions in theirs]
-    for i, (picture, _) in zip(data.indices, theirs, strict=True):
-        assert data.source.image(i).tobytes() == picture.tobytes()
+    for i, (photo, _) in zip(data.indices, theirs, strict=True):
+        assert data.source.image(i).tobytes() == photo.tobytes()
 
 
-def test_missing_pictures_are_named_and_counted(tmp_path: Path) -> None:
+def test_missing_images_are_named_and_counted(tmp_path: Path) -> None:
     place = tmp_path / "flickr8k" / "Images"
     write_flickr(tmp_path / "flickr8k")
     (place / "2.jpg").unlink()

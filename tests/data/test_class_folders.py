@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from given import refusal
-from made_sets import write_picture
+from made_sets import write_image
 from open_clip import IMAGENET_CLASSNAMES
 from timm.data import ImageNetInfo
 
@@ -16,19 +16,19 @@ SOME = SYNSETS[1:400:2]  # two hundred
 
 
 @pytest.fixture(scope="module")
-def one_picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_picture(tmp_path_factory.mktemp("one") / "one.JPEG")
+def one_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_image(tmp_path_factory.mktemp("one") / "one.JPEG")
 
 
-def write_classes(folder: Path, names: Iterable[str], picture: Path) -> Path:
+def write_classes(folder: Path, names: Iterable[str], image: Path) -> Path:
     for name in names:
         (folder / name).mkdir(parents=True)
-        (folder / name / "one.JPEG").hardlink_to(picture)
+        (folder / name / "one.JPEG").hardlink_to(image)
     return folder
 
 
-def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path) -> None:
-    folder = write_classes(tmp_path / "imagenet1k" / "val", SYNSETS, one_picture)
+def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_image: Path) -> None:
+    folder = write_classes(tmp_path / "imagenet1k" / "val", SYNSETS, one_image)
 
     data = open_set("imagenet1k", "test", tmp_path)
     assert data.labels == list(range(1000))
@@ -39,7 +39,7 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path) ->
         f"{folder} has 1,000 images, imagenet1k has 50,000: fetch it again"
     ]
     assert data.beside("train") is None
-    write_classes(tmp_path / "imagenet1k" / "train", SYNSETS, one_picture)
+    write_classes(tmp_path / "imagenet1k" / "train", SYNSETS, one_image)
     assert data.beside("train").labels == list(range(1000))
     builder = pytest.importorskip("clip_benchmark.datasets.builder")
     prompts = Path(builder.__file__).parent / "en_zeroshot_classification_templates.json"
@@ -48,17 +48,17 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_picture: Path) ->
     assert names["imagenet1k"] == data.classnames
 
 
-def test_r_has_the_classes_of_its_folders(tmp_path: Path, one_picture: Path) -> None:
-    folder = write_classes(tmp_path / "imagenet-r" / "imagenet-r", SOME, one_picture)
+def test_r_has_the_classes_of_its_folders(tmp_path: Path, one_image: Path) -> None:
+    folder = write_classes(tmp_path / "imagenet-r" / "imagenet-r", SOME, one_image)
     (folder / "README.txt").touch()
-    write_picture(folder / SOME[2] / "another.png")
+    write_image(folder / SOME[2] / "another.png")
     data = open_set("imagenet-r", "test", tmp_path)
     assert data.labels == [0, 1, 2, 2, *range(3, 200)]
     assert data.classnames == list(IMAGENET_CLASSNAMES[1:400:2])
     assert data.beside("train") is None
     assert open_set("imagenet-r", "test", tmp_path).identity == data.identity
     (folder / SOME[0] / "one.JPEG").unlink()
-    write_picture(folder / SOME[0] / "one.JPEG", 7)
+    write_image(folder / SOME[0] / "one.JPEG", 7)
     changed = open_set("imagenet-r", "test", tmp_path).identity
     assert {key for key in changed if changed[key] != data.identity[key]} == {"source"}
     (folder / "n00000000").mkdir()
@@ -69,15 +69,15 @@ def test_r_has_the_classes_of_its_folders(tmp_path: Path, one_picture: Path) -> 
     assert "imagenet-a, which has neither imagenet-a nor test/*.tar; to get it: " in message
 
 
-def test_v2_is_numbered_and_sketch_is_among_all_thousand(tmp_path: Path, one_picture: Path) -> None:
+def test_v2_is_numbered_and_sketch_is_among_all_thousand(tmp_path: Path, one_image: Path) -> None:
     folder = tmp_path / "imagenetv2" / "imagenetv2-matched-frequency-format-val"
-    write_classes(folder, map(str, range(1000)), one_picture)
+    write_classes(folder, map(str, range(1000)), one_image)
     data = open_set("imagenetv2", "test", tmp_path)
     assert data.labels == list(range(1000))
     assert data.key(10) == "10/one.JPEG"
     (folder / "1000").mkdir()
     assert "1000 is not a class of imagenetv2" in refusal("imagenetv2", "test", tmp_path)
-    write_classes(tmp_path / "imagenet_sketch" / "sketch", SYNSETS[::-1], one_picture)
+    write_classes(tmp_path / "imagenet_sketch" / "sketch", SYNSETS[::-1], one_image)
     assert open_set("imagenet_sketch", "test", tmp_path).labels == list(range(1000))
     shutil.rmtree(tmp_path / "imagenet_sketch" / "sketch" / SYNSETS[0])
     assert "has 999 class folders, imagenet_sketch has 1000" in refusal("imagenet_sketch", "test", tmp_path)

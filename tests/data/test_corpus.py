@@ -37,7 +37,7 @@ def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
 
 @WINDOWS
 def test_samples_by_number(
-    paths: list[Path], picture: Callable[..., bytes], tmp_path: Path, window: int | None
+    paths: list[Path], image_bytes: Callable[..., bytes], tmp_path: Path, window: int | None
 ) -> None:
     corpus = Corpus(str(tmp_path), window=window)
     assert (corpus.samples, corpus.per_epoch, corpus.window) == (7, 7, window)
@@ -46,7 +46,7 @@ def test_samples_by_number(
     sample = corpus.read(5)
     assert sample.name == f"{paths[2]}:s0000006"
     assert sample.captions == ["first 6", "second 6"]
-    assert torch.equal(sample.pixels, read_pixels(picture(6)))
+    assert torch.equal(sample.pixels, read_pixels(image_bytes(6)))
     assert str(corpus) == f"{paths[0]} and 2 more shards"
     assert pickle.loads(pickled).read(5).name == sample.name
 

@@ -32,7 +32,7 @@ def classes(tmp_path: Path, write_shard: WriteShard) -> Path:
 
 @pytest.fixture
 def captioned(tmp_path: Path, write_shard: WriteShard) -> Path:
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     write_shard(folder / "val" / "0.tar", 5, changes={4: {"txt": b"only one"}})
     (folder / "val" / "nshards.txt").write_text("1")
     (folder / "dataset_type.txt").write_text("retrieval\n")
@@ -66,7 +66,7 @@ def test_a_repository_of_clip_benchmark_has_the_name_of_its_set(classes: Path, p
 
 def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:
     data = open_set(str(captioned), "val")
-    assert (data.name, data.kind, len(data)) == ("pictures", "retrieval", 5)
+    assert (data.name, data.kind, len(data)) == ("images", "retrieval", 5)
     assert (data.classnames, data.templates, data.labels) == ([], [], [])
     captions = [caption for batch in data.batches(TRANSFORM, 2) for caption in batch.captions]
     assert captions == data.captions == [[f"first {n}", f"second {n}"] for n in range(4)] + [["only one"]]
@@ -79,7 +79,7 @@ def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:
         open_set(captioned, "val[7:]")
 
 
-def test_broken_pictures_are_left_out_and_named_once(captioned: Path, write_shard: WriteShard) -> None:
+def test_broken_images_are_left_out_and_named_once(captioned: Path, write_shard: WriteShard) -> None:
     changes = {1: {"jpg": b"x"}, 2: {"txt": b" "}, 3: {"jpg": None}, 4: {"jpg": b"y"}}
     path = write_shard(captioned / "val" / "0.tar", 6, changes=changes)
     data = open_set(captioned, "val")

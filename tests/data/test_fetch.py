@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from file_server import served
-from made_sets import pack, write_caltech101, write_cifar10, write_picture
+from made_sets import pack, write_caltech101, write_cifar10, write_image
 from torchvision import datasets
 
 from diffclip.data import published_sets
@@ -67,7 +67,7 @@ def test_archives_and_an_archive_in_one(
         changed = replace(published_sets.PUBLISHED[name], archives=archives)
         monkeypatch.setitem(published_sets.PUBLISHED, name, changed)
 
-    write_picture(tmp_path / "made" / "COCO_1.jpg")
+    write_image(tmp_path / "made" / "COCO_1.jpg")
     pack(tmp_path / "made", folder / "val2014.tar", "val2014")
     (folder / "coco_test_karpathy.json").write_text(
         '{"images": [{"id": 1, "file_name": "COCO_1.jpg"}], "annotations": [{"image_id": 1, "caption": "a"}]}'
@@ -88,7 +88,7 @@ def test_archives_and_an_archive_in_one(
 def test_what_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "half").touch()
-    with pytest.raises(InputError, match="cifar10 is in the way and holds no whole CIFAR-10"):
+    with pytest.raises(InputError, match="cifar10 exists but is not a complete CIFAR-10"):
         fetch("cifar10", tmp_path)
     with pytest.raises(InputError, match="file or folder of that name is in the way"):
         fetch("dtd", tmp_path / "cifar10" / "half")

@@ -15,9 +15,9 @@ from diffclip.errors import InputError
 
 
 def pixels(data: bytes) -> list[list[list[int]]]:
-    picture = read_image(data)
-    assert picture.mode == "RGB"
-    return np.asarray(picture).tolist()
+    image = read_image(data)
+    assert image.mode == "RGB"
+    return np.asarray(image).tolist()
 
 
 def one_line(raised: pytest.ExceptionInfo[InputError]) -> str:
@@ -44,10 +44,10 @@ def test_cmyk_and_the_first_frame_of_an_animation() -> None:
 
 
 def test_alpha_lies_over_white() -> None:
-    picture = Image.new("RGBA", (3, 1))
+    image = Image.new("RGBA", (3, 1))
     for x, alpha in enumerate((0, 128, 255)):
-        picture.putpixel((x, 0), (200, 0, 0, alpha))
-    assert pixels(encoded(picture, "PNG")) == [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
+        image.putpixel((x, 0), (200, 0, 0, alpha))
+    assert pixels(encoded(image, "PNG")) == [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 200, 100, 50])
     palette.putpixel((1, 0), 1)
@@ -73,7 +73,7 @@ def test_exif_orientation_is_applied_once(kind: str, orientation: int) -> None:
 
 def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
-    (tmp_path / "text.jpg").write_text("hello, I am no picture")
+    (tmp_path / "text.jpg").write_text("hello, I am no image")
     for name, words in {
         "none.jpg": "does not exist",
         "empty.jpg": "is empty",
@@ -97,7 +97,7 @@ def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM"])
-def test_a_truncated_picture_is_an_error_and_damage_raises_nothing_else(kind: str) -> None:
+def test_a_truncated_image_is_an_error_and_damage_raises_nothing_else(kind: str) -> None:
     whole, random = encoded(noise(0, 32, 24), kind), np.random.default_rng(0)
     for share in (0.3, 0.97):
         with pytest.raises(InputError) as raised:

@@ -175,9 +175,14 @@ def test_workers_that_give_nothing_are_an_error_and_end(paths: list[Path]) -> No
 
 
 def test_broken_samples_leave_their_batch_smaller(
-    tmp_path: Path, write_shard: WriteShard, picture: Callable[..., bytes]
+    tmp_path: Path, write_shard: WriteShard, image_bytes: Callable[..., bytes]
 ) -> None:
-    changes = {2: {"jpg": picture(2)[:-20]}, 5: {"txt": b"\n \n"}, 9: {"jpg": b"text"}, 10: {"txt": b"\xff"}}
+    changes = {
+        2: {"jpg": image_bytes(2)[:-20]},
+        5: {"txt": b"\n \n"},
+        9: {"jpg": b"text"},
+        10: {"txt": b"\xff"},
+    }
     path = write_shard(tmp_path / "0.tar", 12, changes=changes)
     batches = list(loader_of([path], workers=2).epoch(0))
     assert len(batches) == 3

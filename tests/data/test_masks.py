@@ -75,7 +75,7 @@ def test_coverage_by_hand():
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])
-def test_a_mask_is_turned_as_its_picture(orientation):
+def test_a_mask_is_turned_as_its_image(orientation):
     stored = noise(1, 20, 12)[..., 0] > 128
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -58,8 +58,8 @@ def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
     data = open_set(name, "test", tmp_path)
     assert (data.classnames, data.templates) == (theirs.classes, theirs.templates)
     assert data.labels == [label for _, label in theirs]
-    for i, (picture, _) in enumerate(theirs):
-        assert data.source.image(i).tobytes() == picture.convert("RGB").tobytes()
+    for i, (photo, _) in enumerate(theirs):
+        assert data.source.image(i).tobytes() == photo.convert("RGB").tobytes()
         assert (tmp_path / name / data.key(i)).is_file()
     train = data.beside("train")
     assert len(train) == {"pets": 6, "food101": 4}.get(name, 2)
@@ -69,7 +69,7 @@ def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
     assert f"{name} has no split 'testing': choose from train" in message
 
 
-def test_broken_and_missing_pictures_are_left_out(tmp_path: Path) -> None:
+def test_broken_and_missing_images_are_left_out(tmp_path: Path) -> None:
     MAKERS["dtd"](tmp_path / "dtd")
     images = tmp_path / "dtd/dtd/dtd/images"
     (images / "striped/striped_test.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")

@@ -76,14 +76,14 @@ def test_errors_of_naming(tmp_path: Path) -> None:
 
 
 def test_samples_by_number_across_shards(
-    tmp_path: Path, write_shard: WriteShard, picture: Callable[..., bytes]
+    tmp_path: Path, write_shard: WriteShard, image_bytes: Callable[..., bytes]
 ) -> None:
     shards = Shards([write_shard(tmp_path / "0.tar", 3), write_shard(tmp_path / "1.tar", 5, start=3)])
     assert len(shards) == 8
     assert shards.faults == []
     for i in (7, 0, 3, 2):
         assert shards.key(i) == f"s{i:07d}"
-        assert shards.sample(i) == {"jpg": picture(i), "txt": f"first {i}\nsecond {i}\n".encode()}
+        assert shards.sample(i) == {"jpg": image_bytes(i), "txt": f"first {i}\nsecond {i}\n".encode()}
     assert shards.sample(4, ["txt"]) == {"txt": b"first 4\nsecond 4\n"}
     assert shards.name(4) == f"{tmp_path / '1.tar'}:s0000004"
     os.truncate(tmp_path / "0.tar", 1000)

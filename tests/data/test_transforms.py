@@ -19,7 +19,7 @@ def noise(width: int = 90, height: int = 60) -> Image.Image:
 
 
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI, PreprocessConfig(resize=40)])
-def test_evaluation_is_torchvisions_resize_crop_and_normalise(preprocess: PreprocessConfig) -> None:
+def test_evaluation_is_torchvisions_resize_crop_and_normalize(preprocess: PreprocessConfig) -> None:
     reference = v1.Compose(
         [
             v1.Resize(preprocess.resize or 32, InterpolationMode(preprocess.interpolation)),
@@ -28,10 +28,10 @@ def test_evaluation_is_torchvisions_resize_crop_and_normalise(preprocess: Prepro
             v1.Normalize(preprocess.mean, preprocess.std),
         ]
     )
-    for picture in (noise(), noise(60, 90), noise(32, 32), noise(5, 3), noise(1, 60)):
-        image = EvalTransform(32, preprocess)(picture)
+    for photo in (noise(), noise(60, 90), noise(32, 32), noise(5, 3), noise(1, 60)):
+        image = EvalTransform(32, preprocess)(photo)
         assert image.dtype == torch.float32
-        assert torch.equal(image, reference(picture))
+        assert torch.equal(image, reference(photo))
 
 
 def test_crops_are_drawn_as_torchvision_draws_them() -> None:
@@ -49,9 +49,9 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
         assert torch.allclose(ours.std(0), theirs.std(0), rtol=0.1, atol=0.05)
 
 
-def pixels(picture: Image.Image) -> torch.Tensor:
+def pixels(image: Image.Image) -> torch.Tensor:
     """As a decoder gives them: the three values of a pixel together."""
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI])
@@ -60,33 +60,33 @@ def test_crops_are_those_of_pillow(preprocess: PreprocessConfig) -> None:
     transform = TrainTransform(48, preprocess, (0.08, 1.0), 0.5)
     sizes = [(90, 60), (48, 48), (33, 200), (5, 3), (1, 1), (2, 500)]
     for seed, size in enumerate(sizes * 3):
-        picture = photograph(*size, seed)
+        image = photograph(*size, seed)
         top, left, height, width, mirrored = transform.draw(seed, size[1], size[0])
-        resized = picture.crop((left, top, left + width, top + height)).resize(
+        resized = image.crop((left, top, left + width, top + height)).resize(
             (48, 48), Image.Resampling[preprocess.interpolation.upper()]
         )
         expected = pixels(resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else resized)
-        assert int((transform(pixels(picture), seed).int() - expected.int()).abs().max()) <= 2
+        assert int((transform(pixels(image), seed).int() - expected.int()).abs().max()) <= 2
 
 
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI])
-def test_normalise_is_totensor_and_normalize_bit_for_bit(preprocess: PreprocessConfig) -> None:
+def test_normalize_is_totensor_and_normalize_bit_for_bit(preprocess: PreprocessConfig) -> None:
     ordinary = v1.Compose([v1.ToTensor(), v1.Normalize(preprocess.mean, preprocess.std)])
-    pictures = [noise(), noise().rotate(180)]
-    images = torch.stack([v1.PILToTensor()(picture) for picture in pictures])
+    photos = [noise(), noise().rotate(180)]
+    images = torch.stack([v1.PILToTensor()(image) for image in photos])
     before = images.clone()
-    normalised = normalize(images, preprocess)
-    assert torch.equal(normalised, torch.stack([ordinary(picture) for picture in pictures]))
+    normalized = normalize(images, preprocess)
+    assert torch.equal(normalized, torch.stack([ordinary(image) for image in photos]))
     assert torch.equal(images, before)
     kept = torch.full((2, 3, 60, 90), 7.0)
     assert normalize(images, preprocess, out=kept) is kept
-    assert torch.equal(kept, normalised)
+    assert torch.equal(kept, normalized)
 
 
-def test_very_long_picture_takes_little_memory() -> None:
+def test_very_long_image_takes_little_memory() -> None:
     # Scaled as a whole this would be 224 × 224,000,000 pixels.
-    picture = Image.new("RGB", (1, 1_000_000), (255, 0, 0))
-    image = EvalTransform(224, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1)))(picture)
+    photo = Image.new("RGB", (1, 1_000_000), (255, 0, 0))
+    image = EvalTransform(224, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1)))(photo)
     assert image.amin((1, 2)).tolist() == [1, 0, 0]
 
 

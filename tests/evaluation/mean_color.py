@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-class Colours(nn.Module):
+class Colors(nn.Module):
     """Sees an image's mean color, reads which color a statement names: right about images of one color."""
 
     def __init__(self):

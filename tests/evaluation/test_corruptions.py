@@ -18,8 +18,8 @@ def scene(size: int = 64, index: int = 1) -> Image.Image:
     return Image.fromarray(draw_scene(index, size=size).image)
 
 
-def pixels(picture: Image.Image) -> np.ndarray:
-    return np.asarray(picture, dtype=np.float64)
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image, dtype=np.float64)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
@@ -42,31 +42,31 @@ def test_noise_has_its_deviation_and_one_pattern():
     assert abs(np.corrcoef(noises[1][..., 0].ravel(), noises[1][..., 1].ravel())[0, 1]) < 0.02
 
 
-def test_blur_keeps_the_mean_and_contrast_the_mean_colour():
-    picture = scene(224)
+def test_blur_keeps_the_mean_and_contrast_the_mean_color():
+    image = scene(224)
     for name in ("blur", "contrast"):
-        change = pixels(corrupt(picture, name, 5)).mean((0, 1)) - pixels(picture).mean((0, 1))
+        change = pixels(corrupt(image, name, 5)).mean((0, 1)) - pixels(image).mean((0, 1))
         assert np.abs(change).max() < 1.0
-    ratio = pixels(corrupt(picture, "contrast", 3)).std((0, 1)) / pixels(picture).std((0, 1))
+    ratio = pixels(corrupt(image, "contrast", 3)).std((0, 1)) / pixels(image).std((0, 1))
     assert ratio == pytest.approx([0.2] * 3, abs=0.01)
 
 
 def test_the_crop_is_corrupted_at_the_input_size():
     config = PreprocessConfig(resize=60, interpolation="bicubic", mean=(0.5, 0.4, 0.3))
     preprocess = EvalTransform(48, config)
-    picture = scene(100).resize((130, 100))
-    crop = Image.fromarray(preprocess.pixels(picture).permute(1, 2, 0).numpy())
+    photo = scene(100).resize((130, 100))
+    crop = Image.fromarray(preprocess.pixels(photo).permute(1, 2, 0).numpy())
     assert crop.size == (48, 48)
     image = torch.from_numpy(np.array(corrupt(crop, "blur", 2))).permute(2, 0, 1)
-    result = CorruptedTransform(preprocess, "blur", 2)(picture)
+    result = CorruptedTransform(preprocess, "blur", 2)(photo)
     assert torch.equal(result, normalize(image[None], config)[0])
 
 
 def test_it_is_the_same_in_any_order_and_process():
     wrapped = CorruptedTransform(EvalTransform(32, PreprocessConfig()), "noise", 4)
-    pictures = [scene(index=index) for index in range(4)]
-    here, sent = [wrapped(picture) for picture in pictures], pickle.loads(pickle.dumps(wrapped))
-    assert torch.equal(torch.stack([sent(picture) for picture in pictures[::-1]]), torch.stack(here[::-1]))
+    images = [scene(index=index) for index in range(4)]
+    here, sent = [wrapped(image) for image in images], pickle.loads(pickle.dumps(wrapped))
+    assert torch.equal(torch.stack([sent(image) for image in images[::-1]]), torch.stack(here[::-1]))
 
 
 def test_bad_input():

@@ -48,7 +48,7 @@ def test_every_order_has_both_areas_and_the_random_one_is_chance(subject, classe
         assert score.chance == found[metric, RANDOM].value
 
 
-def test_the_curve_of_the_centre_prior_by_hand(subject, classes):
+def test_the_curve_of_the_center_prior_by_hand(subject, classes):
     data = open_set(classes, "test")
     found = scores_of(subject, data, batch_size=3)
     model, order = subject.model, []

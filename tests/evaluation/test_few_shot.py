@@ -18,19 +18,19 @@ from diffclip.evaluation.statistics import compare_two_trained_weights
 
 def labelled(seed: int, sizes: list[int], width: int = 16, signal: float = 1.0) -> tuple:
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(len(sizes), width, generator=torch.Generator().manual_seed(7))
+    centers = torch.randn(len(sizes), width, generator=torch.Generator().manual_seed(7))
     labels = torch.cat([torch.full((size,), label) for label, size in enumerate(sizes)])
     labels = labels[torch.randperm(len(labels), generator=generator)]
-    values = signal * centres[labels] + torch.randn(len(labels), width, generator=generator)
+    values = signal * centers[labels] + torch.randn(len(labels), width, generator=generator)
     return values, labels
 
 
 def one_episode(train, test, supports, queries, asked) -> float:
     """The protocol, an image at a time."""
-    centre = np.mean([train[i] for own in supports for i in own], axis=0)
+    center = np.mean([train[i] for own in supports for i in own], axis=0)
 
     def prepared(row):
-        row = row - centre
+        row = row - center
         return row / np.linalg.norm(row)
 
     prototypes = [np.mean([prepared(train[i]) for i in own], axis=0) for own in supports]
@@ -125,7 +125,7 @@ def test_bad_input(both):
     train, test = both
     scarce = train.take(torch.nonzero(train.labels != 2)[:, 0], "s/train")
     for learned, names, words in (
-        (train, "abcd", "s/test: few-shot draws 5 classes an episode, but the set has 4"),
+        (train, "abcd", "s/test: few-shot draws 5 classes per episode, but the set has 4"),
         (scarce, "abcdef", "s/train: class 'c' has 0 images, and 5 are needed to learn from: add"),
     ):
         with pytest.raises(InputError, match=words):

@@ -168,11 +168,11 @@ def test_a_prompt_and_words_word_the_texts(folder, tmp_path):
 def test_patches_of_maps_and_masks_are_in_one_order():
     """The patch that changes in the image is the one that changes in the map, and the one the mask covers."""
     model = subject("CLIP", layers=1).model
-    picture = torch.randn(1, 3, 32, 32)
-    changed = picture.clone()
+    image = torch.randn(1, 3, 32, 32)
+    changed = image.clone()
     changed[:, :, 0:8, 24:32] += 1.0  # top right
     with recording(model, "visual") as seen:
-        model.encode_image(picture)
+        model.encode_image(image)
         model.encode_image(changed)
     rows = [maps.first[0, :, 0, 1:] for maps in seen]
     ratio = (rows[1] / rows[0]).log()
@@ -228,7 +228,7 @@ def test_chance_is_a_uniform_map(folder):
 
 def test_what_tells_nothing_is_left_out_and_said(tmp_path):
     full = {"png": png(noise(9)), "mask.png": png(box_mask(0, 0, 32, 32)), "txt": "everything"}
-    broken = {"png": b"no picture", "mask.png": png(box_mask(0, 0, 9, 9)), "txt": "a cat"}
+    broken = {"png": b"no image", "mask.png": png(box_mask(0, 0, 9, 9)), "txt": "a cat"}
     data = open_set(write_masked(tmp_path / "set", [full, *animals(3), broken]), "test", kind="masks")
     found = scores_of(subject(), data)
     assert found["relevance auroc"].clusters.tolist() == [1, 2, 3]

@@ -11,11 +11,11 @@ from diffclip.evaluation.linear_probe import Fit, fit_layer, fit_probe, search_c
 
 
 def blobs(seed: int, each: int, classes: int = 4, width: int = 6, spread: float = 1.0) -> tuple:
-    """Features around one centre a class, and labels."""
-    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99)) * 3
+    """Features around one center per class, and labels."""
+    centers = torch.randn(classes, width, generator=torch.Generator().manual_seed(99)) * 3
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat(each)
-    return centres[labels] + spread * torch.randn(len(labels), width, generator=generator), labels
+    return centers[labels] + spread * torch.randn(len(labels), width, generator=generator), labels
 
 
 def a_split(where: str, seed: int, each: int = 10, **options) -> Features:
@@ -114,9 +114,9 @@ def test_the_metric_that_tunes(monkeypatch):
     monkeypatch.setattr(module, "fit_layer", made_up)
     values = torch.tensor([1.0] * 4 + [-1.0] * 5 + [1.0])[:, None]
     features = Features("x", values, torch.tensor([0] * 9 + [1]))
-    by_picture = fit_probe(features, features, features, ["a", "b"])
-    assert by_picture.cost == pytest.approx(1e-6)
-    assert [score.value for score in by_picture.scores] == pytest.approx([0.9, 0.5])
+    by_image = fit_probe(features, features, features, ["a", "b"])
+    assert by_image.cost == pytest.approx(1e-6)
+    assert [score.value for score in by_image.scores] == pytest.approx([0.9, 0.5])
     by_class = fit_probe(features, features, features, ["a", "b"], "mean_per_class_recall")
     assert by_class.cost >= 1
     assert [score.value for score in by_class.scores] == pytest.approx([0.6, (5 / 9 + 1) / 2])

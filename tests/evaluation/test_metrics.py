@@ -21,11 +21,11 @@ def unit(*shape: int, seed: int = 0) -> torch.Tensor:
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
-def uneven_owners(pictures: int, seed: int = 0) -> torch.Tensor:
+def uneven_owners(images: int, seed: int = 0) -> torch.Tensor:
     """One to seven captions per image, in a shuffled order."""
     generator = torch.Generator().manual_seed(seed)
-    counts = torch.randint(1, 8, (pictures,), generator=generator)
-    owners = torch.arange(pictures).repeat_interleave(counts)
+    counts = torch.randint(1, 8, (images,), generator=generator)
+    owners = torch.arange(images).repeat_interleave(counts)
     return owners[torch.randperm(len(owners), generator=generator)]
 
 
@@ -67,7 +67,7 @@ def test_nan_counts_against_the_model():
     assert ranks.tolist() == [1, NEVER, 2]
 
 
-def test_a_picture_without_captions_is_not_asked_but_distracts():
+def test_an_image_without_captions_is_not_asked_but_distracts():
     images = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
     texts = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     to_image, to_text = retrieval_ranks(images, texts, torch.tensor([1, 2]))

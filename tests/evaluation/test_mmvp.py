@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mean_color import Colours
+from mean_color import Colors
 from PIL import Image
 
 from diffclip import CLIP, CLIPConfig, TextConfig, VisionConfig
@@ -37,28 +37,28 @@ def rewrite(folder: Path, target: Path, change) -> Path:
     return target
 
 
-def colour_tokens(texts: list[str]) -> torch.Tensor:
+def color_tokens(texts: list[str]) -> torch.Tensor:
     assert all(text.startswith("a photo of ") for text in texts)
     return torch.tensor([[("red", "green", "blue").index(text.split()[-1])] for text in texts])
 
 
-def colour_set(target: Path, wrong: tuple[int, ...] = (), pairs: int = 4) -> Path:
+def color_set(target: Path, wrong: tuple[int, ...] = (), pairs: int = 4) -> Path:
     """Pairs of a red and a green image in two patterns under their short names, one of them with one pair."""
     rows: list[tuple] = [COLUMNS]
     for number in range(pairs):
         kind = "Color" if number else "Camera Perspective"
-        for name, colour in (("red", (200, 0, 0)), ("green", (0, 200, 0))):
+        for name, color in (("red", (200, 0, 0)), ("green", (0, 200, 0))):
             place = target / "MMVP_VLM_Images" / kind / f"{len(rows)}.jpg"
             place.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), colour).save(place)
+            Image.new("RGB", (8, 8), color).save(place)
             rows.append((len(rows), kind, "something red" if number in wrong else f"something {name}"))
     with (target / "Questions.csv").open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows(rows)
     return target
 
 
-def to_colours(picture: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255
+def to_colors(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
 
 
 def test_both_statements_must_pick_their_own():
@@ -68,7 +68,7 @@ def test_both_statements_must_pick_their_own():
     assert statement_hits(images, texts).tolist() == [[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [1, 0]]
 
 
-def test_equal_pictures_tie_and_a_tie_is_wrong():
+def test_equal_images_tie_and_a_tie_is_wrong():
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(50, 1, 97, generator=generator).expand(50, 2, 97)
     texts = torch.randn(50, 2, 97, generator=generator)
@@ -114,17 +114,17 @@ def test_it_equals_the_literal_script(folder):
 
 
 def test_counts_means_and_intervals(tmp_path):
-    pairs = open_pairs(colour_set(tmp_path, wrong=(1,)), "mmvp")
+    pairs = open_pairs(color_set(tmp_path, wrong=(1,)), "mmvp")
     assert {PATTERNS[label] for label in pairs.labels} == {
         "Color and Appearance",
         "Viewpoint and Perspective",
     }
-    scores = mmvp(Setting(Colours(), to_colours, colour_tokens, pairs, 3))
-    mean, pooled, statements, groups, colour, view = scores
+    scores = mmvp(Setting(Colors(), to_colors, color_tokens, pairs, 3))
+    mean, pooled, statements, groups, color, view = scores
     assert (groups.value, groups.hits.tolist(), groups.chance) == (0.75, [1, 0, 1, 1], 0.5)
     assert (mean.value, mean.count, mean.hits) == (pytest.approx((1 + 2 / 3) / 2), 4, None)
     assert (pooled.value, pooled.count, pooled.hits.sum()) == (0.75, 4, 3)
-    assert (colour.metric, colour.count, colour.hits.sum()) == ("pair_accuracy/Color and Appearance", 3, 2)
+    assert (color.metric, color.count, color.hits.sum()) == ("pair_accuracy/Color and Appearance", 3, 2)
     assert (view.metric, view.value, view.high) == ("pair_accuracy/Viewpoint and Perspective", 1, 1)
     assert all(0 <= score.low <= score.value <= score.high <= 1 for score in scores)
     assert (statements.value, statements.count, statements.chance) == (7 / 8, 8, 0.5)
@@ -133,15 +133,15 @@ def test_counts_means_and_intervals(tmp_path):
 
 
 def test_the_published_set_keeps_its_name_behind_a_link(tmp_path):
-    (tmp_path / "mmvp").symlink_to(colour_set(tmp_path / "MMVP_VLM"))
+    (tmp_path / "mmvp").symlink_to(color_set(tmp_path / "MMVP_VLM"))
     assert open_for("mmvp", "mmvp", "test", tmp_path).name == "mmvp"
 
 
-def test_a_picture_that_cannot_be_read(tmp_path):
-    broken = colour_set(tmp_path) / "MMVP_VLM_Images" / "Color" / "3.jpg"
+def test_an_image_that_cannot_be_read(tmp_path):
+    broken = color_set(tmp_path) / "MMVP_VLM_Images" / "Color" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:100])
     with pytest.raises(InputError, match=r"Color/3\.jpg"):
-        mmvp(Setting(Colours(), to_colours, colour_tokens, open_pairs(tmp_path, "mmvp")))
+        mmvp(Setting(Colors(), to_colors, color_tokens, open_pairs(tmp_path, "mmvp")))
 
 
 def changed(number: int, column: int, text: str):

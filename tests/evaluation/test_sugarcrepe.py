@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mean_color import Colours
+from mean_color import Colors
 from PIL import Image
 
 from diffclip.data.evaluation_sets import open_set
@@ -20,12 +20,12 @@ from diffclip.evaluation.run import open_for, run_task
 from diffclip.scenes import PATTERNS, minimal_pair
 from diffclip.scenes.write import write_choices
 
-COLOURS = ("red", "green", "blue")
+COLORS = ("red", "green", "blue")
 FILES = [name.removesuffix(".json") for name in PUBLISHED["sugarcrepe"].files]
 
 
 def tokens(texts: list[str]) -> torch.Tensor:
-    return torch.tensor([[next(i for i, name in enumerate(COLOURS) if name in text)] for text in texts])
+    return torch.tensor([[next(i for i, name in enumerate(COLORS) if name in text)] for text in texts])
 
 
 class Pixels:
@@ -42,17 +42,17 @@ class Pixels:
 def write_set(folder: Path, files=FILES, images: str = "val2017") -> dict[str, list[bool]]:
     """Three images; file k has k + 2 items, of which the second has its captions swapped and the last a tie.
 
-    Returns which items are right for `Colours`.
+    Returns which items are right for `Colors`.
     """
     place = folder / images
     place.mkdir(parents=True)
-    for number, colour in enumerate([(200, 0, 0), (0, 200, 0), (0, 0, 200)]):
-        Image.new("RGB", (8, 8), colour).save(place / f"{number:012d}.jpg")
+    for number, color in enumerate([(200, 0, 0), (0, 200, 0), (0, 0, 200)]):
+        Image.new("RGB", (8, 8), color).save(place / f"{number:012d}.jpg")
     right = {}
     for more, name in enumerate(files):
         items, right[name] = {}, []
         for n in range(more + 2):
-            own, other = f"a {COLOURS[n % 3]} thing", f"a {COLOURS[(n + 1) % 3]} thing"
+            own, other = f"a {COLORS[n % 3]} thing", f"a {COLORS[(n + 1) % 3]} thing"
             kind = "tie" if n == more + 1 else "wrong" if n == 1 else "right"
             captions = {"right": (own, other), "wrong": (other, own), "tie": (own, own)}[kind]
             fields = dict(zip(("caption", "negative_caption"), captions, strict=True))
@@ -63,7 +63,7 @@ def write_set(folder: Path, files=FILES, images: str = "val2017") -> dict[str, l
 
 
 def scores_of(data, model=None):
-    scores = run_task(None, Setting(model or Colours(), Pixels(), tokens, data, batch_size=2))
+    scores = run_task(None, Setting(model or Colors(), Pixels(), tokens, data, batch_size=2))
     return {score.metric: score for score in scores}
 
 

@@ -11,10 +11,11 @@ from tiny import image_relevance
 import diffclip
 from diffclip import InputError
 from diffclip.data.transforms import EvalTransform
-from diffclip.focus.attend import Prepared, View, attend
+from diffclip.focus.attend import Prepared, attend
 from diffclip.focus.maps import class_token_maps, rollout
 from diffclip.focus.recording import recording
 from diffclip.focus.relevance import gradients, image_logits, text_relevance, weighted
+from diffclip.focus.view import View
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = ["a mug", "a lamp on a skateboardish table"]
@@ -32,7 +33,7 @@ def loaded(attention: str, image_size: int = 32, seed: int = 0) -> Prepared:
     return model, EvalTransform(image_size, config.preprocess), Tokenizer(config.text)
 
 
-def pictures(count: int) -> list[Image.Image]:
+def random_images(count: int) -> list[Image.Image]:
     values = np.random.default_rng(0).integers(0, 256, (count, 40, 48, 3), dtype=np.uint8)
     return [Image.fromarray(one) for one in values]
 
@@ -46,14 +47,14 @@ def models() -> dict[str, Prepared]:
 def test_maps_scores_and_words_are_those_of_the_single_functions(
     models: dict[str, Prepared], method: str
 ) -> None:
-    shown = pictures(3)
+    shown = random_images(3)
     found = attend(models, iter(shown), TEXTS, View(method))
     assert list(found) == ["plain", "fine"]
     heads = {"relevance": "mean over heads", "grad-eclip": "all heads"}
     assert f"last vision layer, {heads[method]}: " in str(View(method, "last"))
     for name, (model, preprocess, tokenizer) in models.items():
         one, side = found[name], model.config.vision.image_size // 8
-        images, tokens = torch.stack([preprocess(picture) for picture in shown]), tokenizer(TEXTS)
+        images, tokens = torch.stack([preprocess(image) for image in shown]), tokenizer(TEXTS)
         with torch.no_grad():
             texts = model.encode_text(tokens, normalize=True)
             features = model.encode_image(images, normalize=True)
@@ -71,26 +72,26 @@ def test_maps_scores_and_words_are_those_of_the_single_functions(
 @pytest.mark.parametrize("method", ["rollout", "A2"])
 def test_a_patch_looks_in_place_of_the_class_token(models: dict[str, Prepared], method: str) -> None:
     model, preprocess, _ = models["fine"]
-    images = torch.stack([preprocess(picture) for picture in pictures(2)])
+    images = torch.stack([preprocess(image) for image in random_images(2)])
     with recording(model, "visual") as seen:
         model.encode_image(images)
     rows = rollout(seen) if method == "rollout" else seen[-1].second.mean(1)
-    found = attend({"fine": models["fine"]}, pictures(2), view=View(method, patch=(2, 4)))["fine"]
+    found = attend({"fine": models["fine"]}, random_images(2), view=View(method, patch=(2, 4)))["fine"]
     assert found.patch == (2, 4)
     close(found.maps, rows[:, 1 + 2 * 6 + 4, 1:].view(2, 1, 6, 6))
 
 
 def test_a_gated_layer_has_one_map() -> None:
     gated = {"gated": loaded("gated")}
-    assert attend(gated, pictures(1), view=View("attention"))["gated"].maps.shape == (1, 1, 4, 4)
+    assert attend(gated, random_images(1), view=View("attention"))["gated"].maps.shape == (1, 1, 4, 4)
     with pytest.raises(InputError, match="gated makes one map per head, no A1"):
-        attend(gated, pictures(1), view=View("A1"))
+        attend(gated, random_images(1), view=View("A1"))
 
 
 def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Prepared]) -> None:
     model, preprocess, tokenizer = models["fine"]
-    shown = pictures(2)
-    images = torch.stack([preprocess(picture) for picture in shown])
+    shown = random_images(2)
+    images = torch.stack([preprocess(image) for image in shown])
     texts = model.encode_text(tokenizer(TEXTS), normalize=True)
     with recording(model, "visual", gradients=True) as seen:
         logits = image_logits(model, images, texts)
@@ -117,8 +118,8 @@ def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Prepared]) -
     close(maps("rollout", "2").reshape(2, -1), rollout(seen[1:2])[:, 0, 1:])
 
 
-def test_many_pictures_are_what_each_is_alone(models: dict[str, Prepared]) -> None:
-    shown = pictures(18)  # more than a batch
+def test_many_images_are_what_each_is_alone(models: dict[str, Prepared]) -> None:
+    shown = random_images(18)  # more than a batch
     whole = attend(models, shown, TEXTS)
     for number in (0, 15, 16, 17):
         alone = attend(models, [shown[number]], TEXTS)
@@ -141,7 +142,7 @@ def test_many_pictures_are_what_each_is_alone(models: dict[str, Prepared]) -> No
 def test_what_cannot_be_asked_is_said(
     models: dict[str, Prepared], request_: dict[str, object], message: str
 ) -> None:
-    asked = {"models": models, "images": pictures(1), "texts": TEXTS} | request_
+    asked = {"models": models, "images": random_images(1), "texts": TEXTS} | request_
     with pytest.raises(InputError, match=message):
         attend(**asked)  # type: ignore[arg-type]
 
@@ -150,7 +151,7 @@ def test_broken_weights_are_said() -> None:
     model, *rest = loaded("softmax")
     model.image_projection.data.fill_(float("nan"))
     with pytest.raises(InputError, match="broken gives numbers that are not finite"):
-        attend({"broken": (model, *rest)}, pictures(1), TEXTS)
+        attend({"broken": (model, *rest)}, random_images(1), TEXTS)
 
 
 def close(found: np.ndarray, wanted: torch.Tensor | np.ndarray) -> None:

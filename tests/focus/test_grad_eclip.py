@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import directions, image_relevance, pictures, tiny
+from tiny import directions, image_relevance, random_images, tiny
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -59,7 +59,7 @@ def literal(model: CLIP, images: Tensor, text: Tensor, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_it_is_the_papers_formula(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images, texts = tiny(variant), pictures(), directions(2)
+    model, images, texts = tiny(variant), random_images(), directions(2)
     found = image_relevance(model, images, texts, method="grad-eclip").flatten(2)
     assert (found >= 0).all()
     assert (found > 0).any()
@@ -70,7 +70,7 @@ def test_it_is_the_papers_formula(variant: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("variant", ["DiffCLIP-v2", "CLIP-gated-registers"])
 def test_both_methods_of_every_kind_of_layer_at_once(variant: str) -> None:
-    model, images, texts = tiny(variant), pictures(), directions(3)
+    model, images, texts = tiny(variant), random_images(), directions(3)
     both = image_relevances(model, images, texts, 0)
     for method, maps in both.items():
         assert maps.shape == (2, 3, 4, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import SIZES, TOKENS, pictures, tiny
+from tiny import SIZES, TOKENS, random_images, tiny
 
 from diffclip import CLIP
 from diffclip.attention import AttentionMaps
@@ -46,7 +46,7 @@ def test_maps_that_are_constant_but_for_rounding_have_no_correlation(tokens: int
 
 @pytest.mark.parametrize("tower", ["visual", "text"])
 def test_each_layer_is_the_mean_over_heads_of_pearsons_r_in_the_rows_that_count(tower: str) -> None:
-    model, inputs = tiny("DiffCLIP"), pictures(5) if tower == "visual" else TOKENS.repeat(3, 1)[:5]
+    model, inputs = tiny("DiffCLIP"), random_images(5) if tower == "visual" else TOKENS.repeat(3, 1)[:5]
     found = correlation_by_layer(model, tower, inputs)
     assert (found.shape, found.dtype) == ((5, 3), torch.float64)
     with recording(model, tower) as seen:
@@ -63,7 +63,7 @@ def test_each_layer_is_the_mean_over_heads_of_pearsons_r_in_the_rows_that_count(
 @pytest.mark.parametrize(("variant", "layers"), [("CLIP", 0), ("CLIP-gated", 0), ("DiffCLIP-vision", 3)])
 def test_a_tower_with_one_map_has_no_layers(variant: str, layers: int) -> None:
     model = CLIP(variant_config(variant, SIZES), seed=0)
-    assert correlation_by_layer(model, "visual", pictures(5)).shape == (5, layers)
+    assert correlation_by_layer(model, "visual", random_images(5)).shape == (5, layers)
     assert correlation_by_layer(model, "text", TOKENS).shape == (2, 0)
 
 
@@ -71,7 +71,7 @@ def test_a_tower_with_one_map_has_no_layers(variant: str, layers: int) -> None:
 def test_rollout_is_the_product_of_averaged_maps(variant: str) -> None:
     model = tiny(variant)
     with recording(model, "visual") as seen:
-        model.encode_image(pictures())
+        model.encode_image(random_images())
     found = rollout(seen)
     assert found.shape == (2, 17, 17)
     for sample in range(2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import TOKENS, directions, image_relevance, pictures, tiny
+from tiny import TOKENS, directions, image_relevance, random_images, tiny
 
 from diffclip import CLIP, InputError
 from diffclip.focus.recording import recording
@@ -30,7 +30,7 @@ def leftovers(model: CLIP) -> list[object]:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("gradients", [False, True])
 def test_outputs_are_the_normal_ones(variant: str, backend: str, gradients: bool) -> None:
-    model, images = tiny(variant, backend), pictures()
+    model, images = tiny(variant, backend), random_images()
     with torch.no_grad():
         wanted = model.encode_image(images), model.encode_text(TOKENS)
     with recording(model, "visual", gradients=gradients) as seen:
@@ -56,12 +56,12 @@ def test_modes_are_restored_whatever_happens_inside(training: bool, grad: bool) 
     with torch.set_grad_enabled(grad):
         with recording(model, "visual", gradients=True) as seen:
             assert not any(module.training for module in model.modules())
-            model.encode_image(pictures())
+            model.encode_image(random_images())
             # timm's checkpointing would have gone through the maps twice
             torch.autograd.grad(seen[-1].combined.sum(), [seen[0].combined])
             assert len(seen) == 3
         with pytest.raises(InputError), recording(model, "visual", gradients=True):
-            model.encode_image(pictures()[:, :1])
+            model.encode_image(random_images()[:, :1])
         assert torch.is_grad_enabled() is grad
     assert [module.training for module in model.modules()] == modes
     assert model.visual.grad_checkpointing
@@ -71,7 +71,7 @@ def test_modes_are_restored_whatever_happens_inside(training: bool, grad: bool) 
 
 @pytest.mark.parametrize("variant", ["CLIP-gated-registers", "DiffCLIP"])
 def test_inference_mode_and_frozen_parameters_give_the_same_relevance(variant: str) -> None:
-    model, images, texts = tiny(variant), pictures(), directions(3)
+    model, images, texts = tiny(variant), random_images(), directions(3)
     wanted = image_relevance(model, images, texts), text_relevance(model, TOKENS, texts)
     model.requires_grad_(False)
     with torch.inference_mode():
@@ -87,7 +87,7 @@ def test_inference_mode_and_frozen_parameters_give_the_same_relevance(variant: s
 
 @pytest.mark.parametrize("variant", ["CLIP-gated-registers", "DiffCLIP"])
 def test_lower_precision_comes_near(variant: str) -> None:
-    model, images, texts = tiny(variant), pictures(), directions(2)
+    model, images, texts = tiny(variant), random_images(), directions(2)
     wanted = image_relevance(model, images, texts)
     with torch.autocast("cpu", torch.bfloat16):
         auto = image_relevance(model, images, texts)

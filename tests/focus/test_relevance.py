@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import END, START, TOKENS, directions, image_relevance, pictures, tiny
+from tiny import END, START, TOKENS, directions, image_relevance, random_images, tiny
 from torch import Tensor
 
 from diffclip import CLIP
@@ -18,7 +18,7 @@ STEP = 1e-6
 def logits_of(model: CLIP, tower: str) -> Tensor:
     """[B]: of two images with a text, or of two texts with an image."""
     if tower == "visual":
-        return image_logits(model, pictures().double(), directions(1).double())[:, 0]
+        return image_logits(model, random_images().double(), directions(1).double())[:, 0]
     features = model.encode_text(TOKENS, normalize=True)
     return model.logit_scale.detach().exp() * features @ directions(1).double()[0]
 
@@ -59,7 +59,7 @@ def test_gradients_are_finite_differences(variant: str, tower: str, monkeypatch:
 def row_sums(model: CLIP, norm: Norm) -> tuple[Tensor, Tensor]:
     """Σ over a row of ∂y/∂A ⊙ A, of the class token in each layer and head, and of its magnitudes: [B, L·H] each."""
     with recording(model, "visual", gradients=True, norm=norm) as seen:
-        found = gradients(image_logits(model, pictures().double(), directions(1).double())[:, 0], seen)
+        found = gradients(image_logits(model, random_images().double(), directions(1).double())[:, 0], seen)
     parts = torch.cat([(grad * one.combined)[:, :, 0] for one, grad in zip(seen, found, strict=True)], dim=1)
     return parts.sum(-1).detach(), parts.abs().sum(-1).detach()
 
@@ -107,7 +107,7 @@ def plainly(maps: list[AttentionMaps], found: tuple[Tensor, ...], first: int, sa
 @pytest.mark.parametrize("first", [0, 1, -1])
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_image_relevance_is_its_recursion(variant: str, first: int) -> None:
-    model, images, texts = tiny(variant), pictures(), directions(3)
+    model, images, texts = tiny(variant), random_images(), directions(3)
     found = image_relevance(model, images, texts, first)
     assert found.shape == (2, 3, 4, 4)
     assert (found >= 0).all()
@@ -151,8 +151,8 @@ def test_what_comes_after_the_end_of_a_text_does_not_matter(method: str) -> None
     assert (found >= 0).all()
 
 
-def test_each_picture_may_have_texts_of_its_own() -> None:
-    model, images, texts = tiny("DiffCLIP"), pictures(), directions(4)
+def test_each_image_may_have_texts_of_its_own() -> None:
+    model, images, texts = tiny("DiffCLIP"), random_images(), directions(4)
     own = image_relevance(model, images, texts.view(2, 2, 16))
     every = image_relevance(model, images, texts)
     torch.testing.assert_close(own[0], every[0, :2])

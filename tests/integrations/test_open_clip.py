@@ -63,14 +63,14 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> torch.Tensor:
+def images() -> torch.Tensor:
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
-def assert_same(ours, core: diffclip.CLIP, pictures: torch.Tensor) -> None:
+def assert_same(ours, core: diffclip.CLIP, images: torch.Tensor) -> None:
     tokens = diffclip.tokenizer.Tokenizer(core.config.text)(TEXTS)
-    found, wanted = ours.eval().encode_image(pictures), core.encode_image(pictures)
+    found, wanted = ours.eval().encode_image(images), core.encode_image(images)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(ours.encode_text(tokens), core.encode_text(tokens), rtol=0, atol=1e-5)
     assert ours.config == core.config
@@ -106,14 +106,14 @@ def test_an_open_clip_that_builds_otherwise_is_refused(monkeypatch) -> None:
         register()
 
 
-def test_weights_and_transforms_of_a_saved_folder(folder, pictures) -> None:
+def test_weights_and_transforms_of_a_saved_folder(folder, images) -> None:
     core, preprocess, tokenizer = diffclip.load(folder)
     for source in (folder, folder / "model.safetensors"):
         model, train, evaluation = open_clip.create_model_and_transforms("ViT-tiny", pretrained=str(source))
-        assert_same(model, core, pictures)
-    picture = Image.effect_noise((70, 50), 80).convert("RGB")
-    torch.testing.assert_close(evaluation(picture), preprocess(picture))
-    assert train(picture).shape == (3, 32, 32)
+        assert_same(model, core, images)
+    image = Image.effect_noise((70, 50), 80).convert("RGB")
+    torch.testing.assert_close(evaluation(image), preprocess(image))
+    assert train(image).shape == (3, 32, 32)
     assert torch.equal(open_clip.get_tokenizer("ViT-tiny")(TEXTS), tokenizer(TEXTS))
     given = {"pretrained": str(folder), "image_mean": (0.1, 0.2, 0.3)}
     model, evaluation = open_clip.create_model_from_pretrained("ViT-tiny", **given)
@@ -131,23 +131,23 @@ def test_images_are_squashed_where_the_weights_were_trained_so(folder, tmp_path)
         open_clip.create_model("ViT-tiny", str(tmp_path), force_preprocess_cfg={"resize_mode": "longest"})
 
 
-def test_run_folders_and_published_files(tmp_path, pictures) -> None:
+def test_run_folders_and_published_files(tmp_path, images) -> None:
     # models that were converted from OpenAI's have QuickGELU, and the same name
     core = diffclip.CLIP(tiny_config(vision={"activation": "quick_gelu"}), seed=2).eval()
     diffclip.save_weights(core, tmp_path / "run" / "checkpoints" / "last")
-    assert_same(open_clip.create_model("ViT-tiny-fixed", str(tmp_path / "run")), core, pictures)
+    assert_same(open_clip.create_model("ViT-tiny-fixed", str(tmp_path / "run")), core, images)
 
     core = diffclip.CLIP(FIXED, seed=2).eval()
     core.set_vision_norm_eps(1e-5)
     state = {f"module.{name}": value for name, value in to_published(core.state_dict(), core.config).items()}
     published = tmp_path / "checkpoint_best.pt"
     torch.save({"state_dict": state, "args": argparse.Namespace(lr=1)}, published)
-    assert_same(open_clip.create_model("ViT-tiny-fixed", str(published)), core, pictures)
+    assert_same(open_clip.create_model("ViT-tiny-fixed", str(published)), core, images)
 
 
-def test_another_picture_size(folder, pictures) -> None:
+def test_another_image_size(folder, images) -> None:
     core = diffclip.load(folder, image_size=48)[0]
-    larger = F.interpolate(pictures, (48, 48))
+    larger = F.interpolate(images, (48, 48))
     for size in (48, (48, 48)):
         given = {"pretrained": str(folder), "force_image_size": size}
         model, _, evaluation = open_clip.create_model_and_transforms("ViT-tiny", **given)
@@ -162,27 +162,27 @@ def test_another_picture_size(folder, pictures) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "pure_bf16"])
 @torch.no_grad()
-def test_half_precision(precision, folder, pictures) -> None:
+def test_half_precision(precision, folder, images) -> None:
     core = diffclip.load(folder)[0]
     model = open_clip.create_model("ViT-tiny", str(folder), precision=precision).eval()
     dtype = open_clip.get_input_dtype(precision)
-    features = model.encode_image(pictures.to(dtype), normalize=True)
+    features = model.encode_image(images.to(dtype), normalize=True)
     assert features.dtype == dtype
     assert model.logit_scale.dtype == model.visual.blocks[0].attn.lambda_q1.dtype == torch.float32
-    assert F.cosine_similarity(features.float(), core.encode_image(pictures)).min() > 0.999
+    assert F.cosine_similarity(features.float(), core.encode_image(images)).min() > 0.999
 
 
-def test_what_the_losses_take(pictures) -> None:
+def test_what_the_losses_take(images) -> None:
     tokens = open_clip.get_tokenizer("ViT-tiny")(TEXTS)
     model = open_clip.create_model("ViT-tiny", output_dict=True, pretrained_hf=False)
-    out = model(pictures, tokens)
+    out = model(images, tokens)
     assert set(out) == {"image_features", "text_features", "logit_scale"}
     ClipLoss()(**out, output_dict=True)["contrastive_loss"].backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    assert model(image=pictures)["text_features"] is None
+    assert model(image=images)["text_features"] is None
 
     model = open_clip.create_model("ViT-tiny", init_logit_scale=1.5, init_logit_bias=-10)
-    image, text, scale, bias = model(pictures, tokens)
+    image, text, scale, bias = model(images, tokens)
     assert (round(scale.log().item(), 4), bias.item()) == (1.5, -10)
     SigLipLoss()(image, text, scale, bias).backward()
 
@@ -250,7 +250,7 @@ def their_logs():
 
 
 @pytest.mark.usefixtures("their_logs")
-def test_its_program_trains_evaluates_and_resumes(scenes, folder, tmp_path, monkeypatch, pictures) -> None:
+def test_its_program_trains_evaluates_and_resumes(scenes, folder, tmp_path, monkeypatch, images) -> None:
     monkeypatch.chdir(tmp_path)
     shard = scenes / "captions" / "train" / "0.tar"
     data = f"--train-data {shard} --val-data {shard} --train-num-samples 32 --val-num-samples 32"
@@ -268,7 +268,7 @@ def test_its_program_trains_evaluates_and_resumes(scenes, folder, tmp_path, monk
     assert trained.config == CONFIG.model_copy(update={"vision": trained.config.vision})
     assert not torch.equal(trained.logit_scale, diffclip.load(checkpoints / "epoch_1.pt")[0].logit_scale)
     name = "ViT-DiffCLIP-dynamic-v32x2x4p16-t32x2x4"
-    assert_same(open_clip.create_model(name, str(checkpoints / "epoch_2.pt")), trained, pictures)
+    assert_same(open_clip.create_model(name, str(checkpoints / "epoch_2.pt")), trained, images)
     resumed = ["--name", "b", "--resume", str(checkpoints / "epoch_2.pt")]
     with pytest.raises(InputError, match=r"lambda_init dynamic for 0\.8"):
         run_command(["--model", "ViT-tiny-fixed", *options, *resumed])

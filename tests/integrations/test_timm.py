@@ -32,7 +32,7 @@ def tiny_clip(**changes) -> diffclip.CLIP:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> torch.Tensor:
+def images() -> torch.Tensor:
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -64,11 +64,11 @@ def test_every_size_is_listed_and_is_the_core_s_tower() -> None:
 
 
 @torch.no_grad()
-def test_a_copy_gives_the_core_s_numbers(dynamic, pictures) -> None:
+def test_a_copy_gives_the_core_s_numbers(dynamic, images) -> None:
     tower = from_diffclip(dynamic, num_classes=0)
-    assert_close(tower(pictures), dynamic.visual(pictures))
+    assert_close(tower(images), dynamic.visual(images))
     embeddings = from_diffclip(dynamic)  # the projection is the head
-    assert_close(embeddings(pictures), dynamic.encode_image(pictures))
+    assert_close(embeddings(images), dynamic.encode_image(images))
     assert "state_dict" not in embeddings.pretrained_cfg
     embeddings.head.weight.zero_()
     assert dynamic.image_projection.any()
@@ -88,8 +88,8 @@ def test_images_are_prepared_as_the_core_does(resize) -> None:
 
 
 @torch.no_grad()
-def test_another_picture_size_resamples_positions(dynamic, pictures) -> None:
-    larger = torch.nn.functional.interpolate(pictures, (48, 48))
+def test_another_image_size_resamples_positions(dynamic, images) -> None:
+    larger = torch.nn.functional.interpolate(images, (48, 48))
     model = copy.deepcopy(dynamic)
     model.set_image_size(48)
     core = model.visual(larger)
@@ -101,20 +101,20 @@ def test_another_picture_size_resamples_positions(dynamic, pictures) -> None:
 
 
 @torch.no_grad()
-def test_timm_saves_it_and_loads_it_as_it_was(dynamic, pictures, tmp_path) -> None:
+def test_timm_saves_it_and_loads_it_as_it_was(dynamic, images, tmp_path) -> None:
     timm.models.save_for_hf(from_diffclip(dynamic, num_classes=0), tmp_path / "saved")
     again = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
-    assert_close(again(pictures), dynamic.visual(pictures))
+    assert_close(again(images), dynamic.visual(images))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential-added", "gated"])
 @torch.no_grad()
-def test_other_attention(kind, pictures) -> None:
+def test_other_attention(kind, images) -> None:
     vision = {"attention": kind, "pre_norm": True, "patch_bias": False, "activation": "quick_gelu"}
     core = tiny_clip(vision=vision, lambda_init=0.0 if kind.endswith("added") else 0.8)
-    assert_close(from_diffclip(core, num_classes=0)(pictures), core.visual(pictures))
+    assert_close(from_diffclip(core, num_classes=0)(images), core.visual(images))
     fresh = timm.create_model(BASE, attention=kind, num_classes=5, **TINY).eval()
-    assert fresh(pictures).shape == (2, 5)
+    assert fresh(images).shape == (2, 5)
     if kind.endswith("added"):
         assert [float(block.attn.current_lambda().detach()) for block in fresh.blocks] == [0.0] * 3
 
@@ -149,42 +149,42 @@ def test_lambda_init_and_the_start() -> None:
     assert all(parameter.isfinite().all() for parameter in tower.parameters())
 
 
-def test_heads_pooling_and_features(dynamic, pictures) -> None:
+def test_heads_pooling_and_features(dynamic, images) -> None:
     tower = from_diffclip(dynamic, num_classes=7)
-    assert tower(pictures).shape == (2, 7)
+    assert tower(images).shape == (2, 7)
     tower.reset_classifier(3, "avg")
-    assert tower(pictures).shape == (2, 3)
+    assert tower(images).shape == (2, 3)
     assert tower.get_classifier().out_features == 3
     averaged = from_diffclip(dynamic, num_classes=0, global_pool="avg")
-    tokens = dynamic.visual.forward_features(pictures)
+    tokens = dynamic.visual.forward_features(images)
     torch.testing.assert_close(averaged.fc_norm.weight, dynamic.visual.norm.weight)
-    assert averaged(pictures).shape == tokens[:, 0].shape
-    assert from_diffclip(dynamic, num_classes=0, global_pool="map")(pictures).shape == (2, 32)
+    assert averaged(images).shape == tokens[:, 0].shape
+    assert from_diffclip(dynamic, num_classes=0, global_pool="map")(images).shape == (2, 32)
 
     features = from_diffclip(dynamic, features_only=True, out_indices=(0, 2))
-    maps = features(pictures)
+    maps = features(images)
     assert [tuple(map.shape) for map in maps] == [(2, 32, 4, 4)] * 2
     assert features.feature_info.channels() == [32, 32]
-    expected = dynamic.visual.forward_intermediates(pictures, indices=[0, 2], intermediates_only=True)
+    expected = dynamic.visual.forward_intermediates(images, indices=[0, 2], intermediates_only=True)
     assert_close(maps, expected)
-    _, intermediates = tower.forward_intermediates(pictures, indices=2)
+    _, intermediates = tower.forward_intermediates(images, indices=2)
     assert_close(intermediates[-1], expected[-1])
-    assert from_diffclip(dynamic, in_chans=1, num_classes=0)(pictures[:, :1]).shape == (2, 32)
+    assert from_diffclip(dynamic, in_chans=1, num_classes=0)(images[:, :1]).shape == (2, 32)
 
 
-def test_nodes_of_its_graph_can_be_taken_out(dynamic, pictures) -> None:
+def test_nodes_of_its_graph_can_be_taken_out(dynamic, images) -> None:
     extract = create_feature_extractor(from_diffclip(dynamic, num_classes=0), ["blocks.1.add_1"])
-    (tokens,) = extract(pictures).values()
-    expected = dynamic.visual.forward_intermediates(pictures, indices=[1], intermediates_only=True)[0]
+    (tokens,) = extract(images).values()
+    expected = dynamic.visual.forward_intermediates(images, indices=[1], intermediates_only=True)[0]
     assert_close(tokens[:, 1:].mT.reshape(2, 32, 4, 4), expected)
 
 
-def test_training_with_drops_and_checkpointing(pictures) -> None:
+def test_training_with_drops_and_checkpointing(images) -> None:
     rates = [
         f"{name}_rate" for name in ("drop", "pos_drop", "patch_drop", "proj_drop", "attn_drop", "drop_path")
     ]
     tower = timm.create_model(BASE, num_classes=4, **TINY, **dict.fromkeys(rates, 0.2)).train()
-    assert not torch.equal(tower(pictures), tower(pictures))
+    assert not torch.equal(tower(images), tower(images))
 
     tower = timm.create_model(BASE, num_classes=4, **TINY).train()
     groups = param_groups_weight_decay(tower, 0.1, tower.no_weight_decay())
@@ -193,6 +193,6 @@ def test_training_with_drops_and_checkpointing(pictures) -> None:
     for checkpointing in (False, True):
         tower.set_grad_checkpointing(checkpointing)
         tower.zero_grad()
-        tower(pictures).square().mean().backward()
+        tower(images).square().mean().backward()
         gradients.append([parameter.grad.clone() for parameter in tower.parameters()])
     torch.testing.assert_close(*gradients)

@@ -108,13 +108,13 @@ def test_hidden_states_and_attentions(variant: str) -> None:
     with torch.no_grad():
         out = theirs(input_ids=IDS, pixel_values=PIXELS, output_hidden_states=True, output_attentions=True)
         near(out.image_embeds, model.encode_image(PIXELS, normalize=True))
-        with recording(model, "visual") as pictures:
+        with recording(model, "visual") as images:
             model.visual(PIXELS)
         with recording(model, "text") as texts:
             model.encode_text(IDS)
     heads = 2 if variant == "DiffCLIP" else 4
     for tower, maps, tokens, width, count in (
-        (out.vision_model_output, pictures, 4 + model.visual.num_prefix_tokens, 32, heads),
+        (out.vision_model_output, images, 4 + model.visual.num_prefix_tokens, 32, heads),
         (out.text_model_output, texts, 6, 16, heads // 2),
     ):
         assert [state.shape for state in tower.hidden_states] == [(3, tokens, width)] * 3
@@ -141,7 +141,7 @@ def test_outputs_that_are_not_asked_for_are_none_and_numbers_choose_states() -> 
     assert len(theirs(PIXELS).hidden_states) == 3
 
 
-def test_larger_pictures_have_their_positions_resampled() -> None:
+def test_larger_images_have_their_positions_resampled() -> None:
     model = core()
     theirs = from_diffclip(model)
     larger = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(2))

@@ -117,8 +117,8 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
     config.preprocess = PreprocessConfig(interpolation=interpolation, resize=resize)
     ours, theirs = EvalTransform(32, config.preprocess), image_processor_of(config)
     for size in ((50, 70), (32, 32), (90, 42), (21, 30)):
-        picture = photo(*size)
-        near(theirs(picture, return_tensors="pt").pixel_values[0], ours(picture))
+        image = photo(*size)
+        near(theirs(image, return_tensors="pt").pixel_values[0], ours(image))
     if int(transformers.__version__.split(".")[1]) >= 23:  # older releases drop transparency
         clear = photo(50, 70)
         clear.putalpha(Image.linear_gradient("L").resize(clear.size))
@@ -131,22 +131,22 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
 
 
 def test_the_loaded_processor_is_ours_with_pillow_and_near_without(folder: Path, model: CLIP) -> None:
-    ours, picture = EvalTransform(16, model.config.preprocess), photo(40, 40)
+    ours, image = EvalTransform(16, model.config.preprocess), photo(40, 40)
     pillow = AutoProcessor.from_pretrained(folder, backend="pil")
-    near(pillow(images=picture, return_tensors="pt").pixel_values[0], ours(picture))
+    near(pillow(images=image, return_tensors="pt").pixel_values[0], ours(image))
     torchvision = AutoImageProcessor.from_pretrained(folder)
-    pixels = torchvision(picture, return_tensors="pt").pixel_values[0]
-    near(pixels, ours(picture), 2.1 / 255 / 0.22)
+    pixels = torchvision(image, return_tensors="pt").pixel_values[0]
+    near(pixels, ours(image), 2.1 / 255 / 0.22)
 
 
 def test_zero_shot_classification_is_the_cores(folder: Path, model: CLIP) -> None:
-    picture, labels = photo(40, 40), ["red", "a blue dog", "!"]
+    image, labels = photo(40, 40), ["red", "a blue dog", "!"]
     processor = image_processor_of(model.config)
     classify = pipeline("zero-shot-image-classification", model=str(folder), image_processor=processor)
-    scores = {answer["label"]: answer["score"] for answer in classify(picture, candidate_labels=labels)}
+    scores = {answer["label"]: answer["score"] for answer in classify(image, candidate_labels=labels)}
     with torch.no_grad():
         out = model(
-            EvalTransform(16, model.config.preprocess)(picture)[None],
+            EvalTransform(16, model.config.preprocess)(image)[None],
             Tokenizer(model.config.text)([f"This is a photo of {label}." for label in labels]),
         )
     logits = out["logit_scale"] * out["image_features"] @ out["text_features"].T
@@ -154,22 +154,22 @@ def test_zero_shot_classification_is_the_cores(folder: Path, model: CLIP) -> Non
 
 
 def test_image_features(folder: Path, model: CLIP) -> None:
-    picture = photo(40, 40)
+    image = photo(40, 40)
     processor = image_processor_of(model.config)
     features = pipeline("image-feature-extraction", model=str(folder), image_processor=processor)
-    pixels = EvalTransform(16, model.config.preprocess)(picture)[None]
-    near(torch.tensor(features(picture)), model.encode_image(pixels, normalize=True))
+    pixels = EvalTransform(16, model.config.preprocess)(image)[None]
+    near(torch.tensor(features(image)), model.encode_image(pixels, normalize=True))
 
 
 def test_the_trainer_lowers_the_loss(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    colours = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (240, 240, 240)}
+    colors = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (240, 240, 240)}
     config = core(vocabulary=49408).config
     processor = processor_of(config)
-    pictures = [Image.new("RGB", (20, 20), colour) for colour in colours.values()]
+    photos = [Image.new("RGB", (20, 20), color) for color in colors.values()]
     pairs = [
-        processor(text=name, images=picture, padding="max_length", return_tensors="pt")
-        for name, picture in zip(colours, pictures, strict=True)
+        processor(text=name, images=image, padding="max_length", return_tensors="pt")
+        for name, image in zip(colors, photos, strict=True)
     ]
 
     def collate(batch: list[Any]) -> dict[str, Any]:

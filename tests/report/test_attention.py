@@ -10,8 +10,9 @@ from PIL import Image
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.transforms import EvalTransform
-from diffclip.focus.attend import Attended, View
+from diffclip.focus.attend import Attended
 from diffclip.focus.maps import visible_part
+from diffclip.focus.view import View
 from diffclip.report.attention import (
     MOST_HITS,
     RELEVANCE_FLOOR,

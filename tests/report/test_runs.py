@@ -37,7 +37,7 @@ def test_the_facts_tell_progress_machine_and_starts(tmp_path):
     about(run, steps=80, command="diffclip train x", machine={"name": "node1"}, gpus=[{"name": "H200"}] * 2)
     facts = dict(run_facts(read_run(run)))
     assert facts["step"] == "40 of 80 (50 %)"
-    assert facts["rate"] == "80 samples a second, 2 % of the time waiting for data"
+    assert facts["rate"] == "80 samples per second, 2 % of the time waiting for data"
     assert (facts["machine"], facts["GPUs"], facts["command"]) == (
         "name node1",
         "2 × H200",

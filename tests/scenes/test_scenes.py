@@ -29,7 +29,7 @@ def test_splits_seeds_and_indices_share_no_image():
 
 
 @pytest.mark.parametrize("size", [16, 100])
-def test_masks_boxes_and_centres_agree(size):
+def test_masks_boxes_and_centers_agree(size):
     for index in range(60):
         scene = draw_scene(index, size=size)
         assert (scene.image.shape, scene.image.dtype) == ((size, size, 3), np.uint8)

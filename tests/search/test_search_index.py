@@ -21,10 +21,10 @@ from diffclip.search import ImageIndex, Update
 
 
 def draw(file, seed):
-    """An image of 16 coloured squares."""
+    """An image of 16 colored squares."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    colours = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    Image.fromarray(colours).resize((16, 16), Image.Resampling.NEAREST).save(file)
+    colors = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    Image.fromarray(colors).resize((16, 16), Image.Resampling.NEAREST).save(file)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What two processes do: steps of each case and validations, by DDP and by FSDP, into a file a rank."""
+"""What two processes do: steps of each case and validations, by DDP and by FSDP, into a file per rank."""
 
 from __future__ import annotations
 

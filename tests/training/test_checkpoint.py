@@ -9,7 +9,7 @@ import pytest
 import torch
 from gradients import made_batch, made_model
 
-from diffclip.training.checkpoint import Progress, choose_checkpoint, damage, read_state, save_checkpoint
+from diffclip.training.checkpoint import RunProgress, choose_checkpoint, damage, read_state, save_checkpoint
 from diffclip.training.losses import make_criterion
 from diffclip.training.optimizer import parameter_groups
 
@@ -29,7 +29,7 @@ def stepped() -> tuple[torch.nn.Module, torch.optim.AdamW]:
 def run(stepped: tuple[torch.nn.Module, torch.optim.AdamW], tmp_path: Path) -> Path:
     """Checkpoints of the steps 1, 2 and 3, the second of them the best."""
     for step in (1, 2, 3):
-        save_checkpoint(ALONE, tmp_path, *stepped, Progress(step, epoch=step), best=step == 2)
+        save_checkpoint(ALONE, tmp_path, *stepped, RunProgress(step, epoch=step), best=step == 2)
     return tmp_path
 
 
@@ -60,7 +60,7 @@ def test_damage_is_found_and_the_checkpoint_before_taken(
     assert "step_00000003 is damaged" in capsys.readouterr().err
     assert read_state(run / "checkpoints" / "last").step == 2
     # the next checkpoint takes its place
-    save_checkpoint(ALONE, run, *stepped, Progress(3, epoch=3))
+    save_checkpoint(ALONE, run, *stepped, RunProgress(3, epoch=3))
     assert damage(folder) is None
 
 
@@ -72,13 +72,13 @@ def test_a_kill_before_the_folder_appears_leaves_the_checkpoint_before(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("diffclip.training.checkpoint.flush", killed)
-        save_checkpoint(ALONE, run, *stepped, Progress(4, epoch=4), best=True)
+        save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4), best=True)
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000003"
     best = run / "checkpoints" / "best"
     best.unlink()
     best.symlink_to("step_00000004")  # a later kill: the folder would have been next
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000003"
-    save_checkpoint(ALONE, run, *stepped, Progress(4, epoch=4), best=True)
+    save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4), best=True)
     assert read_state(best).step == 4
 
 
@@ -86,6 +86,6 @@ def test_leftovers_of_a_killed_writer_are_removed(run: Path, stepped) -> None:
     left = run / "checkpoints" / ".new.tmp"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    save_checkpoint(ALONE, run, *stepped, Progress(4, epoch=4))
+    save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4))
     kept = {path.name for path in (run / "checkpoints").iterdir()}
     assert kept == {"last", "previous", "best", "step_00000002", "step_00000003", "step_00000004"}

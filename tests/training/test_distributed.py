@@ -13,7 +13,7 @@ import forked
 import gradients
 import pytest
 import torch
-from zeroed_pictures import zero_pictures
+from zeroed_images import zero_images
 
 from diffclip import InputError
 from diffclip.data.shards import Shards, expand_shards
@@ -34,7 +34,7 @@ def broken(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shard to validate on, of which every second image is broken."""
     [shard] = expand_shards(str(scenes / "val"))
     target = tmp_path_factory.mktemp("broken") / "0.tar"
-    zero_pictures(shard, target, range(1, len(Shards([shard])), 2))
+    zero_images(shard, target, range(1, len(Shards([shard])), 2))
     return target
 
 
@@ -126,7 +126,7 @@ def test_validations_are_those_of_one_process_and_errors_are_everybodys(
             assert found["finite"]
         assert both[rank][strategy]["validation"]["error"] == "no tokens today"
         assert found["correlation"].keys() == {"visual", "text"}
-        assert (found["scores"]["pictures"], found["faults"]) == (6, 6)
+        assert (found["scores"]["images"], found["faults"]) == (6, 6)
 
 
 def test_several_nodes_need_a_place_to_meet() -> None:

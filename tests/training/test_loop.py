@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from made_sets import tar_of
-from zeroed_pictures import zero_pictures
+from zeroed_images import zero_images
 
 import diffclip
 from diffclip import CLIP, InputError
@@ -84,7 +84,7 @@ def test_a_run_leaves_everything(finished: Path, recipe: Recipe) -> None:
     assert len(list((finished / "tensorboard").iterdir())) == 1
     validations = lines(finished / "validation.jsonl")
     assert [v["epoch"] for v in validations] == [1, 2, 3]
-    assert (validations[0]["pictures"], validations[0]["captions"]) == (12, 60)
+    assert (validations[0]["images"], validations[0]["captions"]) == (12, 60)
     correlation = validations[-1]["map_correlation"]
     assert {tower: len(layers) for tower, layers in correlation.items()} == {"visual": 2, "text": 2}
     assert all(-1 <= one <= 1 for layers in correlation.values() for one in layers)
@@ -278,7 +278,7 @@ def test_progress_after_a_last_broken_batch_is_kept(recipe: Recipe, tmp_path: Pa
 def zeroed(shards: Path, folder: Path, broken: Iterable[int]) -> Path:
     """The only shard of a folder, with zeros for the images of the samples `broken`."""
     [shard] = expand_shards(str(shards))
-    return zero_pictures(shard, folder / "0.tar", broken).parent
+    return zero_images(shard, folder / "0.tar", broken).parent
 
 
 def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     }
     assert len(outcome.skipped) == 7
     found = lines(tmp_path / "run" / "validation.jsonl")
-    assert [(line["pictures"], line["captions"]) for line in found] == [(9, 45)] * 2
+    assert [(line["images"], line["captions"]) for line in found] == [(9, 45)] * 2
 
 
 def test_nothing_but_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from test_distributed import free_port
 from test_loop import KilledError, before_step, changed, die, lines
-from zeroed_pictures import zero_pictures
+from zeroed_images import zero_images
 
 from diffclip.data.shards import Shards
 from diffclip.training import run as runner
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     # with a window each process has shards of its own: here one has a shard of broken samples
     [shard] = Path(str(recipe.data.train)).glob("*.tar")
-    train = zero_pictures(shard, tmp_path / "train" / "broken.tar", range(len(Shards([shard])))).parent
+    train = zero_images(shard, tmp_path / "train" / "broken.tar", range(len(Shards([shard])))).parent
     shutil.copy(shard, train / "whole.tar")
     process = start(changed(recipe, data={"train": str(train), "window": 1}), tmp_path / "broken")
     assert "of one process in " in ended_with_input_error(process)

@@ -71,7 +71,7 @@ def test_samples_are_read_one_by_one(tmp_path: Path, images: Path, kind: str) ->
         Conversation("", "./coco/train2017/2.jpg", (Turn("", "A caption"),), 3, name),
     ]
     assert [one.name for one in found][2:] == [f"{name}, sample [2] (id 12)", f"{name}, sample [3]"]
-    # 4 letters a token, the image, and what the template adds
+    # 4 letters per token, the image, and what the template adds
     assert found.token_counts("chat", 9, 2048)[1] == 9 + 20 + 10 + 6 / 4
     assert found.token_counts("plain", 9, 2048)[3] == 9 + 1 + 9 / 4
     assert found.token_counts("chat", 9, 10).max() == 10

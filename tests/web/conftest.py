@@ -13,7 +13,7 @@ from diffclip import CLIP, save_weights
 from diffclip.config import variant_config
 from diffclip.model_source import Loaded, load_for_use
 
-COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "grey": (128, 128, 128)}
+COLORS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "grey": (128, 128, 128)}
 
 
 SIZES = {
@@ -47,8 +47,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of images, with one below it, one that is broken and a neighbour that is not theirs."""
     folder = tmp_path_factory.mktemp("around") / "photos"
     (folder / "below").mkdir(parents=True)
-    for index, (name, colour) in enumerate(COLOURS.items()):
-        image = Image.new("RGB", (60, 48), colour)
+    for index, (name, color) in enumerate(COLORS.items()):
+        image = Image.new("RGB", (60, 48), color)
         image.paste((255, 255, 255), (5 * index, 5, 5 * index + 20, 30))
         image.save(folder / ("below" if index == 3 else "") / f"{name}.png")
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")

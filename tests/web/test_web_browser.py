@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_sets import write_picture
+from made_sets import write_image
 
 from diffclip.web.server import pick_port, served
 
@@ -82,7 +82,7 @@ def visible_maps(tab: Any) -> list[str]:
 
 
 def test_upload_type_click_and_the_overlay_changes(tab, tmp_path):
-    noise = write_picture(tmp_path / "noise.png", 3, (120, 90))
+    noise = write_image(tmp_path / "noise.png", 3, (120, 90))
     scene = visible_maps(tab)
     assert len(scene) == 2
     assert tab.locator(".dc-card h3").all_inner_texts() == ["Plain", "Differential"]

@@ -63,7 +63,7 @@ def _shares(v: Tensor) -> list[_Share]:
 class _Heads:
     """A thread's copies of one share after the other: G heads, R rows, K keys of a block.
 
-    Memory is taken once a thread, since a fresh page costs as much as the arithmetic on it.
+    Memory is taken once per thread, since a fresh page costs as much as the arithmetic on it.
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, share: _Share, buffers: int) -> None:

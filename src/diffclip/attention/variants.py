@@ -5,7 +5,7 @@ Both have two queries beside each value of plain attention, and the output (A1 �
 V2 (Ye et al., "Differential Transformer V2", 2026; github.com/microsoft/unilm, Diff-Transformer-V2): both queries meet
 the same keys, and λ = sigmoid(w·x) for each token and head. Without the head norm the output has the scale of plain
 attention, and a λ near 0 leaves that alone. Where there are as many keys as queries, as here, the second query is one
-more projection a layer: 7 % more parameters in ViT-B/16 than plain attention has.
+more projection per layer: 7 % more parameters in ViT-B/16 than plain attention has.
 
 The added map has a second key too, and one λ a layer. λ starts at exactly 0 and with a gradient, so that the layer
 starts as the one that it was: exp(a·b) − exp(c·d) with a = c and b = d.

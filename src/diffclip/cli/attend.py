@@ -13,18 +13,19 @@ import typer
 from diffclip.cli.console import read_images, say_skipped
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
+from diffclip.focus.view import View
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 
 if TYPE_CHECKING:
     from PIL import Image
 
+    from diffclip.data.workers import Progress
     from diffclip.errors import Fault
-    from diffclip.evaluation.embed import Progress
     from diffclip.focus.attend import Prepared
 
 _DRAWN, _ARRAYS = (".png", ".svg", ".pdf"), ".npz"
 _DEFAULT = Path("attend.png")
-# those of focus.attend, so that a wrong one is told before it is imported
+# those of focus.view, so that the help has them and imports nothing
 MethodName = Literal["relevance", "grad-eclip", "attention", "A1", "A2", "rollout"]
 _METHODS = (
     "With a text: relevance (as in the paper's Figure 2) or grad-eclip. Without: attention (of the class token: A, or "
@@ -68,6 +69,7 @@ def attend(
     texts = [one.strip() for one in text or []]
     if not all(texts):
         raise InputError('--text is empty: say what to look for, as in --text "a dog"')
+    view = View(method or "", layers, head, _place(patch)).resolved(texts)
     if len({os.path.realpath(source) for source in model}) < len(model):
         raise InputError("--model has a model twice: name each model once")
     for source in model:
@@ -86,11 +88,9 @@ def attend(
             check_not_input(written_to, files)
     drawn = [path for path in outputs if path.suffix.lower() != _ARRAYS]
     from diffclip.cli.progress import showing_progress
-    from diffclip.focus.attend import View, write_arrays
     from diffclip.focus.attend import attend as attend_to
+    from diffclip.focus.attend import write_arrays
     from diffclip.report.attention import attend_figures, seen_by, write_figures
-
-    view = View(method or "", layers, head, _place(patch)).resolved(texts)
 
     loaded = _load(model, device)
     seen: dict[str, list[Any]] = {label: [] for label in loaded}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from rich.console import Console, RenderableType
 
-    from diffclip.evaluation.embed import Progress
+    from diffclip.data.workers import Progress
 
 _NAMED = 5
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from diffclip.cli.console import say_skipped
+from diffclip.data.published_sets import BUILT_IN, set_folder
 from diffclip.model_source import MODEL_HELP, find_model, pick_device, runs_in
 
 if TYPE_CHECKING:
+    from diffclip.data.workers import Progress
     from diffclip.errors import Fault
-    from diffclip.evaluation.embed import Progress
     from diffclip.evaluation.records import Record
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Measured
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
-# the names of evaluation.suite and evaluation.run, so that a wrong one is told before these are imported
+# the names of evaluation.suite, run and corruptions, so that a wrong one is told before these are imported
 SuiteName = Literal["scenes", "brief", "quick", "held-out", "clutter", "study", "attention", "paper"]
 TaskName = Literal[
     "zero-shot",
@@ -41,6 +42,8 @@ TaskName = Literal[
     "mechanics",
     "robustness",
 ]
+CorruptionName = Literal["noise", "blur", "jpeg", "contrast"]
+_MOST_SEVERE = 5
 _PROMPT = "Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
 _OUTPUT = (
     "Write the records to this file (JSON lines); its finished tasks are not run again. "
@@ -98,6 +101,8 @@ def evaluate(
     sources = [run for model in models or [] for run in runs_in(model)]
     for source in sources:
         find_model(source)
+    if data is not None and data not in BUILT_IN:
+        set_folder(data, data_root)
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets, run_entries
     from diffclip.files import check_writable
@@ -201,10 +206,12 @@ def _check(
     data: str | None,
     suite: str | None,
     skip_missing: bool,
-    *of_a_set: str | None,
+    task: str | None,
+    split: str | None,
+    corrupt: str | None,
 ) -> None:
-    """Check what belongs together; `of_a_set` are the options that a suite has itself."""
-    from diffclip.errors import InputError
+    """Check what needs no heavy import: options that exclude each other, and the corruption."""
+    from diffclip.errors import InputError, unknown
 
     if not models:
         raise InputError(
@@ -212,20 +219,28 @@ def _check(
         )
     if skip_missing and suite is None:
         raise InputError("--skip-missing is for suites: add --suite, or leave --skip-missing out")
-    if (suite is None) == (data is None):
+    if suite is not None and data is not None:
+        raise InputError("--data and --suite exclude each other: leave one out")
+    if suite is None and data is None:
         names = ", ".join(get_args(SuiteName))
         raise InputError(f"give --data with a folder or the name of a set, or --suite with one of {names}")
-    if suite is not None and any(one is not None for one in of_a_set):
+    if suite is not None and any(one is not None for one in (task, split, corrupt)):
         raise InputError(
             f"--suite {suite} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
         )
+    if corrupt is not None:
+        change, _, severity = corrupt.partition(":")
+        if not severity.isdecimal():
+            raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
+        if change not in get_args(CorruptionName):
+            raise unknown("corruption", change, get_args(CorruptionName))
+        if not 1 <= int(severity) <= _MOST_SEVERE:
+            raise InputError(f"severity {severity} is out of range: give 1 to {_MOST_SEVERE}")
 
 
 def _entries(
     name: str | None, data: str | None, task: str | None, split: str | None, corrupt: str | None
 ) -> tuple[Entry, ...]:
-    from diffclip.errors import InputError
-    from diffclip.evaluation.corruptions import parameter
     from diffclip.evaluation.suite import SUITES, Entry
 
     if name is not None:
@@ -233,10 +248,7 @@ def _entries(
     entry = Entry(task, str(data), (split or "test",))
     if corrupt is None:
         return (entry,)
-    change, _, severity = corrupt.partition(":")
-    if not severity.isdecimal():
-        raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
-    parameter(change, int(severity), 224)
+    change, severity = corrupt.split(":")
     return (replace(entry, corruption=change, severity=int(severity)),)
 
 
@@ -250,8 +262,7 @@ def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool)
     for dataset, how in missing.items():
         print(f"diffclip: missing {dataset}, {how}", file=sys.stderr)
     if missing and not (left and skip):
-        where = f"in {root}" if root else "without --data-root FOLDER"
+        needed = f"suite {name} needs --data-root {root or 'FOLDER'} with {', '.join(missing)}"
         way = ", or add --skip-missing to go on without" if left else ""
-        sets = f"{len(missing)} of the {len({entry.dataset for entry in entries})} sets of the suite {name}"
-        raise InputError(f"{sets} are missing {where}: get them as said above{way}")
+        raise InputError(f"{needed}: run the commands printed above{way}")
     return left

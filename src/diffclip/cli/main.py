@@ -1,4 +1,4 @@
-"""`diffclip`: the table of commands, and how failures are said.
+"""Register the commands, and print failures in one line.
 
 Nothing here or at the top of a command's file imports torch, so that `--help` answers at once.
 """

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffclip.evaluation.embed import Progress
+    from diffclip.data.workers import Progress
 
 _SECONDS_A_LINE = 15.0
 

@@ -13,7 +13,7 @@ import typer
 from diffclip.cli.console import none_readable, print_table, say_skipped
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable, write_atomically
-from diffclip.model_source import MODEL_HELP, load_for_use, pick_device
+from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -45,8 +45,10 @@ def search(
     The first search embeds every image and keeps the result in an index. Later searches embed only new and changed
     images. Each model has its own index of a folder. Broken images are skipped, counted and named.
     """
-    if (text is None) == (image is None):
-        raise InputError("give either a text to search for or --image, and not both")
+    if text is None and image is None:
+        raise InputError("no query: give TEXT or --image")
+    if text is not None and image is not None:
+        raise InputError("give TEXT or --image, not both")
     if text is not None and not text.strip():
         raise InputError("the text to search for is empty: write what the images show")
     if not folder.is_dir():
@@ -59,6 +61,7 @@ def search(
         check_not_input(sheet, [image] if image else [])
         if sheet.resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{sheet} is in the folder that is searched: give a place outside")
+    find_model(model)
     from diffclip.data.images import read_image
     from diffclip.search import ImageIndex
 

@@ -12,6 +12,8 @@ import typer
 from typer.exceptions import TyperException
 
 _INTERRUPTED = 130
+# the groups of study.plan, so that a wrong one is told before it is imported
+_GROUPS = ("sweep", "models", "ablations")
 
 
 def study(
@@ -69,6 +71,15 @@ def study(
     from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown
     from diffclip.training.recipe_file import find_recipe
 
+    if minutes is not None and minutes <= 0:
+        raise InputError(f"--minutes {minutes:g} is too short: give a number above 0, or leave it out")
+    if pilot is not None and not dry_run:
+        raise InputError("--pilot is for --dry-run: add --dry-run, or leave --pilot out")
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"--device {device} is not for studies: give auto, cpu or cuda")
+    for group in only or ():
+        if group not in _GROUPS:
+            raise unknown("group of runs", group, _GROUPS)
     find_recipe(recipe)
     import torch
 
@@ -78,17 +89,8 @@ def study(
     from diffclip.study.recipe import read_study
     from diffclip.study.results import RUNS_FILE
 
-    if minutes is not None and minutes <= 0:
-        raise InputError(f"--minutes {minutes:g} is too short: give a number above 0, or leave it out")
-    if pilot is not None and not dry_run:
-        raise InputError("--pilot is for --dry-run: add --dry-run, or leave --pilot out")
     if pilot is not None and not (pilot / RUNS_FILE).is_file():
         raise InputError(f"--pilot {pilot} has no {RUNS_FILE}: give the results of a study")
-    if device not in ("auto", "cpu", "cuda"):
-        raise InputError(f"--device {device} is not for studies: give auto, cpu or cuda")
-    for group in only or ():
-        if group not in GROUPS:
-            raise unknown("group of runs", group, GROUPS)
     resolved = read_study(recipe, changes or [])
     groups = [group for group in GROUPS if not only or group in only]
     name = Path(recipe).stem

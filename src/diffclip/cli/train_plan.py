@@ -14,7 +14,7 @@ from diffclip.cli.console import print_table
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import printable
 from diffclip.training.logging import duration
-from diffclip.training.plan import GIB, GPUS, UTILIZATION, Plan, plan_run
+from diffclip.training.plan import GIB, GPUS, UTILIZATION, RunPlan, plan_run
 from diffclip.training.run import build_model, open_training_data, open_validation_data, take_weights
 from diffclip.training.run_folder import check_folder
 
@@ -111,7 +111,7 @@ def _look_at_validation_data(recipe: Recipe, found: list[str]) -> None:
     found += [f"validation data: {fault}" for fault in data.faults[:3]]
 
 
-def _show_plan(plan: Plan) -> None:
+def _show_plan(plan: RunPlan) -> None:
     """Print the plan as one table: parameters, operations per sample, memory of one process, and the run."""
     gpu, world = plan["gpu"], plan["world"]
     passes = -(-plan["share"] // plan["pass_size"])

@@ -65,7 +65,7 @@ def fetch(name: str, root: str | Path) -> Path:
     entry, place = PUBLISHED[name], place_of(name, root)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(
-            f"{place} is in the way and holds no whole {entry.title}: move it or give another root"
+            f"{place} exists but is not a complete {entry.title}: move it, or choose another --root"
         )
     what = f"cannot fetch {name} from {entry.home}"
     with write_atomically(place) as whole, explained(what, _AGAIN, DiffCLIPError):

@@ -7,32 +7,20 @@ with `SPLIT/nshards.txt`, `classnames.txt`, `zeroshot_classification_templates.t
 from __future__ import annotations
 
 import json
-import os
-import pkgutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import diffclip
 from diffclip.data.captions import read_text
 from diffclip.data.corpus import CAPTION_KEY, caption_members, captions_of
 from diffclip.data.evaluation_set import EvaluationSet, Kind, usable_samples
 from diffclip.data.images import IMAGE
 from diffclip.data.masks import CROWD, MASK, SEGMENTS, SegmentedSet, label_of, masked_set
 from diffclip.data.published_files import open_choices, open_files
-from diffclip.data.published_sets import PUBLISHED, SHIFTS, is_there, not_there, parts_of, place_of
+from diffclip.data.published_sets import BUILT_IN, PUBLISHED, is_there, parts_of, set_folder
 from diffclip.data.shards import MANIFEST, Shards, tar_files
-from diffclip.errors import Fault, InputError, unknown
-from diffclip.files import cache_folder
+from diffclip.errors import Fault, InputError
 
 _TEMPLATES, _DEFAULT_TEMPLATE = "zeroshot_classification_templates.txt", "a photo of a {c}"
-# The name of a built-in set → its folder in what `write_scenes` draws.
-BUILT_IN = {
-    "scenes": "captions",
-    "scenes-sugarcrepe": "scenes-sugarcrepe",  # by its folder too it is not the published set
-    **{f"scenes-{name}": name for name in ("shapes", "colours", "counts", "mmvp", "segmentation")},
-    **{f"scenes-shapes-{style}": f"shapes-{style}" for style in SHIFTS},
-}
 
 
 def open_set(
@@ -182,48 +170,6 @@ def _templates(folder: Path) -> list[str]:
         if "{c}" not in template:
             raise InputError(f"{template!r} in {prompts} has no {{c}}: write {{c}} where the class name goes")
     return templates
-
-
-def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
-    """Return the folder of a set: of a built-in one, which is drawn on first use, ROOT/NAME, or `source` itself.
-
-    Raises:
-        InputError: no such set or folder.
-    """
-    name, folder = str(source), Path(source).expanduser()
-    if name in BUILT_IN:
-        return draw_built_in() / BUILT_IN[name]
-    if name in PUBLISHED and root is not None:
-        # before a folder of that name that happens to lie where the program was started
-        if not place_of(name, root).is_dir():
-            raise not_there(name, root)
-        return place_of(name, root)
-    if folder.is_dir():
-        return folder
-    if root is not None and (Path(root) / name).is_dir():
-        return Path(root) / name
-    if name in PUBLISHED:
-        raise not_there(name, root)
-    if os.sep in name or folder.exists():
-        raise InputError(f"{source} is no folder: give a set in clip_benchmark's layout, or 'scenes'")
-    names = [*BUILT_IN, *PUBLISHED]
-    raise InputError(f"{unknown('set', name, names)}; or give a folder in clip_benchmark's layout")
-
-
-def draw_built_in(workers: int = 1) -> Path:
-    """Return the folder of the built-in images, drawn on first use of each version by so many processes."""
-    # the scenes are a package above this one, which is therefore named, not imported
-    write_scenes = pkgutil.resolve_name("diffclip.scenes:write_scenes")
-    folder = cache_folder() / f"scenes-{diffclip.__version__}"
-    if not folder.exists():
-        print(
-            f"diffclip: drawing the built-in scenes into {folder}, once, for about a minute", file=sys.stderr
-        )
-    try:
-        write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
-    except InputError as error:
-        raise InputError(f"{error}; XDG_CACHE_HOME names the folder of caches") from None
-    return folder
 
 
 def _kind(folder: Path) -> Kind:

@@ -42,7 +42,7 @@ _PADDING = 1 << 20
 # Files that a process holds open.
 _OPEN_FILES = 256
 
-Table = NDArray[np.void]
+MemberTable = NDArray[np.void]
 Rows = list[tuple[bytes, dict[str, tuple[int, int]]]]
 """For each sample its key, and block and size of its members by extension."""
 Needed = Mapping[str, Sequence[str]]
@@ -51,7 +51,7 @@ Needed = Mapping[str, Sequence[str]]
 _FORMAT = 3
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
-NO_SAMPLES: Table = np.zeros(0, [("key", "S1")])
+NO_SAMPLES: MemberTable = np.zeros(0, [("key", "S1")])
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Tar(NamedTuple):
 
     path: Path
     header: Header
-    table: Table
+    table: MemberTable
     file: IO[bytes] | None = None
 
     def key(self, row: int) -> str:
@@ -146,7 +146,7 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def scan(path: Path) -> tuple[Header, Table]:
+def scan(path: Path) -> tuple[Header, MemberTable]:
     """Read the headers of the tar at `path`, seeking over the contents."""
     mark = stamp(path)
     rows: Rows = []
@@ -204,14 +204,14 @@ def _add_member(member: tarfile.TarInfo, rows: Rows) -> None:
         rows[-1][1].setdefault(extension, (member.offset_data // BLOCK, member.size))
 
 
-def write_index(file: Path, header: Header, table: Table) -> None:
+def write_index(file: Path, header: Header, table: MemberTable) -> None:
     """Write an index, where the folder can be written."""
     with suppress(InputError, OSError), write_atomically(file) as temporary, temporary.open("wb") as handle:
         np.save(handle, np.array(json.dumps({"format": _FORMAT, **asdict(header)})))
         np.save(handle, table)
 
 
-def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header, Table] | None:
+def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header, MemberTable] | None:
     """Read an index; None where it is absent, damaged or of a shard with another stamp than `mark` (None: any).
 
     Unless `whole`, only the header is read and the table is empty.

@@ -100,7 +100,7 @@ class CaptionLoader:
         self.batches_per_epoch, self.dropped = divmod(self.samples, batch_size)
         self._steps = Steps(self.batches_per_epoch, batch_size, rank, world)
         self._seed, self._workers = seed, workers
-        self._jobs = _Jobs()
+        self._jobs = _BatchJobs()
         self._fetching = ThreadPoolExecutor(_FETCHES)
         self._loader = data_loader(
             _Batches(corpus, transform, tokenizer, seed),
@@ -143,19 +143,19 @@ class CaptionLoader:
             self._fetching.submit(self.corpus.fetch, number)
 
 
-_Job = tuple[int, Items]
+_BatchJob = tuple[int, Items]
 """An epoch and the samples of one process's part of a batch: workers outlive an epoch."""
 
 
-class _Jobs:
+class _BatchJobs:
     """The sampler: each pass over the loader yields the jobs of the epoch in `now`.
 
     It is first asked when the workers have started: a process with threads that fetch is better not forked.
     """
 
-    now: Iterator[_Job]
+    now: Iterator[_BatchJob]
 
-    def __iter__(self) -> Iterator[_Job]:
+    def __iter__(self) -> Iterator[_BatchJob]:
         return self.now
 
 
@@ -163,7 +163,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, corpus: Corpus, transform: CropTransform, tokenizer: Tokenizer, seed: int) -> None:
         self.corpus, self.transform, self.tokenizer, self.seed = corpus, transform, tokenizer, seed
 
-    def __getitem__(self, job: _Job) -> Batch | DiffCLIPError:
+    def __getitem__(self, job: _BatchJob) -> Batch | DiffCLIPError:
         """Make a batch, or say why there is none: an exception would lose its type between processes."""
         epoch, items = job
         keys, images, captions, faults = [], [], [], []

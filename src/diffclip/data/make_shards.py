@@ -32,7 +32,7 @@ _SPLITS = ("", "train", "val", "test")
 _NAMED = re.compile(r"(?!\.).*(caption|token|karpathy|metadata)")
 _QUALITY = 95
 
-Job = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
+ShardJob = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
 
 
 @dataclass
@@ -164,7 +164,7 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
     return found
 
 
-def _write_shard(job: Job) -> dict[str, Any]:
+def _write_shard(job: ShardJob) -> dict[str, Any]:
     """Write one shard and its counts beside it, unless both are there; runs in a process of its own."""
     target, samples, edge = job
     beside = target.with_suffix(".json")

@@ -198,7 +198,7 @@ class ChoiceSet(EvaluationSet):
 def open_choices(name: str, folder: Path) -> ChoiceSet:
     """Open a folder in SugarCrepe's layout (Hsieh et al. 2023) as the set `name`, whose split is `test`.
 
-    It has a JSON file a kind of negative, `{"0": {"filename", "caption", "negative_caption"}, …}` as published
+    It has a JSON file per kind of negative, `{"0": {"filename", "caption", "negative_caption"}, …}` as published
     (github.com/RAIVNLab/sugar-crepe, `data/`). The images are in its `val2017`, or in that of `mscoco_captions` beside
     it.
 

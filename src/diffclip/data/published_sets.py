@@ -1,18 +1,24 @@
-"""The published sets that the paper measures on: names, sizes, places, and the commands that fetch them.
+"""The sets with names: the built-in scenes, and the published sets that the paper measures on, with their sizes, places
+and the commands that fetch them. Nothing heavy is imported: commands check names first.
 
-A set lies in ROOT/NAME, with the name that LAION-AI/CLIP_benchmark gives it (`datasets/builder.py`): as shards in
-clip_benchmark's layout (`SPLIT/0.tar`), or as files that torchvision or the publisher packs.
+A published set lies in ROOT/NAME, with the name that LAION-AI/CLIP_benchmark gives it (`datasets/builder.py`): as
+shards in clip_benchmark's layout (`SPLIT/0.tar`), or as files that torchvision or the publisher packs.
 """
 
 from __future__ import annotations
 
+import os
+import pkgutil
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from diffclip.errors import InputError
+import diffclip
+from diffclip.errors import InputError, unknown
+from diffclip.files import cache_folder
 
 HUB = "https://huggingface.co/datasets"
 _OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
@@ -141,6 +147,13 @@ CHOICE_IMAGES = "val2017"
 Shift = Literal["sketch", "recoloured", "noisy"]
 SHIFTS: tuple[Shift, ...] = get_args(Shift)
 """The styles that the built-in scenes are drawn in beside the plain one."""
+BUILT_IN = {
+    "scenes": "captions",
+    "scenes-sugarcrepe": "scenes-sugarcrepe",  # by its folder too it is not the published set
+    **{f"scenes-{name}": name for name in ("shapes", "colours", "counts", "mmvp", "segmentation")},
+    **{f"scenes-shapes-{style}": f"shapes-{style}" for style in SHIFTS},
+}
+"""The folder of each built-in set in what `write_scenes` draws."""
 _SINGLE_OBJECTS = "scenes-shapes", "shapes"  # built in, and as a folder
 
 
@@ -218,3 +231,45 @@ def by_hand(name: str, root: str | Path) -> str:
 def command_for(name: str, root: str | Path) -> str:
     """Return the shell command that gets a set."""
     return by_hand(name, root) or f"diffclip data download {name} --root {shlex.quote(str(root))}"
+
+
+def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
+    """Return the folder of a set: of a built-in one, which is drawn on first use, ROOT/NAME, or `source` itself.
+
+    Raises:
+        InputError: no such set or folder.
+    """
+    name, folder = str(source), Path(source).expanduser()
+    if name in BUILT_IN:
+        return draw_built_in() / BUILT_IN[name]
+    if name in PUBLISHED and root is not None:
+        # before a folder of that name that happens to lie where the program was started
+        if not place_of(name, root).is_dir():
+            raise not_there(name, root)
+        return place_of(name, root)
+    if folder.is_dir():
+        return folder
+    if root is not None and (Path(root) / name).is_dir():
+        return Path(root) / name
+    if name in PUBLISHED:
+        raise not_there(name, root)
+    if os.sep in name or folder.exists():
+        raise InputError(f"{source} is no folder: give a set in clip_benchmark's layout, or 'scenes'")
+    names = [*BUILT_IN, *PUBLISHED]
+    raise InputError(f"{unknown('set', name, names)}; or give a folder in clip_benchmark's layout")
+
+
+def draw_built_in(workers: int = 1) -> Path:
+    """Return the folder of the built-in images, drawn on first use of each version by so many processes."""
+    # the scenes are a package above this one, which is therefore named, not imported
+    write_scenes = pkgutil.resolve_name("diffclip.scenes:write_scenes")
+    folder = cache_folder() / f"scenes-{diffclip.__version__}"
+    if not folder.exists():
+        print(
+            f"diffclip: drawing the built-in scenes into {folder}, once, for about a minute", file=sys.stderr
+        )
+    try:
+        write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
+    except InputError as error:
+        raise InputError(f"{error}; XDG_CACHE_HOME names the folder of caches") from None
+    return folder

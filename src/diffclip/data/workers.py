@@ -18,8 +18,10 @@ from diffclip.errors import DiffCLIPError
 if TYPE_CHECKING:  # drawing scenes in processes needs no torch
     from torch.utils.data import DataLoader, Dataset
 
-Job = TypeVar("Job")
+Argument = TypeVar("Argument")
 Found = TypeVar("Found")
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is counted, how many more are done, and of how many (None: not known)."""
 
 
 def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
@@ -46,7 +48,9 @@ def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **optio
     )
 
 
-def in_processes(work: Callable[[Job], Found], jobs: Sequence[Job], workers: int) -> Iterator[Found]:
+def in_processes(
+    work: Callable[[Argument], Found], jobs: Sequence[Argument], workers: int
+) -> Iterator[Found]:
     """Do each job in one of so many processes, or in this one, and yield the results in order. A failure, or an end of
     the iteration, leaves out the jobs that have not begun."""
     if workers <= 1 or len(jobs) == 1:

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
 from diffclip.data.transforms import EvalTransform, Transform
+from diffclip.data.workers import Progress
 from diffclip.errors import InputError, NotFiniteError
 from diffclip.model import CLIP
 
-# What is counted ("images", "texts"), how many more are done, and of how many (None: not known)
-Progress = Callable[[str, int, int | None], None]
 Tokenizer = Callable[[list[str]], Tensor]
 
 
@@ -155,11 +154,11 @@ def fill_template(template: str, name: str) -> str:
     raise InputError(f"template {template!r} has no place for the class name: write {{c}} where it goes")
 
 
-Set = TypeVar("Set", bound=EvaluationSet)
+AnySet = TypeVar("AnySet", bound=EvaluationSet)
 
 
 @dataclass(frozen=True)
-class Setting(Generic[Set]):
+class Setting(Generic[AnySet]):
     """A model, the set to run it on, and how.
 
     Attributes:
@@ -176,7 +175,7 @@ class Setting(Generic[Set]):
     model: CLIP
     preprocess: EvalTransform
     tokenizer: Tokenizer
-    data: Set
+    data: AnySet
     batch_size: int = 64
     workers: int = 0
     progress: Progress | None = None

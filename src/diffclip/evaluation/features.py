@@ -68,7 +68,7 @@ def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features
 
 
 def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Features:
-    """Compute the features of a split, once a model; its broken images are told with those of the tested split.
+    """Compute the features of a split, once per model; its broken images are told with those of the tested split.
 
     Raises:
         InputError: every image is broken, a feature is not finite, images are to be corrupted, or the split has other

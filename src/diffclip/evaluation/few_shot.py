@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.workers import Progress
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Progress, Setting
+from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.features import METHOD, Features, one_thread, train_and_test
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.statistics import mean_interval
@@ -107,7 +108,7 @@ def score_episodes(
     classes = len(classnames)
     if classes < WAY:
         raise InputError(
-            f"{test.where}: few-shot draws {WAY} classes an episode, but the set has {classes}: use another set"
+            f"{test.where}: few-shot draws {WAY} classes per episode, but the set has {classes}: use another set"
         )
     train.check(classnames, SHOT, "to learn from")
     test.check(classnames, 1, "to ask about")

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
+from diffclip.data.workers import Progress
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import headline_metric
-from diffclip.evaluation.embed import Progress, Setting
+from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.features import METHOD, Features, one_thread, read_features, train_and_test
 from diffclip.evaluation.metrics import classification_ranks, hits_at, mean_per_class
 from diffclip.evaluation.scores import Score, accuracy_scores, with_facts

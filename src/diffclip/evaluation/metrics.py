@@ -30,7 +30,7 @@ def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Ten
     """Rank of the true class: the number of other classes that score at least as high; 0 is right.
 
     From image features [N, D] of any floating type (scored in float32) and length, a classifier [D, K] with a unit
-    column a class, and labels int64 [N]: int64 [N] on the CPU, `NEVER` where the true class scores NaN.
+    column per class, and labels int64 [N]: int64 [N] on the CPU, `NEVER` where the true class scores NaN.
     """
     ranks = [torch.empty(0, dtype=torch.int64)]
     for rows, scores in _score_chunks(image_features, classifier):

@@ -25,12 +25,13 @@ import torch
 import diffclip
 from diffclip.config import STATISTICS
 from diffclip.data.evaluation_set import EvaluationSet, Kind
-from diffclip.data.evaluation_sets import has_split, open_set, set_folder, set_name
-from diffclip.data.published_sets import parts_of
+from diffclip.data.evaluation_sets import has_split, open_set, set_name
+from diffclip.data.published_sets import parts_of, set_folder
 from diffclip.data.transforms import EvalTransform
+from diffclip.data.workers import Progress
 from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
-from diffclip.evaluation.embed import Progress, Setting
+from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.faithfulness import faithfulness
 from diffclip.evaluation.features import digest_of
 from diffclip.evaluation.few_shot import few_shot

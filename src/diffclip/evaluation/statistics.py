@@ -195,7 +195,7 @@ def compare_arms(
         margin: differences inside ±margin count as equivalent.
 
     Returns:
-        A row a contrast: model, against, seeds (that both have), difference, low, high, p (t test on the pooled
+        A row per contrast: model, against, seeds (that both have), difference, low, high, p (t test on the pooled
         residual), p_holm, p_paired (paired t test of the two models), p_max_t (max-T permutation within seeds over
         all contrasts), p_equivalent (two one-sided tests), detectable (difference found with 80 % power), primary,
         verdict. Without two seeds in common the tests are NaN and the verdict is "one run".

@@ -10,8 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diffclip.data.evaluation_sets import BUILT_IN, set_folder
-from diffclip.data.published_sets import PUBLISHED, command_for, is_there, parts_of, place_of
+from diffclip.data.published_sets import (
+    BUILT_IN,
+    PUBLISHED,
+    command_for,
+    is_there,
+    parts_of,
+    place_of,
+    set_folder,
+)
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS
 

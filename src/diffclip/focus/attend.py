@@ -7,7 +7,7 @@ token and h · w patches).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,28 +20,18 @@ from torch import Tensor
 
 from diffclip.attention import AttentionMaps
 from diffclip.data.transforms import EvalTransform
-from diffclip.errors import InputError, unknown
-from diffclip.files import printable, write_atomically
+from diffclip.errors import InputError
+from diffclip.files import write_atomically
 from diffclip.focus.maps import as_patches, patch_part, rollout
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, patch_rows, text_relevance
+from diffclip.focus.view import OF_TEXTS, View
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 
 Prepared = tuple[CLIP, EvalTransform, Tokenizer]
 Array = npt.NDArray[np.float32]
 
-METHODS = {
-    "relevance": "how much each patch speaks for the text",
-    "grad-eclip": "how much each patch speaks for the text, by the channels of its value",
-    "rollout": "how much of each patch reaches the class token if layers only mixed",
-    "attention": "the class token's row of A, or of A1 − λ·A2",
-    "A1": "the class token's row of the first map",
-    "A2": "the class token's row of the second map, which is subtracted",
-}
-"""The maps by name, with their meaning."""
-OF_TEXTS = ("relevance", "grad-eclip")
-"""The maps for a text; the others know none."""
 _BATCH = 16
 
 
@@ -64,56 +54,6 @@ class Attended:
     pieces: list[list[str]]
     spoken: Array
     patch: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class View:
-    """A choice of maps.
-
-    Attributes:
-        method: one of `METHODS`; "" takes "relevance" where there are texts, else "attention".
-        layers: the vision layers, "last", "all" or the number of one, from 1; "" takes "all" for rollout, else "last".
-            Relevance and rollout go through the layers, Grad-ECLIP is their sum and attention their mean. The relevance
-            of tokens goes through all text layers for "all", else through the last.
-        head: one head, from 1, in place of all; a pair of a differential layer is one head.
-        patch: the row and column, from 0 at the top left, of a patch that looks in place of the class token.
-    """
-
-    method: str = ""
-    layers: str = ""
-    head: int | None = None
-    patch: tuple[int, int] | None = None
-
-    def resolved(self, texts: Sequence[str]) -> View:
-        """Replace the defaults, given the texts, or raise `InputError` for a view that there is not."""
-        method = self.method or ("relevance" if texts else "attention")
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
-        if method in OF_TEXTS and self.patch is not None:
-            raise InputError(f"{method} is of the class token: leave --patch out, or use --method attention")
-        if method in OF_TEXTS and not texts:
-            raise InputError(f'{method} is for a text: give at least one, as in --text "a dog"')
-        if method not in OF_TEXTS and texts:
-            raise InputError(f"{method} knows no text: leave --text out, or use --method relevance")
-        if method == "rollout" and self.head is not None:
-            raise InputError("rollout mixes all heads: leave --head out, or use another --method")
-        for text in texts:
-            if any("\ud800" <= letter <= "\udfff" for letter in text):
-                raise InputError(f"the text '{printable(text)}' is not UTF-8: write it in that encoding")
-        layers = self.layers or ("all" if method == "rollout" else "last")
-        return replace(self, method=method, layers=layers)
-
-    def __str__(self) -> str:
-        """For people: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
-        known = {"last": "last vision layer", "all": "all vision layers"}
-        layers = known.get(self.layers, f"vision layer {self.layers}")
-        together = "all heads" if self.method == "grad-eclip" else "mean over heads"
-        heads = together if self.head is None else f"head {self.head}"
-        name, meaning = f"{self.method[0].upper()}{self.method[1:]}", METHODS[self.method]
-        if self.patch is not None:
-            name += f" of the patch in row {self.patch[0]}, column {self.patch[1]}"
-            meaning = meaning.replace("the class token", "the framed patch")
-        return f"{name}, {layers}, {heads}: {meaning}"
 
 
 def attend(
@@ -230,8 +170,6 @@ def _range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
     known = {"all": (0, depth), "last": (depth - 1, depth)}
     if layers in known:
         return known[layers]
-    if not layers.isdecimal():
-        raise InputError(f"layers {layers!r} is not last, all or the number of a layer, counted from 1")
     if not 1 <= int(layers) <= depth:
         raise InputError(f"{name} has no vision layer {layers}: they are numbered from 1 to {depth}")
     return int(layers) - 1, int(layers)

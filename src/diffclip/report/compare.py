@@ -55,7 +55,7 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
     """Compare models in several measures; all rows but the study's primary one are corrected together (Holm).
 
     Returns:
-        A row a measure and contrast that was measured: those of `evaluation.statistics.compare_arms`, and `measure`,
+        A row per measure and contrast that was measured: those of `evaluation.statistics.compare_arms`, and `measure`,
         `label`, `panel` (one of the six tasks, or the task), `share`, `margin`, the means over the seeds of both
         `model_value` and `base_value`, `chance`, and `not_above_chance`: neither model is shown to be above chance.
     """

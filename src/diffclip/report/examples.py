@@ -14,8 +14,9 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_images, embed_texts, evaluating
 from diffclip.evaluation.zero_shot import true_text
-from diffclip.focus.attend import Prepared, View, attend
+from diffclip.focus.attend import Prepared, attend
 from diffclip.focus.maps import class_token_maps
+from diffclip.focus.view import View
 from diffclip.report.attention import (
     RELEVANCE_FLOOR,
     Cell,

@@ -76,7 +76,7 @@ METRICS = {
     "step_seconds": "seconds per step",
     "peak_memory": "peak memory (bytes)",
 }
-MAPS = {"A1_minus_A2": "A1 − A2"}
+MAPS = {"A1_minus_A2": "A1 − A2", "centre prior": "center prior"}
 _TASKS = {
     "linear-probe": "linear probe",
     "mmvp": "minimal pairs",

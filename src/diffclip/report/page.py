@@ -39,7 +39,7 @@ from diffclip.report.style import png_of, style, write_png
 from diffclip.report.tables import BRACKETS, Table, comparison_table
 from diffclip.training.run_folder import METRICS_FILE, Run, read_run, run_folders
 
-Kind = TypeVar("Kind", Chart, Table)
+Part = TypeVar("Part", Chart, Table)
 _SETTINGS = ("model", "init", "seed", "batch_size", "lr", "weight_decay", "warmup_epochs", "precision")
 _ARMS, _CLAIMS, _OF_PAPER = "Arms and ablations", "The paper's claims", "The paper's figures and tables"
 _MAPS = "Maps and their baselines"
@@ -242,7 +242,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     rates = [row["samples_per_second"] for row in run.rows[-50:] if row.get("samples_per_second")]
     if rates:
         wait = last.get("data_wait")
-        facts["rate"] = f"{np.median(rates):,.0f} samples a second"
+        facts["rate"] = f"{np.median(rates):,.0f} samples per second"
         facts["rate"] += f", {100 * wait:.0f} % of the time waiting for data" if wait else ""
     if state == "going" and last.get("seconds_left") is not None:
         facts["time left"] = f"{last['seconds_left'] / 60:,.0f} min"
@@ -275,5 +275,5 @@ def _not_twice(table: Table, first: Table | None) -> Table:
     return replace(table, frame=table.frame[~(known & table.frame["paper"].str.startswith("CC"))])
 
 
-def _made(makers: Sequence[Callable[[Results], Kind | None]], results: Results) -> list[Kind]:
+def _made(makers: Sequence[Callable[[Results], Part | None]], results: Results) -> list[Part]:
     return [made for make in makers if (made := make(results))]

@@ -1,4 +1,4 @@
-"""Style of figures: colors for the color-blind, one a variant, and plain axes.
+"""Style of figures: colors for the color-blind, one per variant, and plain axes.
 
 The palette is Okabe and Ito's (jfly.uni-koeln.de/color).
 """

@@ -167,7 +167,7 @@ def maps_table(results: Results) -> Table | None:
     own = own[own["task"].isin(WITH_MAPS)]
     measures = own.sort_values(["task", "dataset", "metric"], kind="stable", ascending=[False, True, True])
     found = measures["measure"].unique().tolist()
-    note = f"Mean over seeds. {BRACKETS} Baselines: centre prior, untrained, random order."
+    note = f"Mean over seeds. {BRACKETS} Baselines: center prior, untrained, random order."
     return values_table(results, found, "Maps and their baselines", note, "maps") if found else None
 
 

@@ -41,7 +41,7 @@ _CORNERS = ((0.26, 0.26), (0.74, 0.26), (0.26, 0.74), (0.74, 0.74))
 _SPOTS = (*_CORNERS, (0.5, 0.24), (0.5, 0.76), (0.24, 0.5), (0.76, 0.5))
 
 Specs = Sequence[Spec]
-Plan = tuple[Specs, Specs, str, str]
+PairPlan = tuple[Specs, Specs, str, str]
 """The objects of both images of a pair, and the statements about them."""
 
 
@@ -109,7 +109,7 @@ def _change(specs: Specs, **changes: str | float | None) -> list[Spec]:
     return [replace(specs[0], **changes), *specs[1:]]  # type: ignore[arg-type]
 
 
-def _plan(first: Specs, second: Specs, attribute: str | None = None, absent: str | None = None) -> Plan:
+def _plan(first: Specs, second: Specs, attribute: str | None = None, absent: str | None = None) -> PairPlan:
     """Name the first object of each image by color, shape and `attribute`, in the second image by `absent`."""
     first_attributes, second_attributes = (
         COLOR | {name} if name else COLOR for name in (attribute, absent or attribute)
@@ -117,20 +117,20 @@ def _plan(first: Specs, second: Specs, attribute: str | None = None, absent: str
     return first, second, noun_phrase(first[:1], first_attributes), noun_phrase(second[:1], second_attributes)
 
 
-def _with_and_without(details: dict[str, Detail], dice: Dice, background: str) -> Plan:
+def _with_and_without(details: dict[str, Detail], dice: Dice, background: str) -> PairPlan:
     """Show an object with one of `details`, and the same object without it."""
     name = dice.pick([name for name, entry in details.items() if background not in entry.not_on])
     without = _beside(_subject(dice, background, details[name].shapes, name), dice, background)
     return _plan(_change(without, detail=name), without, "detail", lacking(name))
 
 
-def _orientation(dice: Dice, background: str) -> Plan:
+def _orientation(dice: Dice, background: str) -> PairPlan:
     specs = _beside(_subject(dice, background, tuple(ORIENTATIONS)), dice, background)
     one, two = dice.shuffle(ORIENTATIONS[specs[0].shape])[:2]
     return _plan(_change(specs, orientation=one), _change(specs, orientation=two), "orientation")
 
 
-def _presence(dice: Dice, background: str) -> Plan:
+def _presence(dice: Dice, background: str) -> PairPlan:
     if dice.chance(0.7):
         return _with_and_without(FEATURES, dice, background)
     subject, other = _two_kinds(dice, background)
@@ -140,7 +140,7 @@ def _presence(dice: Dice, background: str) -> Plan:
     return both, both[:1], f"{start} with {thing} beside it", f"{start} with nothing beside it"
 
 
-def _quantity(dice: Dice, background: str) -> Plan:
+def _quantity(dice: Dice, background: str) -> PairPlan:
     subject = replace(_subject(dice, background, SHAPES), size=dice.pick(("small", "medium")))
     count = dice.pick((1, 2, 3))
     more = place([subject] * (count + 1), dice)
@@ -151,7 +151,7 @@ def _quantity(dice: Dice, background: str) -> Plan:
     return more[:count], more, one, other
 
 
-def _position(dice: Dice, background: str) -> Plan:
+def _position(dice: Dice, background: str) -> PairPlan:
     if dice.chance(0.5):
         subject = replace(_subject(dice, background, SHAPES), size="medium")
         here, there = (replace(subject, x=x, y=y) for x, y in dice.shuffle(_SPOTS)[:2])
@@ -168,7 +168,7 @@ def _position(dice: Dice, background: str) -> Plan:
     return first, second, f"{a} above {b}", f"{a} below {b}"
 
 
-def _color(dice: Dice, background: str) -> Plan:
+def _color(dice: Dice, background: str) -> PairPlan:
     specs = _beside(_subject(dice, background, SHAPES), dice, background)
     if dice.chance(0.65):
         taken = {spec.color for spec in specs} | set(BACKGROUNDS[background].hides)
@@ -178,7 +178,7 @@ def _color(dice: Dice, background: str) -> Plan:
     return _plan(_change(specs, texture=one), _change(specs, texture=two), "texture")
 
 
-def _text(dice: Dice, background: str) -> Plan:
+def _text(dice: Dice, background: str) -> PairPlan:
     kind, texts = dice.pick((("letter", LETTERS), ("word", WORDS)))
     one, two = (f"{kind} {text}" for text in dice.shuffle(texts)[:2])
     subject = _subject(dice, background, DETAILS[one].shapes)
@@ -186,7 +186,7 @@ def _text(dice: Dice, background: str) -> Plan:
     return _plan(first, _change(first, detail=two), "detail")
 
 
-def _viewpoint(dice: Dice, background: str) -> Plan:
+def _viewpoint(dice: Dice, background: str) -> PairPlan:
     if dice.chance(0.5):
         return _with_and_without(VIEWS, dice, background)
     near = at_distance(_subject(dice, background, SHAPES), "near", dice)
@@ -196,4 +196,4 @@ def _viewpoint(dice: Dice, background: str) -> Plan:
 
 _state, _structure = partial(_with_and_without, STATES), partial(_with_and_without, STRUCTURES)
 _DRAWN = (_orientation, _presence, _state, _quantity, _position, _color, _structure, _text, _viewpoint)
-_PLANS: dict[str, Callable[[Dice, str], Plan]] = dict(zip(PATTERNS, _DRAWN, strict=True))
+_PLANS: dict[str, Callable[[Dice, str], PairPlan]] = dict(zip(PATTERNS, _DRAWN, strict=True))

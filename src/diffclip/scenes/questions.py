@@ -17,7 +17,7 @@ from diffclip.scenes.vocabulary import COLORS, SHAPES
 
 Negatives = Literal["random", "popular", "adversarial"]
 NEGATIVES: tuple[Negatives, ...] = get_args(Negatives)
-Kind = tuple[str, str]
+ObjectKind = tuple[str, str]
 T = TypeVar("T")
 
 EACH = 3
@@ -60,7 +60,7 @@ def _absent(
     return absent
 
 
-def _distance_of_kinds(kind: Kind, present: Sequence[Kind]) -> float:
+def _distance_of_kinds(kind: ObjectKind, present: Sequence[ObjectKind]) -> float:
     """Put kinds first whose two words are true of something in the image, but not of the same thing; then one word."""
     return -any(color == kind[0] for color, _ in present) - any(shape == kind[1] for _, shape in present)
 

@@ -117,7 +117,7 @@ COUNTS = (2, 3, 4)
 COUNT_TEMPLATES = ("{c} objects", "{c} shapes")
 """Zero-shot prompts for numbers, in the captions' words."""
 COLOR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
-"""Zero-shot prompts for colors, one a shape."""
+"""Zero-shot prompts for colors, one per shape."""
 
 
 def may_have(detail: str, shape: str, color: str, background: str) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.data.published_sets import CHOICE_IMAGES, PAIR_IMAGES, PATTERNS, SHIFTS
-from diffclip.data.workers import in_processes
+from diffclip.data.workers import Progress, in_processes
 from diffclip.errors import InputError, explained
 from diffclip.files import disk_errors, others_wait, write_atomically, write_text
 from diffclip.scenes.captions import NUMBERS
@@ -42,9 +42,8 @@ MANIFEST = "scenes.json"
 QUESTION_IMAGES = "images"
 _KEYS = {"color": "colour", "center": "centre"}  # names in files, which stay as they are
 
-Kind = Literal["captions", "shapes", "colours", "counts", "segmentation"]
-Progress = Callable[[str, int, int | None], None]
-Set = tuple[str, str, Style, int]
+SetKind = Literal["captions", "shapes", "colours", "counts", "segmentation"]
+DrawnSet = tuple[str, str, Style, int]
 """A folder of shards: set, split, style and number of samples."""
 _PROMPTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "colours": (tuple(COLORS), COLOR_TEMPLATES),
@@ -148,7 +147,7 @@ def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) ->
         )
 
 
-def _sets(train: int, val: int, test: int) -> Iterator[Set]:
+def _sets(train: int, val: int, test: int) -> Iterator[DrawnSet]:
     # the same number of each shape
     learned, tested = (-(-count // len(SHAPES)) * len(SHAPES) for count in (-(-train // 4), test))
     for split, count in (("train", train), ("val", val), ("test", test)):
@@ -162,7 +161,7 @@ def _sets(train: int, val: int, test: int) -> Iterator[Set]:
         yield f"shapes-{style}", "test", style, tested
 
 
-def _jobs(folder: Path, sets: Sequence[Set], settings: Mapping[str, int]) -> Iterator[Job]:
+def _jobs(folder: Path, sets: Sequence[DrawnSet], settings: Mapping[str, int]) -> Iterator[Job]:
     test, size, seed, distractors = (settings[name] for name in ("test", "size", "seed", "distractors"))
     for name, split, style, count in sets:
         for number, start in enumerate(range(0, count, SHARD)):
@@ -175,7 +174,7 @@ def _jobs(folder: Path, sets: Sequence[Set], settings: Mapping[str, int]) -> Ite
     yield Job(folder / "questions", write_questions, (images, size, seed), images)
 
 
-def _write_notes(folder: Path, sets: Sequence[Set]) -> None:
+def _write_notes(folder: Path, sets: Sequence[DrawnSet]) -> None:
     """Write the small text files that clip_benchmark's layout has beside the shards."""
     for name, split, _style, count in sets:
         write_text(folder / name / split / "nshards.txt", f"{-(-count // SHARD)}\n")
@@ -215,7 +214,7 @@ def _attributes(scene: Scene) -> dict[str, object]:
 
 def write_shard(
     target: Path,
-    kind: Kind,
+    kind: SetKind,
     split: str,
     style: Style,
     size: int,

@@ -24,9 +24,9 @@ from torch.utils.data import Dataset
 from diffclip.data.images import find_images, read_image
 from diffclip.data.index import digest_of
 from diffclip.data.transforms import Transform
-from diffclip.data.workers import data_loader, watched
+from diffclip.data.workers import Progress, data_loader, watched
 from diffclip.errors import Fault, InputError, sample_fault
-from diffclip.evaluation.embed import Progress, checked, embed_images, embed_texts, evaluating
+from diffclip.evaluation.embed import checked, embed_images, embed_texts, evaluating
 from diffclip.evaluation.features import digest_of as weights_digest
 from diffclip.files import cache_folder, check_writable
 from diffclip.model_source import Loaded

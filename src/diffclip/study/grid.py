@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from diffclip.data.evaluation_sets import BUILT_IN, draw_built_in
+from diffclip.data.published_sets import BUILT_IN, draw_built_in
 from diffclip.errors import DiffCLIPError, DivergedError, InputError, StoppedError
 from diffclip.evaluation.records import RESULTS_FILE
 from diffclip.evaluation.results_file import ResultsFile

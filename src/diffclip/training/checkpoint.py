@@ -1,8 +1,9 @@
 """Checkpoints: folders that appear whole, with `last`, `previous` and `best` as links to them.
 
 `checkpoints/step_00000120/` is a saved model (`config.json`, `model.safetensors`) with the optimizer's state in one
-file a process that holds a share of it (`optimizer-00000-of-00001.safetensors`), the random generators of each process
-(`generators.safetensors`), the place in the run (`training.json`) and `files.json` (size and checksum of the others).
+file per process that holds a share of it (`optimizer-00000-of-00001.safetensors`), the random generators of each
+process (`generators.safetensors`), the place in the run (`training.json`) and `files.json` (size and checksum of the
+others).
 A folder is written under a temporary name and renamed, and only then is the link moved, so that `last` names a whole
 checkpoint. Checksums find files that were damaged later, on a disk or in a copy.
 """
@@ -36,7 +37,7 @@ LINKS = ("last", "best", "previous")
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """The place in a run. `batch` counts the batches of `epoch` (from 0) that are done; `order` identifies the order of
     the samples, and `processes` is the number that shared it; `validation` identifies the captions that `best_score` is
     of."""
@@ -56,7 +57,7 @@ def save_checkpoint(
     run: Path,
     model: CLIP,
     optimizer: torch.optim.Optimizer,
-    progress: Progress,
+    progress: RunProgress,
     best: bool = False,
 ) -> Path:
     """Write a checkpoint of `run` and let `last` (and `best`) name it; all processes call it, and get the same folder.
@@ -79,7 +80,7 @@ def save_checkpoint(
     return folder
 
 
-def _folder_for(run: Path, progress: Progress) -> tuple[Path, bool]:
+def _folder_for(run: Path, progress: RunProgress) -> tuple[Path, bool]:
     """Return the folder for a checkpoint, and whether the checkpoint lies there already."""
     folder = run / "checkpoints" / f"step_{progress.step:08d}"
     if folder.exists() and read_state(folder) != progress:
@@ -89,7 +90,7 @@ def _folder_for(run: Path, progress: Progress) -> tuple[Path, bool]:
 
 
 def _fill(
-    fabric: Any, temporary: Path, model: CLIP, optimizer: torch.optim.Optimizer, progress: Progress
+    fabric: Any, temporary: Path, model: CLIP, optimizer: torch.optim.Optimizer, progress: RunProgress
 ) -> None:
     """Write the files of a checkpoint, each process its own, to the folder `temporary`."""
     first = fabric.global_rank == 0
@@ -141,7 +142,7 @@ def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
 
 def restore_checkpoint(
     fabric: Any, folder: Path, model: CLIP, optimizer: torch.optim.Optimizer, seed: int
-) -> Progress:
+) -> RunProgress:
     """Set optimizer and generators as they were at `folder`, a whole checkpoint; return the place in the run. Weights
     are loaded before the model is shared out (`diffclip.load_weights`).
 
@@ -162,9 +163,9 @@ def restore_checkpoint(
     return progress
 
 
-def read_state(folder: Path) -> Progress:
+def read_state(folder: Path) -> RunProgress:
     """The place in the run of the checkpoint in `folder`."""
-    return Progress(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
+    return RunProgress(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
 
 
 def choose_checkpoint(run: Path) -> Path | None:

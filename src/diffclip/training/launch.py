@@ -37,8 +37,8 @@ _SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 class Hardware:
     """The devices of a run. They change none of its numbers, but for the order of sums.
 
-    `devices` a node; "auto" takes all GPUs, or one process on a CPU. "auto" as the strategy is "ddp" (a copy of the
-    model a process) where there are several processes; "fsdp" shares weights, gradients and the optimizer's state out.
+    `devices` a node; "auto" takes all GPUs, or one process on a CPU. "auto" as the strategy is "ddp" (one model
+    per process) where there are several processes; "fsdp" shares weights, gradients and the optimizer's state out.
     """
 
     devices: int | Literal["auto"] = 1

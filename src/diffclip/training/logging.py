@@ -124,7 +124,7 @@ class RunLogger:
 
     def validation(self, record: dict[str, Any]) -> None:
         """Write and show one validation."""
-        left_out = ("step", "epoch", "samples", "pictures", "captions")
+        left_out = ("step", "epoch", "samples", "images", "captions")
         self._log(VALIDATION_FILE, record, _numbers(record, "validation", left_out, layers=True))
         self._console.print(
             f"{self._label}: epoch {record['epoch']}: validation R@5 "
@@ -232,7 +232,7 @@ Ended = deque[tuple[int, float, float]]
 
 
 def pace(ended: Ended, steps: int) -> tuple[float | None, float | None]:
-    """Samples a second over all processes, and seconds left of a run of `steps` steps; pauses among them count. None
+    """Samples per second over all processes, and seconds left of a run of `steps` steps; pauses among them count. None
     before two steps of this start are done."""
     (first, before, begun), (last, samples, now) = ended[0], ended[-1]
     if first == last or now == begun:

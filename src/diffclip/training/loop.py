@@ -22,7 +22,7 @@ from torch import Tensor
 from diffclip.data.transforms import normalize
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, InputError, NotFiniteError, StoppedError
 from diffclip.training.accumulate import backward_in_parts
-from diffclip.training.checkpoint import Progress, save_checkpoint
+from diffclip.training.checkpoint import RunProgress, save_checkpoint
 from diffclip.training.distributed import agreed_batches, clip_gradients, means, share
 from diffclip.training.launch import StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
@@ -55,7 +55,7 @@ class Trainer:
     wrapped: Any
     optimizer: torch.optim.AdamW
     wrapped_optimizer: Any
-    progress: Progress
+    progress: RunProgress
     logger: RunLogger | None = None
     skipped: dict[Fault, None] = field(default_factory=dict)
 

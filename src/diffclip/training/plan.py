@@ -29,7 +29,7 @@ from diffclip.training.recipe import Recipe
 
 GIB = 2**30
 # Share of a GPU's rate for dense matrices that a whole training step reaches: an assumption, not measured. The paper's
-# 10 GPU days for CC12M on A100s (Section 5.2) are 0.14, OpenCLIP's ViT-B/16 on 344 A100s 0.15 (390 samples a second
+# 10 GPU days for CC12M on A100s (Section 5.2) are 0.14, OpenCLIP's ViT-B/16 on 344 A100s 0.15 (390 samples per second
 # and GPU, table of arXiv:2212.07143), both from before fused attention and compilation, taken here to double them.
 UTILIZATION = 0.3
 # CUDA's context, the workspaces of its libraries, NCCL's buffers: an assumption, 0.7 to 1.5 GiB in practice
@@ -42,7 +42,7 @@ _LOGIT = {"clip": 16, "siglip": 20}
 
 
 class GPU(NamedTuple):
-    """Memory as the driver reports it, and the maker's rates for dense matrices, in 10¹² operations a second."""
+    """Memory as the driver reports it, and the maker's rates for dense matrices, in 10¹² operations per second."""
 
     memory_gib: float
     bf16: float
@@ -60,7 +60,7 @@ GPUS = {
 }
 
 
-Plan = dict[str, Any]
+RunPlan = dict[str, Any]
 """A planned run by the names of its facts. Memory is in bytes for one process, operations are for one sample.
 
 `share` is a process's part of the batch, `pass_size` the samples of it that it computes at a time. Steps, samples and
@@ -70,7 +70,7 @@ hours are None where the number of samples is not known. `advice` says what to c
 
 def plan_run(
     recipe: Recipe, world: int = 1, strategy: str = "auto", gpu: str = "a100-80gb", samples: int | None = None
-) -> Plan:
+) -> RunPlan:
     """The plan of `recipe` on `world` GPUs of one kind.
 
     Args:
@@ -146,7 +146,7 @@ def _with_total(parts: dict[str, int]) -> dict[str, int]:
 
 
 class _Counts(NamedTuple):
-    """Parameters by part, of the largest block and of no block; operations a sample of each tower and of the backward
+    """Parameters by part, of the largest block and of no block; operations per sample of each tower and of the backward
     pass; and the bytes of a forward and backward pass, a constant and those of a sample."""
 
     parameters: dict[str, int]

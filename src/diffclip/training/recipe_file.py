@@ -14,7 +14,7 @@ import diffclip
 from diffclip.config import explain
 from diffclip.errors import InputError, unknown
 
-Kind = TypeVar("Kind", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class Keys(BaseModel):
@@ -23,7 +23,7 @@ class Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-def parse(kind: type[Kind], fields: Any, source: object, what: str, changes: Iterable[str] = ()) -> Kind:
+def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: Iterable[str] = ()) -> Parsed:
     """Check `fields` as a recipe of this kind.
 
     Args:

@@ -28,7 +28,7 @@ from diffclip.model import CLIP
 from diffclip.model_source import load
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import describe_start, hide_credentials
-from diffclip.training.checkpoint import Progress, choose_checkpoint, read_state, restore_checkpoint
+from diffclip.training.checkpoint import RunProgress, choose_checkpoint, read_state, restore_checkpoint
 from diffclip.training.distributed import (
     all_do,
     blocks_of,
@@ -59,7 +59,7 @@ from diffclip.weights import check_fit, check_same, load_weights
 class Outcome:
     """The end of a run in process `rank`: its place, and the shards and samples that were skipped."""
 
-    progress: Progress
+    progress: RunProgress
     skipped: list[Fault] = field(default_factory=list)
     rank: int = 0
 
@@ -234,7 +234,7 @@ def _prepare(
     wrapped = fabric.setup_module(model)
     optimizer = make_optimizer(model, recipe)
     wrapped_optimizer = fabric.setup_optimizers(optimizer)
-    progress = Progress()
+    progress = RunProgress()
     if checkpoint is not None:
         progress = restore_checkpoint(fabric, checkpoint, model, optimizer, recipe.seed)
     _check_order(progress, loader, fabric, run)
@@ -250,7 +250,7 @@ def _prepare(
     )
 
 
-def _check_order(progress: Progress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
+def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
     """See that the samples still to come are those that the run had still to see, in every process.
 
     Raises:

@@ -26,7 +26,7 @@ RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
 METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation.jsonl", "tensorboard"
 FINISHED = "finished"
 # keys that change nothing about the numbers of a run (but for the order of sums), so that a resumed run may have
-# others; whether data that has moved is the same is seen by its order (`Progress.order`)
+# others; whether data that has moved is the same is seen by its order (`RunProgress.order`)
 _FREE_KEYS = {
     *("checkpoint_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
     *("attention_backend", "data.train", "data.val", "data.memory", "data.expected_samples"),

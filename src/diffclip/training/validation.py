@@ -32,7 +32,7 @@ _WITH_MAPS = 32
 class Validation:
     """The findings of a validation, the same in every process.
 
-    `scores` are the numbers of `pictures` and `captions` that could be read, the six recalls of the task `retrieval`
+    `scores` are the numbers of `images` and `captions` that could be read, the six recalls of the task `retrieval`
     and `score`, their mean. `map_correlation` is the correlation of A1 with A2 on the first 32 images by tower
     ("visual", "text"), one number per layer, none of a plain tower. `faults` are broken images.
     """
@@ -92,6 +92,6 @@ def _validate(
             for tower, given in inputs.items()
         }
     recalls = retrieval_metrics(*retrieval_ranks(images, texts, owners))
-    counts = {"pictures": len(images), "captions": len(texts)}
+    counts = {"images": len(images), "captions": len(texts)}
     scores = counts | recalls | {"score": sum(recalls.values()) / len(recalls)}
     return Validation(scores, correlation, list(data.faults))

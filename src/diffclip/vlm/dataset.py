@@ -1,7 +1,7 @@
 """Conversations as a dataset: an index on disk in place of lists in memory, items, batches, and their order.
 
 LLaVA's JSON is a list of 600,000 samples and more. It is read once, checked, and written to the cache folder as one
-line a sample, beside a NumPy array with each line's place and the lengths of its texts. Training processes map that
+line per sample, beside a NumPy array with each line's place and the lengths of its texts. Training processes map that
 array and read single lines.
 """
 

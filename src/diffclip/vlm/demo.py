@@ -12,10 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from diffclip.data.workers import Progress
 from diffclip.demo import MODELS, train_on_scenes
 from diffclip.scenes import write_scenes
 from diffclip.scenes.questions import TOPICS
-from diffclip.scenes.write import Progress, write_questions
+from diffclip.scenes.write import write_questions
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.scenes import STAGE_FILES, write_conversations

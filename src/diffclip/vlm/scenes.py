@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffclip.data.workers import Progress
 from diffclip.files import write_atomically, write_text
 from diffclip.scenes import draw_scene
 from diffclip.scenes.captions import NUMBERS, join, noun_phrase, with_article, write_captions
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
 from diffclip.scenes.questions import EACH, NEGATIVES, TOPICS, image_name, most_frequent
 from diffclip.scenes.vocabulary import COLORS, SHAPES
-from diffclip.scenes.write import QUESTION_IMAGES, Progress, jpeg
+from diffclip.scenes.write import QUESTION_IMAGES, jpeg
 from diffclip.vlm.conversations import IMAGE, Turn
 
 STAGE_FILES = ("stage1.json", "stage2.json")

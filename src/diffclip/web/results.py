@@ -25,7 +25,11 @@ from diffclip.web.look import EDGE, METHODS, OF_TEXTS, Look, Map
 
 _NUMBERS = {
     "entropy": ("Entropy", "0: all on one patch, 1: spread evenly", "{:.2f}"),
-    "effective_patches": ("Effective patches", "an even map over so many has this entropy", "{:.1f}"),
+    "effective_patches": (
+        "Effective patches",
+        "number of equally weighted patches with the same entropy",
+        "{:.1f}",
+    ),
     "top10": ("On the ten strongest", "share of all patches' total", "{:.0%}"),
     "class_token": ("On the class token", "share on the class token itself", "{:.0%}"),
     "auroc": ("AUROC of the object", "0.5: chance level", "{:.2f}"),
@@ -184,7 +188,7 @@ def _atlas(look: Look, scale: Scale) -> dict[str, Any]:
 
 
 def _text_colors(texts: int) -> NDArray[np.uint8]:
-    """A color a text, [texts, 3]."""
+    """Choose one color per text, [texts, 3]."""
     colors = colormaps["tab10"](range(texts)) if texts <= 10 else colormaps["hsv"](np.arange(texts) / texts)
     whole: NDArray[np.uint8] = (255 * colors[:, :3]).round().astype(np.uint8)
     return whole
@@ -205,7 +209,7 @@ def _terms(found: Map) -> list[tuple[str, str, str]]:
     for name, (title, meaning, form) in _NUMBERS.items():
         if name in found.numbers:
             if name == "effective_patches":
-                meaning += f", of {found.values.size}"
+                meaning += f", out of {found.values.size}"
             if name == "inside":
                 meaning += f"; it covers {found.numbers['area']:.0%} of the image"
             terms.append((title, form.format(found.numbers[name]), meaning))

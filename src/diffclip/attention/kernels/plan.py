@@ -177,7 +177,7 @@ def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
     if not q.is_cuda:  # the interpreter has no limits
         return table_plan(problem)
     key = (problem, q.device)
-    if key not in _plans:  # once a process: files are not read in every forward pass
+    if key not in _plans:  # once per process: files are not read in every forward pass
         from diffclip.attention.kernels import tuning
 
         shared = _properties(q.device).shared_memory_per_block_optin

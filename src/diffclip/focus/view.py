@@ -1,0 +1,75 @@
+"""The choice of an attention map: method, layers, head and patch. A wrong choice is told before torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from diffclip.errors import InputError, unknown
+from diffclip.files import printable
+
+METHODS = {
+    "relevance": "how much each patch speaks for the text",
+    "grad-eclip": "how much each patch speaks for the text, by the channels of its value",
+    "rollout": "how much of each patch reaches the class token if layers only mixed",
+    "attention": "the class token's row of A, or of A1 − λ·A2",
+    "A1": "the class token's row of the first map",
+    "A2": "the class token's row of the second map, which is subtracted",
+}
+"""The maps by name, with their meaning."""
+OF_TEXTS = ("relevance", "grad-eclip")
+"""The maps for a text; the others know none."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A choice of maps.
+
+    Attributes:
+        method: one of `METHODS`; "" takes "relevance" where there are texts, else "attention".
+        layers: the vision layers, "last", "all" or the number of one, from 1; "" takes "all" for rollout, else "last".
+            Relevance and rollout go through the layers, Grad-ECLIP is their sum and attention their mean. The relevance
+            of tokens goes through all text layers for "all", else through the last.
+        head: one head, from 1, in place of all; a pair of a differential layer is one head.
+        patch: the row and column, from 0 at the top left, of a patch that looks in place of the class token.
+    """
+
+    method: str = ""
+    layers: str = ""
+    head: int | None = None
+    patch: tuple[int, int] | None = None
+
+    def resolved(self, texts: Sequence[str]) -> View:
+        """Replace the defaults, given the texts, or raise `InputError` for a view that there is not."""
+        method = self.method or ("relevance" if texts else "attention")
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        if method in OF_TEXTS and self.patch is not None:
+            raise InputError(
+                f"--patch does not work with --method {method}: leave --patch out, or use --method attention"
+            )
+        if method in OF_TEXTS and not texts:
+            raise InputError(f'{method} is for a text: give at least one, as in --text "a dog"')
+        if method not in OF_TEXTS and texts:
+            raise InputError(f"{method} knows no text: leave --text out, or use --method relevance")
+        if method == "rollout" and self.head is not None:
+            raise InputError("rollout mixes all heads: leave --head out, or use another --method")
+        for text in texts:
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise InputError(f"the text '{printable(text)}' is not UTF-8: write it in that encoding")
+        layers = self.layers or ("all" if method == "rollout" else "last")
+        if layers not in ("last", "all") and not layers.isdecimal():
+            raise InputError(f"layers {layers!r} is not last, all or the number of a layer, counted from 1")
+        return replace(self, method=method, layers=layers)
+
+    def __str__(self) -> str:
+        """For people: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
+        known = {"last": "last vision layer", "all": "all vision layers"}
+        layers = known.get(self.layers, f"vision layer {self.layers}")
+        together = "all heads" if self.method == "grad-eclip" else "mean over heads"
+        heads = together if self.head is None else f"head {self.head}"
+        name, meaning = f"{self.method[0].upper()}{self.method[1:]}", METHODS[self.method]
+        if self.patch is not None:
+            name += f" of the patch in row {self.patch[0]}, column {self.patch[1]}"
+            meaning = meaning.replace("the class token", "the framed patch")
+        return f"{name}, {layers}, {heads}: {meaning}"
