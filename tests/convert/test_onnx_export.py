@@ -125,6 +125,7 @@ def export_again(exported: list[Exported], monkeypatch: pytest.MonkeyPatch) -> C
     return export_onnx
 
 
+@pytest.mark.parametrize("exported", [FIRST], indirect=True)
 def test_nothing_is_kept_of_an_export_that_fails(
     export_again: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_nothing_is_kept_of_an_export_that_fails(
     assert model.training
 
 
+@pytest.mark.parametrize("exported", [FIRST], indirect=True)
 def test_models_that_cannot_be_exported_are_refused(export_again: Callable[..., Any], tmp_path: Path) -> None:
     model = MODELS[FIRST]()
     with torch.no_grad():
