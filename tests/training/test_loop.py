@@ -504,7 +504,7 @@ def test_a_signal_during_the_imports_is_a_stop_too(recipe_file: Path, tmp_path: 
     process.terminate()
     _, told = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert told == "diffclip: asked to stop before the first step: run the command again with --resume\n"
+    assert told == "diffclip: asked to stop outside of the steps: run the command again with --resume\n"
 
 
 def catches_sigterm(pid: int) -> bool:

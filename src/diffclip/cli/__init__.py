@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 def _stop_early(number: int, frame: FrameType | None) -> None:
     """End a training that has nothing to save yet, or nothing more, as the training loop does: with exit code 75."""
     if "DIFFCLIP_LAUNCHED_BY" not in os.environ:  # else the process that launched this one says it
-        os.write(2, b"diffclip: asked to stop before the first step: run the command again with --resume\n")
+        os.write(2, b"diffclip: asked to stop outside of the steps: run the command again with --resume\n")
     os._exit(75)
 
 

@@ -55,7 +55,7 @@ def _fetch(name: str, root: Path) -> bool:
         return True
     typer.echo(f"{name}: {entry.title}, {entry.size}, from {entry.home}")
     if how := by_hand(name, root):
-        typer.echo(f"By hand: {how}")
+        typer.echo(f"By hand:\n  {how}")
         if entry.reader == "captions":
             folder = shlex.quote(str(place))
             typer.echo(f"Then, to train on it: diffclip data make-shards {folder} {folder}")

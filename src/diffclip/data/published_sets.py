@@ -46,7 +46,8 @@ class PublishedSet:
             images, then the file of captions.
         splits: those that can be opened.
         archives: to fetch and unpack, where torchvision does not.
-        by_hand: the shell commands for a set that must be fetched by hand, and the reason; {place} is ROOT/NAME.
+        by_hand: the shell commands for a set that must be fetched by hand, with the reason as a comment; {place} is
+            ROOT/NAME.
         shift_of: the set of which this one is a shifted version.
     """
 
@@ -72,8 +73,8 @@ def _shift(title: str, size: str, home: str, folder: str, archive: str) -> Publi
 def _flickr(title: str, size: str, kaggle: str, name: str, folder: str) -> PublishedSet:
     commands = (
         f"kaggle datasets download -d {kaggle} -p {{place}} --unzip && (cd {{place}} && "
-        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt') "
-        "(Kaggle wants an account and pip install kaggle)"
+        f"curl -LO '{_CAPTIONS}/{name}_{{{{train,val,test}}}}_karpathy.txt')  "
+        "# Kaggle wants an account and pip install kaggle"
     )
     files, home = (folder, f"{name}_{{split}}_karpathy.txt"), f"https://www.kaggle.com/datasets/{kaggle}"
     return PublishedSet(title, size, home, "captions", files, _THREE, by_hand=commands)
@@ -98,9 +99,9 @@ PUBLISHED = {
     "sun397": _built("SUN397", "39 GB", "https://vision.princeton.edu/projects/2010/SUN", _TWO, "SUN397"),
     "imagenet1k": PublishedSet(
         "ImageNet, validation images", "6.8 GB", "https://image-net.org/download", "classes", ("{split}",), _TWO,
-        by_hand="(cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\") "
-        "(first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
-        "ILSVRC2012_devkit_t12.tar.gz into {place})"),
+        by_hand="(cd {place} && python -c \"from torchvision.datasets import ImageNet; ImageNet('.', 'val')\")  "
+        "# first sign in at https://image-net.org/download and put ILSVRC2012_img_val.tar and "
+        "ILSVRC2012_devkit_t12.tar.gz into {place}"),
     "imagenetv2": _shift("ImageNet-V2, matched frequency", "1.3 GB", f"{HUB}/vaishaal/ImageNetV2",
                          "imagenetv2-matched-frequency-format-val",
                          f"{HUB}/vaishaal/ImageNetV2/resolve/main/imagenetv2-matched-frequency.tar.gz"),

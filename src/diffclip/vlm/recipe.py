@@ -52,7 +52,7 @@ class VLMRecipe(Keys):
     connector: Literal["linear", "mlp2x_gelu"] = "linear"
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_length: int = Field(default=2048, gt=1, description="tokens of a sample, its image's included")
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 where the hardware computes it natively
     gradient_checkpointing: bool = False
     workers: int = Field(default=0, ge=0, description="processes on each GPU that load samples")
     stage1: StageRecipe | None = None

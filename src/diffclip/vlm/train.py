@@ -29,6 +29,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import disk_errors, write_text
+from diffclip.training.distributed import native_precision
 from diffclip.training.launch import StopRequest
 from diffclip.training.logging import Ended, duration, forget_after, pace
 from diffclip.training.run_folder import LOCK_FILE, METRICS_FILE, RECIPE_FILE, lock_folder
@@ -63,7 +64,7 @@ def train_stage(
     """
     part, recipe = recipe.stage(stage), recipe.only(stage)
     is_first = os.environ.get("RANK", "0") == "0"
-    bf16 = recipe.precision == "bf16"
+    bf16 = native_precision(recipe.precision, "cuda" if torch.cuda.is_available() else "cpu") == "bf16"
     with ExitStack() as held, StopRequest(run) as stop:
         try:
             check_run(recipe, run, resume)
