@@ -20,16 +20,17 @@ from diffclip.errors import DiffCLIPError
 
 
 def read_epoch(folder: Path, parent: Connection) -> None:
-    """Read an epoch as the leader of a group of processes: its second batch, and those after it, when asked."""
+    """Read an epoch as the leader of a group of processes: a batch of each worker, and the others when asked."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: parent.send("told to end"))
     transform = TrainTransform(8, PreprocessConfig())
     batches = CaptionLoader(Corpus(folder), transform, tokenize, 8, 3, workers=2).epoch(0)
-    next(batches)
+    for _ in range(2):  # both workers have started when each has given a batch
+        next(batches)
     parent.send("ready")
     parent.recv()
-    parent.send(1 + sum(1 for _ in batches))
+    parent.send(2 + sum(1 for _ in batches))
 
 
 def test_signals_to_all_processes_do_not_end_the_workers(
