@@ -110,7 +110,7 @@ def test_what_must_be_done_by_hand_is_printed(tmp_path, capsys):
     with pytest.raises(InputError, match="imagenet1k, flickr30k must be fetched by hand, with the commands"):
         download(["imagenet1k", "dtd", "flickr30k"], tmp_path)
     out = capsys.readouterr().out
-    imagenet, commands, dtd, _, kaggle, shards = out.splitlines()
+    imagenet, _, commands, dtd, _, _, kaggle, shards = out.splitlines()
     assert imagenet == "imagenet1k: ImageNet, validation images, 6.8 GB, from https://image-net.org/download"
     assert "ILSVRC2012_img_val.tar" in commands
     assert "already" in dtd
