@@ -13,7 +13,8 @@ call = partial(in_process.call, "explore")
 def served(monkeypatch):
     """What would have been served: nothing is."""
     calls = []
-    monkeypatch.setattr("diffclip.web.server.serve", lambda *given: calls.append(given))
+    monkeypatch.setattr("diffclip.web.server.served", lambda *given: calls.append(given))
+    monkeypatch.setattr("diffclip.web.server.serve", lambda page: None)
     return calls
 
 

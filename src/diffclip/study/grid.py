@@ -60,7 +60,7 @@ PRELOADED = (
     *("lightning", "open_clip", "torch.utils.tensorboard"),
     *("diffclip.training.run", "diffclip.evaluation.run", "diffclip.study.grid"),
 )
-"""What the process of a run imports; lightning alone takes seconds."""
+"""Modules that the server imports once for the processes of all runs; lightning alone takes seconds."""
 # signals to a whole job, which would end the server and with it all runs before they are saved
 _OF_A_JOB = {signal.SIGTERM, signal.SIGUSR1}
 _STOPPED = StoppedError.exit_code

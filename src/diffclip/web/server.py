@@ -10,7 +10,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -43,25 +43,18 @@ def pick_port(host: str, port: int) -> int:
         ) from None
 
 
-def serve(
-    models: Sequence[tuple[str, Loaded]],
-    folder: Path | None,
-    host: str,
-    port: int,
-    auth: tuple[str, str] | None = None,
-    browser: bool = False,
-) -> None:
-    """Answer at `host` and `port` until the process is asked to stop; arguments as for `served`.
+def serve(page: AbstractContextManager[str]) -> None:
+    """Keep the page of `served` open until the process is asked to stop.
 
     Raises:
-        InputError: `folder` does not exist, or holds no image.
+        InputError: the page's folder does not exist, or holds no image.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP, when everything is closed.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         # under nohup a closed terminal is ignored, and stays so
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    with served(models, folder, host, port, auth, browser) as address:
+    with page as address:
         print(f"diffclip: the page is at {address} (Ctrl-C stops it)", file=sys.stderr, flush=True)
         threading.Event().wait()
 
