@@ -36,6 +36,15 @@ def steps_of(run: Path) -> int:
     return file.read_text(errors="replace").count("\n") if file.is_file() else 0
 
 
+def half_written(run: Path) -> int:
+    """When the files of a checkpoint that is not whole were last changed, in nanoseconds; 0 if there is none."""
+    folder = run / "checkpoints" / ".new.tmp"
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
 @pytest.mark.slow(minutes=2)
 def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(
     recipe: Recipe, tmp_path: Path
@@ -43,19 +52,24 @@ def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(
     recipe, draw = changed(recipe, epochs=60, checkpoint_every=2, data={"workers": 1}), random.Random(1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     begin(recipe, whole).join()
-    made = []
-    for _ in range(20):
+    made, halves = [], 0
+    for number in range(20):
+        old = half_written(cut)
         process = begin(recipe, cut)
         before, wanted = steps_of(cut), draw.choice([0, 1, 1, 2, 3])
         while process.exitcode is None and steps_of(cut) < before + wanted:
             time.sleep(0.002)
         # within a step, a checkpoint, a validation, or while it starts
         time.sleep(draw.uniform(0, 0.3 if wanted else 1.5))
+        while number % 4 == 0 and process.exitcode is None and half_written(cut) in (0, old):
+            pass
         assert process.exitcode is None, cut.with_suffix(".log").read_text()[-2000:]
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
         made.append(steps_of(cut))
+        halves += half_written(cut) not in (0, old)
     assert len(set(made)) > 5, made
+    assert halves  # kills that hit a checkpoint that was being written
     process = begin(recipe, cut)
     process.join()
     assert process.exitcode == 0, cut.with_suffix(".log").read_text()[-2000:]

@@ -495,21 +495,37 @@ def test_a_run_that_is_asked_before_its_first_step_says_so(
     assert runner.train(recipe, run, resume=True).progress.step == 5
 
 
-def test_a_signal_during_the_imports_is_a_stop_too(recipe_file: Path, tmp_path: Path) -> None:
+def test_data_in_a_folder_that_takes_no_files_is_trained_on(
+    recipe: Recipe, tmp_path: Path, cache_home: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(Path(str(recipe.data.train), "0.tar"), data)
+    if os.geteuid() == 0:  # whom no mode keeps from writing
+        (data / "diffclip-index").touch()
+    data.chmod(0o555)
+    run = changed(recipe, epochs=1, data={"train": str(data)})
+    assert runner.train(run, tmp_path / "run").progress.step == 5
+    assert {path.name for path in data.iterdir()} <= {"0.tar", "diffclip-index"}
+    assert list((cache_home / "diffclip" / "indexes").rglob("*.npy"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_imports_is_a_stop_too(number: int, recipe_file: Path, tmp_path: Path) -> None:
     words = f"-m diffclip.cli train {recipe_file} --run {tmp_path / 'run'}".split()
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
-    while not catches_sigterm(process.pid):
+    while not catches(process.pid, signal.SIGUSR1):  # the last one; SIGINT is caught by Python itself
         assert process.poll() is None
         time.sleep(0.005)
-    process.terminate()
+    process.send_signal(number)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 75
     assert told == "diffclip: asked to stop outside of the steps: run the command again with --resume\n"
 
 
-def catches_sigterm(pid: int) -> bool:
+def catches(pid: int, number: int) -> bool:
     caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
-    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def test_a_signal_that_a_reader_took_for_a_broken_file_is_not_lost(tmp_path: Path) -> None:

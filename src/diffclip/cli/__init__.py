@@ -19,5 +19,5 @@ def _stop_early(number: int, frame: FrameType | None) -> None:
 
 _words = [word for word in sys.argv[1:4] if word != "--"]
 if _words[:1] == ["train"] or _words[:2] == ["vlm", "train"]:
-    for _number in (signal.SIGTERM, signal.SIGUSR1):
+    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(_number, _stop_early)
