@@ -186,35 +186,6 @@ def test_masks_tell_the_kind_of_a_set_that_says_none(
     assert "has no classnames.txt" in refusal(classes, "test")
 
 
-def test_built_in_sets_are_drawn_once_into_the_cache(
-    cache_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from diffclip import scenes
-    from diffclip.scenes import write
-
-    # Fewer and smaller images.
-    monkeypatch.setattr(write, "PAIRS", 1)
-    draw = scenes.write_scenes
-    calls = []
-
-    def draw_few(folder: Path, **options: object) -> bool:
-        drawn = draw(folder, **{**options, "train": 4, "val": 8, "test": 24, "size": 32})
-        calls.append(drawn)
-        return drawn
-
-    monkeypatch.setattr(scenes, "write_scenes", draw_few)
-    captions = open_set("scenes", "val")
-    assert (captions.name, captions.kind, len(captions)) == ("scenes", "retrieval", 8)
-    shapes = open_set("scenes-shapes", "test")
-    assert (shapes.name, shapes.kind) == ("scenes-shapes", "classification")
-    assert next(shapes.batches(TRANSFORM, 4)).images.shape == (4, 3, 8, 8)
-    assert calls == [True, False]
-    assert len(list(cache_home.glob("diffclip/scenes-*"))) == 1
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    with pytest.raises(InputError, match=r"cannot write /dev/null.*; XDG_CACHE_HOME names the folder"):
-        open_set("scenes", "val")
-
-
 @pytest.mark.parametrize(
     ("name", "split", "kind", "count", "classes"),
     [("flickr8k", "val", "retrieval", 1000, 0), ("caltech101", "test", "classification", 772, 102)],

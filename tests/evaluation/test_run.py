@@ -12,16 +12,43 @@ from made_sets import tar_of
 from masked_sets import animals, write_masked
 from subjects import run, subject
 
+from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes
+from diffclip.evaluation.run import Sets
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import Entry
+from diffclip.scenes import write
 
 CLIP = subject("CLIP", image_size=16)
 LABELS = [i % 6 for i in range(48)]
 FACTS = {"task": "x", "dataset": "y", "split": "z", "protocol": "made up"}
 SCORES = [Score("acc1", 0.5, 10, 0.4, 0.6, 0.1, facts=FACTS)]
+
+
+def test_built_in_sets_are_drawn_once_into_the_cache(
+    cache_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "PAIRS", 1)
+    draw, calls = write.write_scenes, []
+
+    def draw_few(folder: Path, **options: object) -> None:
+        calls.append(draw(folder, **{**options, "train": 4, "val": 8, "test": 24, "size": 32}))
+
+    monkeypatch.setattr(write, "write_scenes", draw_few)
+    with pytest.raises(InputError, match=r"scenes has not been drawn: call diffclip.scenes.draw_built_in"):
+        open_set("scenes", "val")
+    captions = Sets().open(Entry(None, "scenes", ("val",)))
+    assert (captions.name, captions.kind, len(captions)) == ("scenes", "retrieval", 8)
+    shapes = Sets().open(Entry(None, "scenes-shapes"))
+    assert (shapes.name, shapes.kind) == ("scenes-shapes", "classification")
+    assert next(shapes.batches(CLIP.preprocess, 4)).images.shape == (4, 3, 16, 16)
+    assert calls == [True, False]
+    assert len(list(cache_home.glob("diffclip/scenes-*"))) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.raises(InputError, match=r"cannot write /dev/null.*; XDG_CACHE_HOME names the folder"):
+        Sets().open(Entry(None, "scenes"))
 
 
 @pytest.fixture(scope="module")

@@ -114,8 +114,9 @@ def report(
 
 def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
     """Draw where the best (else last) weights of each model look, of the first seed that has any."""
-    from diffclip.data.evaluation_sets import open_set
     from diffclip.errors import InputError
+    from diffclip.evaluation.run import Sets
+    from diffclip.evaluation.suite import Entry
     from diffclip.model_source import load_for_use
     from diffclip.report.examples import paper_figures
     from diffclip.training.run_folder import read_run, run_folders
@@ -130,7 +131,7 @@ def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
         raise InputError(
             "--attention: none of the runs has a checkpoint: name run folders with their weights"
         )
-    return paper_figures(models, open_set(name, "test"))
+    return paper_figures(models, Sets().open(Entry(None, name)))
 
 
 def _command(paths: list[Path], *rest: object) -> str:

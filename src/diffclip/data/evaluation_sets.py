@@ -30,8 +30,8 @@ def open_set(
 
     Args:
         source: a folder in clip_benchmark's layout; the name of a built-in set, such as `scenes` (retrieval) or
-            `scenes-shapes` (classification), drawn into the user's cache folder on first use; or the name of a
-            published set, which lies in ROOT/NAME (see `published_sets`).
+            `scenes-shapes` (classification), after `scenes.draw_built_in`; or the name of a published set, which lies
+            in ROOT/NAME (see `published_sets`).
         split: a folder of shards in it, for example `test`; or a split of the published set. `val[500:]` is the part
             of it from sample 500 on, as TensorFlow Datasets writes it.
         root: the folder of the published sets.

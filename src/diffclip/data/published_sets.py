@@ -8,10 +8,8 @@ shards in clip_benchmark's layout (`SPLIT/0.tar`), or as files that torchvision 
 from __future__ import annotations
 
 import os
-import pkgutil
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -235,14 +233,16 @@ def command_for(name: str, root: str | Path) -> str:
 
 
 def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
-    """Return the folder of a set: of a built-in one, which is drawn on first use, ROOT/NAME, or `source` itself.
+    """Return the folder of a set: of a built-in one, ROOT/NAME, or `source` itself.
 
     Raises:
-        InputError: no such set or folder.
+        InputError: no such set or folder, or a built-in set that has not been drawn.
     """
     name, folder = str(source), Path(source).expanduser()
     if name in BUILT_IN:
-        return draw_built_in() / BUILT_IN[name]
+        if not built_in_folder().is_dir():
+            raise InputError(f"{name} has not been drawn: call diffclip.scenes.draw_built_in()")
+        return built_in_folder() / BUILT_IN[name]
     if name in PUBLISHED and root is not None:
         # before a folder of that name that happens to lie where the program was started
         if not place_of(name, root).is_dir():
@@ -260,17 +260,6 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
     raise InputError(f"{unknown('set', name, names)}; or give a folder in clip_benchmark's layout")
 
 
-def draw_built_in(workers: int = 1) -> Path:
-    """Return the folder of the built-in images, drawn on first use of each version by so many processes."""
-    # the scenes are a package above this one, which is therefore named, not imported
-    write_scenes = pkgutil.resolve_name("diffclip.scenes:write_scenes")
-    folder = cache_folder() / f"scenes-{diffclip.__version__}"
-    if not folder.exists():
-        print(
-            f"diffclip: drawing the built-in scenes into {folder}, once, for about a minute", file=sys.stderr
-        )
-    try:
-        write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
-    except InputError as error:
-        raise InputError(f"{error}; XDG_CACHE_HOME names the folder of caches") from None
-    return folder
+def built_in_folder() -> Path:
+    """Return the folder in the user's cache folder where `scenes.draw_built_in` draws the built-in sets."""
+    return cache_folder() / f"scenes-{diffclip.__version__}"

@@ -26,7 +26,7 @@ import diffclip
 from diffclip.config import STATISTICS
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.evaluation_sets import has_split, open_set, set_name
-from diffclip.data.published_sets import parts_of, set_folder
+from diffclip.data.published_sets import BUILT_IN, parts_of, set_folder
 from diffclip.data.transforms import EvalTransform
 from diffclip.data.workers import Progress
 from diffclip.errors import DiffCLIPError, Fault, InputError
@@ -48,6 +48,7 @@ from diffclip.evaluation.sugarcrepe import sugarcrepe
 from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
 from diffclip.evaluation.zero_shot import retrieval, zero_shot
 from diffclip.model_source import Loaded
+from diffclip.scenes.write import draw_built_in
 
 
 class Task(NamedTuple):
@@ -162,9 +163,11 @@ class Sets:
     _opened: dict[object, EvaluationSet] = field(default_factory=dict)
 
     def open(self, entry: Entry) -> EvaluationSet:
-        """Open the set of an entry, in the first of its splits that is there."""
+        """Open the set of an entry, in the first of its splits that is there; a built-in one is drawn on first use."""
         key = (entry.task and TASKS[entry.task].kinds, entry.dataset, entry.splits)
         if key not in self._opened:
+            if entry.dataset in BUILT_IN:
+                draw_built_in()
             split, *others = entry.splits
             if others and not has_split(entry.dataset, split, self.root):
                 split = next((one for one in others if has_split(entry.dataset, one, self.root)), split)

@@ -10,7 +10,7 @@ from diffclip.scenes.pairs import MinimalPair, minimal_pair
 from diffclip.scenes.questions import Question, questions
 from diffclip.scenes.scene import STYLES, Scene, SceneObject, draw_scene
 from diffclip.scenes.vocabulary import BACKGROUNDS, COLORS, SHAPES, SIZES, TEMPLATES, TEXTURES
-from diffclip.scenes.write import write_scenes
+from diffclip.scenes.write import draw_built_in, write_scenes
 
 __all__ = [
     "BACKGROUNDS",
@@ -25,6 +25,7 @@ __all__ = [
     "Question",
     "Scene",
     "SceneObject",
+    "draw_built_in",
     "draw_scene",
     "minimal_pair",
     "questions",

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.published_sets import CHOICE_IMAGES, PAIR_IMAGES, PATTERNS, SHIFTS
+from diffclip.data.published_sets import CHOICE_IMAGES, PAIR_IMAGES, PATTERNS, SHIFTS, built_in_folder
 from diffclip.data.workers import Progress, in_processes
 from diffclip.errors import InputError, explained
 from diffclip.files import disk_errors, others_wait, write_atomically, write_text
@@ -125,6 +126,19 @@ def write_scenes(
             if progress is not None:
                 progress("images", images, total)
     return True
+
+
+def draw_built_in(workers: int = 1) -> None:
+    """Draw the built-in sets into the user's cache folder, unless they are there, with so many processes."""
+    folder = built_in_folder()
+    if not folder.exists():
+        print(
+            f"diffclip: drawing the built-in scenes into {folder}, once, for about a minute", file=sys.stderr
+        )
+    try:
+        write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
+    except InputError as error:
+        raise InputError(f"{error}; XDG_CACHE_HOME names the folder of caches") from None
 
 
 def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) -> None:

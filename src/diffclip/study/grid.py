@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from diffclip.data.published_sets import BUILT_IN, draw_built_in
+from diffclip.data.published_sets import BUILT_IN
 from diffclip.errors import DiffCLIPError, DivergedError, InputError, StoppedError
 from diffclip.evaluation.records import RESULTS_FILE
 from diffclip.evaluation.results_file import ResultsFile
@@ -34,7 +34,7 @@ from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
 from diffclip.files import cores, disk_errors, lock_file
 from diffclip.model_source import load_for_use
-from diffclip.scenes.write import write_scenes
+from diffclip.scenes.write import draw_built_in, write_scenes
 from diffclip.study.plan import (
     GROUPS,
     SCENES,
