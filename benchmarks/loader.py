@@ -1,11 +1,12 @@
-"""Our loader and OpenCLIP's own on the same shards: samples per second and core, and memory over an epoch.
+"""Our loader and OpenCLIP's own on the same shards: samples per second and core; and ours on 1,000 shards.
 
     python -m benchmarks.loader [--seconds 180] [--workers 0 1 2] [--output benchmarks/results]
 
 Each loader lives in a process of its own, with one thread to a process, and they take turns. The transforms are the
 same: a random crop of half to all of the area, resized to 224 by 224 with a bicubic filter and normalized, ours after
 a batch has come, OpenCLIP's in the transform. A core's samples are those of a second of processor time, of all
-processes together. Writes loader.json.
+processes together. With 1,000 shards of 100 samples: the seconds to open them, for the first time and again, and from
+there to the first batch in the middle of an epoch. Writes loader.json.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ from benchmarks.tables import loader
 from diffclip.benchmarking.timing import reason
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
 from diffclip.data.corpus import Corpus
+from diffclip.data.loader import CaptionLoader
+from diffclip.data.transforms import TrainTransform, normalize
+from diffclip.tokenizer import Tokenizer
 
 MODEL, IMAGE_SIZE, SCALE, SEED = "ViT-B-16", 224, (0.5, 1.0), 0
 PREPROCESS = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
 SAMPLES, SHARDS = 6144, 8
+MANY, EACH, LARGE, WINDOW = 1000, 100, 256, 16
 _SETTLE = 0.7  # seconds until the workers of a loader that nobody reads from have nothing left to do
-_READINGS = 9
 
 
 # --- the two loaders ---
@@ -55,15 +59,7 @@ class Feed(NamedTuple):
 
 def ours(shards: Path, batch: int, workers: int) -> Feed:
     """Images come as bytes and are normalized here, into memory that is kept, as a device keeps its own."""
-    from diffclip.data.loader import CaptionLoader
-    from diffclip.data.transforms import TrainTransform, normalize
-    from diffclip.tokenizer import Tokenizer
-
-    transform, tokenizer = (
-        TrainTransform(IMAGE_SIZE, PREPROCESS, SCALE),
-        Tokenizer(named_config(f"CLIP-{MODEL}").text),
-    )
-    loader = CaptionLoader(Corpus(str(shards)), transform, tokenizer, batch, SEED, workers)
+    loader = _loader(Corpus(str(shards)), batch, workers)
 
     def forever() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         kept = torch.empty(batch, 3, IMAGE_SIZE, IMAGE_SIZE)
@@ -72,6 +68,13 @@ def ours(shards: Path, batch: int, workers: int) -> Feed:
                 yield normalize(found.images, PREPROCESS, kept[: len(found)]), found.tokens
 
     return Feed(forever(), loader.batches_per_epoch)
+
+
+def _loader(corpus: Corpus, batch: int, workers: int = 0) -> CaptionLoader:
+    transform = TrainTransform(IMAGE_SIZE, PREPROCESS, SCALE)
+    return CaptionLoader(
+        corpus, transform, Tokenizer(named_config(f"CLIP-{MODEL}").text), batch, SEED, workers
+    )
 
 
 def openclip(shards: Path, batch: int, workers: int) -> Feed:
@@ -172,18 +175,6 @@ def turn(seconds: float, skipped: int) -> dict[str, float]:
     return {"samples": samples, "seconds": took, "processor_seconds": used}
 
 
-def over_an_epoch() -> dict[str, list[int]]:
-    """Memory of all processes, some times from the first to the last batch of an epoch's worth, after one epoch."""
-    epoch = _feed.batches_per_epoch
-    places = {epoch + round(i * (epoch - 1) / (_READINGS - 1)) for i in range(_READINGS)}
-    found = []
-    for place in range(2 * epoch):
-        next(_feed.batches)
-        if place in places:
-            found.append(memory(os.getpid()))
-    return {name: [reading[name] for reading in found] for name in found[0]}
-
-
 def tree(root: int) -> list[int]:
     """`root` and all processes that come from it, from Linux' /proc."""
     found = [root]
@@ -205,20 +196,14 @@ def processor_seconds(root: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def memory(root: int) -> dict[str, int]:
-    """Bytes by process (rss), and of what processes made for themselves, shared memory counted once (own).
-
-    Programs and libraries that are mapped from files are in the first alone; who else maps them changes their share.
-    """
-    total = {"rss": 0, "own": 0}
-    kinds = {"Rss": "rss", "Pss_Anon": "own", "Pss_Shmem": "own"}
-    for pid in tree(root):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                name, _, rest = line.partition(":")
-                if name in kinds:
-                    total[kinds[name]] += 1024 * int(rest.split()[0])
-    return total
+def enter(shards: Path, batch: int, window: int | None) -> dict[str, float]:
+    """Seconds to open shards, and then to the first batch in the middle of an epoch."""
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    loader = _loader(Corpus(str(shards), window=window), batch)
+    opened = time.perf_counter()
+    next(loader.epoch(0, loader.batches_per_epoch // 2))
+    return {"open": opened - started, "first_batch": time.perf_counter() - opened}
 
 
 # --- the comparison ---
@@ -227,10 +212,8 @@ def memory(root: int) -> dict[str, int]:
 KINDS = {"per_second": "seconds", "per_core": "processor_seconds"}
 
 
-def compare(
-    shards: Path, batch: int, workers: int, seconds: float, length: float, last: bool
-) -> dict[str, Any]:
-    """Both loaders by turns for so many seconds, then their memory over an epoch if this is the last comparison."""
+def compare(shards: Path, batch: int, workers: int, seconds: float, length: float) -> dict[str, Any]:
+    """Both loaders by turns for so many seconds."""
     turns: dict[str, list[dict[str, float]]] = {}
     result: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -248,12 +231,24 @@ def compare(
             done += 1
         for name, own in turns.items():
             result[name] = {kind: spread([rate(one, kind) for one in own]) for kind in KINDS}
-            if last:
-                result[name]["memory"] = pools[name].submit(over_an_epoch).result()
     if len(turns) == 2:
         rounds = list(zip(turns[OURS], turns[THEIRS], strict=True))
         result["ratio"] = {kind: spread([rate(a, kind) / rate(b, kind) for a, b in rounds]) for kind in KINDS}
     return result
+
+
+def many_shards(folder: Path, count: int) -> dict[str, Any]:
+    """The times of `enter`: all shards shuffled together for the first time and again, and in windows."""
+    make_shards(folder, EACH * SHARDS, SHARDS)
+    for number in range(
+        SHARDS, count
+    ):  # the same samples under another name: opened and indexed as others are
+        os.link(folder / f"{number % SHARDS:05d}.tar", folder / f"{number:05d}.tar")
+    found = {}
+    for name, window in (("first time", None), ("again", None), (f"again, in windows of {WINDOW}", WINDOW)):
+        with loader_process() as pool:  # a process that knows nothing of the one before
+            found[name] = pool.submit(enter, folder, LARGE, window).result()
+    return {"shards": count, "samples": EACH, "batch": LARGE, "times": found}
 
 
 @contextmanager
@@ -279,6 +274,7 @@ def spread(values: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--samples", type=int, default=SAMPLES, help="to make up")
+    parser.add_argument("--many", type=int, default=MANY, help="shards to open")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="processes that read ahead")
     parser.add_argument("--seconds", type=float, default=180.0, help="to spend on measuring, about")
@@ -289,18 +285,24 @@ def main() -> None:
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # of the processes to come
         os.environ[variable] = "1"
     with tempfile.TemporaryDirectory() as scratch:
-        folder, shards = Path(scratch), min(SHARDS, options.samples)
+        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"  # indexes of the shards go with them
+        folder, many, shards = Path(scratch, "shards"), Path(scratch, "many"), min(SHARDS, options.samples)
+        folder.mkdir()
+        many.mkdir()
         size = make_shards(folder, options.samples, shards)
         data = {"shards": shards, "samples": options.samples, "image_bytes": size}
         named = {"model": MODEL, "image_size": IMAGE_SIZE, "scale": SCALE, "batch": options.batch}
         result: dict[str, Any] = {"about": about("loader", options) | named, "data": data, "workers": {}}
         for workers in options.workers:
-            seconds, last = options.seconds / len(options.workers), workers == options.workers[-1]
-            compared = compare(folder, options.batch, workers, seconds, options.turn, last)
+            seconds = options.seconds / len(options.workers)
+            compared = compare(folder, options.batch, workers, seconds, options.turn)
             result["workers"][str(workers)] = compared
             # after each: a run that is stopped leaves what it has
             write_json(options.output / "loader.json", result)
             print("\n".join(loader(result)), flush=True)
+        result["many"] = many_shards(many, options.many)
+        write_json(options.output / "loader.json", result)
+        print("\n".join(loader(result)), flush=True)
     print(f"written to {options.output / 'loader.json'}", flush=True)
 
 

@@ -99,17 +99,33 @@ def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
     # each of four processes would import torch and OpenCLIP anew
     monkeypatch.setattr(loader, "get_context", lambda kind: get_context("fork"))
     monkeypatch.setattr(loader, "_SETTLE", 0.1)
-    options = ["--samples", "32", "--batch", "4", "--seconds", "0.2", "--turn", "0.1", "--workers", "1"]
+    monkeypatch.setattr(loader, "EACH", 4)
+    monkeypatch.setattr(loader, "LARGE", 8)
+    options = [
+        "--samples",
+        "32",
+        "--many",
+        "12",
+        "--batch",
+        "4",
+        "--seconds",
+        "0.2",
+        "--turn",
+        "0.1",
+        "--workers",
+        "1",
+    ]
     monkeypatch.setattr(sys, "argv", ["program", *options, "--output", str(tmp_path)])
     loader.main()
     result = json.loads((tmp_path / "loader.json").read_text())
     assert result["data"]["samples"] == 32
     assert result["workers"]["1"]["ratio"]["per_core"]["median"] > 0
-    assert len(result["workers"]["1"]["ours"]["memory"]["own"]) > 3
+    assert all(seconds > 0 for own in result["many"]["times"].values() for seconds in own.values())
     table = "\n".join(tables.loader(result))
+    assert "| again, in windows of 16 |" in table
     assert "| 1 | OpenCLIP |" in table
     measured = [found for name, _, found, _ in tables.targets({"loader": result}) if "loader" in name]
-    assert [found is None for found in measured] == [True, False, True]
+    assert [found is None for found in measured] == [True, False, True, False]
 
 
 @pytest.mark.usefixtures("uninterpreted", "ordinary_torch")
