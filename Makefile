@@ -98,7 +98,7 @@ bench: $(READY)
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
 
-# On a machine with a GPU, with its own interpreter and packages; PART=second is the second run. DEVICE=cpu rehearses it.
+# On a machine with a GPU, with its own interpreter and packages; PART=second and PART=third are the next runs. DEVICE=cpu rehearses them.
 DATA ?= ../shared/data
 OUT ?= benchmarks/results
 DEVICE ?= cuda

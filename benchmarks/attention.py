@@ -1,6 +1,6 @@
 """Time and memory of the attention operators by backend and shape, beside plain attention and the floor.
 
-    python -m benchmarks.attention [--device cpu|cuda] [--curve] [--busy] [--output FOLDER]
+    python -m benchmarks.attention [--device cpu|cuda] [--dtype TYPE] [--curve] [--busy] [--output FOLDER]
 
 Writes attention_DEVICE_DTYPE.json, and with --curve also attention_curve_DEVICE_DTYPE.json: cost against length, with
 about the same number of tokens in every batch. With --busy a process spins beside it all, and files are named _busy.
@@ -56,6 +56,9 @@ def main() -> None:
     parser = parser_of(__doc__)
     add_common_options(parser, seconds=150.0)
     parser.add_argument("--rounds", type=int, default=15, help="at most, a shape")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on a GPU, else float32"
+    )
     parser.add_argument("--curve", action="store_true", help="cost against length too")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--largest", type=int, default=None, help="leave out shapes with more tokens")
@@ -81,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure all shapes and write the files."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    name = "bfloat16" if device.type == "cuda" else "float32"
+    name = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     dtype = getattr(torch, name)
     ceilings = measure_ceilings(device, dtype)
     parts = {"attention": SHAPES[device.type]}

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # What there is to measure on a GPU: the main question first, each step in a process of its own.
 #
-#   benchmarks/gpu.sh [first|second] FOLDER        results go to FOLDER as they come
+#   benchmarks/gpu.sh [first|second|third] FOLDER        results go to FOLDER as they come
 #
 # PYTHON (python3) needs torch and Triton. WHEELS may name a folder of unpacked wheels to put on the path.
-# first:  CLIP against DiffCLIP compiled, errors, block sizes, attention, ncu. 8 minutes.
+# first:  CLIP against DiffCLIP compiled, errors, block sizes, attention in bfloat16 and float32, ncu. 9 minutes.
 # second: all models, batches 256 and 1024, inference, compiled ahead in processes with one inductor cache. 10 minutes.
-# DEVICE=cpu rehearses either, with small batches and short rows.
+# third:  again what a change of the kernels or their block sizes changes, with cost against length. 8 minutes.
+# DEVICE=cpu rehearses them with small batches and short rows.
 set -u
 part=first
-case "${1:-}" in first | second) part=$1 && shift ;; esac
+case "${1:-}" in first | second | third) part=$1 && shift ;; esac
 out=${1:-benchmarks/results}
 device=${DEVICE:-cuda}
 python=${PYTHON:-python3}
@@ -83,6 +84,7 @@ if [ "$part" = first ]; then
   bench 90 parity --workers "$workers" --seconds 70
   bench 100 tuning --workers "$workers" --seconds 80 --tokens 197 77 4097
   bench 100 attention --workers "$workers" --seconds 80
+  bench 50 attention --dtype float32 --largest 200 --workers "$workers" --seconds 35
   ncu=$(command -v ncu || ls /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu 2>/dev/null | tail -1)
   if [ -n "$ncu" ]; then
     step 60 "$ncu" --set full --force-overwrite --export "$out/kernels_197" \
@@ -91,7 +93,7 @@ if [ "$part" = first ]; then
   else
     echo "== ncu is not there: no counters"
   fi
-else
+elif [ "$part" = second ]; then
   # every model is compiled in a process of its own; the run after it finds them in the shared cache
   for model in CLIP OpenCLIP "DiffCLIP auto" "DiffCLIP eager" "DiffCLIP timm"; do
     timeout 200 "$python" -m benchmarks.training --device cuda --output "$out/ahead" --models "$model" \
@@ -99,5 +101,9 @@ else
   done
   wait
   bench 380 training --batch 256 1024 --compile blocks --seconds 360
+else
+  bench 90 parity --workers "$workers" --seconds 70
+  bench 200 attention --curve --workers "$workers" --seconds 180
+  bench 200 training --models CLIP "DiffCLIP auto" --batch 256 1024 --compile blocks --seconds 190
 fi
 [ ! -s "$out/failed.txt" ]

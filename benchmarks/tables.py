@@ -237,6 +237,7 @@ SECTIONS: dict[str, tuple[Callable[[Result], list[str]], str, str]] = {
     "loader": (loader, "loader", "python -m benchmarks.loader"),
     "parity cpu": (parity, "parity_cpu", "make bench"),
     "attention gpu": (attention, "attention_cuda_bfloat16", "make bench-gpu"),
+    "attention gpu float32": (attention, "attention_cuda_float32", "make bench-gpu"),
     "training gpu": (training, "training_cuda_bf16", "make bench-gpu"),
     "parity gpu": (parity, "parity_cuda", "make bench-gpu"),
 }
