@@ -8,6 +8,9 @@ LOWEST := $(VENV)/lowest
 PEERS := $(VENV)/peers
 WHEEL := $(VENV)/wheel
 
+# Without bytecode every process would compile all that it imports: two seconds of torch alone, hundreds of times in the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help docs demo test test-slow test-lowest test-peers test-triton36 browser lint format bench bench-gpu study-cpu study-a study-b study-c study-gpu clean
 
 help:
