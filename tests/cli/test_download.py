@@ -116,7 +116,8 @@ def test_what_must_be_done_by_hand_is_printed(tmp_path, capsys):
     assert "already" in dtd
     place = tmp_path / "flickr30k"
     assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {place}" in kaggle
-    assert shards == f"Then, to train on it: diffclip data make-shards {place} {place}"
+    small = f"{tmp_path}-80/flickr30k"
+    assert shards == f"Then, to train on it at 80 pixels: diffclip data make-shards {place} {small} --edge 80"
 
 
 def test_a_publisher_that_does_not_answer_is_one_line(

@@ -56,7 +56,8 @@ def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
     ):
         assert line in done.stdout
     assert done.stderr == ""
-    assert {path.name for path in place.iterdir()} == {"tiny.yaml", "train", "val"}
+    files = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+    assert files == {"tiny.yaml", "train/0.tar", "train/1.tar", "val/0.tar"}
 
 
 def test_the_plan_as_json_for_more_gpus_than_are_here(place: Path) -> None:

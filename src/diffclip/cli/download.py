@@ -57,8 +57,9 @@ def _fetch(name: str, root: Path) -> bool:
     if how := by_hand(name, root):
         typer.echo(f"By hand:\n  {how}")
         if entry.reader == "captions":
-            folder = shlex.quote(str(place))
-            typer.echo(f"Then, to train on it: diffclip data make-shards {folder} {folder}")
+            small = Path(f"{place.parent}-80" if place.parent.name else "sets-80") / name
+            folders = shlex.join([str(place), str(small)])
+            typer.echo(f"Then, to train on it at 80 pixels: diffclip data make-shards {folders} --edge 80")
         return False
     typer.echo(f"{name} is in {fetch(name, root)}.")
     return True

@@ -69,8 +69,10 @@ def read_text(file: Path) -> str:
     """
     try:
         return file.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
+    except UnicodeDecodeError as error:
         raise InputError(f"cannot read {file} ({error}): it should be UTF-8 text") from error
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror or error}; check the path") from error
 
 
 def _json(text: str, where: str) -> Any:

@@ -66,9 +66,9 @@ def find_captions(source: Path) -> dict[str, Path]:
     chosen = of_splits or [("", file) for file in named]
     found = dict(sorted(chosen, key=lambda one: _SPLITS.index(one[0])))
     if len(found) != len(chosen) or not found:
-        which = ", ".join(file.name for file in named[:5]) or "none"
+        several = f"several files of captions ({', '.join(file.name for file in named[:5])})"
         raise InputError(
-            f"{source} has no file of captions, or several ({which}): name one with --captions FILE"
+            f"{source} has {several if named else 'no file of captions'}: name one with --captions FILE"
         )
     if left := ", ".join(file.name for file in named if file not in found.values()):
         print(
@@ -122,6 +122,8 @@ def make_shards(
             f"none of {len(captions)} images is in {source} (first: {next(iter(captions))!r}): check the folder"
         )
     write_text(manifest, json.dumps(settings))
+    for half in folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # of a call that was killed
+        half.unlink()
     samples = []
     for number, i in enumerate(np.random.default_rng(0).permutation(len(names)).tolist()):
         key = f"{number:07d}_{re.sub(r'[^A-Za-z0-9-]', '_', Path(names[i]).stem)}"
