@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
 

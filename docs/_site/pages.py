@@ -24,7 +24,7 @@ def on_files(files, config, **_):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Append the commands' help to `reference/commands.md`; let `index.md` name the page where it names the notebook."""
+    """Append the commands' help to `reference/commands.md`; let `index.md` link to the page of the notebook."""
     if page.file.src_uri == "index.md":
         return markdown.replace(f"({NOTEBOOK})", f"({PAGE})")
     if page.file.src_uri != "reference/commands.md":
