@@ -72,9 +72,9 @@ def ours(shards: Path, batch: int, workers: int) -> Feed:
 
 def _loader(corpus: Corpus, batch: int, workers: int = 0) -> CaptionLoader:
     transform = TrainTransform(IMAGE_SIZE, PREPROCESS, SCALE)
-    return CaptionLoader(
-        corpus, transform, Tokenizer(named_config(f"CLIP-{MODEL}").text), batch, SEED, workers
-    )
+    tokenizer = Tokenizer(named_config(f"CLIP-{MODEL}").text)
+    tokenizer("a text")  # reads the vocabulary, as a training does before its first batch
+    return CaptionLoader(corpus, transform, tokenizer, batch, SEED, workers)
 
 
 def openclip(shards: Path, batch: int, workers: int) -> Feed:
