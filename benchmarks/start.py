@@ -2,12 +2,14 @@
 
     python -m benchmarks.start [--rounds 9]
 
-Each number is the median over processes, which take turns, with the files of all modules in the system's cache.
+Each number is the median over processes, which take turns, with the files of all modules in the system's cache and the
+bytecode that Python writes, as an installation has it.
 `python -X importtime -m diffclip.cli …` tells which module takes the time.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +24,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with TemporaryDirectory() as folder:
         model, image = _inputs(Path(folder))
         command = [sys.executable, "-m", "diffclip.cli"]
