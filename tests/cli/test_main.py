@@ -144,7 +144,12 @@ def test_a_missing_group_is_named(command: str, module: str, group: str, tmp_pat
 
 @pytest.mark.parametrize(
     ("command", "is_training"),
-    [("train recipe.yaml", True), ("-- vlm train --stage 1", True), ("classify train a.png", False)],
+    [
+        ("train recipe.yaml", True),
+        ("-- vlm train --stage 1", True),
+        ("train recipe.yaml --dry-run", False),
+        ("classify train a.png", False),
+    ],
 )
 def test_only_a_training_ends_early_with_code_75(command: str, is_training: bool) -> None:
     code = "import signal, sys, diffclip.cli; sys.exit(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"

@@ -115,3 +115,10 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_way_out(place: Path) -> No
     done = dry_run(*options, "micro_batch=10", cwd=place)
     assert done.returncode == 0, done.stderr
     assert "20 samples each in 2 passes of 10" in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--json", "--gpu=l4"])
+def test_options_of_the_plan_are_for_a_dry_run(option: str, place: Path) -> None:
+    done = diffclip_command("train", "tiny.yaml", option, cwd=place)
+    assert done.returncode == 2
+    assert f"{option.partition('=')[0]} belongs to --dry-run" in done.stderr

@@ -48,7 +48,7 @@ def test_blank_captions(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("x.csv", b"image,caption\n", "has no caption"),
-        ("x.csv", b"where,text\na.jpg,b\n", "no column of images among where, text: call one of them 'image'"),
+        ("x.csv", b"where,text\na.jpg,b\n", "no column of images among where, text: name one of them 'image'"),
         ("x.csv", b"\xff\xfe", "should be UTF-8 text"),
         ("x.jsonl", b'{"image": "a.jpg", "caption": "b"}\n{\n', "line 2 is not valid JSON"),
         ("x.jsonl", b'{"image": "a.jpg", "caption": 5}', "the caption of a.jpg is 5, which is not text"),

@@ -181,7 +181,9 @@ def test_zeros_damage_or_another_tar_in_a_shard_are_a_fault(tmp_path: Path, writ
         path.write_bytes(content)
         shards = Shards([path])
         assert (len(shards), not shards.faults) == (kept, is_whole)
-        assert is_whole or f" of {len(content)}, {kept} samples before it are left" in str(shards.faults[0])
+        assert is_whole or f" of {len(content)}, {kept} sample{'s' * (kept != 1)} before it kept" in str(
+            shards.faults[0]
+        )
 
 
 @pytest.mark.parametrize("size", [-1, -512, -1024, 2**50, 2**70])
@@ -198,7 +200,7 @@ def test_a_header_with_an_impossible_size_ends_the_reading(
     path.write_bytes(data)
     shards = Shards([path])
     assert len(shards) == 3
-    assert ", 3 samples before it are left" in str(shards.faults[0])
+    assert ", 3 samples before it kept" in str(shards.faults[0])
 
 
 def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteShard) -> None:

@@ -18,7 +18,7 @@ from zeroed_images import zero_images
 from diffclip import InputError
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.training.accumulate import backward_in_parts
-from diffclip.training.distributed import clip_gradients, make_fabric
+from diffclip.training.distributed import clip_gradients, make_fabric, native_precision
 from diffclip.training.launch import Hardware
 from diffclip.training.losses import make_criterion
 
@@ -195,3 +195,14 @@ def test_parts_draw_the_same_paths_twice() -> None:
         model(*part)
     assert torch.equal(torch.get_rng_state(), after)
     assert not torch.equal(seen[0], model(batch[0][:4], batch[1][:4])["image_features"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "resolved"), [("avx2 avx512f", "fp32"), ("avx512_bf16", "bf16"), ("amx_bf16", "bf16")]
+)
+def test_auto_is_bfloat16_where_the_processor_has_it(
+    flags: str, resolved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"flags : fpu {flags}\n\nflags : fpu")
+    assert native_precision("auto", "cpu") == resolved
+    assert native_precision("fp32", "cpu") == "fp32"

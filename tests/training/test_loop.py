@@ -143,21 +143,36 @@ def before_step(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) 
     patch.setattr(torch.optim.AdamW, "step", do_and_step)
 
 
+def test_a_resumed_run_keeps_the_precision_that_auto_was(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = changed(recipe, precision="auto", epochs=1, data={"val": None}), tmp_path / "run"
+    for epochs, native in ((1, "fp32"), (2, "bf16")):  # on another machine the second time
+        monkeypatch.setattr(
+            runner, "native_precision", lambda given, _, native=native: native if given == "auto" else given
+        )
+        runner.train(changed(recipe, epochs=epochs), run, resume=True)
+        assert read_recipe(run / "recipe.yaml").precision == "fp32"
+        starts = json.loads((run / "about.json").read_text())["starts"]
+        assert [start["processes"]["precision"] for start in starts] == ["fp32"] * epochs
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_was_stopped_and_killed_has_the_numbers_of_one_that_was_not(
-    recipe: Recipe, tmp_path: Path
+    number: int, recipe: Recipe, tmp_path: Path
 ) -> None:
     architecture = recipe.architecture | {"vision": recipe.architecture["vision"] | {"drop_path": 0.3}}
     recipe = changed(recipe, architecture=architecture, checkpoint_every=3)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     runner.train(recipe, whole)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.MonkeyPatch.context() as patch:
-        before_step(patch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        before_step(patch, 4, lambda: os.kill(os.getpid(), number))
         told = r"asked to stop at step 4, saved in .*go on with --resume"
         with pytest.raises(StoppedError, match=told) as error:
             runner.train(recipe, cut)
     assert error.value.exit_code == 75
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before
     assert read_state(cut / "checkpoints" / "last").step == len(lines(cut / "metrics.jsonl")) == 4
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, 5, die)
@@ -293,7 +308,7 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     assert (outcome.progress.samples, outcome.progress.step) == (2 * 39, 10)
     first, second = (Shards([folder / "0.tar"]) for folder in (train, val))
     assert [fault.reason for fault in outcome.skipped if fault.name == str(cut)] == [
-        "is cut short or broken at byte 1537 of 1537, 1 samples before it are left",
+        "is cut short or broken at byte 1537 of 1537, 1 sample before it kept",
         "holds 1 samples without an image or a caption",
     ]
     assert {fault.name for fault in outcome.skipped} == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,7 +51,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the data, print memory and time of the run, and exit.")
     ] = False,
-    gpu: Annotated[str, typer.Option(help="With --dry-run: the GPU to plan for.")] = "a100-80gb",
+    gpu: Annotated[
+        str | None, typer.Option(help="With --dry-run: the GPU to plan for; default: a100-80gb.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:
     """Train the model of a recipe, and write its checkpoints, log and report to a folder.
@@ -61,7 +64,7 @@ def train(
 
     torchrun and srun may start the processes: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE -r FOLDER
     """
-    from diffclip.errors import InputError
+    from diffclip.errors import DiffCLIPError, InputError
     from diffclip.training.recipe import read_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]
@@ -77,15 +80,16 @@ def train(
     run = run or Path("runs") / f"{Path(source).stem}-{resolved.model}-s{resolved.seed}"
     if devices != "auto" and not (devices.isdecimal() and int(devices)):
         raise InputError(f"--devices {devices} is not a number of processes: give a number or auto")
-    if as_json and not dry_run:
-        raise InputError("--json belongs to --dry-run: add it, or leave it out")
-    from diffclip.training.launch import Hardware, launch
+    for option, given in (("--json", as_json), ("--gpu", gpu is not None)):
+        if given and not dry_run:
+            raise InputError(f"{option} belongs to --dry-run: add it, or leave it out")
+    from diffclip.training.launch import LAUNCHED_BY, Hardware, launch
 
     hardware = Hardware("auto" if devices == "auto" else int(devices), nodes, strategy, accelerator)
     if dry_run:
         from diffclip.cli.train_plan import show_dry_run
 
-        show_dry_run(resolved, run, resume, hardware, gpu, as_json)
+        show_dry_run(resolved, run, resume, hardware, gpu or "a100-80gb", as_json)
         return
     hardware = hardware.resolved()
     if hardware.must_launch:
@@ -94,7 +98,14 @@ def train(
     from diffclip.report import report_run
     from diffclip.training.run import train as run_training
 
-    outcome = run_training(resolved, run, resume, hardware)
+    try:
+        outcome = run_training(resolved, run, resume, hardware)
+    except DiffCLIPError as error:
+        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+        # of torchrun or srun, which show the lines of all processes: the first one tells it
+        if error.shared and rank != "0" and LAUNCHED_BY not in os.environ:
+            raise typer.Exit(error.exit_code) from None
+        raise
     if outcome.rank:
         return
     report_run(run)

@@ -91,7 +91,10 @@ def _coco(content: Any, file: Path) -> Captions:
             captions[names[annotation["image_id"]]].append(annotation["caption"])
     except (KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{file} is not COCO's JSON of captions ({reason}): fetch it again") from error
+        raise InputError(
+            f"{file} is not COCO's JSON of captions ({reason}): fetch it again, or give a list of objects with image "
+            "and caption"
+        ) from error
     return captions
 
 
@@ -128,4 +131,7 @@ def _column(names: Iterable[str], what: str, file: Path) -> str:
     for name in _USUAL[what]:
         if name in found:
             return found[name]
-    raise InputError(f"{file} has no column of {what}s among {', '.join(found)}: call one of them {what!r}")
+    raise InputError(
+        f"{file} has no column of {what}s among {', '.join(found)}: name one of them {what!r} (of a table in its first "
+        "line)"
+    )

@@ -190,7 +190,8 @@ def _read_headers(file: IO[bytes], length: int, rows: Rows) -> str | None:
     end = file.read(_PADDING + 1)
     if whole and BLOCK <= len(end) <= _PADDING and not end.strip(b"\0"):
         return None
-    return f"is cut short or broken at byte {at} of {length}, {len(rows)} samples before it are left"
+    kept = f"{len(rows)} sample{'s' * (len(rows) != 1)} before it kept"
+    return f"is cut short or broken at byte {at} of {length}, {kept}"
 
 
 def _add_member(member: tarfile.TarInfo, rows: Rows) -> None:

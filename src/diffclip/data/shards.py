@@ -114,7 +114,9 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
         missing = [name for name, paths in found.items() if not paths]
         if missing:
             which = f", one of {len(missing)} missing in {text}" if len(names) > 1 else ""
-            raise InputError(f"shard {missing[0]} does not exist{which}: check the path")
+            raise InputError(
+                f"{missing[0]} does not exist{which}: give the folder of the shards, or their names"
+            )
         for paths in found.values():
             for path in sorted(map(Path, sorted(paths)), key=natural):
                 shards += tar_files(path) if path.is_dir() else [path]

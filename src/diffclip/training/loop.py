@@ -186,7 +186,11 @@ class Trainer:
 
     def _save_and_stop(self) -> NoReturn:
         step, kept = self.progress.step, self.save()
-        raise StoppedError(f"{self.run}: asked to stop at step {step}, saved in {kept}: go on with --resume")
+        stopped = StoppedError(
+            f"{self.run}: asked to stop at step {step}, saved in {kept}: go on with --resume"
+        )
+        stopped.shared = True
+        raise stopped
 
     def _give_up(self, step: int, reason: str) -> NoReturn:
         way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
