@@ -143,6 +143,14 @@ def before_step(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) 
     patch.setattr(torch.optim.AdamW, "step", do_and_step)
 
 
+def test_validations_come_every_few_epochs_and_at_the_end_on_a_part_of_the_split(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    runner.train(changed(recipe, validate_every=2, data={"val_range": [2, 8]}), tmp_path / "run")
+    found = lines(tmp_path / "run" / "validation.jsonl")
+    assert [(line["epoch"], line["images"]) for line in found] == [(2, 6), (3, 6)]
+
+
 def test_a_resumed_run_keeps_the_precision_that_auto_was(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
