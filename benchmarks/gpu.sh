@@ -4,9 +4,9 @@
 #   benchmarks/gpu.sh [first|second|third] FOLDER        results go to FOLDER as they come
 #
 # PYTHON (python3) needs torch and Triton. WHEELS may name a folder of unpacked wheels to put on the path.
-# first:  CLIP against DiffCLIP compiled, errors, block sizes, attention in bfloat16 and float32, ncu. 9 minutes.
-# second: all models, batches 256 and 1024, inference, compiled ahead in processes with one inductor cache. 10 minutes.
-# third:  again what a change of the kernels or their block sizes changes, with cost against length. 8 minutes.
+# first:  CLIP against DiffCLIP compiled, errors, block sizes, attention in bfloat16 and float32, ncu.
+# second: all models, batches 256 and 1024, inference, compiled ahead in processes with one inductor cache.
+# third:  again what a change of the kernels or their block sizes changes, with cost against length.
 # DEVICE=cpu rehearses them with small batches and short rows.
 set -u
 part=first

@@ -46,7 +46,13 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_used_again(tmp_path
     first = demo(tmp_path / "demo")
     assert first.returncode == 0, first.stderr[-2000:]
     page = (tmp_path / "demo" / "report.html").read_text()
-    for section in ("Retrieved examples", "Attention", "How it was made"):
+    for section in (
+        "Not learned",
+        "Zero-shot by shape",
+        "Retrieved examples",
+        "Attention",
+        "How it was made",
+    ):
         assert section in page
     assert not re.search(r'(src|href)="https?:', page)
     for model in ("CLIP", "DiffCLIP"):

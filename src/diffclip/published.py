@@ -96,7 +96,9 @@ def infer_config(state: State) -> CLIPConfig:
         }
         embed_dim = state["image_projection"].shape[1]
     except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
-        raise InputError(f"these are not the weights of a CLIP with two transformers: no {error}") from None
+        raise InputError(
+            f"these are not the weights of a CLIP with two transformer towers ({error} is missing): give such a file"
+        ) from None
     for key, tower in towers.items():
         if tower["heads"] is None:
             sizes = (tower["width"], tower["layers"])

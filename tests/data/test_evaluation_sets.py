@@ -75,7 +75,7 @@ def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:
     assert [*first.captions, *second.captions] == captions
     assert (first.split, len(first)) == ("val[:2]", 2)
     assert first.identity != second.identity
-    with pytest.raises(InputError, match=r"has 5 samples: none in \[7:None\]"):
+    with pytest.raises(InputError, match=r"has 5 samples, and none in \[7:None\]"):
         open_set(captioned, "val[7:]")
 
 
@@ -106,7 +106,7 @@ def test_missing_places(classes: Path, tmp_path: Path) -> None:
     assert "pets, scenes, scenes-colours, scenes-counts, scenes-mmvp" in refusal("wordnet", "test")
     assert "did you mean 'scenes'?; or give a folder in clip_benchmark's layout" in refusal("scene", "test")
     for place in (tmp_path / "nowhere", classes / "classnames.txt"):
-        assert "is no folder: give a set in clip_benchmark's layout" in refusal(place, "test")
+        assert "is not a folder: give one in clip_benchmark's layout" in refusal(place, "test")
     (classes / "train").mkdir()
     (classes / "val").mkdir()
     (classes / "val" / "0.tar").touch()

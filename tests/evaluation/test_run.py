@@ -1,4 +1,4 @@
-"""Suites on real files: what is finished is found again, a failure ends one task, and nothing in the file is lost."""
+"""Suites on real files: finished tasks are reused, a failure ends one task, and nothing in the file is lost."""
 
 import json
 import os

@@ -146,7 +146,7 @@ def test_texts_have_limits():
     for lines, told in (
         (" \n", "no text yet"),
         ("\n".join(map(str, range(MAX_TEXTS + 1))), "33 texts are too many"),
-        ("x" * (MAX_LETTERS + 1), "301 letters is too long"),
+        ("x" * (MAX_LETTERS + 1), "301 characters is too long"),
     ):
         with pytest.raises(InputError, match=told):
             parse_texts(lines)

@@ -33,7 +33,9 @@ def classify(
     template: Annotated[str, typer.Option(help="Text for a label, with {c} for it.")] = "a photo of a {c}.",
     top: Annotated[int, typer.Option(min=1, help="Show this many labels per image.")] = 5,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per image.")] = False,
-    model_name: Annotated[str | None, typer.Option(help="Name of the model, if a file fits several.")] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Model in a published file that fits several.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
 ) -> None:
     """Label images with labels of your own, with probabilities.

@@ -61,7 +61,7 @@ def evaluate(
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,
-    task: Annotated[TaskName | None, typer.Option(help="Default: by the kind of set.")] = None,
+    task: Annotated[TaskName | None, typer.Option(help="Default: the task that fits the set.")] = None,
     split: Annotated[str | None, typer.Option(help="Split to measure; default: test.")] = None,
     corrupt: Annotated[
         str | None,
@@ -71,12 +71,14 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks that draw at random.")] = 0,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Repetitions of these tasks, with seeds from --seed on.")
+        int, typer.Option(min=1, help="Repeat tasks that draw at random with so many seeds, from --seed on.")
     ] = 1,
     prompt: Annotated[str | None, typer.Option(help=_PROMPT)] = None,
     output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print records as JSON lines.")] = False,
-    model_name: Annotated[str | None, typer.Option(help="Name of the model, if a file fits several.")] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Model in a published file that fits several.")
+    ] = None,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="Image size in pixels; default: the model's.")
     ] = None,

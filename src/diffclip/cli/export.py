@@ -22,12 +22,12 @@ def export(
         str | None, typer.Option(help="Model in a published file that fits several.")
     ] = None,
 ) -> None:
-    """Write both towers as ONNX, to be used without torch; nothing is kept unless onnxruntime agrees with torch.
+    """Write both towers as ONNX, to be used without torch; files are kept only if onnxruntime agrees with torch.
 
     Example: diffclip export runs/demo/DiffCLIP my-onnx
 
     FOLDER gets image.onnx, text.onnx, config.json and, where transformers is installed, tokenizer.json. Features have
-    unit length. The line of a tower says how far onnxruntime is from torch.
+    unit length. Each tower's line shows the largest difference between both.
     """
     require_group("export", "onnx", "onnxruntime", "onnxscript")
     check_new(folder)

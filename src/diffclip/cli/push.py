@@ -16,7 +16,9 @@ def push(
     model: Annotated[str, typer.Argument(help="A run folder, a saved folder or a published file.")],
     name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Name of the repository on the hub.")],
     results: Annotated[list[Path] | None, typer.Option(help="Results of `diffclip evaluate`.")] = None,
-    license: Annotated[str | None, typer.Option(help="As the hub calls it: apache-2.0.")] = None,
+    license: Annotated[
+        str | None, typer.Option(help="The hub's name of the license, such as apache-2.0.")
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a private repository.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show files and card; send nothing.")] = False,
 ) -> None:

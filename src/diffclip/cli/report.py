@@ -52,7 +52,7 @@ def report(
 
     Example: diffclip report results.jsonl --output report.html
 
-    Example: diffclip report runs/diffclip (writes report.html into that run's folder, also while the run goes)
+    Example: diffclip report runs/diffclip (writes report.html into that run's folder, also during training)
 
     Example: diffclip report results.jsonl --output report.html --tables out/tables --figures out/figures --paper
 

@@ -63,7 +63,7 @@ def study(
 
     Example: diffclip study study_cpu --data sets-80 --output results/study_cpu --workers 2
 
-    First the sweep, which chooses learning rate and weight decay; then models and ablations, seed by seed. Finished
+    The sweep runs first and chooses learning rate and weight decay; models and ablations follow, seed by seed. Finished
     runs are not repeated, and a stopped run continues from its checkpoint.
 
     Ctrl-C and SIGTERM save the current runs; the exit code is 130 or 75.

@@ -29,7 +29,8 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Continue from the last whole checkpoint of the run, or start without one. epochs= may grow.",
+            help="Continue from the last whole checkpoint of the run, or start without one. A larger epochs= extends "
+            "the run.",
         ),
     ] = False,
     devices: Annotated[

@@ -50,7 +50,7 @@ def train(
 
     On several GPUs: torchrun --nproc-per-node 4 -m diffclip.cli -- vlm train --stage 1 RECIPE … (or accelerate launch)
 
-    SIGTERM and SIGUSR1 save the state and end with exit code 75; --resume continues from there.
+    SIGTERM, SIGUSR1 and Ctrl-C save the state and end with exit code 75; --resume continues from there.
     """
     from diffclip.errors import DiffCLIPError, require_group
 
@@ -83,7 +83,7 @@ def ask(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each answer.")] = False,
 ) -> None:
-    """Ask a trained model about an image; it answers greedily.
+    """Ask a trained model about an image, with greedy decoding.
 
     Example: diffclip vlm ask kitchen.jpg "Is there a cat in the image?" --model runs/vlm-stage2
     """

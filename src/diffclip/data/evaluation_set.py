@@ -121,7 +121,9 @@ class EvaluationSet:
         """Take samples `first` to `end` − 1 (None: no bound), or raise `InputError` if there are none."""
         rows = range(len(self))[first:end]
         if not rows:
-            raise InputError(f"{self.name}/{self.split} has {len(self)} samples: none in [{first}:{end}]")
+            raise InputError(
+                f"{self.name}/{self.split} has {len(self)} samples, and none in [{first}:{end}]: give a smaller range"
+            )
         return self.take(rows)
 
     def take(self, rows: Sequence[int]) -> Self:

@@ -255,7 +255,7 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
     if name in PUBLISHED:
         raise not_there(name, root)
     if os.sep in name or folder.exists():
-        raise InputError(f"{source} is no folder: give a set in clip_benchmark's layout, or 'scenes'")
+        raise InputError(f"{source} is not a folder: give one in clip_benchmark's layout, or 'scenes'")
     names = [*BUILT_IN, *PUBLISHED]
     raise InputError(f"{unknown('set', name, names)}; or give a folder in clip_benchmark's layout")
 

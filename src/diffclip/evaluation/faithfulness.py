@@ -48,10 +48,12 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
     model, vision = setting.model, setting.model.config.vision
     grid = vision.image_size // vision.patch_size
     if grid < 2:
-        raise InputError("the model sees an image as a single patch: there is no order of patches")
+        raise InputError(
+            "the model sees an image as a single patch, so there is no order of patches: give another model"
+        )
     if len(words) < 2:
         raise InputError(
-            f"{data.name} has a single text, {words[0]!r}, which has every probability: give more"
+            f"{data.name} has one text only, {words[0]!r}, whose probability is always 1: give two or more"
         )
     index = {text: i for i, text in enumerate(words)}
     at_once, owners = images_at_once(model, -1), list[int]()

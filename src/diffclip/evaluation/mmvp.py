@@ -133,13 +133,11 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
         )
     keys, patterns, statements = _read_rows(questions)
     if len(keys) % 2 or not keys:
-        raise InputError(
-            f"{questions} has {len(keys)} rows, but two that follow each other are a pair: one is missing"
-        )
+        raise InputError(f"{questions} has {len(keys)} rows, and each pair needs two: add the missing one")
     for row in range(0, len(keys), 2):
         if patterns[row] != patterns[row + 1]:
             raise InputError(
-                f"{questions}, rows {row + 1} and {row + 2} are a pair of two patterns: correct them"
+                f"{questions}: rows {row + 1} and {row + 2} are a pair and name two patterns: give both the same"
             )
     labels = [PATTERNS.index(pattern) for pattern in patterns]
     source, indices = FolderSource(inside, keys), list(range(len(keys)))

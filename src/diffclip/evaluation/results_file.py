@@ -62,7 +62,9 @@ class ResultsFile:
 
     def __init__(self, path: Path | None) -> None:
         if path is not None and path.exists() and not path.is_file():
-            raise InputError(f"{path} is not a file, and results need others beside it: give a file's name")
+            raise InputError(
+                f"{path} is not a regular file, and other files are written beside it: give a file's name"
+            )
         self.path = path
         self._records: list[Record] = []
         self.outcomes: dict[str, Outcomes] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def report_run(run: str | Path) -> Path:
-    """Write `report.html` about one run into its folder, also while the run goes, and return its path."""
+    """Write `report.html` about one run into its folder, also during training, and return its path."""
     from diffclip.errors import require_group
 
     require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")

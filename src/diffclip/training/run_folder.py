@@ -62,7 +62,9 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     elif any(
         start.get("step") or start.get("ended", {}).get("how") == FINISHED for start in read_starts(run)
     ):
-        raise InputError(f"{run} has lost its checkpoints: bring them back, or start a run in another folder")
+        raise InputError(
+            f"{run} has lost its checkpoints: restore that folder, or start a run in another folder"
+        )
     if RECIPE_FILE in found and (resume or LOCK_FILE in found):
         change = _change(read_recipe(run / RECIPE_FILE), recipe)
         if resume and change is not None:

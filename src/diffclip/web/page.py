@@ -115,7 +115,7 @@ def parse_texts(lines: str) -> list[str]:
     if len(texts) > MAX_TEXTS:
         raise InputError(f"{len(texts)} texts are too many: up to {MAX_TEXTS}, one per line")
     if max(map(len, texts)) > MAX_LETTERS:
-        raise InputError(f"a text of {max(map(len, texts))} letters is too long: up to {MAX_LETTERS}")
+        raise InputError(f"a text of {max(map(len, texts))} characters is too long: up to {MAX_LETTERS}")
     return texts
 
 
