@@ -81,7 +81,7 @@ def load(
         from diffclip.convert.from_libraries import read_foreign
 
         if model is not None:
-            raise InputError(f"{source} names its model already: leave --model-name out")
+            raise InputError(f"{source} names its model already: leave the model's name out")
         return prepared(read_foreign(str(source)), image_size)
     path = locate(source)
     weights = read_weights(path)

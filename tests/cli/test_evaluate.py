@@ -119,7 +119,7 @@ def test_an_output_that_cannot_be_written_is_found_first(model_folder, class_set
     monkeypatch.setattr("diffclip.model_source.load_for_use", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(InputError, match=f"cannot write {tmp_path}: .* in the way"):
         call(model_folder, "--data", class_set, "--output", tmp_path)
-    with pytest.raises(InputError, match="/dev/null is not a file"):
+    with pytest.raises(InputError, match="/dev/null is not a regular file"):
         call(model_folder, "--data", class_set, "--output", "/dev/null")
 
 

@@ -95,7 +95,7 @@ def test_masks_ask_for_each_object_that_the_model_sees(subject, tmp_path):
     again = scores_of(subject, data, batch_size=2)
     for key, score in found.items():
         np.testing.assert_allclose(again[key].hits, score.hits, atol=1e-5, err_msg=str(key))
-    with pytest.raises(InputError, match="has a single text, 'a thing'"):
+    with pytest.raises(InputError, match="has one text only, 'a thing'"):
         scores_of(subject, data, prompt="a thing")
 
 

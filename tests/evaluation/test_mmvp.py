@@ -156,7 +156,7 @@ def changed(number: int, column: int, text: str):
         (lambda rows: rows[:-1], r"Questions\.csv has 35 rows.*pair"),
         (changed(0, 1, "Kind"), r"row 1 is not a number, a pattern and a statement: write .'Question ID'"),
         (changed(3, 1, "Text and Count"), r"row 3: unknown pattern.*did you mean 'Quantity and Count'"),
-        (changed(4, 1, "Texts"), r"rows 3 and 4 are a pair of two patterns"),
+        (changed(4, 1, "Texts"), r"rows 3 and 4 are a pair and name two patterns"),
         (changed(4, 0, "../4"), r"row 4 is not a number"),
     ],
 )
