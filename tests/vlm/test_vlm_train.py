@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from in_process import diffclip_command
 from safetensors.torch import load_file
 from tiny_vlm import write_conversations
 from typer.testing import CliRunner
@@ -355,3 +356,9 @@ def test_everything_is_made_and_evaluated_once(tmp_path: Path) -> None:
     run_vlm_demo(folder, [0], second.append, settings)
     assert [line.split(":")[0] for line in second if "reusing" in line] == list(PARTS)
     assert read_records(folder / "pope.jsonl") == records
+
+
+def test_conversations_that_are_not_there_are_told_at_once(tmp_path: Path) -> None:
+    done = diffclip_command("vlm", "train", "--stage", "1", "vlm_qwen05b_stage1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "558k.json does not exist: give stage1.json=FILE" in done.stderr

@@ -52,13 +52,15 @@ def train(
 
     SIGTERM, SIGUSR1 and Ctrl-C save the state and end with exit code 75; --resume continues from there.
     """
-    from diffclip.errors import DiffCLIPError, require_group
+    from diffclip.errors import DiffCLIPError, InputError, require_group
 
     require_group("vlm", "transformers", "accelerate")
     from diffclip.vlm.recipe import read_vlm_recipe
 
     resolved = read_vlm_recipe(recipe, changes or [])
-    resolved.stage(stage)
+    conversations = resolved.stage(stage).json_file
+    if not resume and not Path(conversations).exists():
+        raise InputError(f"{conversations} does not exist: give stage{stage}.json=FILE, the conversations")
     from diffclip.vlm.train import train_stage
 
     run = run or Path("runs") / f"{Path(recipe).stem}-stage{stage}-s{resolved.seed}"
