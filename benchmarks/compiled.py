@@ -1,4 +1,4 @@
-"""What the compiler says of the fused kernels for a GPU that need not be there: registers, spills, shared memory.
+"""The compiler's figures of the fused kernels for a GPU that need not be there: registers, spills, shared memory.
 
     python -m benchmarks.compiled [--output benchmarks/results]
 

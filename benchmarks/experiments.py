@@ -257,7 +257,7 @@ def over_images(runs: Path) -> pd.DataFrame:
 
 
 def _gains(means: dict[tuple[str, int], pd.Series], model: str, against: str) -> pd.DataFrame:
-    """What `model` gains on each image that all runs saw: [seeds, images]."""
+    """Compute the gain of `model` on each image that all runs saw: [seeds, images]."""
     seeds = sorted(seed for one, seed in means if one == model and (against, seed) in means)
     return pd.DataFrame({seed: means[model, seed] - means[against, seed] for seed in seeds}).dropna().T
 

@@ -311,7 +311,7 @@ def variant_of(config: CLIPConfig) -> str:
 
 
 def _identity(config: CLIPConfig) -> tuple[Any, ...]:
-    """What the name of a variant stands for; λ_init and parts count in "differential" towers alone."""
+    """Return the settings that tell one variant from another; λ_init and parts count in "differential" towers alone."""
     kinds = (config.vision.attention, config.text.attention, config.vision.registers)
     return (*kinds, config.lambda_init, config.differential) if "differential" in kinds else kinds
 

@@ -143,7 +143,7 @@ def write_text(target: str | Path, text: str) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether `path`, or what it points to, is a pipe or a device."""
+    """Tell whether `path`, or what it points to, is a pipe or a device."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

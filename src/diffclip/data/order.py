@@ -21,7 +21,7 @@ _PART_OF_SOURCE, _SHARES, _SHARD, _WINDOW = 1, 2, 3, 4
 
 @dataclass(frozen=True)
 class Layout:
-    """How many usable samples each shard of each source has, and how often an epoch shows those of a source."""
+    """The number of usable samples of each shard, by source, and the weight of each source."""
 
     sources: Sequence[Sequence[int]]
     weights: Sequence[float]
@@ -49,7 +49,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Steps:
-    """Which part of each batch this process reads. All processes make the same number of steps."""
+    """The part of each batch that this process reads. All processes make the same number of steps."""
 
     batches: int
     size: int

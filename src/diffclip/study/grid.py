@@ -215,7 +215,7 @@ def run_study(
 
 @dataclass
 class _Grid:
-    """One call. A thread waits for each process; what two threads may change, they change with `lock`."""
+    """The work of one `diffclip study`. A thread waits for each process, and changes shared state with `lock`."""
 
     study: Study
     place: Place

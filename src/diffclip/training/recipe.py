@@ -46,7 +46,7 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class WeightedShards(Keys):
-    """One source among several."""
+    """A source of shards with its weight, one of several."""
 
     shards: str | list[str]
     weight: PositiveFloat = 1.0  # how often an epoch shows each sample: 0.5 a random half, 2 twice

@@ -43,7 +43,7 @@ OF_TEXTS = ("relevance", "grad-eclip")
 EDGE = 96
 """Of drawn maps, in pixels; the browser smooths further."""
 PAIR_MAPS = ("A1", "A2")
-"""Those of differential layers alone."""
+"""The maps that only differential layers have."""
 
 
 @dataclass(frozen=True)
