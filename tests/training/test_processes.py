@@ -197,17 +197,8 @@ def test_processes_may_be_started_by_others(
 def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
     file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
     file.write_text(to_yaml(changed(recipe, batch_size=9)))
-    command = [
-        sys.executable,
-        "-m",
-        "diffclip.cli",
-        "train",
-        str(file),
-        "--run",
-        str(run),
-        "--accelerator",
-        "cpu",
-    ]
+    words = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
+    command = [sys.executable, "-m", "diffclip.cli", *words]
     ranks = [begun(command, **started_as("slurm", rank, port)[1]) for rank in range(2)]
     assert "batch_size 9 cannot be shared equally by 2 processes" in ended_with_input_error(ranks[0])
     assert "diffclip: " not in ranks[1].communicate(timeout=300)[1]
@@ -219,3 +210,7 @@ def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
     shutil.copy(shard, train / "whole.tar")
     process = start(changed(recipe, data={"train": str(train), "window": 1}), tmp_path / "broken")
     assert "of one process in " in ended_with_input_error(process)
+    taken = tmp_path / "taken"
+    (taken / "metrics.jsonl").mkdir(parents=True)  # in the way of what the first process alone writes
+    (taken / ".lock").touch()
+    assert "metrics.jsonl" in ended_with_input_error(start(recipe, taken))

@@ -96,6 +96,10 @@ def main() -> NoReturn:
         told = _told(error)
         if told is None:
             raise
+        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+        # torchrun and srun show the lines of all processes: the first one tells what all have met
+        if getattr(error, "shared", False) and rank != "0" and "DIFFCLIP_LAUNCHED_BY" not in os.environ:
+            sys.exit(told[1])
         _leave(*told)
     if code == _INTERRUPTED:
         _leave("interrupted", code)

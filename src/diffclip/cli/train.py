@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,7 +64,7 @@ def train(
 
     torchrun and srun may start the processes: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE -r FOLDER
     """
-    from diffclip.errors import DiffCLIPError, InputError
+    from diffclip.errors import InputError
     from diffclip.training.recipe import read_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]
@@ -84,7 +83,7 @@ def train(
     for option, given in (("--json", as_json), ("--gpu", gpu is not None)):
         if given and not dry_run:
             raise InputError(f"{option} belongs to --dry-run: add it, or leave it out")
-    from diffclip.training.launch import LAUNCHED_BY, Hardware, launch
+    from diffclip.training.launch import Hardware, launch
 
     hardware = Hardware("auto" if devices == "auto" else int(devices), nodes, strategy, accelerator)
     if dry_run:
@@ -99,14 +98,7 @@ def train(
     from diffclip.report import report_run
     from diffclip.training.run import train as run_training
 
-    try:
-        outcome = run_training(resolved, run, resume, hardware)
-    except DiffCLIPError as error:
-        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-        # of torchrun or srun, which show the lines of all processes: the first one tells it
-        if error.shared and rank != "0" and LAUNCHED_BY not in os.environ:
-            raise typer.Exit(error.exit_code) from None
-        raise
+    outcome = run_training(resolved, run, resume, hardware)
     if outcome.rank:
         return
     report_run(run)

@@ -52,7 +52,7 @@ def train(
 
     SIGTERM, SIGUSR1 and Ctrl-C save the state and end with exit code 75; --resume continues from there.
     """
-    from diffclip.errors import DiffCLIPError, InputError, require_group
+    from diffclip.errors import InputError, require_group
 
     require_group("vlm", "transformers", "accelerate")
     from diffclip.vlm.recipe import read_vlm_recipe
@@ -65,12 +65,7 @@ def train(
 
     run = run or Path("runs") / f"{Path(recipe).stem}-stage{stage}-s{resolved.seed}"
     is_first = os.environ.get("RANK", "0") == "0"
-    try:
-        steps = train_stage(resolved, stage, run, resume)
-    except DiffCLIPError as error:
-        if error.shared and not is_first:
-            raise typer.Exit(error.exit_code) from None
-        raise
+    steps = train_stage(resolved, stage, run, resume)
     if is_first and steps:
         print(f"{run}: {steps} steps; the model is {run / 'model'}")
 

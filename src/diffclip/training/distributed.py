@@ -184,7 +184,7 @@ def all_do(fabric: Any, work: Callable[[], Value]) -> Value:
 def _raise_first(fabric: Any, failed: Failure | None) -> None:
     for found in share(fabric, failed):
         if found is not None:
-            found.shared = True  # type: ignore[union-attr]
+            found.shared = fabric.world_size > 1  # type: ignore[union-attr]
             raise found
 
 

@@ -189,7 +189,7 @@ class Trainer:
         stopped = StoppedError(
             f"{self.run}: asked to stop at step {step}, saved in {kept}: go on with --resume"
         )
-        stopped.shared = True
+        stopped.shared = self.fabric.world_size > 1
         raise stopped
 
     def _give_up(self, step: int, reason: str) -> NoReturn:
