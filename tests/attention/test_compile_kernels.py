@@ -22,16 +22,23 @@ ROOT = Path(__file__).parents[2]
 OLDER = Path(os.environ.get("DIFFCLIP_TRITON36") or ROOT / ".venv" / "triton36")
 PROGRAM = """
 import json, sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
 from benchmarks.compiled import compile_for, launches
 from diffclip.attention.kernels.plan import Problem, table_plan
 
+backend = make_backend(GPUTarget("cuda", 90, 32))
 for *problem, capability, limit in json.loads(sys.argv[1]):
     problem = Problem(*problem)
     for name, (kernel, given) in launches(problem, table_plan(problem, limit)).items():
+        key_of = create_function_from_signature(kernel.signature, kernel.params, backend)
+        sizes = {"tokens", "split"} & set(given)
+        keys = {str(key_of(**given | dict.fromkeys(sizes, size))[1]) for size in (1, 16, 197)}
         compiled = compile_for(capability, kernel, given)
         waits = [line.split()[-1].strip(";") for line in compiled.asm["ptx"].splitlines() if "wait_group" in line]
         row = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "waits": [*map(int, waits)]}
-        print(json.dumps(row))
+        print(json.dumps(row | {"keys": len(keys)}))
 """
 # bytes of a program, by compute capability; 7.5 is what `unfusable` refuses
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
@@ -67,6 +74,7 @@ def compiled(
 def check(problems: list[tuple[Any, ...]], found: list[list[dict[str, Any]]]) -> None:
     for problem, rows in zip(problems, found, strict=True):
         for row in rows:
+            assert row["keys"] == 1, f"{row['kernel']} would compile again for a last batch of another size"
             assert 0 < row["shared"] <= SHARED[problem[-1]], (problem, row)
             # on a GPU with room for it each loop waits for copies that were started an iteration before
             looped = row["kernel"] != "forward_short" and problem[:5] in (SHORT, LONG)
