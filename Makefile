@@ -102,7 +102,7 @@ bench: $(READY)
 	$(RUN) benchmarks.tables
 
 # On a machine with a GPU, with its own interpreter and packages; PART=second and PART=third are the next runs. DEVICE=cpu rehearses them.
-DATA ?= ../shared/data
+DATA ?= sets-80
 OUT ?= benchmarks/results
 DEVICE ?= cuda
 PART ?= first

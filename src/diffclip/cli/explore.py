@@ -35,6 +35,8 @@ def explore(
 
     Without --model the page shows the models of `diffclip demo`. Only this machine reaches it, unless --host is given.
     """
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: give --folder one with images")
     sources = model or [str(run) for run in _DEMO if (run / "checkpoints").is_dir()]
     if not sources:
         raise InputError("there is no model yet: run `diffclip demo` first, or give one with --model")
@@ -42,8 +44,6 @@ def explore(
         raise InputError(f"{len(sources)} models are too many: the page shows one or two")
     for source in sources:
         find_model(source)
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: give --folder one with images")
     name, colon, password = (auth or "").partition(":")
     if auth is not None and not (name and colon and password):
         raise InputError("--auth has no name or no password: write it as NAME:PASSWORD")

@@ -80,7 +80,7 @@ def study(
     for group in only or ():
         if group not in _GROUPS:
             raise unknown("group of runs", group, _GROUPS)
-    find_recipe(recipe)
+    find_recipe(recipe, "study_")
     import torch
 
     from diffclip.model_source import pick_device

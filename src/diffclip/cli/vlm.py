@@ -158,7 +158,7 @@ def evaluate_models(
     from diffclip.data.images import read_image
     from diffclip.data.index import digest_of
     from diffclip.errors import InputError
-    from diffclip.evaluation.features import digest_of as weights_digest
+    from diffclip.evaluation.features import weights_digest
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.vlm.chat import answer
     from diffclip.vlm.files import identify, load_vlm

@@ -103,7 +103,7 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
     return kept[0]
 
 
-def digest_of(module: nn.Module) -> str:
+def weights_digest(module: nn.Module) -> str:
     """Hash the names, types, shapes and bytes of a module's parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):

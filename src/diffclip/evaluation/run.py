@@ -33,7 +33,7 @@ from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.faithfulness import faithfulness
-from diffclip.evaluation.features import digest_of
+from diffclip.evaluation.features import weights_digest
 from diffclip.evaluation.few_shot import few_shot
 from diffclip.evaluation.focus import focus
 from diffclip.evaluation.linear_probe import linear_probe
@@ -209,7 +209,7 @@ def run_entries(
         progress: makes the progress report of an entry from it and the number of its items.
         how: `batch_size`, `workers` and `prompt` of `Setting`.
     """
-    digest = digest_of(loaded.model) if results.path else ""
+    digest = weights_digest(loaded.model) if results.path else ""
     how["features"] = {}
     for entry in entries:
         for draw in draws:

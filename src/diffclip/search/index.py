@@ -27,7 +27,7 @@ from diffclip.data.transforms import Transform
 from diffclip.data.workers import Progress, data_loader, watched
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.evaluation.embed import checked, embed_images, embed_texts, evaluating
-from diffclip.evaluation.features import digest_of as weights_digest
+from diffclip.evaluation.features import weights_digest
 from diffclip.files import cache_folder, check_writable
 from diffclip.model_source import Loaded
 from diffclip.search import files

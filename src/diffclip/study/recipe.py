@@ -194,7 +194,7 @@ class Study(Keys):
         found = self.arms[arm].settings or (TREATED if differential else BASELINE)
         if found not in self.sweep.arms:
             raise InputError(
-                f"arm {arm} has no settings: add it or {found} to sweep.arms, or give `settings`"
+                f"arm {arm} is not swept: add it or {found} to sweep.arms, or name a swept arm as its `settings`"
             )
         return found
 
@@ -205,7 +205,7 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
     Raises:
         InputError: no such file, no study, an unknown key or model, or arms that do not fit together.
     """
-    path = find_recipe(source)
+    path = find_recipe(source, "study_")
     fields = recipe_fields(path, changes)
     if "models" not in fields:
         raise InputError(

@@ -59,7 +59,7 @@ class DataRecipe(Keys):
     train: str | WeightedShards | list[str | WeightedShards]
     val: str | list[str] | None = None  # the validation split of the training data
     val_range: tuple[int, int] | None = None  # validate on these samples of it: the first, and past the last
-    caption_key: str = "caption"
+    caption_key: str = "caption"  # the key of captions in `.json`
     workers: NonNegativeInt = 0  # processes that read ahead; 0 reads in the training process
     scale: tuple[float, float] = (0.5, 1.0)  # the share of the image that a crop covers
     flip: float = Field(default=0.0, ge=0, le=1)  # the probability of a mirror image
@@ -116,10 +116,10 @@ class Recipe(Keys):
     warmup_epochs: NonNegativeFloat = 1.0
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     eps: PositiveFloat = 1e-8
-    clip_grad_norm: PositiveFloat | None = None
+    clip_grad_norm: PositiveFloat | None = None  # the greatest norm of all gradients; None: any
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the hardware computes it natively
     image_size: PositiveInt | None = None  # None: the model's own
-    attention_backend: Backend = "auto"
+    attention_backend: Backend = "auto"  # auto: the quickest that takes the inputs
     grad_checkpointing: bool = False  # compute blocks again in the backward pass
     compile: bool = False  # torch.compile, block by block
     checkpoint_every: PositiveInt | None = None  # steps; None: epochs. The best and the last are always kept

@@ -15,6 +15,8 @@ from diffclip.config import explain
 from diffclip.errors import InputError, unknown
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
+# of the names of built-in recipes that `diffclip train` does not take
+_PREFIXES = ("study_", "vlm_")
 
 
 class Keys(BaseModel):
@@ -58,11 +60,12 @@ def _names(kind: type[BaseModel]) -> list[str]:
     return names
 
 
-def find_recipe(source: str | Path) -> Path:
+def find_recipe(source: str | Path, prefix: str = "") -> Path:
     """Find the file that `source` means: a path, or the name of a recipe that comes with the package.
 
     Raises:
-        InputError: there is none; the nearest name is offered.
+        InputError: there is none; the nearest name is offered, of those that begin with `prefix` ("study_", "vlm_", or
+            neither).
     """
     path = Path(source)
     if path.is_file():
@@ -72,7 +75,8 @@ def find_recipe(source: str | Path) -> Path:
     names = {file.stem: file for folder in recipe_folders() for file in sorted(folder.glob("**/*.yaml"))}
     if path.stem in names and path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("recipes")):
         return names[path.stem]
-    raise unknown("recipe", source, names)
+    own = {one: {name for name in names if name.startswith(one)} for one in _PREFIXES}
+    raise unknown("recipe", source, own.get(prefix) or names.keys() - set().union(*own.values()))
 
 
 def recipe_folders() -> list[Path]:

@@ -82,7 +82,7 @@ def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecip
     Raises:
         InputError: no such recipe, not YAML, an unknown or missing key, or a wrong value.
     """
-    path = find_recipe(source)
+    path = find_recipe(source, "vlm_")
     fields = recipe_fields(path, changes)
     if "model" in fields and "vision" not in fields:
         raise InputError(f"{path} is a recipe of `diffclip train`: give one with vision and language_model")
