@@ -1,4 +1,4 @@
-"""The demonstration from end to end, as a user starts it."""
+"""The package with the distributions alone that its metadata asks for: an import, and the whole demonstration."""
 
 from __future__ import annotations
 
@@ -6,15 +6,44 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-from test_packaging import HIDE
 
-from diffclip.demo import run_demo
+HIDE = """
+import importlib.metadata, sys
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+def add(name, extras):
+    found = {(canonicalize_name(name), extra) for extra in ["", *extras]} - needed
+    needed.update(found)
+    for one in map(Requirement, importlib.metadata.requires(name) or [] if found else []):
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for _, extra in found):
+            add(one.name, one.extras)
+
+needed = set()
+add("diffclip", EXTRAS)
+for module, owners in importlib.metadata.packages_distributions().items():
+    if not any((canonicalize_name(owner), "") in needed for owner in owners):
+        sys.modules[module] = None  # an import of it fails
+assert sys.modules["pytest"] is None
+from_name = importlib.metadata.Distribution.from_name
+
+def needed_from_name(name):
+    if (canonicalize_name(name), "") not in needed:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return from_name(name)
+
+importlib.metadata.Distribution.from_name = needed_from_name  # libraries ask for what else is there
+"""
+BASE = """
+from typer.testing import CliRunner
+from diffclip import create_model
+from diffclip.cli.main import app
+assert CliRunner().invoke(app, ["demo", "--help"]).exit_code == 0
+create_model("DiffCLIP-ViT-B-16")
+"""
 SMALLER = """
 import diffclip.demo
 from diffclip.cli.main import main
@@ -26,19 +55,16 @@ main()
 """
 
 
+def test_nothing_is_imported_that_is_not_required(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "EXTRAS = []" + HIDE + BASE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def demo(folder: Path) -> subprocess.CompletedProcess[str]:
     """The demonstration on fewer scenes, with the distributions alone that `diffclip[train]` asks for."""
     command = [sys.executable, "-c", 'EXTRAS = ["train"]' + HIDE + SMALLER, "demo", "--folder", str(folder)]
     return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=3000)
-
-
-def test_the_scenes_show_their_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Mock()
-    writing = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("diffclip.demo.write_scenes", writing)
-    with pytest.raises(KeyboardInterrupt):
-        run_demo(tmp_path, print, lambda part: nullcontext(getattr(shown, part)))
-    assert writing.call_args.kwargs["progress"] is shown.scenes
 
 
 @pytest.mark.slow(minutes=3)
@@ -46,13 +72,8 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_used_again(tmp_path
     first = demo(tmp_path / "demo")
     assert first.returncode == 0, first.stderr[-2000:]
     page = (tmp_path / "demo" / "report.html").read_text()
-    for section in (
-        "Not learned",
-        "Zero-shot by shape",
-        "Retrieved examples",
-        "Attention",
-        "How it was made",
-    ):
+    sections = ("Not learned", "Zero-shot by shape", "Retrieved examples", "Attention", "How it was made")
+    for section in sections:
         assert section in page
     assert not re.search(r'(src|href)="https?:', page)
     for model in ("CLIP", "DiffCLIP"):

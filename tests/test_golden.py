@@ -60,12 +60,8 @@ def compute(model: diffclip.CLIP, seed: int, batch: int) -> tuple[dict[str, np.n
     loss = ClipLoss()(out["image_features"], out["text_features"], out["logit_scale"])
     loss.backward()
     with torch.no_grad():
-        values = {
-            "image_embed": model.encode_image(images),
-            "text_embed": model.encode_text(tokens),
-            "logit_scale": out["logit_scale"],
-            "loss": loss,
-        }
+        values = {"image_embed": model.encode_image(images), "text_embed": model.encode_text(tokens)}
+        values |= {"logit_scale": out["logit_scale"], "loss": loss}
     gradients = to_published({key: p.grad for key, p in model.named_parameters()}, config)
     return (
         {key: value.detach().numpy() for key, value in values.items()},
@@ -86,7 +82,8 @@ def check(name: str, case: Case, backends: Sequence[str], folder: Path, scratch:
             np.testing.assert_allclose(value, expected[key], rtol=0, atol=tolerance, err_msg=message)
         assert norms.keys() == expected_norms.keys()
         for key, norm in norms.items():
-            tolerance = max(1e-4 * abs(expected_norms[key]), 1e-6)
+            # gradients of λ are sums that nearly cancel: 1.4e-4 apart between an AVX2 and an AVX512 processor
+            tolerance = max(2e-4 * abs(expected_norms[key]), 1e-6)
             assert abs(norm - expected_norms[key]) <= tolerance, f"{backend} {key}"
 
 

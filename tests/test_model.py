@@ -1,4 +1,4 @@
-"""The models: sizes, names, and what timm's tower brings."""
+"""The models: sizes, names, what timm's tower brings, and features of patches."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import diffclip
 from diffclip import CLIP, CLIPConfig, InputError
+from diffclip.attention import ATTENTION_LAYERS
 from diffclip.config import MODEL_NAMES, name_of, named_config, variant_config
 
 TINY = {
@@ -36,17 +38,11 @@ def test_every_named_model_has_its_name_at_any_image_size(name: str) -> None:
     assert name_of(config) == name_of(named_config(name, 2 * config.vision.image_size)) == name
 
 
-def test_forward_gives_unit_features_and_backends_agree() -> None:
-    model = CLIP(tiny(), seed=0).eval()
-    images, tokens = batch()
-    out = model(images, tokens)
+def test_forward_gives_unit_features_and_the_scale() -> None:
+    out = CLIP(tiny(), seed=0).eval()(*batch())
     torch.testing.assert_close(out["logit_scale"], torch.tensor(1 / 0.07))
-    for backend in ("eager", "sdpa"):
-        model.set_attention_backend(backend)
-        other = model(images, tokens)
-        for name in ("image_features", "text_features"):
-            torch.testing.assert_close(out[name].norm(dim=-1), torch.ones(3))
-            torch.testing.assert_close(other[name], out[name], rtol=0, atol=1e-6)
+    for name in ("image_features", "text_features"):
+        torch.testing.assert_close(out[name].norm(dim=-1), torch.ones(3))
 
 
 def test_text_after_the_end_changes_nothing() -> None:
@@ -55,9 +51,8 @@ def test_text_after_the_end_changes_nothing() -> None:
     changed = tokens.clone()
     changed[:, 12:] = 7
     torch.testing.assert_close(model.encode_text(changed), model.encode_text(tokens))
-    torch.testing.assert_close(
-        model.encode_text(tokens[:, :11]), model.encode_text(tokens), rtol=0, atol=1e-6
-    )
+    short = model.encode_text(tokens[:, :11])
+    torch.testing.assert_close(short, model.encode_text(tokens), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -125,27 +120,21 @@ def test_another_image_size_resamples_positions(variant: str, tokens: int) -> No
 
 
 def test_seeds_decide_the_start() -> None:
-    a, b, c = (CLIP(tiny(), seed=seed).state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert not torch.equal(a["visual.pos_embed"], c["visual.pos_embed"])
-    torch.manual_seed(5)
-    d = CLIP(tiny()).state_dict()["visual.pos_embed"]
-    torch.manual_seed(5)
-    assert torch.equal(d, CLIP(tiny()).state_dict()["visual.pos_embed"])
+    one, other = (CLIP(tiny(), seed=seed).visual.pos_embed for seed in (1, 2))
+    assert not torch.equal(one, other)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(CLIP(tiny()).visual.pos_embed)
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.parametrize(
     ("build", "words"),
     [
         (lambda: diffclip.create_model("DifCLIP-ViT-B-16"), "did you mean 'DiffCLIP-ViT-B-16'"),
-        (
-            lambda: diffclip.create_model("CLIP-ViT-B-16", image_size=230),
-            "230 is not a multiple of patch_size",
-        ),
-        (
-            lambda: diffclip.create_model("CLIP-registers-ViT-B-16", image_size=16),
-            "4 registers are too many beside so few patches: use up to 2",
-        ),
+        (lambda: diffclip.create_model("CLIP-ViT-B-16", image_size=230), "230 is not a multiple of patch"),
+        (lambda: named_config("CLIP-registers-ViT-B-16", 16), "4 registers are too many beside so few"),
         (lambda: variant_config("DiffCLIP", {"vision": {"heads": 3}}), "heads 3 is odd"),
         (lambda: variant_config("CLIP", {"text": {"width": 100, "heads": 8}}), "not a multiple of heads 8"),
         (lambda: CLIP(tiny(), init="matchd"), "did you mean 'matched'"),
@@ -170,3 +159,65 @@ def test_padding_need_not_be_computed() -> None:
         whole = model.encode_text(tokens)
         torch.testing.assert_close(model.encode_text(tokens, skip_padding=True), whole, rtol=1e-5, atol=1e-6)
     assert lengths == [tokens.shape[1], 5]
+
+
+# --- features of patches ---
+
+IMAGES = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-v2", "CLIP-gated-registers"])
+def test_patches_go_where_the_class_token_goes(variant: str) -> None:
+    model = CLIP(tiny(variant, image_size=24), seed=0)
+    tokens = model.visual.forward_features(IMAGES) @ model.image_projection
+    torch.testing.assert_close(tokens[:, 0], model.encode_image(IMAGES))
+    patches = model.encode_patches(IMAGES)
+    torch.testing.assert_close(patches, tokens[:, -9:])  # row by row, without class token and registers
+    torch.testing.assert_close(model.encode_patches(IMAGES, normalize=True), F.normalize(patches, dim=-1))
+
+
+def test_last_values_of_a_plain_model_by_hand() -> None:
+    model = CLIP(tiny("CLIP", image_size=24), seed=0)
+    tower = model.visual
+    x = tower.patch_embed.proj(IMAGES).flatten(2).mT + tower.pos_embed[:, 1:]
+    x = torch.cat([(tower.cls_token + tower.pos_embed[:, :1]).expand(2, -1, -1), x], 1)
+    first, last = tower.blocks
+    x = last.norm1(first(x)[:, 1:])
+    values = x @ last.attn.qkv.weight[64:].T + last.attn.qkv.bias[64:]
+    out = values @ last.attn.out_proj.weight.T + last.attn.out_proj.bias
+    wanted = tower.norm(out) @ model.image_projection
+    torch.testing.assert_close(model.encode_patches(IMAGES, readout="last-values"), wanted)
+
+
+@pytest.mark.parametrize("kind", ATTENTION_LAYERS)
+def test_own_values_are_what_a_lone_token_attends_to(kind: str) -> None:
+    """A map over one token is 1; A1 − λ·A2 is 1 − λ, which the head norm removes."""
+    torch.manual_seed(0)
+    layer = ATTENTION_LAYERS[kind](32, 4).double()
+    if kind == "differential":
+        layer.diff_norm.weight.data.uniform_(0.5, 2)
+        layer.qkv.weight.data *= 100  # the norm's epsilon does not matter
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+    alone = layer._attend(x.flatten(0, 1)[:, None], False).view(2, 9, 32)
+    if kind == "differential-added":
+        alone = alone / (1 - layer.current_lambda())
+    if kind == "differential-v2":
+        alone = alone / (1 - layer.token_lambdas(x)).mT.repeat_interleave(8, -1)
+    torch.testing.assert_close(layer.own_values(x), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_every_patch_is_there_in_training_and_has_a_gradient() -> None:
+    model = CLIP(tiny("DiffCLIP", image_size=24, patch_dropout=0.5), seed=0)
+    for readout in ("attention", "last-values"):
+        features = model.encode_patches(IMAGES, readout=readout)
+        assert features.shape == (2, 9, 24)
+        (gradient,) = torch.autograd.grad(features.square().sum(), [model.visual.patch_embed.proj.weight])
+        assert gradient.abs().sum() > 0
+
+
+def test_what_encode_patches_does_not_take() -> None:
+    model = CLIP(tiny("CLIP", image_size=24), seed=0)
+    with pytest.raises(InputError, match="did you mean 'last-values'"):
+        model.encode_patches(IMAGES, readout="values")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"takes \[B, 3, 24, 24\]"):
+        model.encode_patches(IMAGES[..., :16])

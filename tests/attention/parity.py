@@ -46,12 +46,11 @@ class Inputs:
 
     def double(self) -> Inputs:
         """The same numbers in float64, as new leaves."""
-        return Inputs(
-            *(
-                None if x is None else x.detach().double().requires_grad_(x.requires_grad)
-                for x in vars(self).values()
-            )
-        )
+
+        def wide(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.detach().double().requires_grad_(x.requires_grad)
+
+        return Inputs(*map(wide, vars(self).values()))
 
     def leaves(self) -> dict[str, Tensor]:
         named = {"q": self.q, "k": self.k, "v": self.v, "lam": self.lam, "gain": self.gain}
@@ -62,9 +61,8 @@ def draw(
     batch: int, heads: int, tokens: int, d: int, e: int, dtype: torch.dtype = torch.float32, norm: bool = True
 ) -> Inputs:
     """Inputs seeded by what they are."""
-    generator = torch.Generator().manual_seed(
-        hash((batch, heads, tokens, d, e, norm)) % 2**31  # of numbers only: the same in every process
-    )
+    seed = hash((batch, heads, tokens, d, e, norm)) % 2**31  # of numbers only: the same in every process
+    generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(DEVICE, dtype)

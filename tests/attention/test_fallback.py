@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,33 +99,19 @@ def test_layers_drop_in_training_only(kind: type) -> None:
     assert torch.equal(layer.eval()(x), plain(x))
 
 
-def test_without_a_gpu_or_the_interpreter_triton_is_the_formula() -> None:
-    program = """
-import torch, warnings
-from diffclip import differential_attention
-from diffclip.attention import DifferentialAttention
-torch.manual_seed(0)
-q, k, v = torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 16)
-layer, x = DifferentialAttention(32, 4), torch.randn(1, 6, 32)
-def outputs(backend):
-    layer.backend = backend
-    maps = layer.attend_through_maps(x, causal=True)[1].combined
-    return differential_attention(q, k, v, 0.7, backend=backend), layer(x), maps
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    found = [outputs("triton") for _ in range(2)][1]
-assert all(map(torch.equal, found, outputs("eager")))
-print(*(warning.message for warning in said), sep="\\n")
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == [
+def test_without_a_gpu_or_the_interpreter_triton_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_INTERPRETED", False)
+    (q, k, v), layer, x = draw(), DifferentialAttention(32, 4), torch.randn(1, 6, 32)
+
+    def outputs(backend: str) -> tuple[Tensor, ...]:
+        layer.backend = backend
+        maps = layer.attend_through_maps(x, causal=True)[1].combined
+        return differential_attention(q, k, v, 0.7, backend=backend), layer(x), maps
+
+    with warned() as said:
+        found = [outputs("triton") for _ in range(2)][1]
+    assert all(map(torch.equal, found, outputs("eager")))
+    assert said == [
         'attention backend "triton" never makes the maps: they come from "eager"',
         f"{FALLBACK}: the inputs are on cpu, and the kernels run on a GPU",
     ]
@@ -145,7 +128,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tensor]:
     fused._tried.cache_clear()
 
 
-def test_auto_takes_the_kernels_where_a_first_launch_succeeds(
+def test_auto_takes_the_kernels_unless_a_first_launch_fails_which_is_said_once(
     a_gpu: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches: list[torch.device] = []
@@ -155,11 +138,8 @@ def test_auto_takes_the_kernels_where_a_first_launch_succeeds(
     wide = a_gpu.float()
     assert dispatch.choose_backend("auto", wide, wide[:, :1], 0.0) == "sdpa"
     assert dispatch.choose_backend("triton", wide, wide[:, :1], 0.0) == "triton"
+    fused._tried.cache_clear()
 
-
-def test_auto_is_sdpa_and_warns_once_where_a_first_launch_fails(
-    a_gpu: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def fail(device: torch.device) -> None:
         raise RuntimeError("Failed to find C compiler.\nInstall one")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,30 +50,19 @@ def test_rows_have_times_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(told) == len(given) + 3
 
 
-def test_turns_alternate_after_a_round_that_is_not_counted() -> None:
+def test_turns_alternate_and_one_that_fails_is_left_out_with_the_reason() -> None:
     order: list[str] = []
-    samples, failures = take_turns(
-        {name: lambda name=name: order.append(name) or 1.0 for name in "ab"}, rounds=2
-    )
-    assert order == ["a", "b"] * 3
-    assert (samples, failures) == ({"a": [1.0, 1.0], "b": [1.0, 1.0]}, {})
 
+    def run(name: str) -> float:
+        order.append(name)
+        if name == "bad" and order.count("bad") == 3:
+            raise ValueError("no more\nof it")
+        return 1.0
 
-def test_one_that_fails_is_left_out_with_the_reason() -> None:
-    turns = iter([1.0, 1.0])
-
-    def fails_in_the_third() -> float:
-        try:
-            return next(turns)
-        except StopIteration:
-            raise ValueError("no more\nof it") from None
-
-    samples, failures = take_turns({"bad": fails_in_the_third, "good": lambda: 3.0}, rounds=4)
-    assert samples == {"good": [3.0] * 4}
+    samples, failures = take_turns({name: partial(run, name) for name in ("bad", "good")}, rounds=4)
+    assert order == ["bad", "good"] * 3 + ["good"] * 2
+    assert samples == {"good": [1.0] * 4}  # the first round is not counted
     assert failures == {"bad": "ValueError: no more"}
-
-
-def test_summary_is_the_median_and_the_quartiles() -> None:
     wanted = {"median_ms": 3.0, "low_ms": 2.0, "high_ms": 4.0, "samples": 5}
     assert summary([5.0, 1.0, 3.0, 2.0, 4.0]) == wanted
 
@@ -86,27 +76,24 @@ def rows(**times: float) -> dict[str, dict[str, Any]]:
     }
 
 
-AUTO = {"vision": "sdpa", "text": "eager"}
-
-
-def test_auto_is_advised_while_nothing_is_clearly_quicker() -> None:
-    found = {
-        "vision": rows(auto=10.2, sdpa=10, eager=20, timm=20.4),
-        "text": rows(auto=5, sdpa=9, eager=5, timm=7.5),
-    }
-    backend, line = advise(found, AUTO)
-    assert backend == "auto"
-    assert line == (
-        'use attention_backend="auto": sdpa for vision, 2.0 times; eager for text, 1.5 times '
-        "the speed of timm's arrangement, forward and backward"
-    )
-
-
-def test_another_backend_is_advised_where_it_is_quicker_over_both_towers() -> None:
-    found = {
-        "vision": rows(auto=20, sdpa=10, eager=30, timm=20),
-        "text": rows(auto=5, sdpa=5, eager=6, timm=5),
-    }
-    backend, line = advise(found, AUTO)
-    assert backend == "sdpa"
-    assert line.startswith('use attention_backend="sdpa": vision, 2.0 times; text, 1.0 times')
+@pytest.mark.parametrize(
+    ("vision", "text", "backend", "line"),
+    [
+        (
+            rows(auto=10.2, sdpa=10, eager=20, timm=20.4),  # nothing is clearly quicker
+            rows(auto=5, sdpa=9, eager=5, timm=7.5),
+            "auto",
+            "sdpa for vision, 2.0 times; eager for text, 1.5 times",
+        ),
+        (
+            rows(auto=20, sdpa=10, eager=30, timm=20),
+            rows(auto=5, sdpa=5, eager=6, timm=5),
+            "sdpa",
+            "vision, 2.0 times; text, 1.0 times",
+        ),
+    ],
+)
+def test_a_backend_is_advised_that_is_clearly_quicker_over_both_towers(vision, text, backend, line) -> None:
+    advice = advise({"vision": vision, "text": text}, {"vision": "sdpa", "text": "eager"})
+    end = "the speed of timm's arrangement, forward and backward"
+    assert advice == (backend, f'use attention_backend="{backend}": {line} {end}')

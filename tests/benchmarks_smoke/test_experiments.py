@@ -1,7 +1,5 @@
 """benchmarks/experiments.py: the primary numbers of made records, by hand, and pages with figures."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -100,11 +98,8 @@ def _write_outcomes(
 
 def test_the_interval_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None:
     random, runs = np.random.default_rng(0), tmp_path / "runs"
-    drawn = {
-        (model, seed): (random.random((30, 5)), random.random(30))
-        for seed in range(4)
-        for model in ("CLIP", "DiffCLIP")
-    }
+    pairs = [(model, seed) for seed in range(4) for model in ("CLIP", "DiffCLIP")]
+    drawn = {pair: (random.random((30, 5)), random.random(30)) for pair in pairs}
     for (model, seed), (captions, images) in drawn.items():
         hits = {(model, seed): (captions[:20], images[:20])}
         _write_outcomes(runs / "models" / f"{model}-s{seed}" / "results.jsonl", "val[500:]", hits)
@@ -127,9 +122,8 @@ def test_the_interval_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None
     table = pd.DataFrame(np.stack(gains)).stack().rename_axis(["seed", "image"]).rename("gain").reset_index()
     rest = ols("gain ~ C(seed) + C(image)", table).fit().mse_resid / len(table)  # it is in both errors
     middle, reach = np.mean(gains), 1.96 * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - rest)
-    assert [found["low"], found["difference"], found["high"]] == pytest.approx(
-        [middle - reach, middle, middle + reach], abs=1e-5
-    )
+    shown = [found["low"], found["difference"], found["high"]]
+    assert shown == pytest.approx([middle - reach, middle, middle + reach], abs=1e-5)
 
 
 def test_the_pages_and_figures_are_written(monkeypatch, results: Path, tmp_path: Path) -> None:

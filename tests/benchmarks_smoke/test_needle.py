@@ -1,7 +1,5 @@
 """benchmarks/needle.py: its layers are the package's, and a run goes on where it was stopped."""
 
-from __future__ import annotations
-
 import json
 import sys
 

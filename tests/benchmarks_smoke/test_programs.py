@@ -1,7 +1,5 @@
 """The programs in benchmarks/, each once, as small as their options allow."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -12,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import attention, loader, models, parity, plots, tables, training
+from benchmarks import attention, loader, models, onnx, parity, plots, tables, training
 from benchmarks.floor import Ceilings, forward_work
 from benchmarks.models import TimmAttention
+from diffclip import CLIP
 from diffclip.benchmarking.operators import Shape
 from diffclip.config import variant_config
 
@@ -75,11 +74,9 @@ def test_attention_with_its_curve_plot_and_table(run, monkeypatch, tmp_path) -> 
 
 @pytest.mark.usefixtures("uninterpreted")
 def test_training_and_inference_with_every_model(run, monkeypatch, tmp_path) -> None:
-    sizes = {
-        "embed_dim": 16,
-        "vision": {"image_size": 16, "patch_size": 8, "width": 64, "layers": 1, "heads": 2},
-    }
-    sizes["text"] = {"context_length": 12, "width": 64, "layers": 1, "heads": 2}
+    tower = {"width": 64, "layers": 1, "heads": 2}
+    sizes = {"embed_dim": 16, "vision": {"image_size": 16, "patch_size": 8, **tower}}
+    sizes["text"] = {"context_length": 12, **tower}
     monkeypatch.setattr(models, "config_of", lambda variant, size: variant_config(variant, sizes))
     assert run(training.main, "--batch", "2", "--rounds", "1", "--seconds", "60") == 0
     result = json.loads((tmp_path / "training_cpu_bf16.json").read_text())
@@ -101,21 +98,8 @@ def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(loader, "_SETTLE", 0.1)
     monkeypatch.setattr(loader, "EACH", 4)
     monkeypatch.setattr(loader, "LARGE", 8)
-    options = [
-        "--samples",
-        "32",
-        "--many",
-        "12",
-        "--batch",
-        "4",
-        "--seconds",
-        "0.2",
-        "--turn",
-        "0.1",
-        "--workers",
-        "1",
-    ]
-    monkeypatch.setattr(sys, "argv", ["program", *options, "--output", str(tmp_path)])
+    options = "--samples 32 --many 12 --batch 4 --seconds 0.2 --turn 0.1 --workers 1"
+    monkeypatch.setattr(sys, "argv", ["program", *options.split(), "--output", str(tmp_path)])
     loader.main()
     result = json.loads((tmp_path / "loader.json").read_text())
     assert result["data"]["samples"] == 32
@@ -167,10 +151,9 @@ def test_timms_arrangement_in_our_layer_is_timms_layer() -> None:
     oracle = DiffAttention(64, num_heads=4, qkv_bias=True)
     oracle.lambda_init = 0.8
     layer = TimmAttention(64, 8)
-    state = oracle.state_dict().items()
-    layer.load_state_dict(
-        {k.replace("sub_norm", "diff_norm").replace("proj.", "out_proj."): v for k, v in state}
-    )
+    for name, value in oracle.state_dict().items():
+        own = name.replace("sub_norm", "diff_norm").replace("proj.", "out_proj.")
+        layer.get_parameter(own).data.copy_(value)
     x = torch.randn(2, 11, 64)
     for causal in (False, True):
         torch.testing.assert_close(layer(x, is_causal=causal), oracle(x, is_causal=causal))
@@ -180,3 +163,26 @@ def test_vit_b_16_takes_what_is_counted_by_hand() -> None:
     work = forward_work(Shape(1, 12, 197), element=2)
     # two products of 12 maps' queries and keys, and the same again with V; Q, K, V and O of 197×768 in two bytes
     assert work == (4 * 197 * 768 * 2, 2 * (2 * 12 * 197 * 197 * 64), 12 * 197 * 197)
+
+
+def tiny_model(name: str, seed: int) -> CLIP:
+    tower = {"width": 16, "layers": 1, "heads": 2}
+    sizes = {"embed_dim": 8, "vision": {"image_size": 16, "patch_size": 8, **tower}}
+    sizes["text"] = {"context_length": 8, "vocab_size": 50, **tower}
+    return CLIP(variant_config(name.removesuffix("-tiny"), sizes), seed=seed)
+
+
+@pytest.mark.slow
+def test_onnx_with_both_models_and_its_table(monkeypatch, tmp_path) -> None:
+    document = tmp_path / "export.md"
+    document.write_text("before\n<!-- begin onnx -->\nold\n<!-- end onnx -->\nafter\n")
+    arguments = ["--size", "tiny", "--seconds", "0.5", "--threads", "1", "--document", str(document)]
+    monkeypatch.setattr(sys, "argv", ["program", *arguments, "--output", str(tmp_path)])
+    monkeypatch.setattr(onnx, "create_model", tiny_model)
+    onnx.main()
+    found = json.loads((tmp_path / "onnx.json").read_text())
+    assert {len(rows) for rows in found["towers"].values()} == {4}
+    lines = document.read_text().splitlines()
+    assert "old" not in lines
+    rows = [line.split(" | ")[:2] for line in lines if line.startswith(("| image", "| text"))]
+    assert rows == [[f"| {tower}", name] for tower in ("image", "text") for name in ("CLIP", "DiffCLIP")]

@@ -1,7 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import in_process
@@ -42,8 +40,6 @@ def test_top_template_and_batches(model_folder, image_folder, monkeypatch):
     assert [len(json.loads(line)["probabilities"]) for line in first.splitlines()] == [1, 1, 1]
     other, _ = call(*common, "--template", "a bad drawing of one {c}")
     assert other != whole
-    with pytest.raises(InputError, match=r"'no place' has no place for the label: write \{c\}"):
-        call(*common, "--template", "no place")
 
 
 def test_a_table_shows_names_that_look_like_markup_as_they_are(model_folder, image_folder, tmp_path):
@@ -86,60 +82,10 @@ def test_labels(tmp_path):
     assert parse_labels(f"@{file}") == ["cat, small", "dog"]
     assert parse_labels(" cat ,dog") == ["cat", "dog"]
     file.write_text("\n")
-    for labels, words in (
-        (f"@{file}", "no label"),
-        (f"@{tmp_path / 'gone.txt'}", r"gone\.txt"),
-        ("cat,,dog", "empty label"),
-        ("", "empty label"),
-        ("straße,STRASSE", "twice"),
-    ):
+    refused = {f"@{file}": "no label", "@gone.txt": r"gone\.txt", "straße,STRASSE": "twice"}
+    for labels, words in (refused | {"cat,,dog": "empty label", "": "empty label"}).items():
         with pytest.raises(InputError, match=words):
             parse_labels(labels)
-
-
-REFUSED = {
-    "classify gone.jpg --labels a,b --model gone.pt": "'gone.jpg' does not exist",
-    "classify . --labels a,b --model gone.pt": "gone.pt does not exist",
-    "classify . --labels a,b --model run": "folder . has no image",
-    "search . dog --model gone.pt": "gone.pt does not exist",
-    "search . dog --image dog.png --model gone.pt": "give TEXT or --image, not both",
-    "search . --model gone.pt": "no query: give TEXT or --image",
-    "export gone.pt out": "gone.pt does not exist",
-    "attend . --model gone.pt --layers first": "layers 'first' is not last, all or the number of a layer",
-    "attend . --model gone.pt --patch 2": "--patch 2 is not a row and a column",
-    "attend . --model gone.pt --patch 2,5 --text dog": "--patch does not work with --method relevance",
-    "attend . --model gone.pt --method relevance": "relevance is for a text",
-    "attend . --model gone.pt --method A2 --text dog": "A2 knows no text",
-    "attend . --model gone.pt --method sideways": "'sideways' is not one of 'relevance', 'grad-eclip',",
-    "evaluate gone.pt": "give --data with a folder or the name of a set, or --suite with one of scenes,",
-    "evaluate gone.pt --suite scenes --data scenes": "--data and --suite exclude each other: leave one out",
-    "evaluate run --data nosuch": "unknown set 'nosuch'",
-    "evaluate gone.pt --data scenes --corrupt fog:3": "unknown corruption 'fog'",
-    "evaluate gone.pt --suite scene": "'--suite': 'scene' is not one of 'scenes', 'brief',",
-    "evaluate gone.pt --data scenes --task zero": "'zero' is not one of 'zero-shot',",
-    "study study_cpu --only nonsense": "unknown group of runs 'nonsense': choose from: ablations, models, sweep",
-    "study study_cpu --pilot gone": "--pilot is for --dry-run",
-    "train": "no recipe is given",
-    "train scenes_dema": "did you mean 'scenes_demo'",
-}
-
-
-def test_arguments_and_names_are_checked_before_heavy_packages_are_imported(tmp_path):
-    code = (
-        "import sys; from diffclip.cli.main import main\n"
-        "for line in sys.argv[1:]:\n"
-        "    sys.argv = ['diffclip', *line.split()]\n"
-        "    try: main()\n"
-        "    except SystemExit as stop: assert stop.code == 2, line\n"
-        "    assert not {'torch', 'open_clip', 'matplotlib', 'pandas'} & set(sys.modules), line"
-    )
-    (tmp_path / "run/checkpoints/best").mkdir(parents=True)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *REFUSED], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    for line, told in zip(done.stderr.splitlines(), REFUSED.values(), strict=True):
-        assert told in line
 
 
 def test_weights_without_a_number(save_model, image_folder, tmp_path):

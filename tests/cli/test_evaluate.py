@@ -1,16 +1,27 @@
 import json
+import shutil
+import signal
+import time
 from functools import partial
+from multiprocessing import get_context
 from typing import get_args
 
 import in_process
 import pytest
+from class_sets import write_class_set
+from masked_sets import animals, write_masked
+from typer.testing import CliRunner
 
+from diffclip.cli.attend import MethodName
 from diffclip.cli.evaluate import CorruptionName, SuiteName, TaskName
-from diffclip.errors import InputError
+from diffclip.cli.main import app
+from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.corruptions import CORRUPTIONS
 from diffclip.evaluation.records import read_records
+from diffclip.evaluation.results_file import outcome_key, read_outcomes
 from diffclip.evaluation.run import TASKS
 from diffclip.evaluation.suite import SUITES
+from diffclip.focus.view import METHODS
 
 call = partial(in_process.call, "evaluate")
 
@@ -39,10 +50,8 @@ def test_zero_shot_table_and_records(model_folder, class_set, tmp_path):
 def test_retrieval_picks_its_task_and_prints_json(model_folder, caption_set):
     lines, _ = call(model_folder, "--data", caption_set, "--json", "--batch-size", 4)
     records = [json.loads(line) for line in lines.splitlines()]
-    assert [record["metric"] for record in records] == [
-        *(f"{direction}_retrieval_recall@{k}" for direction in ("image", "text") for k in (1, 5, 10)),
-        "mean_recall",
-    ]
+    recalls = [f"{way}_retrieval_recall@{k}" for way in ("image", "text") for k in (1, 5, 10)]
+    assert [record["metric"] for record in records] == [*recalls, "mean_recall"]
     assert [record["count"] for record in records] == [21, 21, 21, 11, 11, 11, 11]
     again, _ = call(model_folder, "--data", caption_set, "--json", "--workers", 1)
     for one, other in zip(records, map(json.loads, again.splitlines()), strict=True):
@@ -53,21 +62,19 @@ def test_a_folder_of_runs_is_its_runs(save_model, class_set, tmp_path):
     for seed in (0, 1):
         run = tmp_path / "runs" / f"DiffCLIP-s{seed}"
         save_model(run / "checkpoints" / "best", seed=seed)
-        (run / "recipe.yaml").write_text(
-            f"seed: {seed}\ninit: matched\ndata: {{train: '../sets/flickr8k/train/{{0..3}}.tar'}}\n"
-        )
+        data = "{train: '../sets/flickr8k/train/{0..3}.tar'}"
+        (run / "recipe.yaml").write_text(f"seed: {seed}\ninit: matched\ndata: {data}\n")
     lines, _ = call(tmp_path / "runs", "--data", class_set, "--json")
     records = [json.loads(line) for line in lines.splitlines()]
     assert {record["model"] for record in records} == {"DiffCLIP"}
-    assert {(record["seed"], record["init"], record["data"]) for record in records} == {
-        (0, "matched", "flickr8k"),
-        (1, "matched", "flickr8k"),
-    }
+    runs = {(record["seed"], record["init"], record["data"]) for record in records}
+    assert runs == {(seed, "matched", "flickr8k") for seed in (0, 1)}
     table, _ = call(tmp_path / "runs", "--data", class_set)
     assert "mean over 2 seeds, with the 95 % interval" in " ".join(table.split())
 
 
 def test_no_model_is_left_out_of_a_narrow_table(save_model, model_folder, class_set, tmp_path, monkeypatch):
+    monkeypatch.setattr("scipy.stats.permutation_test", lambda *_, **__: pytest.fail("p was computed"))
     monkeypatch.setenv("COLUMNS", "60")
     other = save_model(tmp_path / "a model of another name", seed=1)
     table, _ = call(model_folder, other, "--data", class_set)
@@ -77,58 +84,137 @@ def test_no_model_is_left_out_of_a_narrow_table(save_model, model_folder, class_
     assert not {"better", "worse", "p <", "p ="} & set(table.split())
 
 
-def test_two_models_are_compared_without_a_test(save_model, model_folder, caption_set, tmp_path, monkeypatch):
-    monkeypatch.setattr("scipy.stats.permutation_test", lambda *_, **__: pytest.fail("p was computed"))
-    table, _ = call(model_folder, save_model(tmp_path / "other", seed=1), "--data", caption_set)
-    assert "difference" in table
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"--task": "retrieval"}, "colours is a set for classification.*--task zero-shot"),
-        ({"--split": "val"}, "no split 'val'"),
-        ({"--device": "cuda:99"}, "device 'cuda:99' is not available"),
-        ({"--corrupt": "noise"}, "--corrupt noise has no severity: write, for example, noise:3"),
-        ({"--corrupt": "fog:3"}, "unknown corruption 'fog'"),
-        ({"--corrupt": "noise:6"}, "severity 6 is out of range: give 1 to 5"),
-        ({"--prompt": "a {c}"}, "--prompt .a {c}. is for focus and faithfulness: add --task focus"),
-        ({"--task": "few-shot", "--corrupt": "noise:3"}, "colours has no train split, which few-shot learns"),
-        ({"model": "gone/model.pt"}, r"gone/model\.pt does not exist"),
-    ],
-)
-def test_bad_input_is_one_line_and_writes_nothing(model_folder, class_set, tmp_path, changes, words):
-    output = tmp_path / "results.jsonl"
-    model = changes.pop("model", model_folder)
-    arguments = [part for pair in changes.items() for part in pair]
-    with pytest.raises(InputError, match=words) as caught:
-        call(model, "--data", class_set, "--output", output, *arguments)
-    assert "\n" not in str(caught.value)
-    assert not output.exists()
-
-
-def test_a_bad_second_model_is_found_before_the_first_runs(model_folder, class_set, monkeypatch):
-    import diffclip.evaluation.run
-
-    monkeypatch.setattr(diffclip.evaluation.run, "run_task", lambda *_: pytest.fail("a model was run"))
-    with pytest.raises(InputError, match="unknown model 'nothing'"):
-        call(model_folder, "nothing", "--data", class_set)
-
-
-def test_an_output_that_cannot_be_written_is_found_first(model_folder, class_set, tmp_path, monkeypatch):
-    monkeypatch.setattr("diffclip.model_source.load_for_use", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(InputError, match=f"cannot write {tmp_path}: .* in the way"):
-        call(model_folder, "--data", class_set, "--output", tmp_path)
-    with pytest.raises(InputError, match="/dev/null is not a regular file"):
-        call(model_folder, "--data", class_set, "--output", "/dev/null")
-
-
-def test_no_model_at_all():
-    with pytest.raises(InputError, match="there is no model to measure: name a run folder"):
-        call("--suite", "scenes")
-
-
-def test_suites_tasks_and_corruptions_are_offered_by_name():
+def test_suites_tasks_corruptions_and_methods_are_offered_by_name():
     assert get_args(SuiteName) == tuple(SUITES)
     assert set(get_args(TaskName)) == set(TASKS)
     assert get_args(CorruptionName) == CORRUPTIONS
+    assert set(get_args(MethodName)) == set(METHODS)
+
+
+# --- suites ---
+
+
+def suite_of(*arguments):
+    """stdout and stderr of `diffclip evaluate --suite`, and the error that ended it."""
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+    if result.exception and not isinstance(result.exception, DiffCLIPError):
+        raise result.exception
+    return result.stdout, result.stderr, str(result.exception or "")
+
+
+@pytest.fixture(autouse=True)
+def quick_probes(monkeypatch):
+    monkeypatch.setattr("diffclip.evaluation.linear_probe.MAX_ITERATIONS", 10)
+    monkeypatch.setattr("diffclip.evaluation.few_shot.EPISODES", 50)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """CIFAR-10 and Flickr8k of made images where `--suite quick` looks for them; Caltech-101 is missing."""
+    folder = tmp_path / "sets"
+    folder.mkdir()
+    labels = list(range(10))
+    write_class_set(folder / "cifar10", {"train": labels * 6, "test": labels * 2}, 10)
+    write_masked(folder / "flickr8k", animals(4), {"dataset_type.txt": "retrieval"}, split="val")
+    return folder
+
+
+def test_a_suite_of_two_models_over_draws(model_folder, save_model, root, tmp_path):
+    other = save_model(tmp_path / "other", seed=1)
+    output = tmp_path / "quick.jsonl"
+    options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--seeds", 2, "--output", output]
+    table, told, error = suite_of(model_folder, other, *options)
+    assert error == ""
+    assert "missing caltech101, 137 MB to download: diffclip data download caltech101" in told
+    records = read_records(output)
+    measured = [record for record in records if record.task not in ("six-tasks", "out-of-domain")]
+    names = {(record.task, record.dataset, record.split, record.corruption) for record in measured}
+    assert names == {
+        ("retrieval", "flickr8k", "val", None),
+        *((task, "cifar10", "test", None) for task in ("zero-shot", "few-shot", "linear-probe")),
+        *(("zero-shot", "cifar10", "test", name) for name in ("noise", "blur", "jpeg", "contrast")),
+    }
+    few = [record for record in measured if record.task == "few-shot"]
+    assert [record.draw for record in few] == [0, 1, 0, 1]
+    panels = {"linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain"}
+    assert {record.dataset for record in records if record.task == "six-tasks"} == panels
+    kept = read_outcomes(output)
+    assert {outcome_key(record) for record in measured if record.metric == "acc1"} <= set(kept)
+    assert "Zero-shot" in table
+    assert f"Tables and figures: diffclip report {output}" in table
+
+
+def test_a_killed_suite_goes_on_and_ends_as_one_that_was_not_which_prints_json(
+    model_folder, root, tmp_path, monkeypatch
+):
+    output = tmp_path / "cut.jsonl"
+    arguments = [model_folder, "--suite", "quick", "--data-root", root, "--skip-missing"]
+    process = get_context("fork").Process(target=suite_of, args=[*arguments, "--output", output])
+    process.start()
+    stamps = tmp_path / "cut.stamps.json"
+    while process.exitcode is None and not (stamps.is_file() and len(json.loads(stamps.read_text())) > 2):
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    _, errors, failure = suite_of(*arguments, "--output", output)
+    assert not failure
+    assert errors.count("kept from before") >= 3
+    # sets come from the root before folders here
+    write_class_set(tmp_path / "cifar10", {"train": [0, 1] * 6, "test": [0, 1, 1]}, 2)
+    monkeypatch.chdir(tmp_path)
+    printed, _, failure = suite_of(*arguments, "--json")
+    assert not failure
+    assert (tmp_path / "quick.jsonl").read_text() == printed
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert {line["count"] for line in lines if line["metric"] == "acc5"} == {20}
+
+    def timeless(file):
+        return [record.model_copy(update={"seconds": None}) for record in read_records(file)]
+
+    assert timeless(output) == timeless(tmp_path / "quick.jsonl")
+
+
+def test_missing_sets_are_told_before_anything_starts(model_folder, root, tmp_path):
+    output = tmp_path / "quick.jsonl"
+    _, told, error = suite_of(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
+    (line,) = told.splitlines()
+    assert line.startswith("diffclip: missing caltech101, 137 MB to download: ")
+    assert error.startswith(f"suite quick needs --data-root {root} with caltech101: run the commands printed")
+    assert error.endswith("or add --skip-missing to go on without")
+    assert list(tmp_path.glob("quick*")) == []
+    _, told, error = suite_of(model_folder, "--suite", "attention", "--data-root", root, "--output", output)
+    assert "with coco_mini, sugarcrepe, oxford_pets3: run the commands printed above" in error
+    own = "a folder of your own in clip_benchmark's layout"
+    wanted = [f"diffclip: missing {name}, {own}" for name in ("coco_mini", "oxford_pets3")]
+    assert set(wanted) < set(told.splitlines())
+    shutil.rmtree(root / "cifar10" / "train")
+    _, told, error = suite_of(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
+    assert {line.split()[2] for line in told.splitlines()} == {"cifar10,", "caltech101,"}
+    assert "with caltech101, cifar10: run" in error
+    shutil.rmtree(root / "flickr8k")
+    options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
+    _, told, error = suite_of(model_folder, *options)
+    assert not error
+    assert "missing cifar10, its split train, which linear-probe and few-shot learn from" in told
+    assert ("zero-shot", "cifar10") in {(record.task, record.dataset) for record in read_records(output)}
+
+
+def test_a_broken_model_and_a_broken_set_do_not_lose_the_others(model_folder, save_model, root, tmp_path):
+    broken = save_model(tmp_path / "broken", seed=1)
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    (root / "cifar10" / "classnames.txt").unlink()
+    output = tmp_path / "quick.jsonl"
+    options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
+    table, told, error = suite_of(broken, model_folder, *options)
+    found = {(record.weights, record.dataset) for record in read_records(output)}
+    assert found >= {(str(model_folder), "flickr8k")}
+    assert {weights for weights, _ in found} == {str(model_folder)}
+    first, *lines = [line for line in told.splitlines() if "FAILED" in line]
+    assert first.startswith(f"{broken}: FAILED: ")
+    assert "model.safetensors" in first
+    assert len(lines) == 7
+    assert "zero-shot on cifar10 FAILED: " in lines[0]
+    assert "classnames.txt" in lines[0]
+    assert error == f"8 of 9 tasks failed, see above; the other results are in {output}"
+    assert "text→image R@5" in table

@@ -32,9 +32,7 @@ def captions_in(folder: Path) -> dict[str, list[str]]:
     return {one.key.rpartition("_")[2]: one.captions for one in found if not isinstance(one, Fault)}
 
 
-def test_kaggles_flickr8k_becomes_three_splits(
-    kaggle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kaggles_flickr8k_becomes_three_splits(kaggle, tmp_path, capsys) -> None:
     shards = tmp_path / "shards"
     # images may lie elsewhere
     (kaggle / "Images").rename(tmp_path / "Images")
@@ -45,9 +43,8 @@ def test_kaggles_flickr8k_becomes_three_splits(
     out = told.out.splitlines()
     assert out[0] == f"6 images with 12 captions in 1 shard in {shards / 'train'}; 0 left out"
     assert out[-1] == f"Next: diffclip data check {shards / 'train'}"
-    assert captions_in(shards / "train") == {
-        str(n): [f"caption {c} of {n}" for c in range(2)] for n in range(6)
-    }
+    wanted = {str(n): [f"caption {c} of {n}" for c in range(2)] for n in range(6)}
+    assert captions_in(shards / "train") == wanted
     data = open_set(shards, "test")
     assert (data.kind, len(data), data.captions) == ("retrieval", 1, [["caption 0 of 7", "caption 1 of 7"]])
     assert data.source.image(0).size == (30, 20)
@@ -56,10 +53,8 @@ def test_kaggles_flickr8k_becomes_three_splits(
 def test_names_of_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train2017", "validation", "dev"):
         (tmp_path / f"captions_{name}.json").touch()
-    assert [(split, file.stem) for split, file in find_captions(tmp_path).items()] == [
-        ("train", "captions_train2017"),
-        ("val", "captions_validation"),
-    ]
+    found = {split: file.stem for split, file in find_captions(tmp_path).items()}
+    assert found == {"train": "captions_train2017", "val": "captions_validation"}
     assert "left out, of no split: captions_dev.json; " in capsys.readouterr().err
 
 
@@ -96,23 +91,16 @@ def test_images_of_the_same_name_are_told_apart(tmp_path: Path, capsys: pytest.C
     source = tmp_path / "set"
     for place in ("a/0", "b/0", "a/1"):
         write_image(source / f"{place}.png")
-    (source / "captions.csv").write_text(
-        "image,caption\na/0,first\nb/0.png,second\nc/0.png,third\n1.png,alone\n"
-    )
+    lines = ("image,caption", "a/0,first", "b/0.png,second", "c/0.png,third", "1.png,alone")
+    (source / "captions.csv").write_text("\n".join(lines))
     make_shards(source, tmp_path / "shards", workers=1)
     assert "1 left out" in capsys.readouterr().out
     corpus = Corpus(tmp_path / "shards")
     found = [corpus.read(i) for i in range(corpus.samples)]
-    assert sorted(one.captions[0] for one in found if not isinstance(one, Fault)) == [
-        "alone",
-        "first",
-        "second",
-    ]
+    assert {one.captions[0] for one in found if not isinstance(one, Fault)} == {"alone", "first", "second"}
 
 
-def test_what_is_missing_or_broken_is_named(
-    kaggle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_missing_or_broken_is_named(kaggle, tmp_path, capsys) -> None:
     (kaggle / "Images" / "2.jpg").write_bytes(b"no image")
     (kaggle / "Images" / "4.jpg").unlink()
     Image.new("RGB", (9, 9)).save(kaggle / "Images" / "5.psd.tga")
@@ -133,16 +121,3 @@ def test_shards_may_lie_beside_the_images(kaggle: Path, capsys: pytest.CaptureFi
         make_shards(photos, photos, workers=1)
     first, second = (line for line in capsys.readouterr().out.splitlines() if "images with" in line)
     assert first == second
-
-
-def test_bad_input_is_one_line(kaggle: Path, tmp_path: Path) -> None:
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "other.csv").write_text("image,caption\nx.jpg,y\n")
-    for source, options, words in (
-        (tmp_path / "none", {}, "is not a folder"),
-        (tmp_path / "bare", {}, "has no file of captions: name one"),
-        (kaggle, {"captions": tmp_path / "other.csv"}, "none of 1 images is in"),
-    ):
-        with pytest.raises(InputError, match=words) as raised:
-            make_shards(source, tmp_path / "shards", workers=1, **options)
-        assert "\n" not in str(raised.value)

@@ -79,30 +79,6 @@ def test_sheets(call, photos, tmp_path, suffix):
     assert sheet.stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["{photos}"], "no query: give TEXT or --image"),
-        (["{photos}", "  "], "text to search for is empty"),
-        (["{photos}/missing", "red"], "missing is not a folder: give a folder"),
-        (["{photos}", "--image", "{photos}/text.txt"], "text.txt is not an image"),
-        (["{photos}", "red", "--sheet", "{photos}/sheet.pdf"], "another ending than .png or .svg"),
-        (["{photos}", "red", "--sheet", "{photos}/new.png"], "is in the folder that is searched"),
-        (["{photos}", "red", "--index", "{photos}"], "holds other files: choose a new or an empty folder"),
-        (["{photos}", "red", "--index", "/proc/index"], "cannot write /proc/index"),
-        (["{photos}/empty", "red"], "has no image"),
-    ],
-)
-def test_what_cannot_be_is_one_line(call, photos, arguments, line):
-    (photos / "text.txt").write_text("dear")
-    (photos / "empty").mkdir()
-    before = sorted(photos.iterdir())
-    with pytest.raises(InputError) as caught:
-        call(*(argument.format(photos=photos) for argument in arguments))
-    assert line in str(caught.value)
-    assert sorted(photos.iterdir()) == before
-
-
 def test_an_index_that_cannot_be_written_is_searched_as_it_is(call, photos, tmp_path, monkeypatch):
     place = tmp_path / "place"
     call(photos, "red", "--index", place)

@@ -1,15 +1,26 @@
-"""Models of open_clip and transformers, made here, as ours: equal outputs; what cannot be converted is named."""
+"""Models and files of open_clip and transformers, made here, as ours and back: equal outputs, and what is refused."""
 
 from __future__ import annotations
 
+import json
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import in_process
 import pytest
 import torch
+from in_process import diffclip_command
+from PIL import Image
+from safetensors.torch import load_file, save_file
 
+import diffclip
 from diffclip import CLIP, InputError
-from diffclip.config import variant_of
+from diffclip.config import name_of, variant_of
 from diffclip.convert import from_open_clip, from_transformers, to_differential
+from diffclip.convert.from_libraries import read_foreign
+from diffclip.data.transforms import EvalTransform
+from diffclip.model_source import load_for_use
 from diffclip.weights import load_weights, save_weights
 
 VISION = {"layers": 2, "width": 32, "head_width": 8, "patch_size": 8, "image_size": 32}
@@ -131,3 +142,172 @@ def test_texts_that_do_not_end_with_the_largest_id_are_refused() -> None:
     model = transformers_model()
     with torch.no_grad():
         torch.testing.assert_close(old.encode_text(TOKENS), model.get_text_features(TOKENS).pooler_output)
+
+
+call = partial(in_process.call, "convert")
+
+
+def test_a_folder_of_transformers_becomes_a_differential_model(tmp_path: Path) -> None:
+    from transformers import CLIPImageProcessor
+
+    model = transformers_model()
+    model.save_pretrained(tmp_path / "theirs")
+    size, edge = IMAGES.shape[-1], {"shortest_edge": IMAGES.shape[-1] + 2}
+    crop = {"height": size, "width": size}
+    images = CLIPImageProcessor(size=edge, crop_size=crop, resample=2, image_mean=[0.1, 0.2, 0.3])
+    images.save_pretrained(tmp_path / "theirs")
+    said, told = call(f"transformers:{tmp_path / 'theirs'}", tmp_path / "ours", "--to-differential")
+    assert "DiffCLIP-added-v32x2x4p8-t24x2x3" in said
+    assert told == ""
+    ours, preprocess, _ = diffclip.load(tmp_path / "ours")
+    prepared = preprocess.preprocess
+    assert prepared.mean == (0.1, 0.2, 0.3)
+    assert (prepared.resize, prepared.interpolation) == (size + 2, "bilinear")
+    theirs = model.get_image_features(IMAGES)
+    theirs = getattr(theirs, "pooler_output", theirs)
+    torch.testing.assert_close(ours.encode_image(IMAGES), theirs, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="differential-added attention already"):
+        call(tmp_path / "ours", tmp_path / "twice", "--to-differential")
+    with pytest.raises(InputError, match="no published layout"):
+        call(tmp_path / "ours", tmp_path / "ours.pt")
+
+
+def test_weights_in_half_precision_are_read_in_float32(tmp_path: Path, capsys) -> None:
+    model = transformers_model()
+    model.half().save_pretrained(tmp_path / "half")
+    ours = read_foreign(f"transformers:{tmp_path / 'half'}")
+    assert "no image processor: images are prepared as OpenAI's" in capsys.readouterr().err
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    theirs = model.float().get_image_features(IMAGES)
+    theirs = getattr(theirs, "pooler_output", theirs)
+    torch.testing.assert_close(ours.encode_image(IMAGES), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights of an architecture "tiny" with GELU; its tag "squashed" says that they were trained otherwise."""
+    import open_clip
+    from open_clip import factory, pretrained
+
+    (tmp_path / "tiny.json").write_text(json.dumps({"embed_dim": 16, "vision_cfg": VISION, "text_cfg": TEXT}))
+    open_clip.add_model_config(tmp_path / "tiny.json")
+    torch.save(open_clip_model().state_dict(), tmp_path / "weights.pt")
+    tag = {"quick_gelu": True, "resize_mode": "squash", "interpolation": "bilinear", "mean": (0.1, 0.2, 0.3)}
+    monkeypatch.setitem(pretrained._PRETRAINED, "tiny", {"squashed": tag})
+    monkeypatch.setattr(factory, "download_pretrained", lambda *_, **__: str(tmp_path / "weights.pt"))
+    return tmp_path / "weights.pt"
+
+
+@torch.no_grad()
+def same_images(ours, theirs) -> None:
+    torch.testing.assert_close(ours.encode_image(IMAGES), theirs.encode_image(IMAGES), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("between", ["/", ":"])
+def test_weights_of_open_clip_by_architecture_and_file(tiny: Path, between: str) -> None:
+    ours, model = read_foreign(f"open_clip:tiny{between}{tiny}"), open_clip_model()
+    same_images(ours, model)
+    assert (ours.config.preprocess.resize, ours.config.preprocess.interpolation) == (None, "bicubic")
+    half = tiny.with_name("half.pt")
+    half.write_bytes(tiny.read_bytes()[:5000])
+    with pytest.raises(InputError, match=r"half\.pt cannot be read"):
+        read_foreign(f"open_clip:tiny/{half}")
+
+
+def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(tiny: Path, capsys) -> None:
+    import open_clip
+
+    ours, model = read_foreign("open_clip:tiny/Squashed"), open_clip_model(quick_gelu=True)
+    assert "Squashed was trained with QuickGELU, which is taken in place of tiny's" in capsys.readouterr().err
+    assert ours.config.vision.activation == ours.config.text.activation == "quick_gelu"
+    same_images(ours, model)
+    _, _, theirs = open_clip.create_model_and_transforms("tiny", "squashed", quick_gelu=True)
+    image = Image.effect_noise((70, 50), 80).convert("RGB")
+    prepared = EvalTransform(32, ours.config.preprocess)
+    torch.testing.assert_close(prepared(image), theirs(image))
+    assert prepared.preprocess.mean == (0.1, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("open_clip:ViT-B-61/openai", "did you mean"),
+        ("open_clip:ViT-B-16/nothing", "neither a file nor a tag: give a file, or a tag of ViT-B-16: "),
+        ("open_clip:ViT-B-16", "names no weights"),
+        ("transformers:/no/such/folder", "cannot be read"),
+    ],
+)
+def test_what_is_not_there_is_one_line(source: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        read_foreign(source)
+    assert "\n" not in str(error.value)
+
+
+def test_code_in_weights_is_not_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"state_dict": Trap()}, tmp_path / "trap.pt")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_foreign(f"open_clip:ViT-B-32:{tmp_path / 'trap.pt'}")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_command_takes_models_of_other_libraries(tiny: Path, tmp_path: Path) -> None:
+    """Converted on the way by `load_for_use`, which serves them all; `classify` stands for them."""
+    model = transformers_model(text={"vocab_size": 49408, "eos_token_id": 49407})
+    model.save_pretrained(tmp_path / "theirs")
+    theirs, image = f"transformers:{tmp_path / 'theirs'}", tmp_path / "image.png"
+    Image.effect_noise((40, 40), 80).convert("RGB").save(image)
+    loaded = load_for_use(theirs, image_size=16)
+    assert (loaded.label, loaded.weights) == (name_of(loaded.model.config), theirs)
+    assert (loaded.preprocess.image_size, loaded.model.training) == (16, False)
+    with pytest.raises(InputError, match="leave the model's name out"):
+        load_for_use(f"open_clip:tiny/{tiny}", "CLIP-ViT-B-16")
+    done = diffclip_command("classify", image, "--labels", "cat, dog", "--model", theirs)
+    assert done.returncode == 0, done.stderr
+
+
+def test_to_transformers_and_back(model_folder: Path, tmp_path: Path, capfd) -> None:
+    """Its outputs are compared in tests/integrations/test_transformers_models.py."""
+    model = diffclip.load(model_folder)[0]
+    said, _ = call(model_folder, tmp_path / "theirs", "--transformers")
+    assert f"{tmp_path / 'theirs'}: DiffCLIP-v16x1x2p8-t16x1x2" in said
+    capfd.readouterr()
+    call(f"transformers:{tmp_path / 'theirs'}", tmp_path / "back")
+    assert capfd.readouterr().err == ""
+    again = diffclip.load(tmp_path / "back")[0]
+    assert again.config == model.config
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_nothing_is_replaced(model_folder: Path, tmp_path: Path) -> None:
+    image = tmp_path / "photo.pt"
+    image.write_bytes(b"JPEG")
+    for target, told in ((image, r"photo\.pt exists: give another name"), (tmp_path, "is not empty")):
+        with pytest.raises(InputError, match=told):
+            call(model_folder, target)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"JPEG"]
+
+
+def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the published layout cannot hold a model of --transformers"):
+        call(model_folder, tmp_path / "model.pt", "--transformers")
+    for kind, told in (
+        ("diffclip_vision_model", "model_type 'diffclip_vision_model', not 'clip'"),
+        ("diffclip", "diffclip cannot be read"),
+    ):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind}))
+        with pytest.raises(InputError, match=told):
+            read_foreign(f"transformers:{tmp_path / kind}")
+    transformers_model().save_pretrained(tmp_path / "cut")
+    weights = load_file(tmp_path / "cut" / "model.safetensors")
+    del weights["text_projection.weight"]
+    save_file(weights, tmp_path / "cut" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"is damaged, its weights lack text_projection\.weight"):
+        read_foreign(f"transformers:{tmp_path / 'cut'}")
+    with pytest.raises(InputError, match="model_type None"):
+        call(f"transformers:{model_folder}", tmp_path / "back")

@@ -76,7 +76,9 @@ def test_other_batches_and_lengths_than_were_checked(exported: list[Exported]) -
     assert [layer.backend for layers in model.attention_layers().values() for layer in layers] == ["auto"] * 2
 
 
-def test_files_say_what_they_take_and_nothing_of_this_machine(exported: list[Exported]) -> None:
+def test_files_and_configuration_say_what_they_take_and_nothing_of_this_machine(
+    exported: list[Exported],
+) -> None:
     for done, inputs in zip(exported, (["batch", 3, 16, 16], ["batch", "length"]), strict=True):
         graph = onnx.load(done.file)
         assert {(opset.domain, opset.version) for opset in graph.opset_import} == {("", OPSET)}
@@ -87,9 +89,6 @@ def test_files_say_what_they_take_and_nothing_of_this_machine(exported: list[Exp
         }
         assert told == {done.tower.input: inputs, f"{done.tower.name}_features": ["batch", 8]}
         assert str(Path(diffclip.__file__).parent).encode() not in done.file.read_bytes()
-
-
-def test_the_configuration_beside_them(exported: list[Exported]) -> None:
     folder, model = exported[0].file.parent, exported[0].tower.model
     assert sorted(file.name for file in folder.iterdir()) == ["config.json", "image.onnx", "text.onnx"]
     told = json.loads((folder / "config.json").read_text())
@@ -115,35 +114,21 @@ def test_the_document_prepares_images_as_the_model_does(resize: Any) -> None:
         assert np.array_equal(names["prepare"](image), ours(image).numpy()), image.mode
 
 
-@pytest.fixture
-def export_again(exported: list[Exported], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`export_onnx`, which takes towers that are exported already."""
-    folder = exported[0].file.parent
-    monkeypatch.setattr(
-        "diffclip.convert.onnx._write_tower", lambda tower, file: shutil.copy(folder / tower.file, file)
-    )
-    return export_onnx
-
-
 @pytest.mark.parametrize("exported", [FIRST], indirect=True)
 def test_nothing_is_kept_of_an_export_that_fails(
-    export_again: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: list[Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = MODELS[FIRST]().train()
+    model, folder = MODELS[FIRST]().train(), exported[0].file.parent
     monkeypatch.setattr("diffclip.convert.onnx.TOLERANCE", 1e-12)
+    write = "diffclip.convert.onnx._write_tower"  # its towers are exported already
+    monkeypatch.setattr(write, lambda tower, file: shutil.copy(folder / tower.file, file))
     with pytest.raises(DiffCLIPError, match=r"image tower in onnxruntime is .*e-.* from torch where 1e-12"):
-        export_again(model, tmp_path / "model")
-    assert not any(tmp_path.iterdir())
+        export_onnx(model, tmp_path / "model")
     assert model.training
-
-
-@pytest.mark.parametrize("exported", [FIRST], indirect=True)
-def test_models_that_cannot_be_exported_are_refused(export_again: Callable[..., Any], tmp_path: Path) -> None:
-    model = MODELS[FIRST]()
     with torch.no_grad():
         model.image_projection[0, 0] = float("nan")
     with pytest.raises(InputError, match="image tower gives numbers that are not finite: use other weights"):
-        export_again(model, tmp_path / "model")
+        export_onnx(model, tmp_path / "model")
     with pytest.raises(InputError, match=r"torch\.bfloat16 on cpu: move it to the CPU in float32"):
-        export_again(model.bfloat16(), tmp_path / "model")
+        export_onnx(model.bfloat16(), tmp_path / "model")
     assert not any(tmp_path.iterdir())

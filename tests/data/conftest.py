@@ -3,19 +3,16 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 from made_sets import encoded, tar_of
+from masked_sets import noise
 
 
 @pytest.fixture
 def image_bytes() -> Callable[..., bytes]:
     """A file of noise, another for each number."""
 
-    def encode(number: int = 0, kind: str = "JPEG") -> bytes:
-        return encoded(np.random.default_rng(number).integers(0, 256, (10, 12, 3), dtype=np.uint8), kind)
-
-    return encode
+    return lambda number=0, kind="JPEG": encoded(noise(number, 12, 10), kind)
 
 
 @pytest.fixture
@@ -33,11 +30,8 @@ def write_shard(image_bytes: Callable[..., bytes]) -> Callable[..., Path]:
     ) -> Path:
         members = []
         for number in range(start, start + count):
-            sample: dict[str, bytes | None] = {
-                "jpg": image_bytes(number),
-                "txt": f"first {number}\nsecond {number}\n".encode(),
-                **(changes or {}).get(number, {}),
-            }
+            captions = f"first {number}\nsecond {number}\n".encode()
+            sample = {"jpg": image_bytes(number), "txt": captions, **(changes or {}).get(number, {})}
             members += [(f"s{number:07d}.{ext}", data) for ext, data in sample.items() if data is not None]
         return tar_of(path, members)
 

@@ -8,13 +8,10 @@ from diffclip.data.corpus import captions_of
 from diffclip.errors import InputError
 
 WANTED = {"a.jpg": ["a dog, running", "second"], "b/c.png": ["one"]}
+PAIRS = [(1, "a dog, running"), (2, "one"), (1, "second")]
 COCO = {
     "images": [{"id": 2, "file_name": "b/c.png"}, {"id": 1, "file_name": "a.jpg"}],
-    "annotations": [
-        {"image_id": 1, "caption": "a dog, running"},
-        {"image_id": 2, "caption": "one"},
-        {"image_id": 1, "caption": "second"},
-    ],
+    "annotations": [{"image_id": number, "caption": text} for number, text in PAIRS],
 }
 
 

@@ -1,9 +1,12 @@
+import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from odd_shards import write_odd_shards
 
+from diffclip.cli import data_check
 from diffclip.data.check import DISTANCE, Check, check, near_groups
 from diffclip.data.corpus import Corpus
 
@@ -24,11 +27,8 @@ def keys(names: list[str]) -> list[str]:
 
 def test_everything_odd_is_found(found: Check, odd: Path) -> None:
     assert (found.shards, found.usable, found.read, found.whole) == (4, 44, 44, 42)
-    assert [str(fault).removeprefix(str(odd)) for fault in found.skipped] == [
-        "/3.tar is empty (0 bytes)",
-        "/1.tar:bare has no caption",
-        "/1.tar:blind has no image",
-    ]
+    skipped = [str(fault).removeprefix(f"{odd}/") for fault in found.skipped]
+    assert skipped == ["3.tar is empty (0 bytes)", "1.tar:bare has no caption", "1.tar:blind has no image"]
     assert keys([fault.name for fault in found.images_broken]) == ["cut"]
     assert [fault.reason for fault in found.captions_broken] == ["has a caption that is not UTF-8 text"]
     assert (found.shorter_edge["min"], found.shorter_edge["median"], found.small) == (40, 90, 42)
@@ -67,3 +67,24 @@ def test_workers_find_the_same_and_a_sample_can_be_drawn(found: Check, odd: Path
     first, again = (check(Corpus(str(odd)), sample=10) for _ in range(2))
     assert (first.usable, first.read) == (44, 10)
     assert first == again
+
+
+def test_the_command_prints_a_table_and_writes_a_file(odd, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    output = tmp_path / "out" / "check.json"
+    data_check.check([str(odd)], output=output, workers=1)
+    lines = capsys.readouterr().out.splitlines()
+    answers = dict(line.strip().split("   ", 1) for line in lines if "   " in line.strip())
+    answers = {name: value.strip() for name, value in answers.items()}
+    assert answers["faults in the shards"] == "3"
+    assert answers["can be trained on"] == "42 (95.5 %)"
+    assert answers["unreadable images"] == "1 (2.27 %)"
+    assert answers["same pixels as another"] == "1 (2.38 %), groups: 1"
+    assert answers["looks like another"] == "2 (4.76 %), groups: 1"
+    assert answers["shorter edge"].endswith("below 224: 42 (100 %)")
+    assert f"  {odd}/3.tar is empty (0 bytes)" in lines
+    assert f"  {odd}/1.tar:bare has no caption" in lines
+    assert lines[-1] == f"wrote {output}"
+    assert json.loads(output.read_text())["whole"] == 42
+    # nothing is written beside the data
+    assert sorted(os.listdir(odd)) == ["0.tar", "1.tar", "2.tar", "3.tar"]

@@ -35,9 +35,8 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_image: Path) -> N
     assert data.classnames == list(IMAGENET_CLASSNAMES)
     assert data.key(0) == "n01440764/one.JPEG"
     assert data.source.name(0) == str(folder / "n01440764/one.JPEG")
-    assert [str(fault) for fault in data.faults] == [
-        f"{folder} has 1,000 images, imagenet1k has 50,000: fetch it again"
-    ]
+    (fault,) = data.faults
+    assert str(fault) == f"{folder} has 1,000 images, imagenet1k has 50,000: fetch it again"
     assert data.beside("train") is None
     write_classes(tmp_path / "imagenet1k" / "train", SYNSETS, one_image)
     assert data.beside("train").labels == list(range(1000))

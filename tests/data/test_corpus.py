@@ -28,17 +28,14 @@ def reasons_of(corpus: Corpus) -> list[str]:
 def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
     """Shards of 3, 1 and 6 samples; the last lacks two captions and an image."""
     changes = {5: {"txt": None}, 7: {"jpg": None}, 8: {"txt": b""}}
-    return [
-        write_shard(tmp_path / "0.tar", 3),
-        write_shard(tmp_path / "1.tar", 1, start=3),
-        write_shard(tmp_path / "2.tar", 6, start=4, changes=changes),
-    ]
+    paths = [tmp_path / f"{number}.tar" for number in range(3)]
+    for path, count, start in zip(paths, (3, 1, 6), (0, 3, 4), strict=True):
+        write_shard(path, count, start, changes)
+    return paths
 
 
 @WINDOWS
-def test_samples_by_number(
-    paths: list[Path], image_bytes: Callable[..., bytes], tmp_path: Path, window: int | None
-) -> None:
+def test_samples_by_number(paths, image_bytes, tmp_path, window) -> None:
     corpus = Corpus(str(tmp_path), window=window)
     assert (corpus.samples, corpus.per_epoch, corpus.window) == (7, 7, window)
     pickled = pickle.dumps(corpus)
@@ -48,27 +45,19 @@ def test_samples_by_number(
     assert sample.captions == ["first 6", "second 6"]
     assert torch.equal(sample.pixels, read_pixels(image_bytes(6)))
     assert str(corpus) == f"{paths[0]} and 2 more shards"
-    assert pickle.loads(pickled).read(5).name == sample.name
-
-
-def test_what_is_missing_is_named_or_counted(paths: list[Path], tmp_path: Path) -> None:
-    named = [str(fault) for fault in Corpus(tmp_path).faults]
-    assert named == [
-        f"{paths[2]}:s0000005 has no caption",
-        f"{paths[2]}:s0000007 has no image",
-        f"{paths[2]}:s0000008 has no caption",
+    named = [
+        f"{paths[2]}:s{n:07d} has no {part}" for n, part in ((5, "caption"), (7, "image"), (8, "caption"))
     ]
-    counted = [str(fault) for fault in Corpus(tmp_path, window=2).faults]
-    assert counted == [f"{paths[2]} holds 3 samples without an image or a caption"]
+    counted = [f"{paths[2]} holds 3 samples without an image or a caption"]
+    assert [str(fault) for fault in corpus.faults] == (counted if window else named)
+    assert pickle.loads(pickled).read(5).name == sample.name
 
 
 def test_what_a_recipe_may_name(paths: list[Path], tmp_path: Path) -> None:
     one, two = str(paths[0]), [str(paths[1]), str(paths[2])]
     corpus = Corpus([paths[0], SimpleNamespace(shards=two, weight=2.0)])
-    assert [tuple(source.values()) for source in corpus.sources] == [
-        (one, 1, 3, 1.0),
-        (f"{paths[1]}, {paths[2]}", 2, 4, 2.0),
-    ]
+    sources = [tuple(source.values()) for source in corpus.sources]
+    assert sources == [(one, 1, 3, 1.0), (", ".join(two), 2, 4, 2.0)]
     assert (corpus.samples, corpus.per_epoch) == (7, 11)
     assert Corpus(SimpleNamespace(shards=[one], weight=0.4)).per_epoch == 1
     assert Corpus(f"{tmp_path}/{{0..2}}.tar").samples == 7
@@ -91,9 +80,7 @@ def test_nothing_usable_is_an_error(tmp_path: Path, write_shard: WriteShard, win
 
 
 @WINDOWS
-def test_a_shard_that_goes_or_is_cut_later_gives_faults(
-    paths: list[Path], tmp_path: Path, window: int | None
-) -> None:
+def test_a_shard_that_goes_or_is_cut_later_gives_faults(paths, tmp_path, window) -> None:
     corpus, other = Corpus(tmp_path, window=window), Corpus(tmp_path, window=window)
     os.truncate(paths[0], int(open_tar(paths[0]).table["jpg"][1, 0]) * BLOCK)
     assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 3, 4, 6, 9)]

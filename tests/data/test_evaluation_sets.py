@@ -87,10 +87,8 @@ def test_broken_images_are_left_out_and_named_once(captioned: Path, write_shard:
     for _ in range(2):
         batches = list(data.batches(TRANSFORM, 2))
         assert [position for batch in batches for position in batch.positions] == [0, 3]
-        assert [caption for batch in batches for caption in batch.captions] == [
-            ["first 0", "second 0"],
-            ["first 5", "second 5"],
-        ]
+        captions = [caption for batch in batches for caption in batch.captions]
+        assert captions == [[f"first {n}", f"second {n}"] for n in (0, 5)]
         assert sorted(fault.name for fault in data.faults) == [f"{path}:s{n:07d}" for n in (1, 2, 3, 4)]
 
 
@@ -155,9 +153,8 @@ def test_class_names_and_templates(classes: Path) -> None:
 def test_bad_labels(classes: Path, write_shard: WriteShard, label: str) -> None:
     labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label.encode()}}
     path = write_shard(classes / "test" / "0.tar", 3, changes=labels)
-    assert f"label '{label}' of {path}:s0000002 is not a number from 0 to 1, the lines" in refusal(
-        classes, "test"
-    )
+    told = f"label '{label}' of {path}:s0000002 is not a number from 0 to 1, the lines"
+    assert told in refusal(classes, "test")
 
 
 def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_shard: WriteShard) -> None:
@@ -172,9 +169,7 @@ def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_sh
     assert "has image and caption (first: " in refusal(captioned, "val")
 
 
-def test_masks_tell_the_kind_of_a_set_that_says_none(
-    tmp_path: Path, write_shard: WriteShard, classes: Path
-) -> None:
+def test_masks_tell_the_kind_of_a_set_that_says_none(tmp_path, write_shard, classes) -> None:
     folder = tmp_path / "masked"
     mask = {"mask.png": encoded(Image.new("L", (4, 4), 255)), "txt": b"a dog"}
     write_shard(folder / "test" / "0.tar", 2, changes=dict.fromkeys(range(2), mask))

@@ -74,12 +74,8 @@ def test_exif_orientation_is_applied_once(kind: str, orientation: int) -> None:
 def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.jpg").write_text("hello, I am no image")
-    for name, words in {
-        "none.jpg": "does not exist",
-        "empty.jpg": "is empty",
-        "text.jpg": "is not an image",
-        "": "Is a directory; give an image file",
-    }.items():
+    told = {"none.jpg": "does not exist", "empty.jpg": "is empty", "text.jpg": "is not an image"}
+    for name, words in (told | {"": "Is a directory; give an image file"}).items():
         with pytest.raises(InputError) as raised:
             read_image(tmp_path / name)
         assert words in one_line(raised)

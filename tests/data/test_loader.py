@@ -3,6 +3,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.corpus import Corpus
 from diffclip.data.loader import Batch, CaptionLoader, CropTransform
 from diffclip.data.transforms import TrainTransform
+from diffclip.data.workers import in_processes
 from diffclip.errors import DiffCLIPError, InputError
 
 WriteShard = Callable[..., Path]
@@ -61,26 +63,17 @@ def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
     return [write_shard(tmp_path / f"{n}.tar", size, start=sum(sizes[:n])) for n, size in enumerate(sizes)]
 
 
-def test_batches_of_an_epoch(paths: list[Path]) -> None:
+def test_one_caption_of_the_image_is_drawn_at_random_each_visit(paths: list[Path]) -> None:
     loader = loader_of(paths)
     assert (loader.samples, loader.batches_per_epoch, loader.dropped, loader.faults) == (23, 5, 3, [])
-    batches = list(loader.epoch(0))
-    assert len({key for batch in batches for key in batch.keys}) == 20
-    for batch in batches:
-        assert (batch.images.shape, batch.images.dtype) == ((4, 3, SIZE, SIZE), torch.uint8)
-        assert (batch.tokens.shape, batch.tokens.dtype) == ((4, 12), torch.int64)
-        assert (len(batch), len(batch.keys), batch.faults) == (4, 4, [])
-        for key, text in zip(batch.keys, texts(batch), strict=True):
-            assert text in (f"first {int(key[1:])}", f"second {int(key[1:])}")
-
-
-def test_one_caption_is_drawn_at_random_each_visit(paths: list[Path]) -> None:
-    loader = loader_of(paths)
     drawn: dict[str, list[str]] = {}
     for epoch in range(20):
         for batch in loader.epoch(epoch):
+            assert (batch.images.shape, batch.images.dtype) == ((4, 3, SIZE, SIZE), torch.uint8)
             for key, text in zip(batch.keys, texts(batch), strict=True):
-                drawn.setdefault(key, []).append(text.split()[0])
+                word, number = text.split()
+                assert int(number) == int(key[1:])
+                drawn.setdefault(key, []).append(word)
     shares = [np.mean([word == "first" for word in words]) for words in drawn.values()]
     assert 0.4 < np.mean(shares) < 0.6
     assert sum(0 < share < 1 for share in shares) == 23
@@ -174,15 +167,9 @@ def test_workers_that_give_nothing_are_an_error_and_end(paths: list[Path]) -> No
     assert not multiprocessing.active_children()
 
 
-def test_broken_samples_leave_their_batch_smaller(
-    tmp_path: Path, write_shard: WriteShard, image_bytes: Callable[..., bytes]
-) -> None:
-    changes = {
-        2: {"jpg": image_bytes(2)[:-20]},
-        5: {"txt": b"\n \n"},
-        9: {"jpg": b"text"},
-        10: {"txt": b"\xff"},
-    }
+def test_broken_samples_leave_their_batch_smaller(tmp_path, write_shard, image_bytes) -> None:
+    changes = {2: {"jpg": image_bytes(2)[:-20]}, 5: {"txt": b"\n \n"}}
+    changes |= {9: {"jpg": b"text"}, 10: {"txt": b"\xff"}}
     path = write_shard(tmp_path / "0.tar", 12, changes=changes)
     batches = list(loader_of([path], workers=2).epoch(0))
     assert len(batches) == 3
@@ -212,9 +199,7 @@ def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: 
 
 
 @pytest.mark.parametrize(("workers", "window"), [(0, None), (1, 2)])
-def test_decoded_images_make_the_same_batches(
-    tmp_path: Path, write_shard: WriteShard, workers: int, window: int | None
-) -> None:
+def test_decoded_images_make_the_same_batches(tmp_path, write_shard, workers, window) -> None:
     path = write_shard(tmp_path / "0.tar", 23, changes={3: {"jpg": b"broken"}, 5: {"txt": b"one\n"}})
     expected = list(loader_of([path], window=window).epoch(1, 2))
     loader = loader_of([path], window=window, workers=workers)
@@ -225,12 +210,9 @@ def test_decoded_images_make_the_same_batches(
     assert [batch.faults for batch in found] == [batch.faults for batch in expected]
 
 
-def test_decoded_images_that_are_larger_than_the_memory(
-    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "os.sysconf", lambda name: {"SC_PAGE_SIZE": 2 * 10 * 12 * 3, "SC_PHYS_PAGES": 50}[name]
-    )
+def test_decoded_images_that_are_larger_than_the_memory(tmp_path, write_shard, monkeypatch) -> None:
+    memory = {"SC_PAGE_SIZE": 2 * 10 * 12 * 3, "SC_PHYS_PAGES": 50}
+    monkeypatch.setattr("os.sysconf", memory.__getitem__)
     corpus = Corpus(write_shard(tmp_path / "0.tar", 101))
     with pytest.raises(InputError, match=r"101 images take .* --edge, or data\.memory=false"):
         corpus.decode()
@@ -242,3 +224,46 @@ def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> 
     with pytest.raises(InputError, match=words):
         loader_of([path], 8)
     assert loader_of([path], 4).batches_per_epoch == 1
+
+
+# --- signals ---
+
+
+def read_epoch(folder: Path, parent: Connection) -> None:
+    """Read an epoch as the leader of a group of processes: a batch of each worker, and the others when asked."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: parent.send("told to end"))
+    transform = TrainTransform(8, PreprocessConfig())
+    batches = CaptionLoader(Corpus(folder), transform, tokenize, 8, 3, workers=2).epoch(0)
+    for _ in range(2):  # both workers have started when each has given a batch
+        next(batches)
+    parent.send("ready")
+    parent.recv()
+    parent.send(2 + sum(1 for _ in batches))
+
+
+def test_signals_to_all_processes_do_not_end_the_workers(tmp_path, write_shard) -> None:
+    write_shard(tmp_path / "0.tar", 160)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=read_epoch, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()
+    assert ours.recv() == "ready"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.killpg(process.pid, number)
+        assert ours.recv() == "told to end"
+    # The workers have been told by now.
+    time.sleep(0.2)
+    ours.send("go on")
+    assert ours.recv() == 20
+    process.join()
+    assert process.exitcode == 0
+    with pytest.raises(ProcessLookupError):  # no process of the group is left
+        os.killpg(process.pid, 0)
+
+
+def test_a_job_whose_process_dies_is_one_line() -> None:
+    with pytest.raises(DiffCLIPError, match="a process died, was memory short"):
+        list(in_processes(os._exit, [1, 1], 2))

@@ -110,12 +110,7 @@ def test_masks_of_another_size_shape_or_none(tmp_path):
 
 def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
     wide = png(noise(0, 96, 32))
-    masks = [
-        box_mask(0, 0, 20, 32, 96, 32),
-        box_mask(20, 0, 76, 32, 96, 32),
-        np.zeros((32, 96), np.uint8),
-        box_mask(0, 0, 50, 32, 96, 32),
-    ]
+    masks = [box_mask(left, 0, right, 32, 96, 32) for left, right in ((0, 20), (20, 76), (0, 0), (0, 50))]
     samples = [{"png": wide, "mask.png": png(mask), "txt": "a cat"} for mask in masks]
     data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     assert [len(data.coverages(i, 32, 32, 4)[0]) for i in range(4)] == [0, 0, 0, 1]
@@ -130,10 +125,8 @@ def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
 def test_texts_of_classes_and_of_first_lines(tmp_path):
     samples = [sample | {"txt": "a cat\nanother line"} for sample in animals(2)]
     samples.append({key: value for key, value in animals(1)[0].items() if key != "txt"} | {"cls": "1"})
-    files = {
-        "classnames.txt": "cat\ndog",
-        "zeroshot_classification_templates.txt": "a sketch of a {c}\na {c}",
-    }
+    files = {"classnames.txt": "cat\ndog"}
+    files["zeroshot_classification_templates.txt"] = "a sketch of a {c}\na {c}"
     data = open_set(write_masked(tmp_path / "set", samples, files), "test", kind="masks")
     assert (data.kind, data.name) == ("masks", "set")
     assert data.captions == [["a cat"], ["a cat"], ["a sketch of a dog"]]

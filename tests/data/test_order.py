@@ -25,17 +25,6 @@ def shard_of(layout: Layout, item: int) -> int:
     return int(np.searchsorted(ends, item % layout.total, side="right"))
 
 
-@pytest.mark.parametrize(("window", "world"), [(None, 7), (1, 7), (2, 1), (16, 2)])
-def test_each_sample_once_in_the_same_number_of_steps(window: int | None, world: int) -> None:
-    size = 4 * world
-    batches = orders(Layout([[3, 50, 700]], [1.0]), size, world, window)
-    assert {len(part) for part in batches} == {753 // size}
-    assert {len(batch) for part in batches for batch in part} == {4}
-    seen = [item for part in batches for batch in part for item in batch]
-    assert len(set(seen)) == len(seen) == 753 // size * size
-    assert set(seen) <= set(range(753))
-
-
 @pytest.mark.parametrize("window", [None, 2])
 def test_weights_are_passes_over_a_source(window: int | None) -> None:
     layout = Layout([[10, 30], [40, 1], [7], [3]], [1.0, 0.5, 2.0, 2.5])

@@ -22,9 +22,7 @@ WriteShard = Callable[..., Path]
 
 
 @pytest.fixture
-def site(
-    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, list[str]]]:
+def site(tmp_path, write_shard, monkeypatch) -> Iterator[tuple[str, list[str]]]:
     """The address of six shards of four samples each, and the paths that were fetched."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for number in range(6):
@@ -78,9 +76,7 @@ def test_batches_are_those_of_the_same_shards_on_disk(site: tuple[str, list[str]
     assert [fetched.count(f"/{number}.tar") for number in range(6)] == [1] * 6
 
 
-def test_indexes_beside_the_shards_spare_fetching_to_count(
-    site: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indexes_beside_the_shards_spare_fetching_to_count(site, tmp_path, monkeypatch) -> None:
     server, fetched = site
     Corpus(str(tmp_path / "served")).keep_indexes()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
@@ -119,9 +115,7 @@ def test_an_index_of_another_shard_of_the_same_size_is_not_used(
     assert Corpus(f"{site[0]}/0.tar").samples == 3
 
 
-def test_a_changed_shard_is_another_one(
-    site: tuple[str, list[str]], tmp_path: Path, write_shard: WriteShard
-) -> None:
+def test_a_changed_shard_is_another_one(site, tmp_path, write_shard) -> None:
     train = f"{site[0]}/0.tar"
     assert Corpus(train).samples == 4
     shard = write_shard(tmp_path / "served" / "0.tar", 70)
@@ -152,9 +146,7 @@ def test_copies_stay_within_the_limit(site: tuple[str, list[str]], tmp_path: Pat
     assert len(list(cache.glob("*.tar"))) == 8
 
 
-def test_what_is_missing_or_broken_is_skipped_and_named(
-    site: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_or_broken_is_skipped_and_named(site, tmp_path, monkeypatch) -> None:
     server = site[0]
     (tmp_path / "served" / "2.tar").write_bytes(b"no tar")
     corpus = Corpus(f"{server}/{{0..6}}.tar")

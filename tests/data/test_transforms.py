@@ -1,3 +1,4 @@
+import masked_sets
 import numpy as np
 import pytest
 import torch
@@ -14,20 +15,14 @@ OPENAI = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicub
 
 
 def noise(width: int = 90, height: int = 60) -> Image.Image:
-    values = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
+    return Image.fromarray(masked_sets.noise(0, width, height))
 
 
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI, PreprocessConfig(resize=40)])
 def test_evaluation_is_torchvisions_resize_crop_and_normalize(preprocess: PreprocessConfig) -> None:
-    reference = v1.Compose(
-        [
-            v1.Resize(preprocess.resize or 32, InterpolationMode(preprocess.interpolation)),
-            v1.CenterCrop(32),
-            v1.ToTensor(),
-            v1.Normalize(preprocess.mean, preprocess.std),
-        ]
-    )
+    resize = v1.Resize(preprocess.resize or 32, InterpolationMode(preprocess.interpolation))
+    normalized = v1.Normalize(preprocess.mean, preprocess.std)
+    reference = v1.Compose([resize, v1.CenterCrop(32), v1.ToTensor(), normalized])
     for photo in (noise(), noise(60, 90), noise(32, 32), noise(5, 3), noise(1, 60)):
         image = EvalTransform(32, preprocess)(photo)
         assert image.dtype == torch.float32
@@ -41,9 +36,8 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
         ours = torch.tensor([transform.draw(seed, height, width)[:4] for seed in range(1500)]).float()
         torch.manual_seed(0)
         image = torch.empty(3, height, width, device="meta")
-        theirs = torch.tensor(
-            [v1.RandomResizedCrop.get_params(image, list(scale), [3 / 4, 4 / 3]) for _ in range(1500)]
-        ).float()
+        given = (image, list(scale), [3 / 4, 4 / 3])
+        theirs = torch.tensor([v1.RandomResizedCrop.get_params(*given) for _ in range(1500)]).float()
         limit = 5 * (ours.var(0) / 750 + 1e-4).sqrt()
         assert bool(((ours.mean(0) - theirs.mean(0)).abs() < limit).all())
         assert torch.allclose(ours.std(0), theirs.std(0), rtol=0.1, atol=0.05)
@@ -62,9 +56,8 @@ def test_crops_are_those_of_pillow(preprocess: PreprocessConfig) -> None:
     for seed, size in enumerate(sizes * 3):
         image = photograph(*size, seed)
         top, left, height, width, mirrored = transform.draw(seed, size[1], size[0])
-        resized = image.crop((left, top, left + width, top + height)).resize(
-            (48, 48), Image.Resampling[preprocess.interpolation.upper()]
-        )
+        cropped = image.crop((left, top, left + width, top + height))
+        resized = cropped.resize((48, 48), Image.Resampling[preprocess.interpolation.upper()])
         expected = pixels(resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else resized)
         assert int((transform(pixels(image), seed).int() - expected.int()).abs().max()) <= 2
 

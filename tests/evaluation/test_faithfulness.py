@@ -37,20 +37,14 @@ def scores_of(one, data, **changes):
     return {(score.metric, score.facts["map"]): score for score in found}
 
 
-def test_every_order_has_both_areas_and_the_random_one_is_chance(subject, classes):
-    found = scores_of(subject, open_set(classes, "test"))
+def test_every_order_has_both_areas_and_the_center_priors_is_the_curve_by_hand(subject, classes):
+    data = open_set(classes, "test")
+    found = scores_of(subject, data, batch_size=3)
     assert set(found) == {(metric, map) for metric in ("insertion_auc", "deletion_auc") for map in ORDERS}
     assert next(iter(found)) == ("insertion_auc", "relevance")
     for (metric, _), score in found.items():
-        assert score.count == 5
-        assert score.facts["classes"] == 3
+        assert (score.count, score.facts["classes"], score.chance) == (5, 3, found[metric, RANDOM].value)
         assert 0 <= score.low <= score.value <= score.high <= 1
-        assert score.chance == found[metric, RANDOM].value
-
-
-def test_the_curve_of_the_center_prior_by_hand(subject, classes):
-    data = open_set(classes, "test")
-    found = scores_of(subject, data, batch_size=3)
     model, order = subject.model, []
     for value in sorted(set(center_prior(4).tolist()), reverse=True):
         order.append([at for at in range(16) if center_prior(4)[at] == value])

@@ -118,7 +118,12 @@ def test_equal_maps_pass_on_equal_gradients_and_opposed_ones_opposed(folder, sig
         assert found["negative_weight"].value == 0
 
 
-def test_captions_beside_a_class_for_each_pixel_are_texts(tmp_path):
+def test_classes_and_captions_are_texts_and_a_single_patch_is_refused(tmp_path):
+    classes = write_class_set(tmp_path / "colors", {"test": [0, 1, 1]}, 2)
+    assert scores_of(made("DiffCLIP"), classes)["gradient_cosine"].count == 3
+    with pytest.raises(InputError, match="a single patch"):
+        scores_of(subject("CLIP", patch_size=32), classes)
+    # captions beside a class for each pixel
     samples = [{**one, "seg.png": png(box_mask(0, 0, 8, 8) // 255)} for one in animals(3)]
     for sample in samples:
         del sample["mask.png"]
@@ -127,10 +132,3 @@ def test_captions_beside_a_class_for_each_pixel_are_texts(tmp_path):
     found = run(made("DiffCLIP"), *entries)
     assert [bool(one.error) for one in found] == [False, False, False, True]
     assert found[2].records[0].classes == 3
-
-
-def test_classes_are_texts_too_and_a_single_patch_is_refused(tmp_path):
-    folder = write_class_set(tmp_path / "colors", {"test": [0, 1, 1]}, 2)
-    assert scores_of(made("DiffCLIP"), folder)["gradient_cosine"].count == 3
-    with pytest.raises(InputError, match="a single patch"):
-        scores_of(subject("CLIP", patch_size=32), folder)

@@ -110,8 +110,19 @@ def test_the_attack_finds_the_weak_points_of_a_linear_model(tmp_path):
     assert 0 < found["local_lipschitz", 1.0].value <= 1 / (0.1 * 16)
 
 
-def test_without_an_attack_it_is_zero_shot_accuracy(one, colors):
-    found = scores_of(setting_of(one, colors))
+def test_without_an_attack_it_is_zero_shot_accuracy_and_batches_change_nothing(one, colors):
+    cut, other = (scores_of(setting_of(one, colors, **how)) for how in ({"batch_size": 3}, {"draw": 1}))
+    model = copy.deepcopy(one.model).train()
+    model.logit_scale.requires_grad_(False)
+    found = scores_of(setting_of(one, colors, model=model))
+    # the model is left as it was
+    assert model.training
+    assert [name for name, value in model.named_parameters() if not value.requires_grad] == ["logit_scale"]
+    assert all(value.grad is None for value in model.parameters())
+    assert all(torch.equal(value, one.model.state_dict()[name]) for name, value in model.state_dict().items())
+    for key, score in found.items():
+        np.testing.assert_allclose(cut[key].hits, score.hits, atol=1e-4, err_msg=key)
+    assert (other["local_lipschitz", 1.0].hits != found["local_lipschitz", 1.0].hits).any()
     plain = zero_shot(setting_of(one, colors))[0]
     assert (found["adversarial_accuracy", 0.0].hits == plain.hits).all()
     epsilons = {metric: [e for name, e in found if name == metric] for metric, _ in found}
@@ -127,28 +138,9 @@ def test_without_an_attack_it_is_zero_shot_accuracy(one, colors):
     assert (facts["draw"], facts["classes"], facts["templates"]) == (0, 4, 1)
 
 
-def test_batches_change_nothing_and_draws_do(one, colors):
-    whole, cut, other = (
-        scores_of(setting_of(one, colors, **changes)) for changes in ({}, {"batch_size": 3}, {"draw": 1})
-    )
-    for key, score in whole.items():
-        np.testing.assert_allclose(cut[key].hits, score.hits, atol=1e-4, err_msg=key)
-    assert (other["local_lipschitz", 1.0].hits != whole["local_lipschitz", 1.0].hits).any()
-
-
 def test_captions_are_told_from_those_of_other_images(one, tmp_path):
     """Three different first captions: each image of two has its own among them, said once."""
     samples = [animal | {"txt": f"{animal['txt']}\na second caption"} for animal in animals(6)]
     folder = write_masked(tmp_path / "captions", samples, {"dataset_type.txt": "retrieval"})
     score = scores_of(setting_of(one, folder))["adversarial_accuracy", 0.0]
     assert (score.count, score.chance, score.facts["classes"]) == (6, pytest.approx(1 / 3), 3)
-
-
-def test_the_model_is_left_as_it_was(one, colors):
-    model = copy.deepcopy(one.model).train()
-    model.logit_scale.requires_grad_(False)
-    robustness(setting_of(one, colors, model=model))
-    assert model.training
-    assert [name for name, value in model.named_parameters() if not value.requires_grad] == ["logit_scale"]
-    assert all(value.grad is None for value in model.parameters())
-    assert all(torch.equal(value, one.model.state_dict()[name]) for name, value in model.state_dict().items())

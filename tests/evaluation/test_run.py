@@ -1,24 +1,29 @@
-"""Suites on real files: finished tasks are reused, a failure ends one task, and nothing in the file is lost."""
+"""Suites on real files: finished tasks are reused, a failure ends one task, and the file of records loses nothing."""
 
 import json
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from class_sets import write_class_set
 from made_sets import tar_of
 from masked_sets import animals, write_masked
-from subjects import run, subject
+from subjects import run, setting, subject
 
+import diffclip
+from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
+from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.evaluation.records import read_records
+from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
+from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes
-from diffclip.evaluation.run import Sets
+from diffclip.evaluation.run import TASKS, Sets, describe_images, run_task
 from diffclip.evaluation.scores import Score
-from diffclip.evaluation.suite import Entry
+from diffclip.evaluation.suite import SUITES, Entry
 from diffclip.scenes import write
 
 CLIP = subject("CLIP", image_size=16)
@@ -72,12 +77,14 @@ def test_a_suite_goes_on_and_other_weights_are_measured_again(classes, tmp_path)
     assert not any(one.reused for one in run(other, *entries, file=path))
 
 
-def test_nothing_is_learned_from_the_rest_of_a_split(tmp_path):
+def test_nothing_is_learned_from_the_rest_of_a_split_or_corrupted(tmp_path):
     folder = str(write_class_set(tmp_path / "colors", dict.fromkeys(("train", "val", "test"), LABELS), 6))
     (probe,) = run(CLIP, Entry("linear-probe", folder, ("val[24:]",)))
     assert "a stratified fifth of train" in probe.records[0].protocol
-    for one in run(CLIP, *(Entry(task, folder, ("train[:24]",)) for task in ("linear-probe", "few-shot"))):
-        assert "learns from the split train" in str(one.error)
+    for task in ("linear-probe", "few-shot"):
+        rest, noisy = run(CLIP, Entry(task, folder, ("train[:24]",)), Entry(task, folder, corruption="noise"))
+        assert "learns from the split train" in str(rest.error)
+        assert "corruptions shift test images" in str(noisy.error)
 
 
 def test_sets_of_the_same_images_have_their_own_labels(tmp_path):
@@ -106,13 +113,6 @@ def test_killed_between_two_writes_no_stamp_stands_for_other_records(monkeypatch
     with pytest.raises(KeyboardInterrupt):
         ResultsFile(path).add(SCORES, "at 64 px", **facts)
     assert not ResultsFile(path).find("at 32 px")
-
-
-def test_what_learns_refuses_corrupted_images(classes):
-    for one in run(
-        CLIP, *(Entry(task, classes, corruption="noise") for task in ("linear-probe", "few-shot"))
-    ):
-        assert "corruptions shift test images" in str(one.error)
 
 
 def test_a_changed_set_is_measured_again(tmp_path):
@@ -160,3 +160,96 @@ def test_an_entry_has_its_own_interpolation_and_templates(classes):
     assert worded.records[0].templates == 2
     assert "bilinear" in own.records[0].protocol
     assert "bicubic" in bicubic.records[0].protocol
+
+
+def test_the_protocol_says_how_images_are_prepared():
+    plain = EvalTransform(224, PreprocessConfig())
+    assert describe_images(plain) == "shorter edge 224 px bilinear, center crop 224 px, imagenet statistics"
+    fields = {"mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic", "resize": 256}
+    openai = EvalTransform(224, PreprocessConfig(**fields))
+    assert describe_images(openai) == "shorter edge 256 px bicubic, center crop 224 px, openai statistics"
+    own = EvalTransform(224, PreprocessConfig(**fields | {"mean": (0.5, 0.5, 0.5)}))
+    assert describe_images(own).endswith("own statistics")
+    noisy = CorruptedTransform(plain, "noise", 3)
+    assert describe_images(noisy).endswith("imagenet statistics, noise 3 of 5")
+
+
+def test_suites_name_tasks_and_corruptions_that_exist_and_the_papers_has_its_tables():
+    for entries in SUITES.values():
+        assert len(set(entries)) == len(entries)
+        assert {entry.task for entry in entries} <= set(TASKS)
+        assert {entry.corruption for entry in entries} <= {None, *CORRUPTIONS}
+    by_task = {}
+    for entry in SUITES["paper"]:
+        by_task.setdefault(entry.task, set()).add(entry.dataset)
+    assert len(by_task["linear-probe"]) == len(by_task["few-shot"]) == 9
+    assert by_task["retrieval"] == {"flickr8k", "flickr30k", "mscoco_captions"}
+    shifts = {"imagenet1k", "imagenetv2", "imagenet-a", "imagenet-r", "imagenet_sketch"}
+    assert by_task["zero-shot"] == by_task["linear-probe"] | shifts
+
+
+@pytest.mark.parametrize(("task", "other"), [("few-shot", "train"), ("linear-probe", "val")])
+def test_splits_of_other_classes_are_refused(tmp_path, task, other):
+    labels = [0, 1] * 6
+    data = open_set(
+        write_class_set(tmp_path / "set", dict.fromkeys(("train", "val", "test"), labels), 2), "test"
+    )
+
+    def beside(split):
+        found = data.beside(split)
+        return replace(found, classnames=data.classnames[::-1]) if split == other else found
+
+    words = f"set: {other} and test have different classes: use shards or files"
+    with pytest.raises(InputError, match=words):
+        run_task(task, setting(subject(), replace(data, beside=beside)))
+
+
+# a line separator inside a string is no end of line
+FIELDS = {"model": "DiffCLIP-ViT-B-16", "weights": "runs/a\u2028b", "task": "zero-shot", "dataset": "cifar10"}
+FIELDS |= {"split": "test", "metric": "acc1", "value": 0.5, "count": 800, "low": 0.46, "high": 0.54}
+FIELDS |= {"seed": None, "protocol": "zero-shot; 18 templates; ä"}
+
+
+def test_round_trip_and_order(tmp_path):
+    records = [Record(**FIELDS), Record(**FIELDS | {"value": None, "seed": 3})]
+    path = tmp_path / "new" / "results.jsonl"
+    write_records(path, records)
+    assert read_records(path) == records
+    first = path.read_text(encoding="utf-8").split("\n")[0]
+    assert list(json.loads(first)) == [*FIELDS, "chance"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{not json", "line 3.*JSON"),
+        (json.dumps(FIELDS | {"chance": None, "value": "high"}), "line 3.*value"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, words):
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(FIELDS | {"chance": None}) + "\n\n" + line + "\n")
+    with pytest.raises(InputError, match=f"{path}.*{words}") as caught:
+        read_records(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_binary_file(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.jsonl"):
+        read_records(tmp_path / "gone.jsonl")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not text"):
+        read_records(tmp_path / "binary.jsonl")
+    with pytest.raises(InputError, match=r"holds no results\.jsonl"):
+        diffclip.load_records(tmp_path)
+
+
+def test_a_table_has_a_column_a_field_and_a_row_a_record(tmp_path):
+    averaged = Record(**FIELDS, of=("cifar10", "dtd"), draw=2, chance=0.1)
+    write_records(tmp_path / "a" / "results.jsonl", [Record(**FIELDS), averaged])
+    write_records(tmp_path / "b.jsonl", [Record(**FIELDS | {"seed": 3})])
+    table = diffclip.load_records([tmp_path / "a", tmp_path / "b.jsonl"])
+    assert list(table.columns) == list(Record.model_fields)
+    assert table.of[1] == ("cifar10", "dtd")
+    assert table.seed.dropna().tolist() == [3]
+    assert table.chance.mean() == pytest.approx(0.1)

@@ -14,7 +14,7 @@ from diffclip.data.evaluation_sets import open_set
 from diffclip.data.masks import NOT_LABELED
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
-from diffclip.evaluation.run import open_for, run_task
+from diffclip.evaluation.run import run_task
 from diffclip.evaluation.segmentation import MAJORITY, count_pixels, mean_iou
 from diffclip.evaluation.suite import Entry
 from diffclip.model_source import Loaded
@@ -51,9 +51,13 @@ def scores_of(loaded: Loaded, data, **changes):
     return {(score.facts["map"], score.metric): score for score in scores}
 
 
+@pytest.fixture(scope="module")
+def found(folder, loaded):
+    return scores_of(loaded, open_set(folder, "test", kind="segmentation"))
+
+
 @torch.no_grad()
-def test_it_is_the_protocol(folder, loaded) -> None:
-    found = scores_of(loaded, open_set(folder, "test", kind="segmentation"))
+def test_it_is_the_protocol(found, loaded) -> None:
     model, statistics = loaded.model, loaded.preprocess.preprocess
     mean, std = (torch.tensor(values)[:, None, None] for values in (statistics.mean, statistics.std))
     prompts = [loaded.tokenizer([f"a {name}", f"one {name}"]) for name in CLASSES]
@@ -79,8 +83,7 @@ def test_it_is_the_protocol(folder, loaded) -> None:
     assert "squashed to 24 px" in scored.facts["protocol"]
 
 
-def test_chance_and_the_majority_class_stand_beside(folder, loaded) -> None:
-    found = scores_of(loaded, open_set(folder, "test", kind="segmentation"))
+def test_chance_and_the_majority_class_stand_beside(found) -> None:
     assert list(found) == [
         (name, metric)
         for name in ("attention", "last-values", MAJORITY)
@@ -110,14 +113,13 @@ def test_pixels_are_counted_by_class_and_a_shared_cosine_is_wrong() -> None:
     assert mean_iou(np.array([[1.0, 0], [2, 1], [3, 0]])) == pytest.approx(1 / 4)  # one class occurs
 
 
-def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded) -> None:
-    one = scores_of(loaded, open_set(folder, "test", kind="segmentation"), batch_size=5)
-    other = scores_of(loaded, open_set(folder, "test"))
-    assert [score.value for score in one.values()] == [score.value for score in other.values()]
+def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded, found) -> None:
+    other = scores_of(loaded, open_set(folder, "test"), batch_size=5)
+    assert [score.value for score in found.values()] == [score.value for score in other.values()]
     preprocess = CorruptedTransform(loaded.preprocess, "noise", 5)
     noisy = scores_of(loaded, open_set(folder, "test"), preprocess=preprocess)
     assert noisy["attention", "mean_iou"].facts["corruption"] == "noise"
-    assert noisy["attention", "mean_iou"].value != one["attention", "mean_iou"].value
+    assert noisy["attention", "mean_iou"].value != other["attention", "mean_iou"].value
     (measured,) = run(loaded, Entry("segmentation", str(folder)))
     assert (measured.error, len(measured.records)) == (None, 6)
     assert measured.records[0].map == "attention"
@@ -163,13 +165,9 @@ def test_scenes_have_a_shape_at_each_pixel(tmp_path) -> None:
     (tmp_path / "segmentation" / "classnames.txt").write_text("\n".join(SHAPES))
     data = open_set(tmp_path / "segmentation", "test")
     assert data.kind == "segmentation"
-    captions = open_for("retrieval", tmp_path / "segmentation", "test").captions
-    part = open_for("retrieval", tmp_path / "segmentation", "test[1:]")
-    assert (part.split, part.captions) == ("test[1:]", captions[1:])
     for index in range(3):
         found = data.classes_at(index)
         scene = draw_scene(index, split="test", size=32)
-        assert captions[index] == list(scene.captions)
         for thing in scene.objects:
             hidden = scene.index_mask != scene.objects.index(thing) + 1
             assert set(found[thing.mask & ~hidden]) == {SHAPES.index(thing.shape)}

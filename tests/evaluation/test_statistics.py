@@ -78,16 +78,13 @@ def test_max_t_of_two_arms_is_the_sign_flip_test() -> None:
     assert found == pytest.approx(direct, abs=0.02)
 
 
-def test_one_run_earns_no_verdict() -> None:
+def test_one_run_and_equal_values_earn_no_verdict() -> None:
     row = statistics.compare_arms(arms(a=[0.9], b=[0.1]), [("a", "b")]).iloc[0]
     assert row.verdict == "one run"
     assert row.difference == pytest.approx(0.8)
     assert np.isnan([row.p, row.p_holm, row.low, row.detectable]).all()
-
-
-def test_equal_values_are_no_finding() -> None:
-    row = statistics.compare_arms(arms(a=[0.5, 0.6], b=[0.5, 0.6]), [("a", "b")]).iloc[0]
-    assert row.verdict == "undecided"
+    equal = statistics.compare_arms(arms(a=[0.5, 0.6], b=[0.5, 0.6]), [("a", "b")]).iloc[0]
+    assert equal.verdict == "undecided"
 
 
 def test_the_primary_contrast_is_not_corrected() -> None:
@@ -130,22 +127,15 @@ def test_mean_interval_agrees_with_scipys_bootstrap() -> None:
     )
 
 
-def test_outcomes_without_spread_have_wilsons_interval() -> None:
+def test_intervals_without_spread_are_wilsons_and_classes_weigh_the_same() -> None:
     assert statistics.mean_interval(np.ones(20)) == pytest.approx(statistics.wilson(20, 20))
     labels = np.arange(20) % 4
     assert statistics.class_mean_interval(np.zeros(20), labels) == pytest.approx(statistics.wilson(0, 20))
-
-
-def test_class_mean_interval_weighs_classes_equally() -> None:
+    # of each pair of images a model that always prefers one is right once
+    low, high = statistics.mean_interval(np.tile([1.0, 0.0], 50), np.arange(100) // 2)
+    assert low < 0.5 < high
+    assert high - low < 0.2
     hits, labels = np.array([1.0] * 90 + [0.0, 1.0] * 5), np.array([0] * 90 + [1] * 10)
     low, high = statistics.class_mean_interval(hits, labels)
     assert low < 0.75 < high
     assert high - low > 0.2  # as uncertain as ten items make it
-
-
-def test_the_interval_of_clusters_with_equal_means_is_around_the_mean() -> None:
-    # of each pair of images a model that always prefers one is right once
-    halves = np.tile([1.0, 0.0], 50)
-    low, high = statistics.mean_interval(halves, np.arange(100) // 2)
-    assert low < 0.5 < high
-    assert high - low < 0.2

@@ -1,67 +1,98 @@
+"""Zero-shot classification and retrieval, whose numbers are those of clip_benchmark."""
+
 import copy
+from itertools import chain, islice
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from in_memory import in_memory
 from subjects import subject
 
+from diffclip.data.evaluation_set import ImageBatch
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import build_classifier, embed_texts, evaluating, fill_template
-from diffclip.evaluation.zero_shot import zero_shot
+from diffclip.evaluation.embed import Setting, build_classifier, embed_texts, evaluating, fill_template
+from diffclip.evaluation.zero_shot import retrieval, zero_shot
 
-NAMES = ["cat", "dog", "tree frog", "{odd} name", "bus"]
+NAMES = ["cat", "dog", "tree frog", "a", "b"]
+TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
 ONE = subject(image_size=16)
 tokenizer = ONE.tokenizer
-TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return ONE.model
+def in_batches(answers, size):
+    """An image for each of `answers`, its label or captions, in batches of up to `size`."""
+    images = torch.randn(len(answers), 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    return [(images[at : at + size], answers[at : at + size]) for at in range(0, len(answers), size)]
 
 
-@pytest.fixture(scope="module")
-def batches():
-    generator = torch.Generator().manual_seed(0)
-    sizes = (7, 7, 3)
-    return [(torch.randn(n, 3, 16, 16, generator=generator), [i % 5 for i in range(n)]) for n in sizes]
+LABELED = in_batches([i % 5 for i in range(17)], 7)
+CAPTIONED = in_batches([[f"{i}{j}caption"[: 4 + j] for j in range(1 + i % 3)] for i in range(50)], 16)
 
 
-def test_it_equals_clip_benchmark(model, batches):
+def in_memory(batches, model=ONE.model):
+    """A setting whose set is `batches`: what both tasks read of a set."""
+    positions = iter(range(1000))
+    made = [
+        ImageBatch(images, list(islice(positions, len(images))), None, answers) for images, answers in batches
+    ]
+    answers = list(chain.from_iterable(answers for _, answers in batches))
+    names = {"classnames": NAMES, "templates": TEMPLATES}
+    return Setting(
+        model, None, tokenizer, SimpleNamespace(batches=lambda *_: iter(made), labels=answers, **names)
+    )
+
+
+def test_zero_shot_equals_clip_benchmark():
     theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_classification")
 
     class Loader(list):
-        dataset = SimpleNamespace(classes=[*NAMES[:3], "a", "b"])
+        dataset = SimpleNamespace(classes=NAMES)
 
-    names = Loader.dataset.classes
-    loader = Loader((images, torch.tensor(labels)) for images, labels in batches)
-    with evaluating(model):
-        wanted = theirs.evaluate(model, loader, tokenizer, names, TEMPLATES, "cpu", amp=False)
-    scores = zero_shot(in_memory(model, tokenizer, batches, classnames=names, templates=TEMPLATES))
+    loader = Loader((images, torch.tensor(labels)) for images, labels in LABELED)
+    with evaluating(ONE.model):
+        wanted = theirs.evaluate(ONE.model, loader, tokenizer, NAMES, TEMPLATES, "cpu", amp=False)
+    scores = zero_shot(in_memory(LABELED))
     assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-9)
 
 
-def test_bad_input(model, batches):
+def test_retrieval_equals_clip_benchmark():
+    theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval")
+    wanted = theirs.evaluate(ONE.model, CAPTIONED, tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
+    found = {score.metric: score.value for score in retrieval(in_memory(CAPTIONED))}
+    assert found.pop("mean_recall") == pytest.approx(sum(wanted.values()) / 6, abs=1e-7)
+    assert found == pytest.approx(wanted, abs=1e-7)
+
+
+def test_images_without_captions_are_left_out_of_one_direction():
+    batches = copy.deepcopy(CAPTIONED)
+    batches[0][1][3] = []
+    scores = {score.metric: score for score in retrieval(in_memory(batches))}
+    assert scores["text_retrieval_recall@1"].count == 49
+    assert scores["image_retrieval_recall@1"].count == sum(1 + i % 3 for i in range(50)) - 1
+
+
+def test_bad_input():
     with pytest.raises(InputError, match="0 and 3"):
-        build_classifier(model, tokenizer, [], TEMPLATES)
+        build_classifier(ONE.model, tokenizer, [], TEMPLATES)
     with pytest.raises(InputError, match=r"'a photo'.*\{c\}"):
-        build_classifier(model, tokenizer, NAMES, ["a photo"])
+        build_classifier(ONE.model, tokenizer, NAMES, ["a photo"])
+    with pytest.raises(InputError, match="no image"):
+        retrieval(in_memory([]))
     with pytest.raises(InputError, match="no text"):
-        embed_texts(model, tokenizer, [])
-    broken = copy.deepcopy(model)
-    broken.text_projection.data.fill_(float("nan"))
-    with pytest.raises(InputError, match="are not finite numbers"):
-        embed_texts(broken, tokenizer, ["a"])
-    broken = copy.deepcopy(model)
-    broken.image_projection.data.fill_(float("nan"))
-    with pytest.raises(InputError, match="are not finite numbers"):
-        zero_shot(in_memory(broken, tokenizer, batches, classnames=NAMES, templates=TEMPLATES))
+        retrieval(in_memory([(torch.randn(1, 3, 16, 16), [[]])]))
+    for broken in ("text_projection", "image_projection"):
+        model = copy.deepcopy(ONE.model)
+        getattr(model, broken).data.fill_(float("nan"))
+        with pytest.raises(InputError, match="are not finite numbers"):
+            zero_shot(in_memory(LABELED, model))
 
 
-def test_order_and_padding_change_nothing(model):
-    texts = ["a much longer text about a tree frog", "cat", "a dog on a bus", "b", "word " * 40]
+def test_order_and_padding_change_nothing():
+    model, texts = (
+        ONE.model,
+        ["a much longer text about a tree frog", "cat", "a dog on a bus", "b", "word " * 40],
+    )
     wanted = torch.cat([F.normalize(model.encode_text(tokenizer([text])), dim=-1) for text in texts])
     with evaluating(model):
         for batch_size in (1, 2, 256):

@@ -21,15 +21,12 @@ from diffclip.tokenizer import Tokenizer
 TEXTS = ["a mug", "a lamp on a skateboardish table"]
 
 
-def loaded(attention: str, image_size: int = 32, seed: int = 0) -> Prepared:
-    config = diffclip.CLIPConfig(
-        embed_dim=16,
-        vision=diffclip.VisionConfig(
-            image_size=image_size, patch_size=8, width=16, layers=3, heads=4, attention=attention
-        ),
-        text=diffclip.TextConfig(context_length=16, width=16, layers=2, heads=2, attention=attention),
-    )
-    model = diffclip.CLIP(config, seed=seed).eval()
+def loaded(attention: str, image_size: int = 32) -> Prepared:
+    tower = {"width": 16, "attention": attention}
+    vision = tower | {"image_size": image_size, "patch_size": 8, "layers": 3, "heads": 4}
+    text = tower | {"context_length": 16, "layers": 2, "heads": 2}
+    config = diffclip.CLIPConfig(embed_dim=16, vision=vision, text=text)
+    model = diffclip.CLIP(config, seed=0).eval()
     return model, EvalTransform(image_size, config.preprocess), Tokenizer(config.text)
 
 

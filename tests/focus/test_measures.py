@@ -70,9 +70,7 @@ def test_shares_by_hand():
     # both strong patches lie half or more on the object
     assert measures.background(scores, covered).tolist() == [0, 0]
     assert measures.background(scores, 1 - covered, 1).tolist() == pytest.approx([0.25] * 2)
-
-
-def test_ten_of_more_and_all_of_fewer():
+    # ten of more and all of fewer
     assert measures.top(torch.ones(40)) == pytest.approx(0.25)
     assert measures.top(torch.ones(4)) == pytest.approx(1)
     off = torch.zeros(40, dtype=torch.float64)

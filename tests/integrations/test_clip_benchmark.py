@@ -110,23 +110,15 @@ def test_the_same_zero_shot_and_retrieval_on_scenes(scenes, weights) -> None:
     assert found["image_retrieval_recall@10"] > 1.2 * 10 / 96  # better than chance
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "split"), [("flickr8k", "val"), ("cifar10", "test"), ("caltech101", "test")]
-)
-def test_the_same_on_real_sets(name, split, weights, shared) -> None:
-    folder = shared / "data" / name
-    if not folder.is_dir():
-        pytest.skip(f"no {name} beside the repository")
-    assert_equal_but_for_one_item(weights["differential"], folder, split, "--dataset", f"wds/{name}")
-
-
-def test_registering_twice_is_as_once(monkeypatch) -> None:
+def test_registering_twice_is_as_once_and_a_missing_group_is_named(monkeypatch) -> None:
     for _ in range(2):
         ours.register()
     assert models.MODEL_TYPES.count("diffclip") == 1
     monkeypatch.setattr(sys, "argv", ["clip_benchmark", "eval", "--model_type", "diffclip"])
     assert cli.get_parser_args()[1].model_type == "diffclip"
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(InputError, match=r"missing packages \(sklearn\).* pip install 'diffclip\[eval\]'"):
+        ours.register()
 
 
 def test_a_name_alone_has_random_weights_and_says_so(capsys) -> None:
@@ -157,6 +149,11 @@ def test_runs_with_the_default_output(weights, scenes) -> None:
         (["--dataset", "cifar11"], "Unsupported dataset: cifar11; .*--dataset wds/NAME"),
         (["--dataset_root", "CAPTIONS"], "Classes not specified for wds/shapes; .*--task zeroshot_retrieval"),
         (["--output", "taken/{dataset}.json"], r"cannot write taken/shapes\.json"),
+        pytest.param(
+            ["--task", "linear_probe"],
+            "needs CUDA: use diffclip evaluate --task linear-probe",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA it runs"),
+        ),
     ],
 )
 def test_bad_input_is_one_line(options, words, weights, scenes) -> None:
@@ -167,15 +164,3 @@ def test_bad_input_is_one_line(options, words, weights, scenes) -> None:
         ours.run_command(["eval", *given, "--dataset_root", str(scenes / "shapes"), *options])
     assert "\n" not in str(caught.value)
     assert not list(Path().glob("*.json"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA it runs")
-def test_a_linear_probe_without_cuda_names_the_way_out() -> None:
-    with pytest.raises(InputError, match="needs CUDA: use diffclip evaluate --task linear-probe"):
-        ours.run_command(["eval", "--task", "linear_probe", "--pretrained", "runs/gone"])
-
-
-def test_a_missing_group_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(InputError, match=r"missing packages \(sklearn\).* pip install 'diffclip\[eval\]'"):
-        ours.register()

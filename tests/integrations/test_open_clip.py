@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,15 +91,12 @@ def test_every_model_is_there_once_and_theirs_still_are(tmp_path) -> None:
         open_clip.create_model("no-such-model")
 
 
-def test_a_name_that_open_clip_has_or_misreads() -> None:
+def test_names_that_open_clip_has_or_misreads_and_another_open_clip_are_refused(monkeypatch) -> None:
     for name in ("ViT-B-32", "DiffCLIP-ViT-B-16"):
         with pytest.raises(InputError, match="already: take another name"):
             register({name: CONFIG})
     with pytest.raises(InputError, match="would misread"):
         register({"tiny-siglip": CONFIG})
-
-
-def test_an_open_clip_that_builds_otherwise_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(factory, "create_model_and_transforms", lambda name: None)
     with pytest.raises(InputError, match=r"open_clip_torch .* in another way"):
         register()
@@ -121,11 +117,10 @@ def test_weights_and_transforms_of_a_saved_folder(folder, images) -> None:
 
 
 def test_images_are_squashed_where_the_weights_were_trained_so(folder, tmp_path) -> None:
-    model = diffclip.load(folder)[0]
-    model.config.preprocess.resize = "squash"
-    diffclip.save_weights(model, tmp_path)
+    core, image = diffclip.load(folder)[0], Image.effect_noise((70, 50), 80).convert("RGB")
+    core.config.preprocess.resize = "squash"
+    diffclip.save_weights(core, tmp_path)
     _, _, evaluation = open_clip.create_model_and_transforms("ViT-tiny", str(tmp_path))
-    image = Image.effect_noise((70, 50), 80).convert("RGB")
     torch.testing.assert_close(evaluation(image), diffclip.load(tmp_path)[1](image))
     with pytest.raises(InputError, match="resize_mode longest cannot be given"):
         open_clip.create_model("ViT-tiny", str(tmp_path), force_preprocess_cfg={"resize_mode": "longest"})
@@ -196,7 +191,6 @@ def test_locks() -> None:
     model = open_clip.create_model("ViT-tiny")
     model.lock_image_tower()
     assert not free(vision)
-    assert free(text)
     model = open_clip.create_model("ViT-tiny")
     model.lock_image_tower(unlocked_groups=2)
     assert "visual.blocks.1.attn.qkv.weight" in free(vision)
@@ -255,7 +249,8 @@ def test_its_program_trains_evaluates_and_resumes(scenes, folder, tmp_path, monk
     shard = scenes / "captions" / "train" / "0.tar"
     data = f"--train-data {shard} --val-data {shard} --train-num-samples 32 --val-num-samples 32"
     data += " --dataset-type webdataset"
-    how = "--workers 0 --batch-size 16 --warmup 1 --lr 1e-3 --logs logs --name run --zeroshot-frequency 0"
+    how = "--workers 0 --batch-size 8 --warmup 1 --lr 1e-3 --logs logs --name run --zeroshot-frequency 0"
+    how += " --precision amp_bf16 --accum-freq 2 --siglip --grad-checkpointing"
     options = f"{data} {how}".split()
     assert run_command(["--model", str(folder), *options, "--epochs", "1"]) == 0
     assert run_command([f"--model={folder}", *options, "--epochs", "2", "--resume", "latest"]) == 0
@@ -265,7 +260,7 @@ def test_its_program_trains_evaluates_and_resumes(scenes, folder, tmp_path, monk
     assert "resuming checkpoint" in (tmp_path / "logs" / "run" / "out.log").read_text()
 
     trained = diffclip.load(checkpoints / "epoch_2.pt")[0]
-    assert trained.config == CONFIG.model_copy(update={"vision": trained.config.vision})
+    assert trained.config == CONFIG.model_copy(update={"vision": trained.config.vision, "logit_bias": True})
     assert not torch.equal(trained.logit_scale, diffclip.load(checkpoints / "epoch_1.pt")[0].logit_scale)
     name = "ViT-DiffCLIP-dynamic-v32x2x4p16-t32x2x4"
     assert_same(open_clip.create_model(name, str(checkpoints / "epoch_2.pt")), trained, images)
@@ -275,23 +270,8 @@ def test_its_program_trains_evaluates_and_resumes(scenes, folder, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_the_program_as_a_process_on_shards(scenes, tmp_path) -> None:
-    diffclip.save_weights(diffclip.CLIP(PLAIN, seed=0), tmp_path / "plain")
-    shard = str(scenes / "captions" / "train" / "0.tar")
-
-    def run(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "diffclip.integrations.open_clip", *options]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    data = f"--train-data {shard} --train-num-samples 32 --dataset-type webdataset"
-    data += f" --val-data {shard} --val-num-samples 32 --batch-size 8 --epochs 1 --workers 1"
-    how = "--precision amp_bf16 --accum-freq 2 --siglip --grad-checkpointing --name run"
-    done = run("--model", "plain", *data.split(), *how.split())
-    assert done.returncode == 0, done.stderr[-2000:]
-    trained = diffclip.load(tmp_path / "logs" / "run" / "checkpoints" / "epoch_1.pt")[0]
-    assert trained.config.logit_bias
-    assert trained.config.vision.heads == PLAIN.vision.heads
-    refused = run("--model", str(tmp_path), "--train-data", shard)
+def test_the_program_as_a_process_has_one_line_for_an_error(tmp_path) -> None:
+    command = [sys.executable, "-m", "diffclip.integrations.open_clip", "--model", str(tmp_path)]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert refused.stderr.startswith("diffclip: ")

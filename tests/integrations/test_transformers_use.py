@@ -17,6 +17,7 @@ from transformers import (
     AutoTokenizer,
     Trainer,
     TrainingArguments,
+    default_data_collator,
     pipeline,
 )
 
@@ -153,29 +154,17 @@ def test_zero_shot_classification_is_the_cores(folder: Path, model: CLIP) -> Non
     near(torch.tensor([scores[label] for label in labels]), logits.softmax(-1)[0])
 
 
-def test_image_features(folder: Path, model: CLIP) -> None:
-    image = photo(40, 40)
-    processor = image_processor_of(model.config)
-    features = pipeline("image-feature-extraction", model=str(folder), image_processor=processor)
-    pixels = EvalTransform(16, model.config.preprocess)(image)[None]
-    near(torch.tensor(features(image)), model.encode_image(pixels, normalize=True))
-
-
 def test_the_trainer_lowers_the_loss(tmp_path: Path) -> None:
     torch.manual_seed(0)
     colors = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (240, 240, 240)}
     config = core(vocabulary=49408).config
     processor = processor_of(config)
     photos = [Image.new("RGB", (20, 20), color) for color in colors.values()]
-    pairs = [
-        processor(text=name, images=image, padding="max_length", return_tensors="pt")
-        for name, image in zip(colors, photos, strict=True)
-    ]
+    batch = processor(text=list(colors), images=photos, padding="max_length", return_tensors="pt")
+    pairs = [{name: values[number] for name, values in batch.items()} for number in range(len(photos))]
 
-    def collate(batch: list[Any]) -> dict[str, Any]:
-        return {name: torch.cat([sample[name] for sample in batch]) for name in batch[0]} | {
-            "return_loss": True
-        }
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        return default_data_collator(samples) | {"return_loss": True}
 
     options = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 3e-3, "logging_steps": 1}
     options |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}

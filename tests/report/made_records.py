@@ -13,6 +13,7 @@ import pandas as pd
 import yaml
 
 from diffclip.evaluation.records import Record, write_records
+from diffclip.report.frame import Results, results_of
 
 SETS = ("cifar10", "caltech101")
 PATTERNS = ("Orientation and Direction", "Color and Appearance", "Quantity and Count")
@@ -74,8 +75,9 @@ def one(about: Mapping[str, Any], task: str, dataset: str, metric: str, value: f
     return Record(**{**about, "protocol": f"{task}, as made up", **fields, **facts})
 
 
-def frame_of(records: Sequence[Record]) -> pd.DataFrame:
-    return pd.DataFrame([record.model_dump() for record in records], columns=list(Record.model_fields))
+def results_from(records: Sequence[Record], *curves: Any) -> Results:
+    rows = [record.model_dump() for record in records]
+    return results_of(pd.DataFrame(rows, columns=list(Record.model_fields)), *curves)
 
 
 def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] = (0, 1, 2)) -> Path:

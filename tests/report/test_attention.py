@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -15,11 +14,9 @@ from diffclip.focus.maps import visible_part
 from diffclip.focus.view import View
 from diffclip.report.attention import (
     MOST_HITS,
-    RELEVANCE_FLOOR,
     Cell,
     attend_figures,
     grid_figure,
-    scale_of,
     search_sheet,
 )
 from diffclip.search import Hit
@@ -54,18 +51,6 @@ def test_the_visible_part_is_what_the_model_is_given(size: tuple[int, int], resi
     assert np.abs(seen - given).max() < 0.75 * 255 / 32
 
 
-def test_all_maps_have_one_scale_so_that_a_small_value_is_not_vivid() -> None:
-    strong, weak = np.full((4, 4), 0.5), np.full((4, 4), 0.003)
-    scale = scale_of([strong, weak])
-    assert (scale.limit, scale.signed) == (0.5, False)
-    bright, dark = (scale.drawn(values, 8)[4, 4].astype(int) for values in (strong, weak))
-    assert bright[:3].sum() > 400
-    assert dark[:3].sum() < 30
-    assert bright[3] > dark[3]
-    assert scale_of([np.zeros((2, 2))]).limit == 1
-    assert scale_of([weak], RELEVANCE_FLOOR).limit == RELEVANCE_FLOOR
-
-
 @pytest.mark.parametrize("texts", [1, 2])
 def test_one_image_has_a_row_per_model_and_says_what_it_shows(texts: int) -> None:
     found = {name: attended(1, texts) for name in ("CLIP", "DiffCLIP")}
@@ -96,11 +81,9 @@ def test_no_text_leaves_the_figure_and_odd_letters_are_drawn() -> None:
 @pytest.fixture
 def hits(tmp_path):
     def make(count, name="{:03d}.png"):
-        Image.new("RGB", (40, 30), "teal").save(tmp_path / "image.png")
         made = [Hit(tmp_path / name.format(number), 0.5 - number / 1000) for number in range(count)]
         for hit in made:
-            if not hit.path.exists():
-                hit.path.symlink_to(tmp_path / "image.png")
+            Image.new("RGB", (40, 30), "teal").save(hit.path)
         return made
 
     return make
@@ -120,14 +103,10 @@ def test_each_image_with_rank_cosine_and_name_and_a_hit_may_be_gone(hits, tmp_pa
     assert images(figure) == 4
     assert "gone.png cannot be read" in " ".join(words(figure)).replace("\n", " ")
     assert "query" in words(figure)
-
-
-def test_names_of_any_letters_and_lengths_stay_apart(hits, tmp_path):
     name = "$ a holiday at the sea, the third day {:02d}.png"
     figure = search_sheet("costs $5 " * 60, hits(MOST_HITS + 4, name), "a long folder/" * 30)
     assert images(figure) == MOST_HITS
     assert figure.get_supxlabel().endswith(f"the first {MOST_HITS} of {MOST_HITS + 4}")
-    figure.savefig(tmp_path / "sheet.png", dpi=50)
-    assert np.ptp(matplotlib.image.imread(tmp_path / "sheet.png")) > 0
+    figure.draw_without_rendering()
     boxes = [axes.xaxis.label.get_window_extent() for axes in figure.axes]
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])

@@ -1,30 +1,35 @@
-"""Pages, Markdown files, figures and tables of results."""
+"""Pages, Markdown files, figures and tables of results, and run folders read back while they go and afterwards."""
 
 from __future__ import annotations
 
 import html
+import json
 import re
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_records import frame_of, made, write_study
+from made_records import made, results_from, write_study
 from PIL import Image
 from run_folders import make_run
 
+from diffclip.errors import InputError
 from diffclip.evaluation.records import write_records
 from diffclip.report import report_run
-from diffclip.report.frame import read_results, results_of
+from diffclip.report.frame import read_results
 from diffclip.report.page import (
     build_report,
+    run_facts,
     write_figures,
     write_markdown,
     write_page,
     write_report,
     write_tables,
 )
-from diffclip.report.paper import claims_table, paper_gains, paper_numbers, paper_tables
+from diffclip.report.paper import claims_table, paper_tables
 from diffclip.report.tables import Table
+from diffclip.training.run_folder import curve_of, read_run, run_folders
 
 LEVELS = {"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-dynamic": 0.4, "DiffCLIP-vision": 0.42}
 
@@ -67,9 +72,16 @@ def test_one_run_a_model_has_no_verdict_no_color_and_no_p(tmp_path):
     for word in ("better", "worse", "equivalent", "undecided", "verdict", " p "):
         assert word not in text.replace("Figures", "")
     assert not re.search(r'class="[^"]*(better|worse)', page.read_text("utf-8"))
-    results = results_of(frame_of(made(LEVELS, seeds=(0,))))
+    results = results_from(made(LEVELS, seeds=(0,)))
     for file in write_tables(tmp_path / "tables", build_report(results)):
         assert "better" not in file.read_text("utf-8")
+
+
+def test_committed_results_make_a_report() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks" / "results" / "vlm_scenes"
+    made = build_report(read_results([folder]), [folder], printed=True)
+    assert made.headline
+    assert made.table is not None
 
 
 def test_the_markdown_has_at_most_60_lines_and_png_beside_it(report, tmp_path):
@@ -83,13 +95,8 @@ def test_the_markdown_has_at_most_60_lines_and_png_beside_it(report, tmp_path):
     assert all(Image.open(path).format == "PNG" for path in written[1:])
 
 
-def test_a_study_has_the_papers_figures_as_png(report, tmp_path):
-    names = {"forest", "arms", "six_tasks", "out_of_domain", "minimal_pairs", "training", "lambda"}
-    assert {path.stem for path in write_figures(tmp_path, report)} == names
-
-
 def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):
-    results = results_of(frame_of(made(LEVELS, draws=3)))
+    results = results_from(made(LEVELS, draws=3))
     tables = {table.name: table for table in paper_tables(results, printed=True)}
     assert list(tables) == ["classification", "retrieval", "linear_probe_spread", "few_shot_spread"]
     printed = tables["classification"].frame.set_index("model")
@@ -100,19 +107,17 @@ def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):
     assert "±" in spread.iloc[0]["Caltech-101"]
     assert "other data" not in tables["classification"].note
     # of a set with a validation split nothing is drawn
-    whole = [
-        record.model_copy(update={"draw": None}) if record.dataset == "caltech101" else record
-        for record in made(LEVELS)
-    ]
     drawn = [record for record in made(LEVELS, draws=3) if record.dataset != "caltech101"]
-    spread = {t.name: t for t in paper_tables(results_of(frame_of(whole + drawn)))}[
-        "linear_probe_spread"
-    ].frame
+    whole = [one.model_copy(update={"draw": None}) for one in made(LEVELS) if one.dataset == "caltech101"]
+    tables = {table.name: table for table in paper_tables(results_from(whole + drawn))}
+    spread = tables["linear_probe_spread"].frame
     assert spread.iloc[0]["Caltech-101"].endswith("± 0.0")
     assert "±" in spread.iloc[0]["average"]
 
 
-def test_tables_are_written_as_markdown_and_latex(report, tmp_path):
+def test_figures_are_written_as_png_and_tables_as_markdown_and_latex(report, tmp_path):
+    names = {"forest", "arms", "six_tasks", "out_of_domain", "minimal_pairs", "training", "lambda"}
+    assert {path.stem for path in write_figures(tmp_path / "figures", report)} == names
     files = write_tables(tmp_path, report)
     latex = (tmp_path / "comparison.tex").read_text("utf-8")
     assert r"\toprule" in latex
@@ -132,15 +137,6 @@ def test_the_claims_of_section_4_6_are_judged(study):
     assert table[table["task"] == "parameters"]["difference"].item() == "+0.1000 %"
 
 
-def test_the_printed_numbers_agree_with_each_other():
-    for rows in paper_numbers()["tables"].values():
-        for row in rows:
-            assert row["values"].keys() == rows[0]["values"].keys()
-            *values, average = row["values"].values()
-            assert average == pytest.approx(sum(values) / len(values), abs=0.11)
-    assert paper_gains()["mmvp", "DiffCLIP", "CLIP"] == {"CC12M": 5.7}
-
-
 def test_a_run_has_a_page_of_its_own_while_it_goes(tmp_path):
     run = make_run(tmp_path / "DiffCLIP-s0", evaluated=False)
     with (run / "metrics.jsonl").open("a") as file:
@@ -151,8 +147,50 @@ def test_a_run_has_a_page_of_its_own_while_it_goes(tmp_path):
     assert "step 40" in text
 
 
-def test_committed_results_make_a_report_with_the_papers_tables() -> None:
-    folder = Path(__file__).parents[2] / "benchmarks" / "results" / "vlm_scenes"
-    report = build_report(read_results([folder]), [folder], printed=True)
-    assert report.headline
-    assert report.table is not None
+def about(run, **start):
+    (run / "about.json").write_text(json.dumps({"starts": [{"time": 0.0, "step": 0, "steps": 40, **start}]}))
+
+
+@pytest.mark.parametrize(
+    ("start", "silent", "state"),
+    [
+        ({}, 0, "finished"),
+        ({"steps": 80}, 3600, "stopped"),
+        ({"steps": 80, "ended": {"step": 40, "how": "SIGTERM", "time": 1.0}}, 0, "stopped"),
+        ({"steps": 80}, 0, "going"),
+    ],
+)
+def test_a_run_goes_has_stopped_or_is_finished(tmp_path, start, silent, state):
+    run = make_run(tmp_path / "run")
+    about(run, **start)
+    assert read_run(run).state(time.time() + silent) == state
+
+
+def test_the_facts_tell_progress_machine_and_starts(tmp_path):
+    run = make_run(tmp_path / "run")
+    about(run, steps=80, command="diffclip train x", machine={"name": "node1"}, gpus=[{"name": "H200"}] * 2)
+    facts = dict(run_facts(read_run(run)))
+    assert facts["step"] == "40 of 80 (50 %)"
+    assert facts["rate"] == "80 samples per second, 2 % of the time waiting for data"
+    assert [facts[name] for name in ("machine", "GPUs")] == ["name node1", "2 × H200"]
+    assert facts["command"] == "diffclip train x"
+
+
+def test_a_curve_is_thinned_and_names_the_towers(tmp_path):
+    curve = curve_of(make_run(tmp_path / "DiffCLIP-s1", seed=1), points=10)
+    assert len(curve["step"]) == 10
+    assert (curve["arm"], curve["seed"]) == ("DiffCLIP", 1)
+    assert {tower: len(rows[0]) for tower, rows in curve["lambda"].items()} == {"vision": 3, "text": 2}
+    assert curve["validation"]["step"] == [20, 40]
+    assert curve_of(make_run(tmp_path / "CLIP-s1", "CLIP"))["lambda"] == {}
+
+
+def test_runs_are_found_two_levels_down_and_other_folders_refused(tmp_path):
+    run = make_run(tmp_path / "models" / "CLIP-s0", "CLIP")
+    (tmp_path / "models" / "empty").mkdir()
+    assert run_folders(tmp_path) == [run]
+    with pytest.raises(InputError, match=r"has no recipe.yaml: give the folder of a run"):
+        read_run(tmp_path)
+    (run / "metrics.jsonl").write_text("{")
+    with pytest.raises(InputError, match="has no complete step yet"):
+        read_run(run)

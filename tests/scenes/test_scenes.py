@@ -1,21 +1,13 @@
 import hashlib
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from diffclip.errors import InputError
-from diffclip.scenes import COLORS, PATTERNS, STYLES, TEXTURES, draw_scene, minimal_pair, questions
-from diffclip.scenes.questions import NEGATIVES, TOPICS
-
-
-def test_distractors_change_nothing_but_pixels_beside_the_objects():
-    few, many, plain = (draw_scene(4, size=48, distractors=count) for count in (4, 16, 0))
-    assert many.captions == plain.captions
-    for thing, same in zip(many.objects, plain.objects, strict=True):
-        assert np.array_equal(thing.mask, same.mask)
-    changed = [(scene.image != plain.image).any(-1).mean() for scene in (few, many)]
-    assert 0.01 < changed[0] < changed[1] < 0.6
+from diffclip.scenes import COLORS, PATTERNS, SHAPES, STYLES, TEXTURES, draw_scene, minimal_pair, questions
+from diffclip.scenes.questions import NEGATIVES, TOPICS, image_name, question_indices, question_scene
 
 
 def test_splits_seeds_and_indices_share_no_image():
@@ -59,21 +51,6 @@ def test_an_object_shows_its_named_color_and_no_other():
             assert names[int(np.abs(palette - shown).sum(axis=1).argmin())] == thing.color
 
 
-def test_orientation_is_where_the_shape_points():
-    seen = set()
-    for index in range(400):
-        (thing,) = draw_scene(index, objects=1, shape="triangle").objects
-        left, top, right, bottom = thing.box
-        shape = thing.mask[top:bottom, left:right]
-        turned = {"up": shape, "down": shape[::-1], "left": shape.T, "right": shape.T[::-1]}[
-            thing.orientation
-        ]
-        # the base lies opposite to where a triangle points
-        assert turned.sum(axis=1).argmax() / (len(turned) - 1) > 0.7
-        seen.add(thing.orientation)
-    assert seen == {"up", "down", "left", "right"}
-
-
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "plain"])
 def test_a_shift_keeps_geometry_and_labels(style):
     for index in range(25):
@@ -86,21 +63,6 @@ def test_a_shift_keeps_geometry_and_labels(style):
         else:
             words = " ".join(shifted.captions).split()
             assert not set(words) & {*COLORS, *TEXTURES, "sand", "grass", "sky", "wood", "stone", "paper"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"size": 15}, "size 15 is too small"),
-        ({"objects": 5}, "1 to 4 objects"),
-        ({"shape": "sqare"}, "did you mean 'square'"),
-        ({"seed": -1}, "seed -1 is out of range"),
-        ({"distractors": 65}, "distractors 65 is out of range"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(InputError, match=message):
-        draw_scene(**({"index": 0} | arguments))
 
 
 def test_scenes_are_what_they_were():
@@ -122,3 +84,86 @@ def test_scenes_are_what_they_were():
     # pixels may differ in the last bit between processors
     means = [np.mean([scene.image for scene in scenes]), np.mean([pair.images for pair in pairs])]
     assert means == pytest.approx([140.21, 140.61], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: draw_scene(0, size=15), "size 15 is too small"),
+        (lambda: draw_scene(0, objects=5), "1 to 4 objects"),
+        (lambda: draw_scene(0, shape="sqare"), "did you mean 'square'"),
+        (lambda: draw_scene(0, seed=-1), "seed -1 is out of range"),
+        (lambda: draw_scene(0, distractors=65), "distractors 65 is out of range"),
+        (lambda: minimal_pair("Text", 0), "did you mean 'Texts'"),
+        (lambda: questions(5, "randm"), "did you mean 'random'"),
+        (lambda: questions(0), "at least one image"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pair_differs_in_one_thing_and_either_image_may_come_first(pattern):
+    pairs = [minimal_pair(pattern, index, seed=3) for index in range(40)]
+    for pair in pairs:
+        first, second = pair.images
+        assert first.shape == second.shape == (64, 64, 3)
+        equal = (first == second).all(axis=-1)
+        assert 0.2 < equal.mean() < 0.999, "the rest of the image stays as it is"
+        assert pair.statements[0] != pair.statements[1]
+    if pattern == "Quantity and Count":
+        more_first = [pair.statements[0].split()[0] > pair.statements[1].split()[0] for pair in pairs]
+        assert 4 < sum(more_first) < 36
+
+
+def area(image, color):
+    """The number of pixels that could be of a named color, shading included."""
+    ratio = image.astype(float) / np.maximum(np.array(COLORS[color], float), 1)
+    mean = ratio.mean(axis=-1)
+    return ((np.abs(ratio - mean[..., None]).max(axis=-1) < 0.12) & (mean > 0.5)).sum()
+
+
+def test_more_is_more_and_near_is_larger():
+    for index in range(30):
+        for pattern in ("Quantity and Count", "Viewpoint and Perspective"):
+            pair = minimal_pair(pattern, index)
+            words = pair.statements[0].split()
+            color = next(word for word in words if word in COLORS)
+            if color not in ("red", "blue", "purple", "pink", "turquoise", "green"):
+                continue
+            areas = [area(image, color) for image in pair.images]
+            more = ("two", "three", "four", "close", "front")
+            ranks = [
+                max([0, *(more.index(w) + 1 for w in text.split() if w in more)]) for text in pair.statements
+            ]
+            assert (areas[0] > areas[1]) == (ranks[0] > ranks[1]), pair.statements
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("negatives", NEGATIVES)
+def test_answers_are_true_and_balanced(negatives, topic):
+    images, balance = 60, Counter()
+    asked = questions(images, negatives, seed=2, topic=topic)
+    scenes = {image_name(i): question_scene(i, seed=2, size=16) for i in question_indices(images, seed=2)}
+    assert [q.question_id for q in asked] == list(range(1, len(asked) + 1))
+    assert len({(q.image, q.text) for q in asked}) == len(asked)
+    for question in asked:
+        balance[question.image] += 1 if question.label == "yes" else -1
+        start, color, shape = question.text.removesuffix(" in the picture?").rsplit(" ", 2)
+        things = scenes[question.image].objects
+        if topic == "colours":
+            assert any(t.color == shape for t in things) == (question.label == "yes")
+            continue
+        assert start in ("Is there a", "Is there an")
+        assert (start[-1] == "n") == (color[0] in "aeiou")
+        assert color in COLORS
+        assert shape in SHAPES
+        assert any((t.color, t.shape) == (color, shape) for t in things) == (question.label == "yes")
+        if negatives == "adversarial":
+            assert any(t.color == color or t.shape == shape for t in things)
+    assert len(balance) == images
+    assert not any(balance.values())
+    if topic == "kinds":
+        assert [q.label for q in asked] == ["yes", "no"] * (3 * images)

@@ -1,7 +1,5 @@
 """Drawn images that stand for the sets of the suite `brief`, and the file of a tiny study."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

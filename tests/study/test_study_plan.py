@@ -1,7 +1,5 @@
 """The file of a study, which runs it has in which order and with which settings; and the dry run that tells it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,17 +71,14 @@ def test_runs_are_measured_without_a_set_that_nothing_downloads(study_file, tmp_
     place, run = Place(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
     entries = entries_of(study, GROUPS)
     assert left_out(study, place, entries) == ["oxford_pets3"]
-    assert {entry.dataset for entry in entries} - {one.dataset for one in place.entries(study, run)} == {
-        "oxford_pets3"
-    }
+    measured = {entry.dataset for entry in place.entries(study, run)}
+    assert {entry.dataset for entry in entries} - measured == {"oxford_pets3"}
     (tmp_path / "oxford_pets3").mkdir()
     assert not left_out(study, place, entries)
     assert place.entries(study, run) == entries
 
 
-def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(
-    study_file: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(study_file, tmp_path) -> None:
     study = read_study(study_file(sweep=None))
     run = plan(study, {})[0][0]
     lines = {run.name: {"recipe": run.digest}}
@@ -99,15 +94,12 @@ def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(
     assert not plan(read_study(study_file(sweep=None, change={"epochs": 9})), {})[0][0].is_finished(lines)
 
 
-def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
-    study_file: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(study_file, tmp_path) -> None:
     out = tmp_path / "out"
     StudyFolder(out).claim(read_study(study_file()))
     more = {**STUDY["models"], "seeds": [0, 1, 2]}  # type: ignore[dict-item]
-    StudyFolder(out).claim(
-        read_study(study_file(models=more, ablations=ABLATIONS, title="More", margin=0.02))
-    )
+    larger = study_file(models=more, ablations=ABLATIONS, title="More", margin=0.02)
+    StudyFolder(out).claim(read_study(larger))
     assert (out / "study.yaml").read_text() == to_yaml(read_study("tiny_study.yaml"))
     for changes, told in (
         ({"data": "flickr30k"}, 'data="flickr8k", not "flickr30k"'),
@@ -123,9 +115,7 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(
         StudyFolder(out).check(read_study(study_file()))
 
 
-def test_a_gpu_holds_all_runs_that_share_it(
-    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_holds_all_runs_that_share_it(study_file, monkeypatch) -> None:
     recipe = read_study(study_file()).recipes["DiffCLIP"]
     needed = plan_run(recipe)["memory"]["total"]
     gpu = SimpleNamespace(total_memory=3.5 * needed / 0.9)
@@ -140,16 +130,13 @@ def test_averages_of_all_runs_are_of_one_version_of_the_code(tmp_path: Path) -> 
     first, second = (Record.model_validate(fields | {"seed": n, "weights": f"s{n}"}) for n in (0, 1))
     old = first.model_copy(update={"task": "six-tasks", "metric": "average", "of": ("flickr8k",)})
     write_records(tmp_path / "results.jsonl", [first, old])
-    StudyFolder(tmp_path).add(
-        {"run": "models/CLIP-s1", "arm": "CLIP", "seed": 1, "group": "models"}, [second], {}
-    )
+    line = {"run": "models/CLIP-s1", "arm": "CLIP", "seed": 1, "group": "models"}
+    StudyFolder(tmp_path).add(line, [second], {})
     averages = [one for one in read_records(tmp_path / "results.jsonl") if one.task == "six-tasks"]
     assert [(one.seed, one.of) for one in averages] == [(n, ("flickr8k, val[500:]",)) for n in (0, 1)]
 
 
-def test_a_dry_run_tells_runs_time_and_detectable_difference(
-    study_file: Callable[..., Path], diffclip_study: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_dry_run_tells_runs_time_and_detectable_difference(study_file, diffclip_study, tmp_path) -> None:
     file = study_file(sweep=None)
     ended = diffclip_study(file, "--workers", 2, "--dry-run")
     assert ended.returncode == 0, ended.stderr
@@ -197,10 +184,7 @@ def test_the_committed_study_is_finished_and_tells_its_power() -> None:
     lines = StudyFolder(folder).runs
     runs, chosen = plan(study, lines)
     assert all(run.is_finished(lines) for run in runs)
-    assert chosen == {
-        "CLIP": {"lr": 5e-4, "weight_decay": 0.5},
-        "DiffCLIP": {"lr": 2.5e-4, "weight_decay": 0.1},
-    }
+    assert [tuple(chosen[arm].values()) for arm in ("CLIP", "DiffCLIP")] == [(5e-4, 0.5), (2.5e-4, 0.1)]
 
 
 @pytest.mark.parametrize("name", ["study_a", "study_b", "study_a_gpu", "study_b_gpu", "study_cpu"])
@@ -230,9 +214,6 @@ def test_primary_comparison_and_contrasts_are_filled_in_or_declared(study_file: 
     declared = read_study(study_file(), changes)
     assert (declared.primary.metric, declared.margin) == ("acc1", 0.02)
     assert declared.contrasts == [("CLIP", "DiffCLIP")]
-
-
-def test_without_ablations_no_model_is_against_one() -> None:
     assert read_study("study_cpu").arms["DiffCLIP"].against == "DiffCLIP-no-factor"
     assert read_study("study_cpu", ["ablations=null"]).arms["DiffCLIP"].against is None
 
@@ -247,7 +228,7 @@ def _arms(**arms: dict[str, Any]) -> dict[str, Any]:
     return {"models": {**STUDY["models"], "arms": {**STUDY["models"]["arms"], **arms}}}  # type: ignore[dict-item]
 
 
-BARE = {"model": "DiffCLIP-bare"}
+BARE = {"change": {"model": "DiffCLIP-bare"}, "against": "CLUP"}
 SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
 
 
@@ -255,20 +236,14 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
     ("changes", "told"),
     [
         ({"modles": 1}, "did you mean 'models'"),
-        (
-            {"ablations": {**ABLATIONS, "arms": {"bare": {"change": BARE, "against": "CLUP"}}}},
-            "arm bare is against 'CLUP', which is not an arm",
-        ),
+        ({"ablations": {**ABLATIONS, "arms": {"bare": BARE}}}, "arm bare is against 'CLUP', which is not an"),
         (_arms(**{"../x": {"change": {"model": "CLIP"}}}), "names the folder of its runs"),
         ({"primary": {"arm": "DiffCLOP"}}, "primary.arm is 'DiffCLOP', which is not an arm"),
         ({"contrasts": [["DiffCLIP", "CLUP"]]}, r"contrasts\[0\] has 'CLUP'"),
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),
         ({"sweep": SWEEP | {"seeds": [100, 100]}}, r"\[100, 100\] contains a value twice"),
         ({"sweep": SWEEP | {"seeds": [1]}}, "contain a seed of models or ablations"),
-        (
-            {"sweep": SWEEP | {"arms": ["CLIP"]}},
-            "arm DiffCLIP has no settings: add it or DiffCLIP to sweep.arms",
-        ),
+        ({"sweep": SWEEP | {"arms": ["CLIP"]}}, "arm DiffCLIP is not swept: add it or DiffCLIP to"),
         (_arms(x={"change": {"model": "DiffCLIB"}}), "arm x: unknown model 'DiffCLIB'"),
     ],
 )
@@ -276,12 +251,3 @@ def test_a_wrong_study_is_refused_in_a_line(study_file, changes: dict[str, Any],
     with pytest.raises(InputError, match=told) as error:
         read_study(study_file(**changes))
     assert "\n" not in str(error.value)
-
-
-def test_what_is_no_study_and_what_is_no_recipe_say_so() -> None:
-    with pytest.raises(InputError, match="unknown recipe 'study_cpo': did you mean 'study_cpu'"):
-        read_study("study_cpo")
-    with pytest.raises(InputError, match="is not a study, as it has no `models`"):
-        read_study("flickr8k_cpu")
-    with pytest.raises(InputError, match="use `diffclip study`"):
-        read_recipe("study_cpu")

@@ -1,7 +1,5 @@
 """A study of two tiny models, and lines of finished runs with made-up numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +17,11 @@ STUDY = {
     "models": {
         "seeds": [0, 1],
         "suite": "brief",
-        "arms": {"CLIP": {"change": {"model": "CLIP"}}, "DiffCLIP": {"change": {"model": "DiffCLIP"}}},
+        "arms": {name: {"change": {"model": name}} for name in ("CLIP", "DiffCLIP")},
     },
 }
-ABLATIONS = {
-    "seeds": [0],
-    "suite": "brief",
-    "arms": {
-        "DiffCLIP-no-norm": {
-            "change": {"model": "DiffCLIP-no-norm"},
-            "factor": "without the head norm",
-            "against": "DiffCLIP",
-        }
-    },
-}
+NO_NORM = {"change": {"model": "DiffCLIP-no-norm"}, "factor": "without the head norm", "against": "DiffCLIP"}
+ABLATIONS = {"seeds": [0], "suite": "brief", "arms": {"DiffCLIP-no-norm": NO_NORM}}
 
 
 def write_finished(out: Path, planned: Planned, score: float | None, **facts: Any) -> None:

@@ -21,7 +21,7 @@ from diffclip.training.recipe import parse_recipe
 from diffclip.training.validation import validate
 
 BATCH = 12
-# the loss, whether gradients are gathered, and the samples of a forward pass (0: all)
+# the loss, whether gradients are gathered, and the samples of a forward pass, with checkpointing (0: all, without)
 CASES = ("clip yes 0", "clip yes 4", "siglip yes 0", "siglip yes 4", "clip no 0", "clip no 4")
 
 
@@ -42,10 +42,8 @@ def made_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 def gradients_of(model: CLIP) -> dict[str, torch.Tensor]:
     """Whole gradients by name, also of parameters that are shared out."""
-    return {
-        name: (p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad).clone()
-        for name, p in model.named_parameters()
-    }
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for name, g in found.items()}
 
 
 def main(output: Path, val: Path, broken: Path) -> None:
@@ -61,6 +59,7 @@ def main(output: Path, val: Path, broken: Path) -> None:
 
 def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, Any]:
     model = made_model(loss)
+    model.set_grad_checkpointing(micro != "0")
     rank, world = fabric.global_rank, fabric.world_size
     wrapped = fabric.setup_module(model)
     images, tokens = (part.chunk(world)[rank] for part in made_batch())

@@ -38,17 +38,11 @@ def run(stepped: tuple[torch.nn.Module, torch.optim.AdamW], tmp_path: Path) -> P
     [
         ("optimizer-00000-of-00001.safetensors", None, "No such file"),
         ("training.json", lambda old: old[:-1], "training.json is not what was written"),
-        (
-            "model.safetensors",
-            lambda old: old[:-1] + bytes([old[-1] ^ 1]),
-            "model.safetensors is not what was",
-        ),
+        ("model.safetensors", lambda old: old[:-1] + bytes([old[-1] ^ 1]), "is not what was written"),
         ("files.json", lambda _: b"3}", "Extra data"),
     ],
 )
-def test_damage_is_found_and_the_checkpoint_before_taken(
-    name: str, content, fault: str, run: Path, stepped, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_found_and_the_checkpoint_before_taken(name, content, fault, run, stepped, capsys) -> None:
     folder = run / "checkpoints" / "step_00000003"
     assert damage(folder) is None
     if content is None:
@@ -64,9 +58,7 @@ def test_damage_is_found_and_the_checkpoint_before_taken(
     assert damage(folder) is None
 
 
-def test_a_kill_before_the_folder_appears_leaves_the_checkpoint_before(
-    run: Path, stepped, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_folder_appears_leaves_the_checkpoint_before(run, stepped, monkeypatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -77,15 +69,11 @@ def test_a_kill_before_the_folder_appears_leaves_the_checkpoint_before(
     best = run / "checkpoints" / "best"
     best.unlink()
     best.symlink_to("step_00000004")  # a later kill: the folder would have been next
-    assert choose_checkpoint(run) == run / "checkpoints" / "step_00000003"
-    save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4), best=True)
-    assert read_state(best).step == 4
-
-
-def test_leftovers_of_a_killed_writer_are_removed(run: Path, stepped) -> None:
     left = run / "checkpoints" / ".new.tmp"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4))
+    assert choose_checkpoint(run) == run / "checkpoints" / "step_00000003"
+    save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4), best=True)
+    assert read_state(best).step == 4
     kept = {path.name for path in (run / "checkpoints").iterdir()}
-    assert kept == {"last", "previous", "best", "step_00000002", "step_00000003", "step_00000004"}
+    assert kept == {"last", "previous", "best", "step_00000003", "step_00000004"}

@@ -14,15 +14,12 @@ import pytest
 from diffclip import InputError
 from diffclip.training.about import describe_start
 from diffclip.training.logging import RunLogger, duration
-from diffclip.training.recipe import Recipe
 from diffclip.training.run_folder import add_start, read_starts
 
 
 def record(step: int) -> dict[str, Any]:
-    numbers = ("epoch", "loss", "accuracy", "samples_per_second", "data_wait")
-    return {"step": step, "samples": 8 * step, "lambda": {"visual": [0.8], "text": []}} | dict.fromkeys(
-        numbers, 0.5
-    )
+    numbers = dict.fromkeys(("epoch", "loss", "accuracy", "samples_per_second", "data_wait"), 0.5)
+    return {"step": step, "samples": 8 * step, "lambda": {"visual": [0.8], "text": []}, **numbers}
 
 
 VALIDATION = {
@@ -39,10 +36,8 @@ def lines(file: Path) -> list[dict[str, Any]]:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with (
-        pytest.raises(InputError, match=r"no space left on device while writing .*metrics\.jsonl: free"),
-        RunLogger(tmp_path, "test", 5) as logger,
-    ):
+    told = r"no space left on device while writing .*metrics\.jsonl: free"
+    with pytest.raises(InputError, match=told), RunLogger(tmp_path, "test", 5) as logger:
         logger.step(record(1))
 
 
@@ -120,9 +115,7 @@ def test_a_logger_that_cannot_be_used_is_told_and_left_out(tmp_path: Path, monke
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
-def test_a_start_tells_how_it_came_about_and_hides_passwords(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_tells_how_it_came_about_and_hides_passwords(recipe, tmp_path, monkeypatch) -> None:
     (tmp_path / "about.json").write_text('{"starts": [3')  # damaged
     words = ["/bin/diffclip", "train", "it.yaml", "data.train=https://mé:pa55@host/é/x.tar?sig=pa55"]
     monkeypatch.setattr(sys, "argv", words)

@@ -1,8 +1,9 @@
-"""Recipes: what they decide, how they are changed, what is said about a wrong one, and those of the package."""
+"""Recipes: what they decide, how they are changed, wrong ones, those of the package, and the optimizer of each."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -22,29 +23,11 @@ from diffclip.config import (
 )
 from diffclip.model_source import read_config
 from diffclip.training.logging import duration
+from diffclip.training.optimizer import learning_rate, make_optimizer
 from diffclip.training.plan import plan_run
 from diffclip.training.recipe import Recipe, model_fields, parse_recipe, read_recipe, to_yaml
 from diffclip.training.recipe_file import find_recipe, recipe_folders
 from diffclip.weights import save_weights
-
-
-def test_defaults_are_the_papers() -> None:
-    fields = {"model": "DiffCLIP-ViT-B-16", "epochs": 40, "batch_size": 4096, "data": {"train": "x"}}
-    recipe, paper = parse_recipe(fields, "t"), read_recipe("cc12m_vitb16")
-    for key in (
-        "lr",
-        "weight_decay",
-        "warmup_epochs",
-        "betas",
-        "eps",
-        "lr_start",
-        "lr_end",
-        "clip_grad_norm",
-    ):
-        assert getattr(recipe, key) == getattr(paper, key), key
-    for key in ("scale", "flip", "statistics"):
-        assert getattr(recipe.data, key) == getattr(paper.data, key), key
-    assert (recipe.init, recipe.precision) == ("matched", "auto")
 
 
 def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
@@ -55,12 +38,8 @@ def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
     assert read_recipe(recipe_file, ["data.statistics=openai"]).config().preprocess.mean == OPENAI_MEAN
     named = read_recipe(recipe_file, ["model=DiffCLIP-ViT-Ti-16", "architecture=null", "image_size=64"])
     assert named.config().vision.image_size == 64
-    for text, value in (
-        ("my #1/val", "my #1/val"),
-        (json.dumps("🙂 #2"), "🙂 #2"),
-        (" x ", "x"),
-        ("'a #b'", "a #b"),
-    ):
+    words = {"my #1/val": "my #1/val", json.dumps("🙂 #2"): "🙂 #2", " x ": "x", "'a #b'": "a #b"}
+    for text, value in words.items():
         assert read_recipe(recipe_file, [f"data.val={text}"]).data.val == value
     sized = read_recipe(recipe_file, ["architecture=null", "architecture.embed_dim=8"])
     assert sized.config().embed_dim == 8
@@ -69,7 +48,6 @@ def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("epoch=3", "unknown recipe key 'epoch': did you mean 'epochs'?"),
         ("data.trian=x", "unknown recipe key 'data.trian': did you mean 'data.train'?"),
         ("epochs=ten", "epochs=ten: Input should be a valid integer"),
         ("data.scale=[0.9, 0.5]", "two shares"),
@@ -161,9 +139,7 @@ def of_weights(fields: dict[str, Any], saved: Path | str, **more: Any) -> dict[s
     return rest | {"model": "of-weights", "weights": str(saved)} | more
 
 
-def test_a_recipe_can_leave_its_model_to_its_weights(
-    fields: dict[str, Any], saved: Path, tmp_path: Path
-) -> None:
+def test_a_recipe_can_leave_its_model_to_its_weights(fields, saved, tmp_path) -> None:
     recipe = parse_recipe(of_weights(fields, saved), "test")
     assert recipe.model == "DiffCLIP-added"
     assert recipe.data.statistics == "openai"
@@ -257,17 +233,20 @@ def test_the_first_lines_say_what_why_and_how_much(file: Path) -> None:
     assert max(map(len, said.splitlines())) <= 120
 
 
-def test_the_papers_settings() -> None:
+def test_the_papers_settings_are_the_defaults_and_those_of_its_recipes() -> None:
+    fields = {"model": "DiffCLIP-ViT-B-16", "epochs": 40, "batch_size": 4096, "data": {"train": "x"}}
+    plain = parse_recipe(fields, "t")
+    assert (plain.init, plain.precision) == ("matched", "auto")
     stated = {"epochs": 40, "batch_size": 4096, "lr": 5e-4, "weight_decay": 0.5, "warmup_epochs": 1}
     slips = {"betas": (0.9, 0.98), "eps": 1e-8, "lr_start": 1e-6, "lr_end": 1e-5, "loss": "clip"}
-    ours = {"init": "published", "clip_grad_norm": None, "precision": "bf16"}
-    for name, samples in (("cc3m_vitb16", 2_300_000), ("cc12m_vitb16", 7_900_000)):
-        recipe = read_recipe(name)
-        for key, value in {**stated, **slips, **ours}.items():
+    published = [read_recipe(name) for name in ("cc3m_vitb16", "cc12m_vitb16")]
+    for recipe in (plain, *published):
+        for key, value in {**stated, **slips, "clip_grad_norm": None}.items():
             assert getattr(recipe, key) == value, key
         assert (recipe.data.scale, recipe.data.flip, recipe.data.statistics) == ((0.5, 1.0), 0.0, "imagenet")
-        assert recipe.data.expected_samples == samples
         assert name_of(recipe.config()) == "DiffCLIP-ViT-B-16"
+    assert [recipe.data.expected_samples for recipe in published] == [2_300_000, 7_900_000]
+    assert {(recipe.init, recipe.precision) for recipe in published} == {("published", "bf16")}
 
 
 def test_warm_ups_are_the_numbers_of_steps_that_are_stated() -> None:
@@ -299,3 +278,39 @@ def test_the_cost_is_what_the_plan_says(file: Path) -> None:
     assert plan["fits"]
     assert duration(3600 * plan["hours"]) == said["time"]
     assert plan["memory"]["total"] / 2**30 == pytest.approx(int(said["gib"]), abs=0.6)
+
+
+# --- the optimizer of a recipe ---
+
+
+def test_vectors_lambdas_norms_biases_and_the_scale_are_not_decayed(recipe: Recipe) -> None:
+    model = CLIP(recipe.config(), seed=0)
+    decayed, *plain = make_optimizer(model, recipe).param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert [group["weight_decay"] for group in (decayed, *plain)] == [0.1, 0.0, 0.0]
+    assert decayed["betas"] == (0.9, 0.98)
+    with_decay = {names[id(p)] for p in decayed["params"]}
+    without = {names[id(p)] for group in plain for p in group["params"]}
+    assert len(with_decay) + sum(len(group["params"]) for group in plain) == len(names)
+    assert with_decay | without == set(names.values())
+    assert not with_decay & without
+    assert {"visual.pos_embed", "image_projection", "token_embedding.weight"} <= with_decay
+    assert not any(part in name for name in with_decay for part in ("lambda_", "norm", "ln_", "bias"))
+    # apart from the others, since they are never shared out over processes
+    assert {names[id(p)].rpartition(".")[2] for p in plain[1]["params"]} == {
+        *("logit_scale", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+    }
+
+
+def test_warm_up_is_linear_then_cosine(recipe: Recipe) -> None:
+    lrs = [learning_rate(step, 100, 10, recipe) for step in range(1, 101)]
+    assert lrs[0] == pytest.approx(recipe.lr_start)
+    assert lrs[9] == pytest.approx(recipe.lr)
+    assert lrs[4] == pytest.approx(recipe.lr_start + (recipe.lr - recipe.lr_start) * 4 / 9)
+    half = 0.5 * (1 + math.cos(math.pi / 2))
+    assert lrs[54] == pytest.approx(recipe.lr_end + (recipe.lr - recipe.lr_end) * half)
+    assert lrs[99] == pytest.approx(recipe.lr_end)
+    assert lrs[9:] == sorted(lrs[9:], reverse=True)
+    # no warm-up is allowed
+    assert learning_rate(1, 10, 0, recipe) < recipe.lr
+    assert learning_rate(10, 10, 0, recipe) == pytest.approx(recipe.lr_end)

@@ -55,3 +55,14 @@ def tiny_vlm(parts: Any) -> tuple[Any, Any]:
     from diffclip.vlm.llava import connect
 
     return connect(*parts, "linear")
+
+
+@pytest.fixture(scope="session")
+def processor(tiny_vlm: tuple[Any, Any]) -> Any:
+    """Of images of 16 × 16 pixels in 4 patches."""
+    return tiny_vlm[1]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(processor: Any) -> Any:
+    return processor.tokenizer

@@ -1,19 +1,26 @@
-"""The connected model: its text is the language model's, its images the tower's, and it loads as it was saved."""
+"""The connected model: its parts' numbers, saved and loaded, asked, and what cannot be used."""
 
 from __future__ import annotations
 
+import copy
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import in_process
 import pytest
 import torch
 import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from tiny_vlm import PATCHES, SPECIAL, make_language_model, make_tokenizer, make_vision
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from diffclip.errors import InputError
-from diffclip.vlm.chat import IGNORED, encode, prompt
+from diffclip.vlm.chat import IGNORED, answer, encode, prompt
 from diffclip.vlm.conversations import Conversation, Turn
+from diffclip.vlm.files import load_language_model, load_vision, load_vlm, save_vlm
 from diffclip.vlm.llava import CONNECTORS, connect, connector_of
 
 SMALL = {"vocab_size": 440, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -65,12 +72,6 @@ def test_the_seed_decides_the_connectors_start(parts: Any) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_a_language_model_of_another_family(parts: Any) -> None:
-    language = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
-    model, _ = connect(parts[0], language, *parts[2:])
-    assert torch.equal(words(model), words(language))
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -78,7 +79,9 @@ def test_a_language_model_of_another_family(parts: Any) -> None:
         ("GPTNeoXForCausalLM", "is not built as Llama and Qwen2 are"),
     ],
 )
-def test_language_models_that_do_not_fit(kind: str, message: str, parts: Any) -> None:
+def test_language_models_of_other_families_fit_or_are_refused(kind: str, message: str, parts: Any) -> None:
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
+    assert torch.equal(words(connect(parts[0], llama, *parts[2:])[0]), words(llama))
     causal = getattr(transformers, kind)
     language = causal(causal.config_class(**SMALL)).eval()
     with pytest.raises(InputError, match=message):
@@ -101,3 +104,130 @@ def test_tokens_that_a_tokenizer_lacks_are_added(parts: Any) -> None:
     assert processor.tokenizer.decode([label for label in labels if label != IGNORED]) == "No<|im_end|>"
     assert ids.count(processor.image_token_id) == PATCHES
     assert "<image>" not in tokenizer.get_vocab()
+
+
+QUESTIONS = ("Is the picture light?", "What colour is the square? Describe the picture shortly.", "Yes?")
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    save_vlm(*tiny_vlm, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def talker(tiny_vlm: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The tiny model with a language model that is sure of itself, so that rounding decides nothing."""
+    model = copy.deepcopy(tiny_vlm[0])
+    with torch.no_grad():
+        for parameter in model.model.language_model.parameters():
+            parameter.mul_(12.0 if parameter.ndim > 1 else 1.0)
+        model.model.multi_modal_projector.weight.mul_(50)
+    model.generation_config.eos_token_id = [0]
+    return model, tiny_vlm[1]
+
+
+@pytest.fixture(scope="module")
+def shades() -> list[Image.Image]:
+    return [Image.new("RGB", (30, 20), (value, 255 - value, value)) for value in (0, 250)]
+
+
+def test_a_model_loads_from_its_folder_and_from_its_run(saved: Path, tiny_vlm: tuple[Any, Any]) -> None:
+    for source in (saved, str(saved.parent)):
+        model, processor = load_vlm(source)
+        assert not model.training
+        before, after = tiny_vlm[0].state_dict(), model.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert processor.image_token_id == tiny_vlm[1].image_token_id
+        # transformers' default resizes with torchvision, the tower was trained with Pillow
+        assert type(processor.image_processor) is type(tiny_vlm[1].image_processor)
+    with pytest.raises(InputError, match="is in the way"):
+        save_vlm(*tiny_vlm, saved)
+
+
+def test_folders_without_a_model(saved: Path, tiny_clip_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "clip" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "clip" / "recipe.yaml").write_text("model: CLIP-ViT-B-16\n")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "recipe.yaml").write_text("vision: x\nlanguage_model: y\n")
+    for damage in ("cut off", "lacking"):
+        file = shutil.copytree(saved, tmp_path / damage) / "model.safetensors"
+        tensors = load_file(file)
+        del tensors["model.multi_modal_projector.weight"]
+        if damage == "cut off":
+            file.write_bytes(file.read_bytes()[:5000])
+        else:
+            save_file(tensors, file, metadata={"format": "pt"})
+    for source, message in (
+        ("nowhere", "nowhere does not exist: give a run"),
+        (tmp_path, "holds no model that answers questions about images: give"),
+        (tmp_path / "clip", "holds no model that answers questions about images: give"),
+        (tmp_path / "begun", "is a run that has not ended: finish it"),
+        (tmp_path / "cut off", "holds no model that answers"),
+        (tmp_path / "lacking", "its weights lack model.multi_modal_projector.weight"),
+        (tiny_clip_folder, "holds no model that answers questions about images"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_vlm(source)
+
+
+def test_vision_towers_and_language_models(
+    tiny_clip_folder: Path, tiny_language_folder: Path, parts: Any, tmp_path: Path
+) -> None:
+    vision, image_processor = load_vision(str(tiny_clip_folder))
+    pixels = torch.ones(1, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(vision(pixels).last_hidden_state, parts[0](pixels).last_hidden_state)
+    assert dict(image_processor.crop_size) == {"height": 16, "width": 16}
+    language, tokenizer = load_language_model(str(tiny_language_folder))
+    assert torch.equal(language.lm_head.weight, parts[1].lm_head.weight)
+    assert tokenizer.get_vocab() == parts[2].get_vocab()
+    with pytest.raises(InputError, match="is a model's name and has no weights"):
+        load_vision("DiffCLIP-ViT-B-16")
+    with pytest.raises(InputError, match=r"language_model .* cannot be used"):
+        load_language_model(str(tiny_clip_folder))
+    transformers.ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="is a vit, not a causal language model"):
+        load_language_model(str(tmp_path))
+
+
+def test_code_that_comes_with_weights_does_not_run(tmp_path: Path, tiny_language_folder: Path) -> None:
+    folder = tmp_path / "strange"
+    shutil.copytree(tiny_language_folder, folder)
+    marker = tmp_path / "ran"
+    (folder / "own.py").write_text(f"open({str(marker)!r}, 'w')")
+    config = (folder / "config.json").read_text().replace('"qwen2"', '"own"')
+    auto = '{"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"},'
+    (folder / "config.json").write_text(auto + config.lstrip().removeprefix("{"))
+    with pytest.raises(InputError, match="cannot be used"):
+        load_language_model(str(folder))
+    assert not marker.exists()
+
+
+def test_a_batch_answers_as_each_question_alone(talker, shades: list[Image.Image]) -> None:
+    images = [shades[0], None, shades[1]]
+    together = answer(*talker, images, QUESTIONS, 6)
+    each = zip(images, QUESTIONS, strict=True)
+    alone = [answer(*talker, [image], [question], 6)[0] for image, question in each]
+    assert together == alone
+    assert all(together)
+    assert len(set(answer(*talker, [*shades, None], [QUESTIONS[0]] * 3, 6))) == 3  # the image matters
+    short = answer(*talker, shades[:1], QUESTIONS[:1], 2)[0]
+    assert together[0].startswith(short)
+    assert len(short) < len(together[0])
+
+
+def test_the_command_asks_each_question(talker, shades: list[Image.Image], tmp_path: Path) -> None:
+    save_vlm(*talker, tmp_path / "run" / "model")
+    shades[0].save(tmp_path / "dark.png")
+    asked = (tmp_path / "dark.png", *QUESTIONS[:2], "--model", tmp_path / "run")
+    said, _ = in_process.call("vlm", "ask", *asked, "--json", "--device", "cpu")
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["question"] for line in lines] == list(QUESTIONS[:2])
+    assert [line["answer"] for line in lines] == [
+        answer(*talker, shades[:1], [question])[0] for question in QUESTIONS[:2]
+    ]
+    for question, message in ((" ", "a question is empty"), ("Yes?", "device 'tpu9' is not available")):
+        with pytest.raises(InputError, match=message):
+            in_process.call("vlm", "ask", asked[0], question, *asked[3:], "--device", "tpu9")

@@ -132,21 +132,16 @@ def line(**fields: object) -> str:
         (line() + line(question_id=2, label="maybe"), r"line 2 is not a question: label: choose"),
         ("[" * 100_000, r"line 1 is not a question: Invalid JSON"),
         (line(image="7\n.jpg"), r"1 of the 3 images .* such as 7\\n.jpg"),
+        (None, r"cannot read .*popular.json .*: POPE has the files"),
     ],
 )
-def test_bad_questions_are_one_line(tmp_path: Path, text: str, message: str) -> None:
-    write_set(tmp_path / "set", random=text)
+def test_bad_questions_are_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+    folder = write_set(tmp_path / "set", random=text)
+    if text is None:
+        (folder / "coco_pope_popular.json").unlink()
     with pytest.raises(InputError, match=message) as error:
-        open_questions(tmp_path / "set")
-    assert "\n" not in str(error.value)
-
-
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "set")
-    assert open_questions(folder, blind=True).images is None
-    (folder / "coco_pope_popular.json").unlink()
-    with pytest.raises(InputError, match=r"cannot read .*popular.json .*: POPE has the files"):
         open_questions(folder)
+    assert "\n" not in str(error.value)
 
 
 @pytest.fixture(scope="module")

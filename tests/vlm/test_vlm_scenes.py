@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
-import time
 from collections import Counter, defaultdict
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from PIL import Image
+from tiny_vlm import stopped_after_a_save
 
-from diffclip.errors import StoppedError
-from diffclip.scenes import COLORS, draw_scene, questions
+from diffclip.scenes import COLORS
 from diffclip.scenes.layout import Dice, Spec, lay_out, stream
-from diffclip.scenes.questions import NEGATIVES, TOPICS, question_indices, question_scene
+from diffclip.scenes.questions import TOPICS
 from diffclip.scenes.write import write_questions
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import open_conversations
-from diffclip.vlm.demo import DemoSettings, train_models
 from diffclip.vlm.files import load_language_model
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.scenes import (
@@ -46,11 +39,17 @@ def dice(index: int) -> Dice:
     return Dice(stream("questions", "train", 5, index))
 
 
+def write(folder: Path, progress: Any = lambda *done: None) -> Path:
+    """Two conversations about each of 24 images, which lie in folders of ten."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diffclip.vlm.scenes._PART", 10)
+        write_conversations(folder, 24, 2, 16, 3, progress)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("conversations") / "made"
-    write_conversations(folder, 24, 2, 16, 3, lambda *done: None)
-    return folder
+    return write(tmp_path_factory.mktemp("conversations") / "made")
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -101,7 +100,9 @@ def test_told_answers_are_true_of_the_scene() -> None:
     assert set(describe(lone, dice(0)).split(" and ")) == {"two red stars", "a blue ring"}
 
 
-def test_both_stages_are_llavas_json(written: Path) -> None:
+def test_both_stages_are_llavas_json_about_images_that_are_not_asked_about(
+    written: Path, tmp_path: Path
+) -> None:
     images = written / "images"
     captions, talks = (open_conversations(written / f"stage{stage}.json", images) for stage in (1, 2))
     assert (len(captions), len(talks)) == (24, 48)
@@ -111,95 +112,44 @@ def test_both_stages_are_llavas_json(written: Path) -> None:
     assert min(answers["yes"], answers["no"]) > 10
     for sample in json.loads((written / "stage2.json").read_text()):
         assert sample["conversations"][0]["value"].startswith(f"{IMAGE}\n")
-
-
-def test_the_same_conversations_come_again(written: Path, tmp_path: Path) -> None:
-    write_conversations(tmp_path / "again", 24, 2, 16, 3, lambda *done: None)
-    for name in ("stage1.json", "stage2.json", "images/0/scene_0000023.jpg"):
-        assert (tmp_path / "again" / name).read_bytes() == (written / name).read_bytes()
-
-
-def test_a_stopped_demo_keeps_its_images_and_shows_its_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = Mock(side_effect=draw_scene)
-    monkeypatch.setattr("diffclip.vlm.scenes.draw_scene", drawn)
-    monkeypatch.setattr("diffclip.vlm.scenes._PART", 10)
-    monkeypatch.setattr("diffclip.vlm.demo.write_scenes", Mock())
-    monkeypatch.setattr("diffclip.vlm.demo.make_language_model", Mock(side_effect=KeyboardInterrupt))
-    settings = DemoSettings(questioned=3, talked=24, talks=1)
-
-    def train(progress: Any) -> None:
-        with pytest.raises(KeyboardInterrupt):
-            train_models(tmp_path, [0], print, lambda part: nullcontext(Mock(wraps=progress[part])), settings)
-
-    talks = tmp_path / "conversations"
-    train(defaultdict(Mock, conversations=Mock(side_effect=[None, KeyboardInterrupt])))
-    assert (drawn.call_count, sorted(path.name for path in talks.iterdir())) == (20, ["images"])
-    progress: Any = defaultdict(Mock)
-    train(progress)
-    assert drawn.call_count == 24
-    assert len(open_conversations(talks / "stage2.json", talks / "images")) == 24
-    for topic in TOPICS:
-        assert progress[f"questions about {topic}"].call_args_list == [(("images", 1, 3),)] * 3
-    train(progress)
-    assert drawn.call_count == 24
-    assert progress["conversations"].call_count == 3
-
-
-def test_images_that_are_trained_on_are_not_asked_about(written: Path, tmp_path: Path) -> None:
     write_questions(tmp_path / "colours", 24, 16, 3, "colours")
     asked = {file.read_bytes() for file in (tmp_path / "colours" / "images").iterdir()}
     assert len(asked) == 24
-    assert not asked & {file.read_bytes() for file in (written / "images").rglob("*.jpg")}
+    assert not asked & {file.read_bytes() for file in images.rglob("*.jpg")}
 
 
-@pytest.mark.parametrize("negatives", NEGATIVES)
-def test_color_questions_are_true_and_balanced(negatives: Any) -> None:
-    asked = questions(60, negatives, seed=1, topic="colours")
-    scenes = {index: question_scene(index, 1, 16).objects for index in question_indices(60, 1)}
-    present = {index: {one.color for one in objects} for index, objects in scenes.items()}
-    for question in asked:
-        color = question.text.split()[3]
-        assert (color in present[int(question.image[6:13])]) == (question.label == "yes")
-    balance: dict[str, int] = defaultdict(int)
-    for question in asked:
-        balance[question.image] += 1 if question.label == "yes" else -1
-    assert len(balance) == 60
-    assert not any(balance.values())
-    assert [question.question_id for question in asked] == list(range(1, len(asked) + 1))
+def test_the_same_conversations_come_again_and_a_stop_keeps_images(written: Path, tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def stop(what: str, more: int, total: int) -> None:
+        done.append(more)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+    image = tmp_path / "images" / "1" / "scene_0000019.jpg"
+    drawn = image.stat().st_mtime_ns
+    write(tmp_path)
+    assert image.stat().st_mtime_ns == drawn
+    for name in ("stage1.json", "stage2.json", "images/2/scene_0000023.jpg"):
+        assert (tmp_path / name).read_bytes() == (written / name).read_bytes()
 
 
-def test_the_language_model_has_whole_words(tmp_path: Path) -> None:
-    make_language_model(tmp_path / "made", LanguageSettings(32, 1, 2, first_steps=2, steps=5, batch_size=4))
-    model, tokenizer = load_language_model(str(tmp_path / "made"))
+def test_the_language_model_has_whole_words_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+    settings = LanguageSettings(32, 1, 2, first_steps=2, steps=5, batch_size=4)
+    made, stopped = tmp_path / "made", tmp_path / "stopped"
+    make_language_model(made, settings)
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    model, tokenizer = load_language_model(str(made))
     assert (model.config.model_type, model.config.vocab_size) == ("qwen2", len(tokenizer))
     for word in ("yes", "no", IMAGE, "<|im_end|>", *(f" {word}" for word in (*COLORS, "teardrop"))):
         assert len(tokenizer(word).input_ids) == 1, word
     text = "Is there a red crescent in the picture? Größe 3"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-@pytest.mark.slow
-def test_a_language_model_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    """SIGTERM after some steps: the model is then bit for bit one that was not stopped."""
-    settings = LanguageSettings(16, 1, 2, first_steps=8, steps=16, batch_size=4)
-    make_language_model(tmp_path / "whole", settings)
-    run = tmp_path / "stopped.training"
-
-    def stop() -> None:
-        while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").read_text():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    watch = threading.Thread(target=stop)
-    watch.start()
-    with pytest.raises(StoppedError, match="go on"):
-        make_language_model(tmp_path / "stopped", settings)
-    watch.join()
-    first = len((run / "metrics.jsonl").read_text().splitlines())
-    assert 1 <= first < 16
-    make_language_model(tmp_path / "stopped", settings)
-    whole, stopped = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped"))
-    assert whole.read_bytes() == stopped.read_bytes()
+    with stopped_after_a_save():
+        make_language_model(stopped, settings)
+    make_language_model(stopped, settings)
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (made, stopped)]
+    assert weights[0] == weights[1]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 
@@ -50,12 +55,9 @@ def make_tokenizer(special: tuple[str, ...] = SPECIAL) -> Any:
 
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train_from_iterator(
@@ -70,36 +72,33 @@ def make_tokenizer(special: tuple[str, ...] = SPECIAL) -> Any:
     return tokenizer
 
 
-def make_processor(tokenizer: Any) -> Any:
-    """A LlavaProcessor for images of 16 × 16 pixels in 4 patches, as `connect` makes it."""
-    from transformers import CLIPImageProcessor, LlavaProcessor
-
-    images = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-    return LlavaProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        image_token="<|image_pad|>",
-        num_additional_image_tokens=1,
-    )
-
-
 def make_language_model(tokenizer: Any, seed: int = 0, **sizes: Any) -> Any:
     """A Qwen2 of a few thousand weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    fields = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-    }
-    fields |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
-    fields |= {"tie_word_embeddings": True, "bos_token_id": None}
+    fields = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64}
+    fields |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    fields |= {"max_position_embeddings": 512, "tie_word_embeddings": True, "bos_token_id": None}
     fields |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(Qwen2Config(**(fields | sizes))).eval()
+
+
+@contextmanager
+def stopped_after_a_save() -> Iterator[None]:
+    """Ask a training in here to stop, by SIGTERM, when it has saved a checkpoint; tell that it did."""
+    from diffclip.errors import StoppedError
+    from diffclip.vlm.train import Reporter
+
+    on_save = Reporter.on_save
+
+    def save_and_stop(*arguments: Any, **more: Any) -> None:
+        on_save(*arguments, **more)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError, match="asked to stop at step"):
+        patch.setattr(Reporter, "on_save", save_and_stop)
+        yield
 
 
 def write_conversations(folder: Path, number: int = 12) -> tuple[Path, Path]:

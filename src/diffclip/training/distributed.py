@@ -60,20 +60,29 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
     )
 
 
-def native_precision(precision: str, accelerator: str) -> str:
-    """Resolve `auto` to "bf16" where the hardware multiplies bfloat16 natively, else to "fp32".
+SLOW_BF16 = (
+    "diffclip: this processor has no instructions for bf16, fp32 is 2 to 13 times as fast: use precision=auto"
+)
+"""The line for a run in bf16 where fp32 would be quicker."""
 
-    A processor without AMX or AVX512-BF16 takes twice the time for bfloat16 (docs/performance.md).
+
+def native_precision(precision: str, accelerator: str) -> str:
+    """Resolve `auto` to "bf16" where the hardware multiplies bfloat16 natively, else to "fp32"."""
+    return precision if precision != "auto" else "bf16" if has_bf16(accelerator) else "fp32"
+
+
+def has_bf16(accelerator: str) -> bool:
+    """Tell whether the hardware multiplies bfloat16 natively.
+
+    A processor with AVX512 alone takes twice the time of float32, one with AVX2 10 to 13 times (docs/performance.md).
     """
-    if precision != "auto":
-        return precision
     if accelerator == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split()
     except OSError:
-        return "fp32"
-    return "bf16" if {"amx_bf16", "avx512_bf16", "bf16"} & set(flags) else "fp32"
+        return False
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
 def blocks_of(model: CLIP) -> list[nn.Module]:

@@ -30,9 +30,11 @@ from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import describe_start, hide_credentials
 from diffclip.training.checkpoint import RunProgress, choose_checkpoint, read_state, restore_checkpoint
 from diffclip.training.distributed import (
+    SLOW_BF16,
     all_do,
     blocks_of,
     first_does,
+    has_bf16,
     make_fabric,
     native_precision,
     one_by_one,
@@ -89,6 +91,8 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     with StopRequest(run) as stop, ExitStack() as held:
         fabric.launch()
         first = fabric.global_rank == 0
+        if first and recipe.precision == "bf16" and not has_bf16(hardware.accelerator):
+            _say(SLOW_BF16)
         held.enter_context(telling_lost(fabric))
         checkpoint = first_does(fabric, lambda: _find_checkpoint(recipe, run, resume, held))
         finished = read_state(checkpoint) if checkpoint is not None else None

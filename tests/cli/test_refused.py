@@ -1,0 +1,163 @@
+"""Bad input of every command: exit code 2, one line on stderr that names it, and nothing written."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from in_process import diffclip_command
+from odd_shards import write_shard_of
+from run_folders import make_run
+
+# before torch and other heavy packages are imported; run/ has a checkpoint's folder, empty/ has none
+EARLY = {
+    "trian": "No such command 'trian'",
+    "train": "no recipe is given",
+    "train x --epochs 3": "No such option",
+    "train scenes_dema": "did you mean 'scenes_demo'",
+    "train --resume --run run": "run has no run to resume: name a recipe",
+    "classify gone.jpg --labels a,b --model gone.pt": "'gone.jpg' does not exist",
+    "classify . --labels a,b --model gone.pt": "gone.pt does not exist",
+    "classify . --labels a,b --model run": "folder . has no image",
+    "search . dog --model gone.pt": "gone.pt does not exist",
+    "search . dog --image dog.png --model gone.pt": "give TEXT or --image, not both",
+    "search . --model gone.pt": "no query: give TEXT or --image",
+    "search . ' ' --model gone.pt": "text to search for is empty",
+    "search gone dog --model run": "gone is not a folder: give a folder",
+    "search . dog --model run --sheet sheet.pdf": "another ending than .png or .svg",
+    "export empty out": "empty has no checkpoint yet",
+    "export gone.pt out": "gone.pt does not exist",
+    "export run .": ". is not empty: give a new folder",
+    "export run file": "file exists: give another name",
+    "export run file/onnx": "a file or folder of that name is in the way",
+    "push run mine": "give OWNER/NAME",
+    "push CLIP-ViT-Ti-16 me/mine": "no weights to share",
+    "attend . --model gone.pt --layers first": "layers 'first' is not last, all or the number of a layer",
+    "attend . --model gone.pt --patch 2": "--patch 2 is not a row and a column: write two numbers",
+    "attend . --model gone.pt --patch 2,5 --text dog": "--patch does not work with --method relevance",
+    "attend . --model gone.pt --method relevance": "relevance is for a text",
+    "attend . --model gone.pt --method A2 --text dog": "A2 knows no text",
+    "attend . --model gone.pt --method sideways": "'sideways' is not one of 'relevance', 'grad-eclip',",
+    "attend . --model gone.pt --method rollout --head 1": "rollout mixes all heads",
+    "attend . --model run --model run/": "--model has a model twice",
+    "attend . --model run --output figure.gif": "figure.gif should end in .png, .svg, .pdf or, for arrays",
+    "explore": "run `diffclip demo` first, or give one with --model",
+    "explore --model a --model b --model c": "3 models are too many: the page shows one or two",
+    "explore --model run --folder gone": "gone is not a folder: give --folder one with images",
+    "explore --model run --auth ada": "no name or no password",
+    "evaluate --suite scenes": "there is no model to measure: name a run folder",
+    "evaluate gone.pt": "give --data with a folder or the name of a set, or --suite with one of scenes,",
+    "evaluate gone.pt --data scenes": "gone.pt does not exist",
+    "evaluate run nothing --data scenes": "unknown model 'nothing'",
+    "evaluate gone.pt --suite scenes --data scenes": "--data and --suite exclude each other: leave one out",
+    "evaluate gone.pt --suite scenes --split val": "--suite scenes has its own tasks, splits",
+    "evaluate gone.pt --data scenes --skip-missing": "--skip-missing is for suites",
+    "evaluate run --data nosuch": "unknown set 'nosuch'",
+    "evaluate run --data cifar10": "needs --data-root FOLDER",
+    "evaluate gone.pt --data scenes --corrupt fog:3": "unknown corruption 'fog'",
+    "evaluate gone.pt --data scenes --corrupt noise": "has no severity: write, for example, noise:3",
+    "evaluate gone.pt --data scenes --corrupt noise:6": "severity 6 is out of range: give 1 to 5",
+    "evaluate gone.pt --suite scene": "'--suite': 'scene' is not one of 'scenes', 'brief',",
+    "evaluate gone.pt --data scenes --task zero": "'zero' is not one of 'zero-shot',",
+    "study study_cpo": "unknown recipe 'study_cpo': did you mean 'study_cpu'",
+    "study study_cpu --only nonsense": "unknown group of runs 'nonsense': choose from: ablations, models, sweep",
+    "study study_cpu --pilot gone": "--pilot is for --dry-run",
+    "study study_cpu --minutes 0": "--minutes 0 is too short",
+}
+
+
+def test_arguments_and_names_are_checked_before_heavy_packages_are_imported(tmp_path: Path) -> None:
+    code = (
+        "import shlex, sys; from diffclip.cli.main import main\n"
+        "for line in sys.argv[1:]:\n"
+        "    sys.argv = ['diffclip', *shlex.split(line)]\n"
+        "    try: main()\n"
+        "    except SystemExit as stop: assert stop.code == 2, line\n"
+        "    assert not {'torch', 'open_clip', 'matplotlib', 'pandas'} & set(sys.modules), line"
+    )
+    (tmp_path / "run/checkpoints/best").mkdir(parents=True)
+    (tmp_path / "empty/checkpoints").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    command = [sys.executable, "-c", code, *EARLY]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for (words, told), line in zip(EARLY.items(), done.stderr.splitlines(), strict=True):
+        assert line.startswith("diffclip: "), words
+        assert told in line, words
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, model_folder, image_folder, class_set, caption_set) -> Path:
+    """Photos, sets, shards, two runs and a model, and what is none of these."""
+    folder = tmp_path_factory.mktemp("place")
+    for name, target in {"model": model_folder, "colours": class_set, "plain": caption_set}.items():
+        (folder / name).symlink_to(target)
+    shutil.copytree(image_folder, folder / "photos")
+    (folder / "photos" / "empty").mkdir()
+    for name in ("photos/text.txt", "broken.pt", "recipe.yaml"):
+        (folder / name).write_text("nothing of use")
+    (folder / "other.csv").write_text("image,caption\nx.jpg,y\n")
+    write_shard_of(folder / "broken" / "0.tar", [("a", {"jpg": b"broken", "txt": b"a"})])
+    make_run(folder / "run", "CLIP")
+    return folder
+
+
+LATER = [
+    ("train recipe.yaml", "is not a recipe"),
+    ("train study_cpu", "use `diffclip study`"),
+    ("train scenes_demo epoch=2", "unknown recipe key 'epoch': did you mean 'epochs'?"),
+    ("train scenes_demo data.train=absent --run new", "absent"),
+    ("train scenes_demo --run photos", "photos holds other files: choose a new or an empty folder"),
+    ("train scenes_demo --devices two", "--devices two is not a number of processes"),
+    ("train scenes_demo --json", "--json belongs to --dry-run"),
+    ("train scenes_demo --gpu l4", "--gpu belongs to --dry-run"),
+    ("study study_cpu modls.seeds=[0]", "unknown study key 'modls': did you mean 'models'"),
+    ("study flickr8k_cpu", "is not a study, as it has no `models`"),
+    ("classify photos --labels a,b --model model --template x", "'x' has no place for the label: write {c}"),
+    ("search photos --image photos/text.txt --model model", "text.txt is not an image"),
+    ("search photos red --model model --sheet photos/new.png", "is in the folder that is searched"),
+    ("search photos red --model model --index photos", "holds other files: choose a new or an empty folder"),
+    ("search photos red --model model --index /proc/index", "cannot write /proc/index"),
+    ("search photos/empty red --model model", "has no image"),
+    ("attend photos/red.png --model model --output photos/red.png", "is an input, which would be lost"),
+    ("attend photos --model model --patch 2,2", "DiffCLIP has no patch in row 2, column 2: both are"),
+    ("evaluate model --data colours --task retrieval", "colours is a set for classification"),
+    ("evaluate model --data colours --split val", "no split 'val'"),
+    ("evaluate model --data absent/set", "absent/set"),
+    ("evaluate model --data colours --device cuda:99", "device 'cuda:99' is not available"),
+    ("evaluate model --data colours --prompt 'a {c}'", "'a {c}' is for focus and faithfulness: add --task"),
+    ("evaluate model --data colours --task few-shot --corrupt noise:3", "has no train split, which few"),
+    # the output is checked before the model is loaded
+    ("evaluate broken.pt --data colours --output photos", "cannot write photos: "),
+    ("evaluate broken.pt --data colours --output /dev/null", "/dev/null is not a regular file"),
+    ("convert CLIP-ViT-B-16 x", "no weights"),
+    ("report photos --output r.html", "photos"),
+    ("report photos/empty --output x.html", "no run there has made its first step"),
+    ("report run --tables tables --attention plain", "--attention needs a place for its figures"),
+    ("report run --output x.html --attention plain", "none of the runs has a checkpoint"),
+    ("bench --device cpu --tune", "nothing to tune"),
+    ("bench --device meta", "use cpu or cuda"),
+    ("data check broken --workers 1", "none of 1 samples"),
+    ("data check broken --output broken/0.tar", "would replace a shard"),
+    ("data download cifar --root new", "unknown published set 'cifar': did you mean 'cifar10'"),
+    ("data make-scenes new --size 4", "4"),
+    ("data make-scenes other.csv", "a file or folder of that name is in the way"),
+    ("data make-shards none new", "none is not a folder"),
+    ("data make-shards photos new", "has no file of captions: name one"),
+    ("data make-shards photos new --captions other.csv", "none of 1 images is in"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), LATER)
+def test_what_a_command_cannot_do_is_one_line(words: str, told: str, place: Path) -> None:
+    before = sorted(place.rglob("*"))
+    done = diffclip_command(*shlex.split(words), cwd=place)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("diffclip: ")
+    assert told in line
+    assert sorted(place.rglob("*")) == before
